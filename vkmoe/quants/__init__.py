@@ -1,0 +1,20 @@
+"""Weight types: one table of them, NumPy decoders and quantisers, and the layouts the GPU reads.
+
+Owns what the bytes of a block mean.  Knows nothing of files, tensors' names or devices.
+"""
+
+from __future__ import annotations
+
+from vkmoe.quants.decode import decode
+from vkmoe.quants.layouts import device_row_bytes, from_device, to_device
+from vkmoe.quants.types import HAS_KERNEL, TYPES, QuantType
+
+__all__ = [
+    "HAS_KERNEL",
+    "TYPES",
+    "QuantType",
+    "decode",
+    "device_row_bytes",
+    "from_device",
+    "to_device",
+]

@@ -1,0 +1,70 @@
+"""The table of weight types: names, GGUF ids and block sizes.
+
+Owns the numbers every other module asks for; does not know what is inside a block (decode.py).
+The ids and sizes are those of the GGUF format; a test compares them with the `gguf` package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+__all__ = ["BY_ID", "HAS_KERNEL", "TYPES", "QuantType"]
+
+
+class QuantType(NamedTuple):
+    """One weight type: `block_weights` weights are stored in `block_bytes` bytes."""
+
+    name: str
+    ggml_id: int
+    block_weights: int
+    block_bytes: int
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` weights; `columns` must be a multiple of the block."""
+        assert columns % self.block_weights == 0, (self.name, columns)
+        return columns // self.block_weights * self.block_bytes
+
+
+_ROWS = (
+    QuantType("F32", 0, 1, 4),
+    QuantType("F16", 1, 1, 2),
+    QuantType("Q4_0", 2, 32, 18),
+    QuantType("Q4_1", 3, 32, 20),
+    QuantType("Q5_0", 6, 32, 22),
+    QuantType("Q5_1", 7, 32, 24),
+    QuantType("Q8_0", 8, 32, 34),
+    QuantType("Q8_1", 9, 32, 40),
+    QuantType("Q2_K", 10, 256, 84),
+    QuantType("Q3_K", 11, 256, 110),
+    QuantType("Q4_K", 12, 256, 144),
+    QuantType("Q5_K", 13, 256, 176),
+    QuantType("Q6_K", 14, 256, 210),
+    QuantType("Q8_K", 15, 256, 292),
+    QuantType("IQ2_XXS", 16, 256, 66),
+    QuantType("IQ2_XS", 17, 256, 74),
+    QuantType("IQ3_XXS", 18, 256, 98),
+    QuantType("IQ1_S", 19, 256, 50),
+    QuantType("IQ4_NL", 20, 32, 18),
+    QuantType("IQ3_S", 21, 256, 110),
+    QuantType("IQ2_S", 22, 256, 82),
+    QuantType("IQ4_XS", 23, 256, 136),
+    QuantType("I8", 24, 1, 1),
+    QuantType("I16", 25, 1, 2),
+    QuantType("I32", 26, 1, 4),
+    QuantType("I64", 27, 1, 8),
+    QuantType("F64", 28, 1, 8),
+    QuantType("IQ1_M", 29, 256, 56),
+    QuantType("BF16", 30, 1, 2),
+    QuantType("TQ1_0", 34, 256, 54),
+    QuantType("TQ2_0", 35, 256, 66),
+    QuantType("MXFP4", 39, 32, 17),
+    QuantType("NVFP4", 40, 64, 36),
+    QuantType("Q1_0", 41, 128, 18),
+)
+
+TYPES: Mapping[str, QuantType] = MappingProxyType({row.name: row for row in _ROWS})
+BY_ID: Mapping[int, QuantType] = MappingProxyType({row.ggml_id: row for row in _ROWS})
+
+HAS_KERNEL = frozenset({"Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32"})
