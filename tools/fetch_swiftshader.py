@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Get SwiftShader, a second and quite different Vulkan driver, out of Debian's chromium packages.
 
-Owns the folder `.venv/swiftshader`: the library, an ICD file with its absolute path, and the package version it
-came from. Installs nothing on the system and does not choose the driver: whoever wants SwiftShader sets
-`VK_DRIVER_FILES` and `VK_ICD_FILENAMES` (older loaders know only this one) to the path printed here.
+Owns the folder `.venv/swiftshader`: the library, an ICD file with its absolute path, and the
+package version it came from. Installs nothing on the system and does not choose the driver:
+whoever wants SwiftShader sets `VK_DRIVER_FILES` and `VK_ICD_FILENAMES` (older loaders know only
+this one) to the path printed here.
 """
 
 from __future__ import annotations
