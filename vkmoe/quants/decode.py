@@ -32,8 +32,8 @@ def decode(type_name: str, data: Bytes, n_weights: int) -> Floats:
     """
     quant_type = TYPES[type_name]
     flat = np.ascontiguousarray(data).reshape(-1)
-    assert flat.dtype == np.uint8 and flat.size == quant_type.row_bytes(n_weights), (
-        type_name, flat.dtype, flat.size, n_weights)
+    assert flat.dtype == np.uint8, flat.dtype
+    assert flat.size == quant_type.row_bytes(n_weights), (type_name, flat.size, n_weights)
     blocks = flat.reshape(-1, quant_type.block_bytes)
     decoder = _DECODERS.get(type_name) or _foreign_decoder(type_name)
     out = np.empty((len(blocks), quant_type.block_weights), np.float32)
@@ -63,11 +63,12 @@ def unpack_scales_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 def _half(blocks: Bytes, at: int) -> Floats:
     """The f16 at byte `at` of every block, as float32 [n, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+    halves: npt.NDArray[np.float16] = np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
+    return halves.astype(np.float32)
 
 
 def _q4_k(blocks: Bytes) -> Floats:
-    """w = d * scale * q - dmin * minimum; [d, dmin, 12 B scales, 4 x 32 B: low then high nibbles]."""
+    """w = d * scale * q - dmin * minimum; [d, dmin, 12 B scales, 4 x 32 B low, high nibbles]."""
     quants = blocks[:, 16:144].reshape(-1, 4, 1, 32)
     nibbles = np.concatenate([quants & 15, quants >> 4], axis=2)
     return _scaled(blocks, nibbles.reshape(-1, 8, 32))
@@ -109,7 +110,8 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 def _q8_0(blocks: Bytes) -> Floats:
     """w = d * q; [d, 32 int8]."""
-    return _half(blocks, 0) * blocks[:, 2:34].view(np.int8).astype(np.float32)
+    quants: Floats = blocks[:, 2:34].view(np.int8).astype(np.float32)
+    return _half(blocks, 0) * quants
 
 
 def _f16(blocks: Bytes) -> Floats:

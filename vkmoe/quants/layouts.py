@@ -1,14 +1,15 @@
 """Device layouts: how the rows of a weight matrix lie in GPU memory.
 
 A row starts at a multiple of 16 bytes and is read in 16-byte words (uvec4).
-Q4_K (9 words per superblock) and Q5_K (11 words) are kept as the file has them; F32, F16 and BF16 are padded with
-zeros at the end of the row.  Two types are taken apart into planes, because their blocks are not aligned:
+Q4_K (9 words per superblock) and Q5_K (11 words) are kept as the file has them; F32, F16 and BF16
+are padded with zeros at the end of the row.  Two types are taken apart into planes, because their
+blocks are not aligned:
 
-    Q6_K, n superblocks: [low nibbles: n x 128 B][upper bits: n x 64 B][scales: n x 16 B][d: n x f16]
-    Q8_0, n blocks:      [quants: n x 32 B][d: n x f16]
+    Q6_K, n superblocks: [low nibbles: n x 128 B][upper bits: n x 64][scales: n x 16][d: n x 2]
+    Q8_0, n blocks:      [quants: n x 32 B][d: n x 2]
 
-with zeros after the last plane up to 16 bytes.  Values are never changed: `from_device` is the exact inverse.
-Does not decode, and does not know which tensor a row belongs to.
+with zeros after the last plane up to 16 bytes.  Values are never changed: `from_device` is the
+exact inverse.  Does not decode, and does not know which tensor a row belongs to.
 """
 
 from __future__ import annotations

@@ -1,0 +1,12 @@
+"""GGUF files: metadata and tensors, memory-mapped, lazily parsed, and safe against damaged files.
+
+Owns the container format only.  What a key means is the business of models and tokenizers; what the
+bytes of a tensor mean is the business of vkmoe.quants.
+"""
+
+from __future__ import annotations
+
+from vkmoe.gguf_file.file import GgufFile, open_gguf
+from vkmoe.gguf_file.header import TensorInfo
+
+__all__ = ["GgufFile", "TensorInfo", "open_gguf"]

@@ -1,0 +1,205 @@
+"""An open GGUF model: typed access to its metadata, zero-copy access to its tensors.
+
+Owns the mappings of all parts.  Metadata comes from the first part, tensors from all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vkmoe.gguf_file.cursor import Cursor, refuse, shown
+from vkmoe.gguf_file.header import Header, TensorInfo, read_header
+from vkmoe.gguf_file.mapping import map_file
+from vkmoe.gguf_file.split import check_part, part_paths
+from vkmoe.gguf_file.values import Entry, Value, describe_value, read_value
+
+__all__ = ["GgufFile", "open_gguf"]
+
+Scalar = TypeVar("Scalar", int, float, bool, str)
+_WRONG_KIND_HINT = "the file was converted wrongly or is meant for another program"
+_KIND_WORDS = {int: "a whole number", float: "a number", bool: "a bool", str: "a string"}
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
+    """Open the model at `path`, with all its parts if it is split.
+
+    Raises ModelFileError, with one clear line, for any file that is not sound.
+    """
+    given = Path(path)
+    first = _Part(map_file(given), str(given))
+    paths = part_paths(given, first.integer)
+    if len(paths) == 1:
+        return GgufFile(given, [first])
+    parts = []
+    for index, part_path in enumerate(paths):
+        part = _Part(map_file(part_path), str(part_path), index)
+        check_part(part_path, index, len(paths), part.integer)
+        parts.append(part)
+    return GgufFile(given, parts)
+
+
+class _Part:
+    """One mapped file and its header."""
+
+    def __init__(self, buffer: mmap.mmap, label: str, index: int = 0) -> None:
+        self.buffer = buffer
+        self.label = label
+        self.header: Header = read_header(buffer, label, index)
+
+    def value(self, key: str, entry: Entry) -> Value:
+        return read_value(Cursor(self.buffer, self.label, entry.at), entry.kind, key)
+
+    def integer(self, key: str) -> int | None:
+        """The whole number under `key`, or None if there is no such key."""
+        entry = self.header.entries.get(key)
+        if entry is None:
+            return None
+        value = self.value(key, entry)
+        if isinstance(value, bool) or not isinstance(value, int):
+            refuse(self.label, f"{key} is not a whole number", _WRONG_KIND_HINT)
+        return value
+
+
+class _Metadata(Mapping[str, Value]):
+    """The metadata as a mapping that parses a value each time it is asked for."""
+
+    def __init__(self, part: _Part) -> None:
+        self._part = part
+
+    def __getitem__(self, key: str) -> Value:
+        return self._part.value(key, self._part.header.entries[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._part.header.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._part.header.entries)
+
+    def __len__(self) -> int:
+        return len(self._part.header.entries)
+
+
+class GgufFile:
+    """An open model.  Use as a context manager, or call `close`; views of tensors outlive both."""
+
+    def __init__(self, path: Path, parts: list[_Part]) -> None:
+        self.path = path
+        self.version = parts[0].header.version
+        self.paths = tuple(Path(part.label) for part in parts)
+        self.metadata: Mapping[str, Value] = _Metadata(parts[0])
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_merged(parts))
+        self._parts: list[_Part] | None = parts
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file.  Each mapping is undone when the last view of its tensors is gone."""
+        self._parts = None
+        self.metadata = MappingProxyType({})
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of tensor `name`: a read-only uint8 view [n_bytes] of the mapped file."""
+        tensor = self.tensors[name]
+        return np.frombuffer(self._buffer(tensor), np.uint8, tensor.n_bytes, tensor.offset)
+
+    def drop_pages(self, name: str) -> None:
+        """Take the pages wholly inside tensor `name` out of this process's resident memory.
+
+        Views stay valid: a later read brings the bytes back from the page cache or the disk.
+        """
+        tensor = self.tensors[name]
+        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.offset + tensor.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self._buffer(tensor).madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def require(self, key: str, kind: type[Scalar]) -> Scalar:
+        """The value under `key`; raises ModelFileError if it is missing or not of `kind`.
+
+        A float may be stored as a whole number; floats must be finite.
+        """
+        if key not in self.metadata:
+            refuse(str(self.path), f"has no metadata key {shown(key)}", _WRONG_KIND_HINT)
+        value = self.metadata[key]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            self._wrong_kind(key, _KIND_WORDS[kind])
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(str(self.path), f"metadata key {shown(key)} is {value}", _WRONG_KIND_HINT)
+        return value
+
+    def get(self, key: str, kind: type[Scalar], default: Scalar) -> Scalar:
+        """As `require`, but a missing key gives `default`."""
+        return self.require(key, kind) if key in self.metadata else default
+
+    def strings(self, key: str) -> list[str]:
+        """The array of strings under `key`, every one of which must be valid UTF-8."""
+        value = self._array(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value[:1]):
+            self._wrong_kind(key, "an array of strings")
+        return value  # type: ignore[return-value]  # arrays are of one kind: the first item tells
+
+    def numbers(self, key: str) -> npt.NDArray[np.generic]:
+        """The array of numbers or bools under `key`, in the file's own width."""
+        value = self._array(key)
+        if not isinstance(value, np.ndarray):
+            self._wrong_kind(key, "an array of numbers")
+        return value
+
+    def describe(self, key: str) -> str:
+        """What lies under `key` in a few words, without parsing arrays: "array of 3 strings"."""
+        part = self._open_parts()[0]
+        entry = part.header.entries[key]
+        return describe_value(Cursor(part.buffer, part.label, entry.at), entry.kind, key)
+
+    def _array(self, key: str) -> Value:
+        if key not in self.metadata:
+            refuse(str(self.path), f"has no metadata key {shown(key)}", _WRONG_KIND_HINT)
+        return self.metadata[key]
+
+    def _wrong_kind(self, key: str, wanted: str) -> NoReturn:
+        refuse(
+            str(self.path),
+            f"metadata key {shown(key)} should be {wanted} but is {self.describe(key)}",
+            _WRONG_KIND_HINT,
+        )
+
+    def _open_parts(self) -> list[_Part]:
+        assert self._parts is not None, f"{self.path} is closed"
+        return self._parts
+
+    def _buffer(self, tensor: TensorInfo) -> mmap.mmap:
+        return self._open_parts()[tensor.part].buffer
+
+
+def _merged(parts: list[_Part]) -> dict[str, TensorInfo]:
+    """All parts' tensors by name; refuses a name that comes twice or a wrong total."""
+    tensors: dict[str, TensorInfo] = {}
+    for part in parts:
+        for tensor in part.header.tensors:
+            if tensor.name in tensors:
+                refuse(part.label, f"tensor {shown(tensor.name)} is also in another part")
+            tensors[tensor.name] = tensor
+    told = parts[0].integer("split.tensors.count") if len(parts) > 1 else None
+    if told is not None and told != len(tensors):
+        refuse(parts[0].label, f"announces {told} tensors, its parts hold {len(tensors)}")
+    return tensors
