@@ -48,14 +48,13 @@ def extract(archive: Path, folder: Path) -> bool:
     unpacked: set[str] = set()
     with subprocess.Popen(
         ["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE
-    ) as dpkg:
-        with tarfile.open(fileobj=dpkg.stdout, mode="r|") as members:
-            for member in members:
-                name = Path(member.name).name
-                source = members.extractfile(member) if name in (LIBRARY, ICD) else None
-                if source is not None:
-                    (folder / name).write_bytes(source.read())
-                    unpacked.add(name)
+    ) as dpkg, tarfile.open(fileobj=dpkg.stdout, mode="r|") as members:
+        for member in members:
+            name = Path(member.name).name
+            source = members.extractfile(member) if name in (LIBRARY, ICD) else None
+            if source is not None:
+                (folder / name).write_bytes(source.read())
+                unpacked.add(name)
     return unpacked == {LIBRARY, ICD}
 
 
