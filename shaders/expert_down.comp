@@ -1,0 +1,79 @@
+// Computes  hidden[row] += sum over slots of weight[slot] * dot(down[slot][row], act[slot]);
+//           gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the next fused RMSNorm).
+// Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses), expert spans by address.
+// Who       workgroup -> ROWS rows over all slots (default) or ROWS * workgroup size rows, one a lane at a time (ROW_PER_LANE).
+// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8. Slots are summed in their order in `routing`.
+// Dispatch  (ceil(n_rows / rows per workgroup), 1, 1)
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "address.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint ROWS = 1u;
+
+layout(set = 0, binding = 0, std430) readonly buffer Act { vec4 act4[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Routing { uint routing[]; };
+layout(set = 0, binding = 2, std430) buffer Hidden { float hidden[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer Gained { float gained[]; };
+layout(set = 0, binding = 4, std430) writeonly buffer PartialsOut { float partials_out[]; };
+
+layout(push_constant, std430) uniform Push {
+    uvec2 span;             // a fixed expert with weight 1 (dense feed-forward); null: the routed ones
+    uvec2 gain;             // f32 [n_rows]
+    uint down_offset;       // bytes from the start of a span
+    uint n_rows;
+    uint row_bytes;
+    uint n_blocks;
+    uint n_slots;
+    uint slot_vec4s;        // vec4s of act in a slot
+};
+
+#include "reduce.glsl"
+#include "routing.glsl"
+
+uint first_row;
+
+#ifdef ROW_PER_LANE
+#define N_DOTS 1u
+#else
+#define N_DOTS ROWS
+#endif
+
+uvec2 dot_row(uint r, uint slot) {
+    const uvec2 base = is_null(span) ? routed_address(slot, n_slots) : span;
+    return address_add_product(address_add(base, down_offset), min(first_row + r, n_rows - 1u), row_bytes);
+}
+
+vec4 activation4(uint slot, uint index4) { return act4[slot * slot_vec4s + index4]; }
+float slot_weight(uint slot) { return is_null(span) ? routed_weight(slot, n_slots) : 1.0; }
+
+#include "dot.glsl"
+
+float hidden_square = 0.0;
+
+void store_row(uint row, float value) {
+    const float updated = hidden[row] + value;
+    hidden[row] = updated;
+    gained[row] = updated * load_float(address_add(gain, row * 4u));
+    hidden_square += updated * updated;
+}
+
+void main() {
+    const uint lane = gl_LocalInvocationIndex;
+    const uint group = gl_WorkGroupID.x;
+#ifdef ROW_PER_LANE
+    for (uint tile = 0u; tile < ROWS; ++tile) {
+        first_row = (group * ROWS + tile) * gl_WorkGroupSize.x + lane;
+        dot_rows(n_slots, n_blocks);
+        if (first_row < n_rows) store_row(first_row, dot_total(0u));
+    }
+#else
+    first_row = group * ROWS;
+    dot_rows(n_slots, n_blocks);
+    for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
+        if (first_row + r < n_rows) store_row(first_row + r, dot_total(r));
+    }
+#endif
+    const float square = workgroup_sum(hidden_square);
+    if (lane == 0u) partials_out[group] = square;
+}

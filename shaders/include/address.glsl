@@ -1,0 +1,33 @@
+// 64-bit buffer addresses as uvec2 (x = low word, y = high word), so that shaderInt64 is not needed.
+// Needs: nothing in scope. Include it before any other code.
+#extension GL_EXT_buffer_reference : require
+#extension GL_EXT_buffer_reference_uvec2 : require
+#extension GL_EXT_scalar_block_layout : disable
+
+// One 16-byte load. The address must be a multiple of 16.
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { uvec4 words; };
+// One 4-byte load or store. The address must be a multiple of 4.
+layout(buffer_reference, std430, buffer_reference_align = 4) buffer Word { uint word; };
+// One 8-byte load (an address in a table). The address must be a multiple of 8.
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer AddressEntry { uvec2 address; };
+
+// base + bytes with carry into the high word.
+uvec2 address_add(uvec2 base, uint bytes) {
+    uint carry;
+    const uint low = uaddCarry(base.x, bytes, carry);
+    return uvec2(low, base.y + carry);
+}
+
+// base + count * stride, where the product may exceed 32 bits.
+uvec2 address_add_product(uvec2 base, uint count, uint stride) {
+    uint high, low, carry;
+    umulExtended(count, stride, high, low);
+    const uint sum = uaddCarry(base.x, low, carry);
+    return uvec2(sum, base.y + high + carry);
+}
+
+uvec4 load_words4(uvec2 address) { return Words4(address).words; }
+vec4 load_vec4(uvec2 address) { return uintBitsToFloat(Words4(address).words); }
+uint load_word(uvec2 address) { return Word(address).word; }
+float load_float(uvec2 address) { return uintBitsToFloat(Word(address).word); }
+bool is_null(uvec2 address) { return (address.x | address.y) == 0u; }

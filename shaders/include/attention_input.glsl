@@ -1,0 +1,81 @@
+// Norm and RoPE of the query heads and of this token's k, and the appended cache row, for attention.comp.
+// Needs: attention_state.glsl, the bindings and push constants of attention.comp.
+const uint ROTARY_PAIRS = ROTARY_DIM / 2u;
+const uint Q_WIDTH = N_HEADS * HEAD_DIM;
+const uint KV_WIDTH = N_KV_HEADS * HEAD_DIM;
+const uint NORM_PER_HEAD = 1u, NORM_FULL_WIDTH = 2u;
+
+// One dim of a raw row times its gain. `gain_row` is the row's first gain (full width) or 0 (per head).
+float gained(uint row, uint d, uvec2 gain, uint gain_row) {
+    const float value = qkv[row + d];
+    return NORM_MODE == 0u ? value : value * load_float(address_add(gain, (gain_row + d) * 4u));
+}
+
+// One dim after gain and rotation. The norm's scalar commutes with the rotation and is applied later.
+float rotated(uint row, uint d, uvec2 gain, uint gain_row, uint position) {
+    const float value = gained(row, d, gain, gain_row);
+    if (d >= ROTARY_DIM) return value;
+    const bool is_second = ROPE_STYLE == 0u ? d >= ROTARY_PAIRS : (d & 1u) != 0u;
+    const uint distance = ROPE_STYLE == 0u ? ROTARY_PAIRS : 1u;
+    const uint pair = ROPE_STYLE == 0u ? d % ROTARY_PAIRS : d / 2u;
+    const float partner = gained(row, is_second ? d - distance : d + distance, gain, gain_row);
+    const uvec2 entry = address_add_product(rope_table, position * ROTARY_PAIRS + pair, 8u);
+    const float cosine = load_float(entry);
+    const float sine = load_float(address_add(entry, 4u));
+    return value * cosine + (is_second ? partner : -partner) * sine;
+}
+
+// Writes one rotated row to the stage; returns this lane's share of its sum of squares.
+float stage_row(uint stage_index, uint row, uvec2 gain, uint gain_row, uint position) {
+    float squares = 0.0;
+    if (!is_active) return squares;
+    for (uint d = lane; d < HEAD_DIM; d += ACTIVE_LANES) {
+        stage[stage_index * HEAD_DIM + d] = rotated(row, d, gain, gain_row, position);
+        squares += qkv[row + d] * qkv[row + d];
+    }
+    return squares;
+}
+
+// This lane's share of the sum of squares of qkv[first ... first + width).
+float span_squares(uint first, uint width) {
+    float squares = 0.0;
+    if (!is_active) return squares;
+    for (uint i = first + lane; i < first + width; i += ACTIVE_LANES) squares += qkv[i] * qkv[i];
+    return squares;
+}
+
+float inverse_rms(float squares, uint width) { return 1.0 / sqrt(squares / float(width) + eps); }
+
+float key_inverse_rms; // of this token's k row, which lies in stage row WORKGROUP_HEADS
+
+// Fills `query` and stages this token's k.
+void load_query(uint first_head, uint kv_head, uint position) {
+    float squares[TEAM_VALUES];
+    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) squares[i] = 0.0;
+    [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
+        const uint row = (first_head + h) * HEAD_DIM;
+        squares[h] = stage_row(h, row, q_gain, NORM_MODE == NORM_FULL_WIDTH ? row : 0u, position);
+    }
+    const uint k_row = kv_head * HEAD_DIM;
+    squares[WORKGROUP_HEADS] = stage_row(
+        WORKGROUP_HEADS, Q_WIDTH + k_row, k_gain, NORM_MODE == NORM_FULL_WIDTH ? k_row : 0u, position);
+    if (NORM_MODE == NORM_FULL_WIDTH) {
+        squares[0] = span_squares(0u, Q_WIDTH);
+        squares[WORKGROUP_HEADS] = span_squares(Q_WIDTH, KV_WIDTH);
+    }
+    workgroup_sums(squares);
+    barrier(); // the stage is complete, also where the sums needed no barrier
+    [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
+        float factor = scale;
+        if (NORM_MODE == NORM_PER_HEAD) factor *= inverse_rms(squares[h], HEAD_DIM);
+        if (NORM_MODE == NORM_FULL_WIDTH) factor *= inverse_rms(squares[0], Q_WIDTH);
+        [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) {
+            const uint unit = team_lane + i / 2u * TEAM_LANES;
+            const uint at = h * HEAD_DIM + unit * 8u + i % 2u * 4u;
+            query[h * LANE_UNITS * 2u + i] = factor * vec4(stage[at], stage[at + 1u], stage[at + 2u], stage[at + 3u]);
+        }
+    }
+    key_inverse_rms = 1.0;
+    if (NORM_MODE == NORM_PER_HEAD) key_inverse_rms = inverse_rms(squares[WORKGROUP_HEADS], HEAD_DIM);
+    if (NORM_MODE == NORM_FULL_WIDTH) key_inverse_rms = inverse_rms(squares[WORKGROUP_HEADS], KV_WIDTH);
+}

@@ -1,0 +1,97 @@
+// Registers, shared memory and team sums of attention.comp.
+// A unit is 8 dims of a row: one 16-byte word in an f16 cache, two in an f32 cache.
+// Needs: the specialisation constants of attention.comp, GL_EXT_control_flow_attributes.
+const uint WORKGROUP_LANES = gl_WorkGroupSize.x;
+const uint HEADS_PER_KV = N_HEADS / N_KV_HEADS;
+const uint UNITS = HEAD_DIM / 8u;
+const uint LANE_UNITS = UNITS / TEAM_LANES;             // unit of lane: team_lane + j * TEAM_LANES
+const uint N_TEAMS = WORKGROUP_LANES / TEAM_LANES;      // the remaining lanes idle
+const uint ACTIVE_LANES = N_TEAMS * TEAM_LANES;
+#ifdef KV_F16
+const uint UNIT_RAW = 1u; // 16-byte words per unit
+#else
+const uint UNIT_RAW = 2u;
+#endif
+const uint STEP_RAW = STEP_POSITIONS * LANE_UNITS * UNIT_RAW;
+const uint QUERY_VECTORS = WORKGROUP_HEADS * LANE_UNITS * 2u;
+const uint STEP_VALUES = STEP_POSITIONS * WORKGROUP_HEADS;
+// Values a team sums at once: the scores of a step, or the squares of all query heads and of k.
+const uint TEAM_VALUES = STEP_VALUES > WORKGROUP_HEADS ? STEP_VALUES : WORKGROUP_HEADS + 1u;
+const uint STAGE_ROWS = N_TEAMS > WORKGROUP_HEADS + 1u ? N_TEAMS : WORKGROUP_HEADS + 1u;
+const uint PART_STRIDE = WORKGROUP_LANES + N_TEAMS + 1u; // one gap per team against bank conflicts
+const float LOWEST = -3.0e38;
+
+shared float stage[STAGE_ROWS * HEAD_DIM];      // q heads and k on the way in, one row per team on the way out
+shared float lane_part[TEAM_VALUES * PART_STRIDE];
+shared float team_total[TEAM_VALUES * N_TEAMS];
+shared float team_max[WORKGROUP_HEADS * N_TEAMS];
+shared uvec4 own_key[UNITS * UNIT_RAW];         // this token's k and v, exactly as the cache holds them
+shared uvec4 own_value[UNITS * UNIT_RAW];
+
+vec4 query[QUERY_VECTORS];       // [head][lane unit][low, high], scaled
+vec4 running_out[QUERY_VECTORS];
+float running_max[WORKGROUP_HEADS];
+float running_sum[WORKGROUP_HEADS];
+uint lane;       // 0 ... WORKGROUP_LANES - 1
+uint team;       // N_TEAMS for idle lanes
+uint team_lane;
+bool is_active;
+bool team_is_subgroup;
+
+#ifdef USE_SUBGROUP
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#endif
+
+// Where teams and subgroups coincide, lanes are numbered by subgroup and sums need no shared memory.
+void find_team() {
+    lane = gl_LocalInvocationIndex;
+    team_is_subgroup = false;
+#ifdef USE_SUBGROUP
+    if (gl_SubgroupSize == TEAM_LANES && gl_NumSubgroups * TEAM_LANES == WORKGROUP_LANES) {
+        lane = gl_SubgroupID * TEAM_LANES + gl_SubgroupInvocationID;
+        team_is_subgroup = true;
+    }
+#endif
+    team = lane / TEAM_LANES;
+    team_lane = lane % TEAM_LANES;
+    is_active = lane < ACTIVE_LANES;
+}
+
+// Replaces each value by its sum over the team, in a fixed order. Every invocation must call it.
+void team_sums(inout float values[TEAM_VALUES]) {
+#ifdef USE_SUBGROUP
+    if (team_is_subgroup) {
+        [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) values[i] = subgroupAdd(values[i]);
+        return;
+    }
+#endif
+    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) lane_part[i * PART_STRIDE + lane + team] = values[i];
+    barrier();
+    for (uint pair = lane; pair < TEAM_VALUES * N_TEAMS; pair += WORKGROUP_LANES) {
+        const uint first = pair / N_TEAMS * PART_STRIDE + pair % N_TEAMS * (TEAM_LANES + 1u);
+        float sum = 0.0;
+        for (uint i = 0u; i < TEAM_LANES; ++i) sum += lane_part[first + i];
+        team_total[pair] = sum;
+    }
+    barrier();
+    const uint column = min(team, N_TEAMS - 1u);
+    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) values[i] = team_total[i * N_TEAMS + column];
+}
+
+// Replaces each value by its sum over the workgroup.
+void workgroup_sums(inout float values[TEAM_VALUES]) {
+    team_sums(values);
+    if (N_TEAMS == 1u) return;
+    barrier();
+    if (is_active && team_lane == 0u) {
+        [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) team_total[i * N_TEAMS + team] = values[i];
+    }
+    barrier();
+    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) {
+        float sum = 0.0;
+        for (uint t = 0u; t < N_TEAMS; ++t) sum += team_total[i * N_TEAMS + t];
+        values[i] = sum;
+    }
+    barrier();
+}

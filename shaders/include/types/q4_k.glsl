@@ -1,0 +1,23 @@
+// Q4_K: 256 weights in 144 bytes, raw GGUF layout. Word 0 of a superblock holds d and dmin (f16) and twelve bytes of
+// 6-bit scales and mins; words 1..8 hold nibbles. Chunk t: low nibbles are weights 64*(t/2) + 16*(t%2) ..+15,
+// high nibbles the same + 32. weight = d*scale*q - dmin*min.
+#define BLOCK_CHUNKS 8u
+#define STAGED_WORDS4 1u
+#define HAS_STAGED
+#define GROUP_B_OFFSET 8u
+#define HAS_MIN
+
+uint chunk_x(uint block, uint t) { return block * 64u + (t >> 1u) * 16u + (t & 1u) * 4u; }
+
+uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) { return load_words4(address_add(row, block * 144u)); }
+
+#include "types/k_header.glsl"
+
+void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, out vec4 q[8], out vec4 scale) {
+    const uvec4 nibbles = load_words4(address_add(row, block * 144u + 16u + t * 16u));
+    scale = k_quant_scales(staged_word4(0u), t);
+    for (uint i = 0u; i < 4u; ++i) {
+        q[i] = bytes_to_vec4(nibbles[i] & 0x0F0F0F0Fu);
+        q[i + 4u] = bytes_to_vec4((nibbles[i] >> 4u) & 0x0F0F0F0Fu);
+    }
+}

@@ -1,0 +1,26 @@
+// Q5_K: 256 weights in 176 bytes, raw GGUF layout: the header of Q4_K, two uvec4 of high bits (bit j of byte l belongs
+// to weight 32*j + l), eight uvec4 of nibbles placed as in Q4_K. weight = d*scale*q - dmin*min.
+#define BLOCK_CHUNKS 8u
+#define STAGED_WORDS4 3u
+#define HAS_STAGED
+#define GROUP_B_OFFSET 8u
+#define HAS_MIN
+
+uint chunk_x(uint block, uint t) { return block * 64u + (t >> 1u) * 16u + (t & 1u) * 4u; }
+
+uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) {
+    return load_words4(address_add(row, block * 176u + i * 16u));
+}
+
+#include "types/k_header.glsl"
+
+void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, out vec4 q[8], out vec4 scale) {
+    const uvec4 nibbles = load_words4(address_add(row, block * 176u + 48u + t * 16u));
+    const uvec4 high = staged_word4(1u + (t & 1u));
+    const uint bit = (t >> 1u) * 2u;
+    scale = k_quant_scales(staged_word4(0u), t);
+    for (uint i = 0u; i < 4u; ++i) {
+        q[i] = bytes_to_vec4((nibbles[i] & 0x0F0F0F0Fu) | (((high[i] >> bit) & 0x01010101u) << 4u));
+        q[i + 4u] = bytes_to_vec4(((nibbles[i] >> 4u) & 0x0F0F0F0Fu) | (((high[i] >> (bit + 1u)) & 0x01010101u) << 4u));
+    }
+}

@@ -1,0 +1,27 @@
+// Q8_0 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 32 the planes qs (n x 2 uvec4, int8) and
+// d (n x f16). weight = d*q. One chunk is one block.
+#define BLOCK_CHUNKS 1u
+#define STAGED_WORDS4 0u
+#define GROUP_B_OFFSET 4u
+
+uint chunk_x(uint block, uint t) { return block * 8u; }
+
+uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+
+vec4 signed_bytes(uint word) {
+    const int value = int(word);
+    return vec4(float(bitfieldExtract(value, 0, 8)), float(bitfieldExtract(value, 8, 8)),
+                float(bitfieldExtract(value, 16, 8)), float(bitfieldExtract(value, 24, 8)));
+}
+
+void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, out vec4 q[8], out vec4 scale) {
+    const uvec4 first = load_words4(address_add(row, block * 32u));
+    const uvec4 second = load_words4(address_add(row, block * 32u + 16u));
+    const vec2 pair = unpackHalf2x16(load_word(address_add(row, n_blocks * 32u + (block >> 1u) * 4u)));
+    const float d = (block & 1u) == 0u ? pair.x : pair.y;
+    scale = vec4(d, 0.0, d, 0.0);
+    for (uint i = 0u; i < 4u; ++i) {
+        q[i] = signed_bytes(first[i]);
+        q[i + 4u] = signed_bytes(second[i]);
+    }
+}

@@ -1,0 +1,28 @@
+// The quantised type of this variant, chosen by one define (TYPE_Q4_K, ...). Every type file provides
+//   BLOCK_CHUNKS      chunks of 32 weights in a block
+//   STAGED_WORDS4     uvec4 words of a block that all its chunks need (scales, high bits)
+//   HAS_STAGED        defined when that is not zero
+//   GROUP_B_OFFSET    distance of a chunk's second 16 weights from its first, in vec4 of activations
+//   HAS_MIN           defined when weights have a min term
+//   chunk_x(block, t)                        index of the first activation of chunk t, in vec4
+//   load_staged(row, n_blocks, block, i)     staged word i of a block
+//   unpack_chunk(row, n_blocks, block, t, q, scale)
+//       q: 32 values; scale: (scale a, min a, scale b, min b); weight = scale*q - min, a for q[0..3], b for q[4..7]
+// Needs: address.glsl, and staged_word4(i), which returns staged word i of the block at hand.
+#if defined(TYPE_Q4_K)
+#include "types/q4_k.glsl"
+#elif defined(TYPE_Q5_K)
+#include "types/q5_k.glsl"
+#elif defined(TYPE_Q6_K)
+#include "types/q6_k.glsl"
+#elif defined(TYPE_Q8_0)
+#include "types/q8_0.glsl"
+#elif defined(TYPE_F16)
+#include "types/f16.glsl"
+#elif defined(TYPE_BF16)
+#include "types/bf16.glsl"
+#elif defined(TYPE_F32)
+#include "types/f32.glsl"
+#else
+#error "no weight type is defined"
+#endif

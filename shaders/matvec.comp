@@ -1,0 +1,115 @@
+// Computes  y[row] = s * dot(W[row], x) for up to three matrices of one type stacked by rows (q, k and v in one dispatch),
+//           s = 1 / sqrt(mean(h^2) + eps) when x is h * gain and n_partials > 0 (fused RMSNorm), else 1.
+//           RESIDUAL: hidden[row] += that, gained[row] = hidden[row] * gain[row], one partial sum of hidden^2 a workgroup.
+// Inputs    x f32 [32 * BLOCK_CHUNKS * n_blocks], W by address, rows of row_bytes; norm_partials f32 [n_partials].
+// Who       workgroup -> ROWS rows (default) or ROWS * workgroup size rows, one a lane at a time (ROW_PER_LANE).
+// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8.
+// Dispatch  (ceil(n_rows / rows per workgroup), 1, 1)
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "address.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint ROWS = 1u;
+
+layout(set = 0, binding = 0, std430) readonly buffer Input { vec4 x4[]; };
+#ifdef RESIDUAL
+layout(set = 0, binding = 1, std430) buffer Hidden { float hidden[]; };
+layout(set = 0, binding = 2, std430) writeonly buffer Gained { float gained[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer PartialsOut { float partials_out[]; };
+#else
+layout(set = 0, binding = 1, std430) writeonly buffer Output { float y[]; };
+layout(set = 0, binding = 2, std430) readonly buffer PartialsIn { float norm_partials[]; };
+#endif
+
+layout(push_constant, std430) uniform Push {
+#ifdef RESIDUAL
+    uvec2 weights;
+    uvec2 gain;             // f32 [n_rows]; the gain of the norm that reads `gained` next
+    uint n_rows;
+    uint row_bytes;
+    uint n_blocks;
+#else
+    uvec2 weights0;
+    uvec2 weights1;
+    uvec2 weights2;
+    uint rows_end0;         // rows [0, rows_end0) are of weights0, up to rows_end1 of weights1, up to n_rows of weights2
+    uint rows_end1;
+    uint n_rows;
+    uint row_bytes;
+    uint n_blocks;
+    uint output_offset;
+    uint n_partials;
+    float inverse_width;    // 1 / length of x
+    float eps;
+#endif
+};
+
+#include "reduce.glsl"
+#ifndef RESIDUAL
+#include "rms.glsl"
+#endif
+
+uint first_row;  // of this workgroup, or of this lane with ROW_PER_LANE
+
+#ifdef ROW_PER_LANE
+#define N_DOTS 1u
+#else
+#define N_DOTS ROWS
+#endif
+
+uvec2 dot_row(uint r, uint slot) {
+    const uint row = min(first_row + r, n_rows - 1u);
+#ifdef RESIDUAL
+    return address_add_product(weights, row, row_bytes);
+#else
+    if (row < rows_end0) return address_add_product(weights0, row, row_bytes);
+    if (row < rows_end1) return address_add_product(weights1, row - rows_end0, row_bytes);
+    return address_add_product(weights2, row - rows_end1, row_bytes);
+#endif
+}
+
+vec4 activation4(uint slot, uint index4) { return x4[index4]; }
+float slot_weight(uint slot) { return 1.0; }
+
+#include "dot.glsl"
+
+#ifdef RESIDUAL
+float hidden_square = 0.0;  // this lane's part of the sum of hidden^2
+
+void store_row(uint row, float value) {
+    const float updated = hidden[row] + value;
+    hidden[row] = updated;
+    gained[row] = updated * load_float(address_add(gain, row * 4u));
+    hidden_square += updated * updated;
+}
+#else
+float input_scale;
+
+void store_row(uint row, float value) { y[output_offset + row] = value * input_scale; }
+#endif
+
+void main() {
+    const uint lane = gl_LocalInvocationIndex;
+    const uint group = gl_WorkGroupID.x;
+#ifndef RESIDUAL
+    input_scale = fused_rms_scale(n_partials, inverse_width, eps);
+#endif
+#ifdef ROW_PER_LANE
+    for (uint tile = 0u; tile < ROWS; ++tile) {
+        first_row = (group * ROWS + tile) * gl_WorkGroupSize.x + lane;
+        dot_rows(1u, n_blocks);
+        if (first_row < n_rows) store_row(first_row, dot_total(0u));
+    }
+#else
+    first_row = group * ROWS;
+    dot_rows(1u, n_blocks);
+    for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
+        if (first_row + r < n_rows) store_row(first_row + r, dot_total(r));
+    }
+#endif
+#ifdef RESIDUAL
+    const float square = workgroup_sum(hidden_square);
+    if (lane == 0u) partials_out[group] = square;
+#endif
+}

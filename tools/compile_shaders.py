@@ -1,0 +1,189 @@
+"""Compile the GLSL of shaders/variants.toml to SPIR-V.
+
+Owns: the table's format, the compiler's command line, and what is out of date. Does not own what
+the shaders mean. The package build calls it with two directories; by hand, without arguments, it
+recompiles in place, next to the installed extension:
+
+    python tools/compile_shaders.py [shaders_dir] [out_dir]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+N_PARALLEL = 2
+TARGET_ENV = "vulkan1.2"
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+class ShaderError(Exception):
+    """A variant that is malformed or does not compile; the text names it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of variants.toml: one SPIR-V file."""
+
+    name: str
+    source: str
+    defines: dict[str, str]
+
+    def command(self, compiler: str, shaders: Path, out: Path) -> list[str]:
+        """The compiler's command line that writes this variant to `out`."""
+        defines = [f"-D{key}={value}" if value else f"-D{key}" for key, value in self.recipe()]
+        include = f"-I{shaders / 'include'}"
+        return [
+            *(compiler, "--quiet", "--target-env", TARGET_ENV, "-V", include, *defines),
+            *("-o", str(out), str(shaders / self.source)),
+        ]
+
+    def recipe(self) -> list[tuple[str, str]]:
+        """The defines in a fixed order, so that equal recipes compare equal."""
+        return sorted(self.defines.items())
+
+
+def read_variants(shaders: Path) -> list[Variant]:
+    """The rows of variants.toml, multiplied by their axes, with names and sources checked.
+
+    A row with `axes = ["type"]` stands for one variant per key of `[axis.type]`: the key is
+    appended to the name, its value is a table of further defines.
+    """
+    table = shaders / "variants.toml"
+    if not table.exists():
+        return []
+    with table.open("rb") as stream:
+        content = tomllib.load(stream)
+    variants = []
+    for row in content.get("variant", []):
+        unknown = sorted(set(row) - {"name", "source", "defines", "axes"})
+        if "name" not in row or "source" not in row or unknown:
+            raise ShaderError(f"{table}: variant {row.get('name', row)}: unknown keys {unknown}")
+        if not (shaders / row["source"]).is_file():
+            raise ShaderError(f"{table}: variant {row['name']}: no file {row['source']}")
+        axes = [content["axis"][name].items() for name in row.get("axes", [])]
+        for point in itertools.product(*axes):
+            name = row["name"] + "".join(key for key, _ in point)
+            defines = {**row.get("defines", {}), **{k: v for _, more in point for k, v in more.items()}}
+            texts = {key: define_text(value) for key, value in defines.items()}
+            variants.append(Variant(name, row["source"], texts))
+    names = [variant.name for variant in variants]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ShaderError(f"{table}: names used twice: {', '.join(twice)}")
+    return variants
+
+
+def define_text(value: object) -> str:
+    """The right-hand side of a -D option; `true` is 1."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def source_files(path: Path, include_dir: Path, seen: set[Path]) -> Iterator[Path]:
+    """`path` and all it includes, each once; a missing include is left to the compiler."""
+    if path in seen or not path.is_file():
+        return
+    seen.add(path)
+    yield path
+    for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
+        for folder in (path.parent, include_dir):
+            yield from source_files(folder / name, include_dir, seen)
+
+
+def is_current(variant: Variant, shaders: Path, out: Path, recipe: object) -> bool:
+    """True if the SPIR-V is newer than its sources and was made with the same defines."""
+    if not out.exists() or recipe != [list(pair) for pair in variant.recipe()]:
+        return False
+    made = out.stat().st_mtime_ns
+    sources = source_files(shaders / variant.source, shaders / "include", set())
+    return all(path.stat().st_mtime_ns < made for path in sources)
+
+
+def compile_variant(variant: Variant, shaders: Path, out: Path) -> None:
+    """Compile and validate one variant; `out` appears only when both succeeded."""
+    partial = out.with_name(out.name + ".partial")
+    run(variant, variant.command(find_compiler(), shaders, partial))
+    validator = shutil.which("spirv-val")
+    if validator:
+        run(variant, [validator, "--target-env", TARGET_ENV, "--scalar-block-layout", str(partial)])
+    os.replace(partial, out)
+
+
+def find_compiler() -> str:
+    """Path of the glslang command line compiler."""
+    compiler = shutil.which("glslangValidator") or shutil.which("glslang")
+    if compiler is None:
+        raise ShaderError("glslangValidator not found: install the package glslang-tools")
+    return compiler
+
+
+def run(variant: Variant, command: list[str]) -> None:
+    """Run a tool; its output is the message of the error."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        tool = Path(command[0]).name
+        raise ShaderError(f"variant {variant.name}: {tool}\n{done.stdout}{done.stderr}".rstrip())
+
+
+def compile_all(shaders: Path, out_dir: Path) -> int:
+    """Bring `out_dir` up to date with the table; returns how many variants were compiled."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    variants = read_variants(shaders)
+    recipe_file = out_dir / "recipes.json"
+    recipes = json.loads(recipe_file.read_text()) if recipe_file.exists() else {}
+    outs = {variant.name: out_dir / f"{variant.name}.spv" for variant in variants}
+    for path in set(out_dir.glob("*.spv")) - set(outs.values()):
+        path.unlink()  # a row that is gone must not be found at run time
+    stale = [v for v in variants if not is_current(v, shaders, outs[v.name], recipes.get(v.name))]
+    errors = []
+    with ThreadPoolExecutor(N_PARALLEL) as pool:
+        jobs = [(v, pool.submit(compile_variant, v, shaders, outs[v.name])) for v in stale]
+        for variant, job in jobs:
+            try:
+                job.result()
+                recipes[variant.name] = variant.recipe()
+            except ShaderError as error:
+                outs[variant.name].unlink(missing_ok=True)
+                errors.append(str(error))
+    recipe_file.write_text(json.dumps(recipes, sort_keys=True))
+    if errors:
+        raise ShaderError("\n\n".join(errors))
+    return len(stale)
+
+
+def installed_dir() -> Path:
+    """Where the installed package looks for its SPIR-V."""
+    import vkmoe.gpu._native as native
+
+    return Path(native.__file__).parent / "spirv"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line entry; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Compile shaders/variants.toml to SPIR-V.")
+    parser.add_argument("shaders", nargs="?", type=Path, help="default: the repository's shaders/")
+    parser.add_argument("out", nargs="?", type=Path, help="default: beside the installed extension")
+    options = parser.parse_args(arguments)
+    shaders = options.shaders or Path(__file__).resolve().parent.parent / "shaders"
+    try:
+        n_compiled = compile_all(shaders, options.out or installed_dir())
+    except ShaderError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{n_compiled} shader variants compiled")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The error tree of vkmoe: what the user did or has, never our own bugs.
+
+    VkmoeError                 one line that says what was asked and what is there, and a hint
+    ├── UsageError             options that contradict each other or have a malformed value (exit code 2)
+    ├── ModelFileError         a GGUF file that cannot be read: damaged, hostile, unreadable, missing
+    ├── UnsupportedModelError  a sound file that asks for something vkmoe does not do
+    ├── PromptError            a prompt that is empty, undecodable or longer than the context
+    └── GpuError               anything Vulkan says no to
+        ├── NoDriverError      no Vulkan loader, no driver, or no permission on the render node
+        ├── NoDeviceError      no device matches, or none has what vkmoe needs
+        ├── OutOfMemoryError   an allocation failed or would not fit
+        └── DeviceLostError    the driver reset the device; nothing computed after it can be trusted
+
+Our own bugs stay plain asserts and ordinary Python exceptions.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DeviceLostError",
+    "GpuError",
+    "ModelFileError",
+    "NoDeviceError",
+    "NoDriverError",
+    "OutOfMemoryError",
+    "PromptError",
+    "UnsupportedModelError",
+    "UsageError",
+    "VkmoeError",
+]
+
+
+class VkmoeError(Exception):
+    """An error the user can act on: `str(error)` is one line, `hint` says what to try."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(VkmoeError):
+    """Options that contradict each other, or a value that is malformed."""
+
+    exit_code = 2
+
+
+class ModelFileError(VkmoeError):
+    """A model file that cannot be read as GGUF."""
+
+
+class UnsupportedModelError(VkmoeError):
+    """A sound model file that needs something vkmoe does not do."""
+
+
+class PromptError(VkmoeError):
+    """A prompt that cannot be used: empty, not text, or longer than the context."""
+
+
+class GpuError(VkmoeError):
+    """Vulkan refused something; `result` is the VkResult name where there is one."""
+
+    def __init__(self, message: str, hint: str = "", result: str = "") -> None:
+        super().__init__(message, hint)
+        self.result = result
+
+
+class NoDriverError(GpuError):
+    """No Vulkan loader or driver, or no permission to use it."""
+
+
+class NoDeviceError(GpuError):
+    """No device matches what was asked, or none can run vkmoe."""
+
+
+class OutOfMemoryError(GpuError):
+    """An allocation failed, or would exceed what the device has."""
+
+
+class DeviceLostError(GpuError):
+    """The driver reset the device. The device object cannot be used again."""

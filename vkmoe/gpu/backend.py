@@ -1,0 +1,90 @@
+"""Lowers programs to recorded Kompute sequences and runs them; the only place commands meet memory.
+
+Owns the tensors and buffers behind a program's names and the compiled kernels, shared by all its
+programs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.hazards import plan_barriers
+from vkmoe.gpu.kernels import spirv_words
+from vkmoe.gpu.program import Copy, Dispatch, Program, TensorRef
+
+if TYPE_CHECKING:
+    from vkmoe.gpu import _native
+
+__all__ = ["Backend"]
+
+
+class Backend:
+    """Binds names to memory, compiles each kernel once, records programs."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._tensors: dict[str, _native.Tensor] = {}
+        self._buffers: dict[str, _native.Buffer] = {}
+        self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
+
+    def bind(self, name: str, buffer: _native.Buffer) -> None:
+        """Name a raw buffer so that copies can refer to it."""
+        assert name not in self._tensors and name not in self._buffers, name
+        self._buffers[name] = buffer
+
+    def tensor(self, ref: TensorRef) -> _native.Tensor:
+        """The memory behind a tensor proxy, made at first use."""
+        known = self._tensors.get(ref.name)
+        if known is None:
+            with translate_errors(f"allocating {ref.n_bytes} bytes for {ref.name}"):
+                known = self.device.native.tensor(ref.n_words, ref.name)
+            self._tensors[ref.name] = known
+        assert known.n_words == ref.n_words, (ref, known.n_words)
+        return known
+
+    @property
+    def n_kernels(self) -> int:
+        """How many pipelines have been compiled."""
+        return len(self._kernels)
+
+    def record(self, program: Program, barriers: list[bool] | None = None) -> _native.Recording:
+        """Lower a program. `barriers` overrides the hazard plan (tests only)."""
+        planned = plan_barriers(program.commands) if barriers is None else barriers
+        with translate_errors(f"recording {program.name}"):
+            recorder = self.device.native.recorder()
+            for command, barrier in zip(program.commands, planned, strict=True):
+                if barrier:
+                    recorder.barrier()
+                if isinstance(command, Copy):
+                    self._record_copy(recorder, command)
+                else:
+                    recorder.dispatch(self._kernel(command), command.groups, command.push)
+            return recorder.finish()
+
+    def run(self, recording: _native.Recording, expected_ns: int = 0) -> None:
+        """Submit and wait. Raises DeviceLostError and other GpuErrors."""
+        with translate_errors("running a program"):
+            self.device.native.submit(recording).wait(expected_ns)
+
+    def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
+        recorder.copy(
+            self._memory(command.source.resource), command.source.start,
+            self._memory(command.target.resource), command.target.start,
+            command.source.end - command.source.start)
+
+    def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
+        return self._buffers[name] if name in self._buffers else self._tensors[name]
+
+    def _kernel(self, command: Dispatch) -> _native.Kernel:
+        names = tuple(tensor.name for tensor in command.tensors)
+        key = (command.variant, command.constants, names, len(command.push))
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            tensors = [self.tensor(ref) for ref in command.tensors]
+            with translate_errors(f"compiling {command.variant}"):
+                kernel = self.device.native.kernel(
+                    spirv_words(command.variant), tensors, list(command.constants),
+                    len(command.push), command.variant)
+            self._kernels[key] = kernel
+        return kernel

@@ -1,0 +1,194 @@
+"""Opens a Vulkan device: choice by index or name, features, memory by intent, errors a user can act on.
+
+Owns the native instance and device. Only this package imports the extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from vkmoe.errors import (
+    DeviceLostError,
+    GpuError,
+    NoDeviceError,
+    NoDriverError,
+    OutOfMemoryError,
+)
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.memory_types import Intent, memory_type_candidates
+
+if TYPE_CHECKING:
+    from vkmoe.gpu import _native
+
+__all__ = ["REQUIRED_FEATURES", "Device", "choose_device", "list_devices", "translate_errors"]
+
+REQUIRED_FEATURES = ("buffer_device_address",)
+# Switched on when present. The kernels of today need none of them; integer dot products and
+# cooperative matrices belong to variants that a self-test must first have proven.
+OPTIONAL_FEATURES = ("timeline_semaphore", "subgroup_size_control")
+_TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
+_DRIVER_HINT = ("install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
+                "then look at `vkmoe devices`")
+
+
+@contextmanager
+def translate_errors(doing: str) -> Iterator[None]:
+    """Turn the extension's VulkanError into the VkmoeError a user can act on."""
+    from vkmoe.gpu import _native
+
+    try:
+        yield
+    except _native.DeviceLost as error:
+        raise DeviceLostError(
+            f"the GPU driver reset the device while {doing} ({error.call})",
+            "close other GPU programs, lower --ctx-size, and look in the kernel log",
+            error.result) from error
+    except _native.VulkanError as error:
+        if error.result in ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY"):
+            where = "GPU" if "DEVICE" in error.result else "host"
+            raise OutOfMemoryError(
+                f"out of {where} memory while {doing} ({error.call})",
+                "close other GPU programs, lower --ctx-size, or take a smaller model",
+                error.result) from error
+        raise GpuError(f"{error.call} failed with {error.result} while {doing}",
+                       "see `vkmoe devices` and the driver's log", error.result) from error
+
+
+def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:
+    """All Vulkan devices, in the loader's order. Raises NoDriverError when there is no driver."""
+    from vkmoe.gpu import _native
+
+    own = instance or _make_instance(validation=False)
+    try:
+        found = [DeviceInfo.from_native(facts) for facts in own.physical_devices()]
+    except _native.VulkanError as error:
+        raise _no_driver(error.result) from error
+    finally:
+        if instance is None:
+            own.close()
+    if not found:
+        raise _no_driver("no device reported")
+    return found
+
+
+def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
+    """The device a user means: by index, by part of its name, or the best one.
+
+    Best is discrete before integrated before CPU. Raises NoDeviceError with what there is.
+    """
+    listing = "; ".join(f"{d.index}: {d.name}" for d in devices)
+    if wanted is not None:
+        if wanted.strip().isdigit():
+            matches = [d for d in devices if d.index == int(wanted)]
+        else:
+            matches = [d for d in devices if wanted.strip().lower() in d.name.lower()]
+        if not matches:
+            raise NoDeviceError(f"no Vulkan device matches {wanted!r}", f"there is {listing}")
+        chosen = matches[0]
+    else:
+        able = [d for d in devices if _missing(d) == []]
+        candidates = able or devices
+        chosen = min(candidates, key=lambda d: (_TYPE_ORDER.get(d.type, 3), d.index))
+    missing = _missing(chosen)
+    if missing:
+        raise NoDeviceError(
+            f"{chosen.name} cannot run vkmoe: it lacks {', '.join(missing)} (Vulkan 1.2)",
+            f"update its driver, or choose another with --device; there is {listing}")
+    return chosen
+
+
+def _missing(device: DeviceInfo) -> list[str]:
+    missing = [name for name in REQUIRED_FEATURES if name not in device.features]
+    if device.api_version[:2] < (1, 2):
+        missing.append("Vulkan 1.2")
+    return missing
+
+
+def _make_instance(validation: bool) -> _native.Instance:
+    from vkmoe.gpu import _native
+
+    try:
+        return _native.Instance(validation=validation)
+    except _native.VulkanError as error:
+        if validation and error.result == "VK_ERROR_LAYER_NOT_PRESENT":
+            raise NoDriverError("the Vulkan validation layer is not installed",
+                                "install it (Debian: vulkan-validationlayers) or drop --validation",
+                                error.result) from error
+        raise _no_driver(error.result) from error
+
+
+def _no_driver(detail: str) -> NoDriverError:
+    blocked = [str(node) for node in sorted(Path("/dev/dri").glob("renderD*"))
+               if not _accessible(node)]
+    if blocked:
+        return NoDriverError(
+            f"no usable Vulkan device: no permission to open {', '.join(blocked)}",
+            "add yourself to the `render` group (sudo usermod -aG render $USER) and log in again",
+            detail)
+    return NoDriverError(f"no Vulkan driver found ({detail})", _DRIVER_HINT, detail)
+
+
+def _accessible(node: Path) -> bool:
+    import os
+
+    return os.access(node, os.R_OK | os.W_OK)
+
+
+class Device:
+    """An open device. Use it as a context manager; `close()` frees everything made from it."""
+
+    def __init__(self, wanted: str | None = None, validation: bool = False) -> None:
+        self._instance = _make_instance(validation)
+        try:
+            self.info = choose_device(list_devices(self._instance), wanted)
+            features = [*REQUIRED_FEATURES,
+                        *(name for name in OPTIONAL_FEATURES if name in self.info.features)]
+            with translate_errors(f"opening {self.info.name}"):
+                self.native = self._instance.open(self.info.index, features)
+        except BaseException:
+            self._instance.close()
+            raise
+
+    def allocate(self, intent: Intent, n_bytes: int, name: str) -> _native.Buffer:
+        """A raw buffer of `n_bytes` for an intent; falls back to the next fitting memory type.
+
+        Raises OutOfMemoryError with what was asked and what the heap has.
+        """
+        from vkmoe.gpu import _native
+
+        candidates = memory_type_candidates(self.info, intent)
+        last_error: _native.VulkanError | None = None
+        for memory_type in candidates:
+            try:
+                return self.native.buffer(n_bytes, memory_type, name)
+            except _native.DeviceLost:
+                raise
+            except _native.VulkanError as error:
+                last_error = error
+        heap = self.info.heaps[self.info.memory_types[candidates[0]].heap]
+        result = last_error.result if last_error else ""
+        raise OutOfMemoryError(
+            f"cannot allocate {n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on "
+            f"{self.info.name} (heap of {heap.size / 2**20:.0f} MiB, {result})",
+            "lower --ctx-size, close other GPU programs, or take a smaller model",
+            result) from last_error
+
+    def validation_messages(self) -> list[str]:
+        """What the validation layer reported since the last call (empty without --validation)."""
+        return list(self._instance.messages())
+
+    def close(self) -> None:
+        """Wait for submissions in flight, then free everything. May be called twice."""
+        self.native.close()
+        self._instance.close()
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()

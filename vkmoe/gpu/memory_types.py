@@ -1,0 +1,53 @@
+"""Which Vulkan memory type serves which intent: a pure choice by flags, tested with invented devices.
+
+Intents (design.md 2.1): `device` for weights, caches and slots; `host` for homes and staging;
+`readback` for what the CPU reads; `bar` for small tables the CPU writes and the GPU reads.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vkmoe.facts import DeviceInfo, MemoryType
+
+__all__ = ["Intent", "memory_type_candidates"]
+
+Intent = Literal["device", "host", "readback", "bar"]
+
+# AMD's debugging types: coherent or uncached on the device, ten times slower.
+EXCLUDED = frozenset({"DEVICE_COHERENT", "DEVICE_UNCACHED", "PROTECTED", "LAZILY_ALLOCATED"})
+
+
+def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
+    """Memory type indices that can serve an intent, best first; never empty on a sound driver.
+
+    A CPU or integrated device has one memory, so `device` memory there is also mapped.
+    """
+    scored = []
+    for index, item in enumerate(device.memory_types):
+        if item.flags & EXCLUDED:
+            continue
+        score = _score(item, intent, device.is_uma)
+        if score is not None:
+            scored.append((-score, index))
+    return [index for _, index in sorted(scored)]
+
+
+def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:
+    """Higher is better; None means unusable."""
+    local = "DEVICE_LOCAL" in item.flags
+    visible = "HOST_VISIBLE" in item.flags
+    coherent = "HOST_COHERENT" in item.flags
+    cached = "HOST_CACHED" in item.flags
+    if intent == "device":
+        # Slots and weights keep out of the small mapped window of discrete cards.
+        return 4 * local + 2 * (visible == is_uma) + cached * is_uma
+    if not visible:
+        return None
+    if intent == "readback":
+        return 4 * cached + 2 * coherent + (not local)
+    if not coherent:
+        return None
+    if intent == "host":
+        return 4 * (not local) + 2 * (not cached) if not is_uma else 4 * cached + 2 * local
+    return 4 * local + 2 * (not cached)

@@ -1,0 +1,131 @@
+"""A program is data: an ordered list of dispatches and copies with the bytes each reads and writes.
+
+Building one touches no device. `hazards.py` decides where barriers go, `backend.py` lowers it.
+Tensors and buffers are named proxies; the memory behind a name is bound when the program is lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["MEMORY", "Copy", "Dispatch", "Program", "Range", "TensorRef", "memory_range"]
+
+MEMORY = "@memory"  # the resource of everything reached by a 64-bit address; its offsets are addresses
+
+
+class Range(NamedTuple):
+    """Bytes [start, end) of one named resource."""
+
+    resource: str
+    start: int
+    end: int
+
+    def overlaps(self, other: Range) -> bool:
+        return (self.resource == other.resource and self.start < other.end
+                and other.start < self.end)
+
+
+def memory_range(address: int, n_bytes: int) -> Range:
+    """The range of memory reached by address: weights, KV cache, expert spans, the expert table."""
+    return Range(MEMORY, address, address + n_bytes)
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A descriptor-bound buffer of 32-bit words (activations, parameters, logs), by name."""
+
+    name: str
+    n_words: int
+
+    @property
+    def n_bytes(self) -> int:
+        return 4 * self.n_words
+
+    def words(self, start: int, count: int) -> Range:
+        """The range of `count` words from word `start`."""
+        assert 0 <= start and start + count <= self.n_words, (self, start, count)
+        return Range(self.name, 4 * start, 4 * (start + count))
+
+    @property
+    def whole(self) -> Range:
+        return Range(self.name, 0, self.n_bytes)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One kernel launch. `constants` are specialisation constants in id order."""
+
+    variant: str  # name of the SPIR-V module
+    constants: tuple[int, ...]
+    tensors: tuple[TensorRef, ...]  # in binding order
+    push: bytes
+    groups: tuple[int, int, int]
+    reads: tuple[Range, ...]
+    writes: tuple[Range, ...]
+    label: str
+
+    def __str__(self) -> str:
+        x, y, z = self.groups
+        names = ", ".join(tensor.name for tensor in self.tensors)
+        return f"{self.label:<24} {self.variant:<28} [{x} {y} {z}] ({names})"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A byte copy between two named resources (tensors, or raw buffers such as `readback`)."""
+
+    source: Range
+    target: Range
+    label: str
+
+    def __post_init__(self) -> None:
+        assert self.source.end - self.source.start == self.target.end - self.target.start, self
+
+    @property
+    def reads(self) -> tuple[Range, ...]:
+        return (self.source,)
+
+    @property
+    def writes(self) -> tuple[Range, ...]:
+        return (self.target,)
+
+    def __str__(self) -> str:
+        n_bytes = self.source.end - self.source.start
+        return (f"{self.label:<24} copy {n_bytes} bytes {self.source.resource}+{self.source.start}"
+                f" -> {self.target.resource}+{self.target.start}")
+
+
+Command = Dispatch | Copy
+
+
+@dataclass
+class Program:
+    """An ordered list of commands; `str(program)` prints it."""
+
+    name: str
+    commands: list[Command] = field(default_factory=list)
+
+    def append(self, command: Command) -> None:
+        self.commands.append(command)
+
+    def copy(self, source: Range, target: Range, label: str) -> None:
+        self.append(Copy(source, target, label))
+
+    @property
+    def n_dispatches(self) -> int:
+        return sum(isinstance(command, Dispatch) for command in self.commands)
+
+    def dispatches(self, label_prefix: str) -> Iterable[Dispatch]:
+        """The dispatches whose label starts with a prefix such as `layer 3`."""
+        return (command for command in self.commands
+                if isinstance(command, Dispatch) and command.label.startswith(label_prefix))
+
+    def __str__(self) -> str:
+        from vkmoe.gpu.hazards import plan_barriers
+
+        lines = [f"program {self.name}: {len(self.commands)} commands"]
+        for command, barrier in zip(self.commands, plan_barriers(self.commands), strict=True):
+            lines.append(f"{'|' if barrier else ' '} {command}")
+        return "\n".join(lines)
