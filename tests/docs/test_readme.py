@@ -1,0 +1,143 @@
+"""Every command and every line of Python in README.md is run here.
+
+Three commands are special: `tools/demo` is run for real from its own folder and timed; `tools/test`
+would run this very test, so it is compared with what CI runs; `pip install .` becomes a wheel that
+is unpacked beside the dependencies and used, which spares a second download of those.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text()
+DEMO_MODEL = ROOT / "vkmoe" / "data" / "demo.gguf"
+SPECIAL = ("tools/demo", "tools/test", "pip install .")
+CHAT_INPUT = "def add(a, b):\n/clear\n/exit\n"
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """The lines of the bash blocks without their comments."""
+    lines = "".join(blocks("bash")).splitlines()
+    return [re.sub(r"\s+# .*", "", line) for line in lines if line.strip()]
+
+
+def run(command: str | list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run as a reader would who has activated the environment; `more` adds variables."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | more
+    arguments = ["bash", "-c", command] if isinstance(command, str) else command
+    return subprocess.run(
+        arguments, cwd=folder, env=environment, input=CHAT_INPUT, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the files that README's examples name."""
+    (tmp_path / "model.gguf").symlink_to(DEMO_MODEL)
+    (tmp_path / "prompt.txt").write_text("class Point:\n")
+    return tmp_path
+
+
+def test_readme_begins_with_the_two_commands() -> None:
+    """In the first minute nobody reads further than the first block."""
+    assert tuple(commands()[:3]) == SPECIAL
+
+
+@pytest.mark.parametrize("command", [line for line in commands() if line not in SPECIAL])
+def test_command(command: str, folder: Path) -> None:
+    """It succeeds, prints something and shows no traceback."""
+    done = run(command, folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python(code: str, folder: Path) -> None:
+    """It runs without a warning and prints what it says: logits of three tokens come last."""
+    done = run([sys.executable, "-W", "error", "-c", code], folder)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\(3, \d+\)", done.stdout.splitlines()[-1])
+
+
+def test_demo_starts_quickly_and_writes_what_readme_shows() -> None:
+    """Set up already, its first token comes within 5 seconds; other drivers may round otherwise,
+    so only the beginning of the text is compared."""
+    shown = blocks("text")[0]
+    start = time.monotonic()
+    with subprocess.Popen(
+        [ROOT / "tools" / "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None and demo.stderr is not None
+        first = demo.stdout.read(1)
+        first_token_s = time.monotonic() - start
+        text = first + demo.stdout.read()
+        statistics = demo.stderr.read()
+    assert demo.returncode == 0, statistics
+    assert first_token_s < 5
+    assert text[:60] == shown[:60]
+
+
+def test_demo_says_when_there_is_no_gpu() -> None:
+    """With lavapipe alone, the user is told why it is slow."""
+    driver = next(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json"))
+    only = {"VK_DRIVER_FILES": str(driver), "VK_ICD_FILENAMES": str(driver)}
+    done = run([str(ROOT / "tools" / "demo"), "-n", "1"], ROOT, **only)
+    assert done.returncode == 0
+    assert "no GPU found: running on the CPU" in done.stderr
+
+
+def test_ci_runs_the_test_command() -> None:
+    """CI hides nothing: it runs `tools/test`, which readers run too."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        'exec "$(dirname "${BASH_SOURCE[0]}")/../tools/test"'
+    ]
+    for script in (".ci/run", "tools/test", "tools/demo", "tools/setup"):
+        assert os.access(ROOT / script, os.X_OK), script
+
+
+def test_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
+    """What `pip install .` installs holds extension, kernels and demo model, and generates."""
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    built = run([*build, "-w", str(tmp_path), str(ROOT)], tmp_path)
+    assert built.returncode == 0, built.stderr
+    venv.create(tmp_path / "venv")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = tmp_path / "venv" / "lib" / version / "site-packages"
+    with zipfile.ZipFile(next(tmp_path.glob("vkmoe-*.whl"))) as wheel:
+        wheel.extractall(site)
+    # A plain line of a .pth file adds the dependencies, not the hook that finds the checkout.
+    dependencies = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "dependencies.pth").write_text(dependencies + "\n")
+    code = (
+        "import vkmoe; print(vkmoe.__file__)\n"
+        "with vkmoe.LLM() as llm: print(llm.generate('import ', n=4, temp=0))"
+    )
+    used = run([str(tmp_path / "venv" / "bin" / "python"), "-c", code], tmp_path)
+    assert used.returncode == 0, used.stderr
+    assert used.stdout.startswith(str(site))
+    assert len(used.stdout.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "docs/structure.md"])
+def test_links_lead_somewhere(document: str) -> None:
+    """Relative links name files of the repository."""
+    path = ROOT / document
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target

@@ -1,0 +1,33 @@
+"""Environments that show a process one Vulkan driver only: SwiftShader, or lavapipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SWIFTSHADER = ROOT / ".venv" / "swiftshader" / "vk_swiftshader_icd.json"
+
+
+def only_driver(icd: Path) -> dict[str, str]:
+    """The environment in which the Vulkan loader finds this driver and no other."""
+    return os.environ | {"VK_DRIVER_FILES": str(icd), "VK_ICD_FILENAMES": str(icd)}
+
+
+@pytest.fixture(scope="session")
+def swiftshader() -> dict[str, str]:
+    """SwiftShader alone. It cannot be had on every system, but CI's must have it."""
+    if not SWIFTSHADER.exists():
+        reason = "no SwiftShader here; tools/fetch_swiftshader.py gets it where apt has chromium"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return only_driver(SWIFTSHADER)
+
+
+@pytest.fixture(scope="session")
+def lavapipe() -> dict[str, str]:
+    """Mesa's lavapipe alone."""
+    return only_driver(next(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")))
