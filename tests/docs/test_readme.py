@@ -38,7 +38,8 @@ def commands() -> list[str]:
 
 def run(command: str | list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run as a reader would who has activated the environment; `more` adds variables."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | more
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path} | more
     arguments = ["bash", "-c", command] if isinstance(command, str) else command
     return subprocess.run(
         arguments, cwd=folder, env=environment, input=CHAT_INPUT, capture_output=True, text=True
