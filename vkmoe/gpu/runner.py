@@ -1,0 +1,80 @@
+"""Runs small programs on given arrays and returns what they wrote: for tests, self-test and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gpu.backend import Backend
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.transfer import Transfer
+
+if TYPE_CHECKING:
+    from vkmoe.gpu import _native
+
+__all__ = ["SENTINEL", "Runner"]
+
+SENTINEL = 0x7FC0DEAD  # a NaN pattern: what a dispatch that did not run leaves behind
+Words = NDArray[np.uint32]
+
+
+class Runner:
+    """Places arrays at device addresses, runs programs on tensors. Use it as a context manager."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._transfer = Transfer(device)
+        self._buffers: list[_native.Buffer] = []
+
+    def place(self, data: NDArray[np.generic]) -> int:
+        """Copy an array to device memory of its own; returns its address (256-byte aligned)."""
+        raw = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
+        buffer = self.device.allocate("device", -(-raw.size // 4) * 4 + 256, "placed")
+        offset = -buffer.address % 256
+        self._transfer.write(buffer, offset, raw)
+        self._transfer.flush()
+        self._buffers.append(buffer)
+        return int(buffer.address) + offset
+
+    def fetch(self, address: int, n_bytes: int) -> NDArray[np.uint8]:
+        """Read placed memory back."""
+        for buffer in self._buffers:
+            if buffer.address <= address and address + n_bytes <= buffer.address + buffer.size:
+                return self._transfer.read(buffer, address - buffer.address, n_bytes)
+        raise AssertionError(f"no placed memory at {address:#x}")
+
+    def run(
+        self, program: Program, inputs: Mapping[TensorRef, NDArray[np.generic]],
+        outputs: Sequence[TensorRef],
+    ) -> dict[str, Words]:
+        """Run once. Tensors without an input start as SENTINEL; returns the outputs as words."""
+        backend = Backend(self.device)
+        refs = {ref for command in program.commands for ref in getattr(command, "tensors", ())}
+        for ref in sorted(refs | set(inputs) | set(outputs), key=lambda ref: ref.name):
+            words = np.full(ref.n_words, SENTINEL, np.uint32)
+            if ref in inputs:
+                given = np.ascontiguousarray(inputs[ref]).reshape(-1).view(np.uint32)
+                words[:given.size] = given
+            self._transfer.write(backend.tensor(ref), 0, words.view(np.uint8))
+        self._transfer.flush()
+        backend.run(backend.record(program))
+        return {ref.name: self._transfer.read(backend.tensor(ref), 0, ref.n_bytes).view(np.uint32)
+                for ref in outputs}
+
+    def close(self) -> None:
+        self._transfer.close()
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers.clear()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.close()

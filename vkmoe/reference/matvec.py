@@ -1,0 +1,45 @@
+"""NumPy twins of matvec.comp and embed.comp, in float64 on decoded weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HiddenState", "embed", "matvec", "matvec_residual", "rms_scale"]
+
+Floats = NDArray[np.floating]
+
+
+class HiddenState(NamedTuple):
+    """What a producer of hidden leaves behind."""
+
+    hidden: NDArray[np.float64]  # [width]
+    gained: NDArray[np.float64]  # [width], hidden * gain of the next norm
+    square_sum: float  # sum of hidden^2, the total of all partials
+
+
+def rms_scale(hidden: Floats, eps: float) -> float:
+    """1 / sqrt(mean(h^2) + eps): RMSNorm without its gain (Zhang & Sennrich 2019, eq. 4)."""
+    wide = hidden.astype(np.float64)
+    return float(1.0 / np.sqrt(np.mean(wide * wide) + eps))
+
+
+def matvec(weights: Floats, x: Floats, scale: float = 1.0) -> NDArray[np.float64]:
+    """scale * weights @ x; weights [n_rows, n_columns], x [n_columns]."""
+    return scale * (weights.astype(np.float64) @ x.astype(np.float64))
+
+
+def matvec_residual(weights: Floats, x: Floats, hidden: Floats, gain: Floats) -> HiddenState:
+    """hidden + weights @ x, with the next norm's gain applied beside it."""
+    return _leave(hidden.astype(np.float64) + matvec(weights, x), gain)
+
+
+def embed(embeddings: Floats, token: int, gain: Floats) -> HiddenState:
+    """The embedding row of a token (clamped to the vocabulary)."""
+    return _leave(embeddings[min(token, len(embeddings) - 1)].astype(np.float64), gain)
+
+
+def _leave(hidden: NDArray[np.float64], gain: Floats) -> HiddenState:
+    return HiddenState(hidden, hidden * gain.astype(np.float64), float(np.sum(hidden * hidden)))
