@@ -1,0 +1,59 @@
+"""Where the shared test data lies, and tokenizers small enough to build in a test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vkmoe.generate.tokenizer import Tokenizer, byte_alphabet
+from vkmoe.generate.vocabulary import TokenType
+
+
+class FakeMetadata(dict[str, Any]):
+    """A GGUF file's metadata as a plain dict."""
+
+    def strings(self, key: str, /) -> list[str]:
+        return list(self[key])
+
+
+def tiny_metadata(**changes: Any) -> FakeMetadata:
+    """256 byte tokens, three merged words, two control tokens and one user-defined token.
+
+    `changes` replace `tokenizer.ggml.<name>`; None removes it.
+    """
+    alphabet = byte_alphabet()
+    tokens = sorted(alphabet, key=alphabet.__getitem__) + ["he", "ll", "hell"]
+    tokens += ["<|endoftext|>", "<|im_end|>", "<think>"]
+    types = [TokenType.NORMAL] * 259 + [TokenType.CONTROL] * 2 + [TokenType.USER_DEFINED]
+    values: dict[str, Any] = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": [int(kind) for kind in types],
+        "merges": ["h e", "l l", "he ll"],
+        "bos_token_id": 259,
+        "eos_token_id": 259,
+        **changes,
+    }
+    return FakeMetadata(
+        {f"tokenizer.ggml.{name}": value for name, value in values.items() if value is not None}
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Tokenizer:
+    return Tokenizer.from_metadata(tiny_metadata())
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder `shared` beside the checkout; it must be there in CI."""
+    for parent in Path(__file__).resolve().parents:
+        if (parent / "shared" / "vocab").is_dir():
+            return parent / "shared"
+    if os.environ.get("CI"):
+        pytest.fail("CI is set but there is no folder shared/ beside the checkout")
+    pytest.skip("no folder shared/ beside the checkout: real vocabularies are not tested")
