@@ -1,7 +1,7 @@
 """The header of one GGUF file: where its metadata values and tensors lie.
 
-Owns the header's layout and every check on it.  A file that passes has sane, aligned tensors that lie
-inside it and do not cut into each other.  Does not know about split files (split.py).
+Owns the header's layout and every check on it.  A file that passes has sane, aligned tensors that
+lie inside it and do not cut into each other.  Does not know about split files (split.py).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vkmoe.quants.decode import decode
 from vkmoe.quants.layouts import device_row_bytes, from_device, to_device
+from vkmoe.quants.quantise import quantise
 from vkmoe.quants.types import HAS_KERNEL, TYPES, QuantType
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "decode",
     "device_row_bytes",
     "from_device",
+    "quantise",
     "to_device",
 ]

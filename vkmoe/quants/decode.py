@@ -104,14 +104,14 @@ def _q6_k(blocks: Bytes) -> Floats:
     quants = (nibbles | (upper << 4)).view(np.int8) - np.int8(32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
     scale = _half(blocks, 208) * scales  # [n, 16]
-    weights = scale[:, :, None] * quants.reshape(-1, 16, 16).astype(np.float32)
+    weights: Floats = scale[:, :, None] * quants.reshape(-1, 16, 16).astype(np.float32)
     return weights.reshape(-1, 256)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
     """w = d * q; [d, 32 int8]."""
-    quants: Floats = blocks[:, 2:34].view(np.int8).astype(np.float32)
-    return _half(blocks, 0) * quants
+    weights: Floats = _half(blocks, 0) * blocks[:, 2:34].view(np.int8).astype(np.float32)
+    return weights
 
 
 def _f16(blocks: Bytes) -> Floats:
