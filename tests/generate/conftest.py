@@ -12,20 +12,13 @@ from vkmoe.generate.tokenizer import Tokenizer, byte_alphabet
 from vkmoe.generate.vocabulary import TokenType
 
 
-class FakeMetadata(dict[str, Any]):
-    """A GGUF file's metadata as a plain dict."""
-
-    def strings(self, key: str, /) -> list[str]:
-        return list(self[key])
-
-
-def tiny_metadata(**changes: Any) -> FakeMetadata:
+def tiny_metadata(**changes: Any) -> dict[str, Any]:
     """256 byte tokens, three merged words, two control tokens and one user-defined token.
 
     `changes` replace `tokenizer.ggml.<name>`; None removes it.
     """
     alphabet = byte_alphabet()
-    tokens = sorted(alphabet, key=alphabet.__getitem__) + ["he", "ll", "hell"]
+    tokens = [*sorted(alphabet, key=alphabet.__getitem__), "he", "ll", "hell"]
     tokens += ["<|endoftext|>", "<|im_end|>", "<think>"]
     types = [TokenType.NORMAL] * 259 + [TokenType.CONTROL] * 2 + [TokenType.USER_DEFINED]
     values: dict[str, Any] = {
@@ -38,9 +31,7 @@ def tiny_metadata(**changes: Any) -> FakeMetadata:
         "eos_token_id": 259,
         **changes,
     }
-    return FakeMetadata(
-        {f"tokenizer.ggml.{name}": value for name, value in values.items() if value is not None}
-    )
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items() if value is not None}
 
 
 @pytest.fixture(scope="session")

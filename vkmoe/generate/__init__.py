@@ -1,1 +1,1 @@
-"""Text in, text out: tokenizer, chat template, sampler and detokenizer. Nothing here touches a GPU."""
+"""Text in, text out: tokenizer, chat template, sampler and detokenizer. No GPU is touched here."""

@@ -17,7 +17,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from vkmoe.errors import PromptError, UnsupportedModelError
+from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError
+from vkmoe.generate.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
 
@@ -45,6 +46,17 @@ class ChatTemplate:
                 f"the model's chat template cannot be used: {_first_line(error)}",
                 "use `vkmoe generate` with a plain prompt",
             ) from error
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
+        """Compile a model file's template; raises ModelFileError if it is not text."""
+        source = metadata.get("tokenizer.chat_template")
+        if source is not None and not isinstance(source, str):
+            raise ModelFileError("the model file's tokenizer.chat_template is not text")
+        named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        return cls(
+            source, {name: tokenizer.token_text(i) for name, i in named.items() if i is not None}
+        )
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any
@@ -80,7 +92,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks the assistant's text; it prints as it is."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno

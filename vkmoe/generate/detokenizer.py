@@ -79,8 +79,7 @@ class StopMatcher:
     def _possible_prefix_length(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""
         longest = min(len(self._held), max(map(len, self._stops)) - 1)
-        return next(
-            (n for n in range(longest, 0, -1)
-             if any(stop.startswith(self._held[-n:]) for stop in self._stops)),
-            0,
-        )
+        for n in range(longest, 0, -1):
+            if any(stop.startswith(self._held[-n:]) for stop in self._stops):
+                return n
+        return 0

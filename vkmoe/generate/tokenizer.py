@@ -8,14 +8,15 @@ streaming (detokenizer.py).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from vkmoe.errors import ModelFileError, PromptError
-from vkmoe.generate.vocabulary import Metadata, Vocabulary, read_vocabulary
+from vkmoe.generate.vocabulary import Vocabulary, read_vocabulary
 
 __all__ = ["Tokenizer", "byte_alphabet"]
 
@@ -56,8 +57,8 @@ class Tokenizer:
         self._parse_lock = threading.Lock()
 
     @classmethod
-    def from_metadata(cls, metadata: Metadata) -> Tokenizer:
-        """Build the tokenizer a GGUF file describes.
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build the tokenizer that a GGUF file's metadata describes.
 
         Raises ModelFileError for damaged metadata, UnsupportedModelError for an unknown kind.
         """

@@ -7,9 +7,9 @@ Does not own encoding or decoding (tokenizer.py), nor the file itself (vkmoe.ggu
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,10 @@ import numpy.typing as npt
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.generate.pretokenizer import PreTokenizerSpec, pre_tokenizer_spec
 
-__all__ = ["Metadata", "TokenType", "Vocabulary", "read_vocabulary"]
+__all__ = ["TokenType", "Vocabulary", "read_vocabulary"]
 
 # Texts that end a reply in the models that have them, whatever the file declares.
 _END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-
-
-class Metadata(Protocol):
-    """The part of `vkmoe.gguf_file`'s metadata that is needed here."""
-
-    def __contains__(self, key: object, /) -> bool: ...
-
-    def get(self, key: str, default: Any = None, /) -> Any: ...
-
-    def strings(self, key: str, /) -> list[str]: ...
 
 
 class TokenType(enum.IntEnum):
@@ -62,13 +52,13 @@ class Vocabulary:
     adds_eos: bool
 
 
-def read_vocabulary(metadata: Metadata) -> Vocabulary:
-    """Read and check the vocabulary.
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """Read and check the vocabulary from a model file's metadata, a lazy mapping.
 
     Raises ModelFileError for missing, malformed or contradicting metadata and
     UnsupportedModelError for a tokenizer model or pre-tokenizer vkmoe does not know.
     """
-    model = _required(metadata, "tokenizer.ggml.model")
+    model = str(_required(metadata, "tokenizer.ggml.model"))
     if model != "gpt2":
         raise UnsupportedModelError(
             f"the model's tokenizer {model!r} is not known",
@@ -90,7 +80,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     return Vocabulary(
         pre=pre,
         ids=ids,
-        merges=_merges(_strings(metadata, "tokenizer.ggml.merges")),
+        merges=_merges(_strings(metadata, "tokenizer.ggml.merges"), tokens, ids),
         control=control,
         user_defined=user_defined,
         end_ids=_end_ids(ids, matched, named["eos"], named["eot"], named["eom"]),
@@ -100,8 +90,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     )
 
 
-def _required(metadata: Metadata, key: str) -> Any:
-    value = metadata.get(key, None)
+def _required(metadata: Mapping[str, Any], key: str) -> Any:
+    value = metadata.get(key)
     if value is None:
         raise ModelFileError(
             f"the model file has no {key}", "it holds no usable tokenizer; convert the model again"
@@ -109,12 +99,11 @@ def _required(metadata: Metadata, key: str) -> Any:
     return value
 
 
-def _strings(metadata: Metadata, key: str) -> list[str]:
-    if key not in metadata:
-        raise ModelFileError(
-            f"the model file has no {key}", "it holds no usable tokenizer; convert the model again"
-        )
-    return metadata.strings(key)
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    values = _required(metadata, key)
+    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
+        raise ModelFileError(f"the model file's {key} is not a list of strings")
+    return values
 
 
 def _ids(tokens: list[str]) -> dict[str, int]:
@@ -130,7 +119,7 @@ def _ids(tokens: list[str]) -> dict[str, int]:
     return ids
 
 
-def _types(metadata: Metadata, n_tokens: int) -> npt.NDArray[np.int64]:
+def _types(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.int64]:
     """Token types [n_tokens]; a file without them has only normal tokens."""
     key = "tokenizer.ggml.token_type"
     if key not in metadata:
@@ -148,15 +137,13 @@ def _types(metadata: Metadata, n_tokens: int) -> npt.NDArray[np.int64]:
     return types
 
 
-def _texts_of(
-    tokens: list[str], types: npt.NDArray[np.int64], *wanted: TokenType
-) -> list[str]:
+def _texts_of(tokens: list[str], types: npt.NDArray[np.int64], *wanted: TokenType) -> list[str]:
     where = np.flatnonzero(np.isin(types, wanted))
     return [tokens[i] for i in where if tokens[i]]
 
 
-def _special_id(metadata: Metadata, key: str, n_tokens: int) -> int | None:
-    value = metadata.get(key, None)
+def _special_id(metadata: Mapping[str, Any], key: str, n_tokens: int) -> int | None:
+    value = metadata.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -166,9 +153,9 @@ def _special_id(metadata: Metadata, key: str, n_tokens: int) -> int | None:
     return int(value)
 
 
-def _adds(metadata: Metadata, name: str, default: bool, token_id: int | None) -> bool:
+def _adds(metadata: Mapping[str, Any], name: str, default: bool, token_id: int | None) -> bool:
     key = f"tokenizer.ggml.add_{name}_token"
-    stated = metadata.get(key, None)
+    stated = metadata.get(key)
     if stated is None:
         return default and token_id is not None
     if not isinstance(stated, bool | np.bool_):
@@ -180,19 +167,20 @@ def _adds(metadata: Metadata, name: str, default: bool, token_id: int | None) ->
     return bool(stated)
 
 
-def _merges(lines: list[str]) -> list[tuple[str, str]]:
-    """Split "left right" at the first blank after the first character."""
+def _merges(lines: list[str], tokens: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Split "left right" at the first blank after the first character.
+
+    The pairs are made of the vocabulary's own strings: copies would take tens of megabytes.
+    """
     pairs: list[tuple[str, str]] = []
     for line in lines:
-        left, blank, right = line.partition(" ")
-        if not (left and blank and right):
-            split = line.find(" ", 1)
-            if split < 1 or split + 1 == len(line):
-                raise ModelFileError(
-                    f"the model file's merge {len(pairs)} is not a pair of tokens: {line[:40]!r}"
-                )
-            left, right = line[:split], line[split + 1 :]
-        pairs.append((left, right))
+        split = line.find(" ", 1)
+        left, right = ids.get(line[:split]), ids.get(line[split + 1 :])
+        if split < 1 or left is None or right is None:
+            raise ModelFileError(
+                f"the model file's merge {len(pairs)} is not a pair of tokens: {line[:40]!r}"
+            )
+        pairs.append((tokens[left], tokens[right]))
     return pairs
 
 
