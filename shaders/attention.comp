@@ -1,13 +1,13 @@
+// Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for one token, after norm and RoPE of q and k: per head and
+//           split the unnormalised sum, the running maximum and the running sum of weights; attention_combine joins the splits.
+// Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS][context]
+//           [HEAD_DIM] (f16 or f32), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output: partials
+//           [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position also appends k and v to the caches.
+// Who       a team of TEAM_LANES lanes reads one position, 8 dims per lane and unit, for all WORKGROUP_HEADS query heads at once, so K
+//           and V are read once; teams take STEP_POSITIONS positions per step, each with its own online softmax, joined at the end.
+// Assumes   TEAM_LANES divides HEAD_DIM/8, WORKGROUP_HEADS divides N_HEADS/N_KV_HEADS; cache rows below the position are filled.
+// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, 1).
 #version 460
-// Computes out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for one token, after norm and RoPE of q and k: per head and
-//   split the unnormalised sum, the running maximum and the running sum of weights; attention_combine joins the splits.
-// Inputs: qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS][context]
-//   [HEAD_DIM] (f16 or f32), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output: partials
-//   [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position also appends k and v to the caches.
-// Who: a team of TEAM_LANES lanes reads one position, 8 dims per lane and unit, for all WORKGROUP_HEADS query heads at once, so K
-//   and V are read once; teams take STEP_POSITIONS positions per step, each with its own online softmax, joined at the end.
-// Assumes: TEAM_LANES divides HEAD_DIM/8, WORKGROUP_HEADS divides N_HEADS/N_KV_HEADS; cache rows below the position are filled.
-// Dispatch: (N_HEADS / WORKGROUP_HEADS, N_SPLITS, 1).
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "address.glsl"
@@ -28,7 +28,7 @@ layout(constant_id = 10) const uint WORKGROUP_HEADS = 8u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Partials { float partials[]; };
-layout(push_constant) uniform Push {
+layout(push_constant, std430) uniform Push {
     uvec2 k_cache;
     uvec2 v_cache;
     uvec2 q_gain;
@@ -45,7 +45,7 @@ layout(push_constant) uniform Push {
 #include "attention_cache.glsl"
 
 // Scores of this step's positions: dot products over the team's units, summed over the team.
-void step_scores(uint first, uint end, const uvec4 keys[STEP_RAW], inout float values[TEAM_VALUES]) {
+void step_scores(const uvec4 keys[STEP_RAW], inout float values[TEAM_VALUES]) {
     [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) values[i] = 0.0;
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) {
         [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) {
@@ -98,6 +98,7 @@ void step_values(const uvec4 rows[STEP_RAW], const float weights[TEAM_VALUES]) {
 
 // Joins the teams' online softmaxes in team order and writes this split's partials.
 void store_partials(uint first_head) {
+    barrier(); // the last step's sums have been read
     if (is_active && team_lane == 0u) {
         [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) team_max[h * N_TEAMS + team] = running_max[h];
         [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) team_total[h * N_TEAMS + team] = running_sum[h];
@@ -155,7 +156,7 @@ void main() {
         float values[TEAM_VALUES];
         LOAD_STEP(k_cache, own_key, kv_head, first, team_end, position, keys)
         LOAD_STEP(v_cache, own_value, kv_head, first, team_end, position, rows)
-        step_scores(first, team_end, keys, values);
+        step_scores(keys, values);
         step_softmax(first, team_end, values);
         step_values(rows, values);
     }

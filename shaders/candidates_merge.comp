@@ -1,0 +1,62 @@
+// Computes  the 64 largest logits of all lists (lower id wins ties) in descending order, and log sum e^logit over the vocabulary.
+// Inputs    the n_lists lists of candidates_partial. Output words: [count, NaN flag, log-sum-exp (float bits), 0, 64 ids, 64
+//           logits (float bits)]; entries past `count` are id 0xFFFFFFFF and -inf. The first id is the argmax.
+// Who       one workgroup; item i is entry i % 64 of list i / 64.
+// Assumes   n_lists >= 1. Without a finite logit the log-sum-exp is about the lowest float.
+// Dispatch  (1, 1, 1).
+#version 460
+#extension GL_GOOGLE_include_directive : require
+
+layout(local_size_x_id = 0) in;
+
+layout(set = 0, binding = 0, std430) readonly buffer Lists { uint lists[]; };
+layout(set = 0, binding = 1, std430) writeonly buffer Out { uint candidates[]; };
+layout(push_constant, std430) uniform Push { uint n_lists; };
+
+#include "reduce.glsl"
+#include "float_order.glsl"
+#include "candidate_lists.glsl"
+
+uint item_key(uint item) {
+    const uint first = item / 64u * LIST_WORDS;
+    return item % 64u < lists[first + LIST_COUNT] ? order_key(uintBitsToFloat(lists[first + LIST_LOGITS + item % 64u])) : KEY_NONE;
+}
+uint item_id(uint item) { return lists[item / 64u * LIST_WORDS + LIST_IDS + item % 64u]; }
+
+#include "select_top.glsl"
+
+float log_sum_exp() {
+    float top = LOWEST_FLOAT, sum = 0.0;
+    for (uint l = gl_LocalInvocationIndex; l < n_lists; l += gl_WorkGroupSize.x) {
+        top = max(top, uintBitsToFloat(lists[l * LIST_WORDS + LIST_MAXIMUM]));
+    }
+    top = workgroup_max(top);
+    for (uint l = gl_LocalInvocationIndex; l < n_lists; l += gl_WorkGroupSize.x) {
+        const float list_top = uintBitsToFloat(lists[l * LIST_WORDS + LIST_MAXIMUM]);
+        sum += uintBitsToFloat(lists[l * LIST_WORDS + LIST_SUM]) * exp(list_top - top);
+    }
+    return top + log(workgroup_sum(sum));
+}
+
+float count_nan_lists() {
+    float flagged = 0.0;
+    for (uint l = gl_LocalInvocationIndex; l < n_lists; l += gl_WorkGroupSize.x) flagged += float(lists[l * LIST_WORDS + LIST_NAN]);
+    return workgroup_sum(flagged);
+}
+
+void main() {
+    const float total = log_sum_exp();
+    const float n_nan_lists = count_nan_lists();
+    const uint count = take_top(n_lists * N_TOP);
+    if (gl_LocalInvocationIndex == 0u) {
+        candidates[OUT_COUNT] = count;
+        candidates[OUT_NAN] = n_nan_lists > 0.0 ? 1u : 0u;
+        candidates[OUT_LOG_SUM_EXP] = floatBitsToUint(total);
+        candidates[3] = 0u;
+    }
+    for (uint i = gl_LocalInvocationIndex; i < N_TOP; i += gl_WorkGroupSize.x) {
+        const uint place = i < count ? rank_of(i, count) : i;
+        candidates[OUT_IDS + place] = i < count ? taken_ids[i] : 0xFFFFFFFFu;
+        candidates[OUT_LOGITS + place] = i < count ? floatBitsToUint(key_value(taken_keys[i])) : 0xFF800000u;
+    }
+}

@@ -1,0 +1,110 @@
+// Computes  the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all experts or sigmoid,
+//           optionally divided by the sum of the chosen, times scale; a shared expert is the last slot, weight sigmoid(its gate) or 1.
+// Inputs    logits f32 [n_experts (+ 1 gate)]; params; the expert table by address, uvec2 [n_layers][n_experts]. Outputs: routing
+//           words [n_slots ids | n_slots weights | n_slots addresses of 2 words]; log words [4 + layer * n_used ...] = the chosen ids.
+// Who       each lane keeps the best of its experts lane, lane + size, ...; n_used rounds of a workgroup argmax; lane s writes slot s.
+// Assumes   n_used <= n_experts <= 1024, n_used <= 32. NaN counts as -inf; ids are valid and distinct whatever the logits are.
+// Dispatch  (1, 1, 1).
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "address.glsl"
+#define PARAMS_BINDING 1
+#include "params.glsl"
+
+layout(local_size_x_id = 0) in;
+
+layout(set = 0, binding = 0, std430) readonly buffer Logits { float logits[]; };
+layout(set = 0, binding = 2, std430) writeonly buffer Routing { uint routing[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer Log { uint routing_log[]; };
+layout(push_constant, std430) uniform Push {
+    uvec2 shared_address;
+    uint layer;
+    uint n_experts;
+    uint n_used;
+    uint flags;
+    float scale;
+};
+
+const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED = 4u, FLAG_SHARED_GATE = 8u;
+const uint LOG_HEADER_WORDS = 4u;
+
+#include "reduce.glsl"
+#include "float_order.glsl"
+#include "argmax.glsl"
+
+shared uint keys[1024];
+shared uint chosen_ids[32];
+shared float chosen_values[32];
+
+bool has(uint flag) { return (flags & flag) != 0u; }
+
+float sigmoid(float value) { return 1.0 / (1.0 + exp(clamp(-value, -80.0, 80.0))); }
+
+// The weight before normalisation; for softmax relative to the largest logit. Far differences are cut where exp is 0 anyway.
+float gate(float value, float top) { return has(FLAG_SIGMOID) ? sigmoid(value) : exp(max(value - top, -120.0)); }
+
+// (key, id) of the best expert of this lane that has not been chosen.
+uvec2 lane_best() {
+    uvec2 best = uvec2(KEY_NONE, 0xFFFFFFFFu);
+    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) {
+        if (keys[e] > best.x) best = uvec2(keys[e], e);
+    }
+    return best;
+}
+
+// Sum over all experts of the softmax numerators.
+float softmax_total() {
+    float top = -3.4028234e38, sum = 0.0;
+    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) top = max(top, finite_key_value(keys[e]));
+    top = workgroup_max(top);
+    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) sum += gate(finite_key_value(keys[e]), top);
+    return workgroup_sum(sum);
+}
+
+void choose() {
+    uvec2 mine = lane_best();
+    for (uint round = 0u; round < n_used; ++round) {
+        const uvec2 winner = workgroup_argmax(mine.x, mine.y);
+        const uint id = min(winner.y, n_experts - 1u);
+        if (gl_LocalInvocationIndex == 0u) {
+            chosen_ids[round] = id;
+            chosen_values[round] = finite_key_value(winner.x);
+        }
+        if (id % gl_WorkGroupSize.x == gl_LocalInvocationIndex) {
+            keys[id] = KEY_NONE;
+            mine = lane_best();
+        }
+    }
+    barrier();
+}
+
+void write_slot(uint n_slots, uint slot, uint id, float weight, uvec2 address) {
+    routing[slot] = id;
+    routing[n_slots + slot] = floatBitsToUint(weight);
+    routing[2u * n_slots + 2u * slot] = address.x;
+    routing[2u * n_slots + 2u * slot + 1u] = address.y;
+}
+
+void main() {
+    const uint n_slots = n_used + (has(FLAG_SHARED) ? 1u : 0u);
+    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) keys[e] = order_key(logits[e]);
+    barrier();
+    float divisor = 1.0;
+    if (!has(FLAG_SIGMOID) && !has(FLAG_RENORMALISE)) divisor = softmax_total();
+    choose();
+    if (has(FLAG_RENORMALISE)) {
+        divisor = 0.0;
+        for (uint s = 0u; s < n_used; ++s) divisor += gate(chosen_values[s], chosen_values[0]);
+    }
+    for (uint s = gl_LocalInvocationIndex; s < n_used; s += gl_WorkGroupSize.x) {
+        const uint id = chosen_ids[s];
+        const float share = divisor > 0.0 ? gate(chosen_values[s], chosen_values[0]) / divisor : 1.0 / float(n_used);
+        const uvec2 entry = address_add_product(params.expert_table, layer * n_experts + id, 8u);
+        write_slot(n_slots, s, id, share * scale, AddressEntry(entry).address);
+        routing_log[LOG_HEADER_WORDS + layer * n_used + s] = id;
+    }
+    if (has(FLAG_SHARED) && gl_LocalInvocationIndex == 0u) {
+        const float weight = has(FLAG_SHARED_GATE) ? sigmoid(finite_key_value(order_key(logits[n_experts]))) : 1.0;
+        write_slot(n_slots, n_used, n_experts, weight, shared_address);
+    }
+}
