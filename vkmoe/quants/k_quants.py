@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from vkmoe.quants.scale_search import fit_range, fit_symmetric
 
-__all__ = ["quantise_q4_k", "quantise_q5_k", "quantise_q6_k"]
+__all__ = ["pack_subscales", "quantise_q4_k", "quantise_q5_k", "quantise_q6_k"]
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -53,9 +53,8 @@ def _range_blocks(x: Floats, importance: Floats, largest: int) -> tuple[Bytes, B
     quants = _round_range(x, d * subscale, dmin * subminimum, largest)
     d, dmin = _refit_range(x, importance, quants * subscale[:, None], subminimum, d, dmin)
     quants = _round_range(x, d * subscale, dmin * subminimum, largest)
-    head = np.concatenate(
-        [_half_bytes(d), _half_bytes(dmin), _pack_subscales(subscale.T, subminimum.T)], axis=1
-    )
+    packed = pack_subscales(subscale.T.astype(np.uint8), subminimum.T.astype(np.uint8))
+    head = np.concatenate([_half_bytes(d), _half_bytes(dmin), packed], axis=1)
     return head, np.ascontiguousarray(quants.transpose(2, 0, 1)).astype(np.uint8)
 
 
@@ -108,12 +107,12 @@ def _half_bytes(values: Floats) -> Bytes:
     return values.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
-def _pack_subscales(subscale: Floats, subminimum: Floats) -> Bytes:
+def pack_subscales(scales: Bytes, minima: Bytes) -> Bytes:
     """Two of [n, 8] six-bit numbers to [n, 12] bytes: decode.unpack_scales_minima backwards."""
-    scales, minima = subscale.astype(np.uint8), subminimum.astype(np.uint8)
-    low = scales[:, :4] | ((scales[:, 4:] >> 4) << 6)
-    middle = minima[:, :4] | ((minima[:, 4:] >> 4) << 6)
-    high = (scales[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4)
+    four, six, nibble = np.uint8(4), np.uint8(6), np.uint8(15)
+    low = scales[:, :4] | ((scales[:, 4:] >> four) << six)
+    middle = minima[:, :4] | ((minima[:, 4:] >> four) << six)
+    high = (scales[:, 4:] & nibble) | ((minima[:, 4:] & nibble) << four)
     return np.concatenate([low, middle, high], axis=1)
 
 
