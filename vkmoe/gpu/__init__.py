@@ -1,0 +1,1 @@
+"""The GPU layer: devices, buffers, programs and the backend that runs them."""

@@ -1,0 +1,164 @@
+"""Typed face of the native extension: Vulkan through Kompute's C++ classes, with our submission.
+
+Methods raise VulkanError for a failed Vulkan call, DeviceLost once the driver has reset the
+device, ValueError for arguments that do not fit, RuntimeError for something already closed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+kompute_version: str
+
+class VulkanError(RuntimeError):
+    """A Vulkan call failed: `call` by name, with the VkResult named `result`."""
+
+    result: str
+    call: str
+
+class DeviceLost(VulkanError):
+    """VK_ERROR_DEVICE_LOST, from any call; the device can only be closed."""
+
+def live_objects() -> dict[str, int]:
+    """Live Vulkan objects by kind, those made by Kompute included; {} when there are none."""
+
+def inject_failure(
+    call: str, after: int = 0, result: str = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
+) -> None:
+    """For tests: the (after + 1)-th future `call` is not made and yields `result`, once."""
+
+def clear_injections() -> None:
+    """Forget the injections that have not struck yet."""
+
+class Instance:
+    """The Vulkan instance; `validation` asks for the Khronos layer with synchronisation checks."""
+
+    def __init__(self, validation: bool = False) -> None: ...
+    def messages(self) -> list[str]:
+        """Validation warnings and errors since the last call."""
+
+    def physical_devices(self) -> list[dict[str, Any]]:
+        """What each device is and can do, as plain data."""
+
+    def open(self, index: int, features: list[str]) -> Device:
+        """Open a device with just these features.
+
+        Raises VulkanError that lists the features it lacks, ValueError for an unknown name,
+        IndexError if there is no such device.
+        """
+
+    def close(self) -> None:
+        """Let go of the instance; it is destroyed with the last open device."""
+
+class Device:
+    """An open device. All that is made from it is released by `close`."""
+
+    @property
+    def n_queues(self) -> int: ...
+    @property
+    def has_upload_queue(self) -> bool: ...
+    @property
+    def lost(self) -> bool: ...
+    def buffer(self, size: int, memory_type: int, name: str = "") -> Buffer:
+        """A raw buffer of `size` bytes with memory of its own, mapped if host visible."""
+
+    def tensor(self, n_words: int, name: str = "") -> Tensor:
+        """A descriptor-bound buffer of 4-byte words in device memory."""
+
+    def kernel(
+        self,
+        spirv: bytes,
+        tensors: Sequence[Tensor],
+        spec: Sequence[int],
+        push_bytes: int,
+        name: str = "",
+    ) -> Kernel:
+        """A pipeline: `tensors` are bindings 0.., `spec` specialisation constants 0.. (uint32)."""
+
+    def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
+        """Begin a recording with a full memory barrier, for queue "compute" or "upload".
+
+        Upload recordings reuse their command buffers; at most 64 may be alive.
+        """
+
+    def submit(self, recording: Recording, queue: str = "compute") -> Submission:
+        """Submit a recording, which must not be in flight."""
+
+    def wait_idle(self) -> None:
+        """Wait for all submissions; interruptible."""
+
+    def close(self) -> None:
+        """Wait for submissions in flight and release everything but memory under live views."""
+
+class Buffer:
+    @property
+    def size(self) -> int: ...
+    @property
+    def address(self) -> int:
+        """Device address; 0 without the feature buffer_device_address."""
+
+    @property
+    def memory_type(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def mapped(self) -> bool: ...
+    def view(self) -> npt.NDArray[np.uint8]:
+        """The bytes [size] in place; keeps the memory alive. RuntimeError if not mapped."""
+
+    def flush(self, offset: int, size: int) -> None:
+        """Make host writes visible to the device; free on coherent memory."""
+
+    def invalidate(self, offset: int, size: int) -> None:
+        """Make device writes visible to the host; free on coherent memory."""
+
+    def close(self) -> None:
+        """Let go of the buffer; recordings that use it keep it alive."""
+
+class Tensor:
+    @property
+    def n_words(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+
+class Kernel:
+    @property
+    def name(self) -> str: ...
+
+class Recorder:
+    def dispatch(
+        self, kernel: Kernel, groups: tuple[int, int, int], push: bytes = b""
+    ) -> None: ...
+    def barrier(self) -> None:
+        """All commands before it are done and visible to all after it."""
+
+    def copy(
+        self,
+        src: Buffer | Tensor,
+        src_offset: int,
+        dst: Buffer | Tensor,
+        dst_offset: int,
+        size: int,
+    ) -> None: ...
+    def fill(self, dst: Buffer | Tensor, offset: int, size: int, word: int) -> None: ...
+    def timestamp(self, index: int) -> None:
+        """Take the time at which all earlier commands are done."""
+
+    def finish(self) -> Recording:
+        """End with a barrier to the host; the recording keeps all it uses alive."""
+
+class Recording:
+    def timestamps(self) -> list[int]:
+        """Nanoseconds [n_timestamps] of the last submit; RuntimeError before it has finished."""
+
+class Submission:
+    def wait(self, expected_ns: int = 0, timeout_ns: int = 0) -> bool:
+        """Wait without the GIL, interruptibly; False if `timeout_ns` (0: no limit) ran out.
+
+        With 0 < expected_ns < 20 ms it sleeps until 80 % of that time after the submit, then polls.
+        """
+
+    def done(self) -> bool:
+        """True once the submit has finished; never waits."""

@@ -1,0 +1,55 @@
+# Kompute's C++ library, from the source distribution of its Python package.
+#
+# The sdist is downloaded with pip at configure time and checked against its SHA-256; set
+# VKMOE_KP_SDIST (CMake variable or environment) to a local copy to build without network.
+set(VKMOE_KP_VERSION "0.9.0")
+set(VKMOE_KP_SHA256 "98e583dc6e9731ff6d7a3e3317817e4d93f7b2945929619e29a56325db279949")
+
+set(VKMOE_KP_SDIST "$ENV{VKMOE_KP_SDIST}" CACHE FILEPATH "Local kp sdist instead of a download")
+set(kp_download_dir "${CMAKE_CURRENT_BINARY_DIR}/kp")
+if(VKMOE_KP_SDIST)
+    set(kp_sdist "${VKMOE_KP_SDIST}")
+else()
+    set(kp_sdist "${kp_download_dir}/kp-${VKMOE_KP_VERSION}.tar.gz")
+endif()
+
+if(NOT EXISTS "${kp_sdist}")
+    if(VKMOE_KP_SDIST)
+        message(FATAL_ERROR "VKMOE_KP_SDIST names no file: ${kp_sdist}")
+    endif()
+    execute_process(
+        COMMAND "${Python_EXECUTABLE}" -m pip download --quiet --no-deps --no-binary :all:
+                --no-build-isolation --dest "${kp_download_dir}" "kp==${VKMOE_KP_VERSION}"
+        RESULT_VARIABLE kp_result)
+    if(NOT kp_result EQUAL 0)
+        message(FATAL_ERROR "pip could not download kp ${VKMOE_KP_VERSION}; "
+                            "set VKMOE_KP_SDIST to a local copy of kp-${VKMOE_KP_VERSION}.tar.gz")
+    endif()
+endif()
+
+file(SHA256 "${kp_sdist}" kp_sha256)
+if(NOT kp_sha256 STREQUAL VKMOE_KP_SHA256)
+    message(FATAL_ERROR "${kp_sdist} has SHA-256 ${kp_sha256}, expected ${VKMOE_KP_SHA256}")
+endif()
+set(kp_source "${kp_download_dir}/kp-${VKMOE_KP_VERSION}")
+if(NOT EXISTS "${kp_source}/CMakeLists.txt")
+    file(ARCHIVE_EXTRACT INPUT "${kp_sdist}" DESTINATION "${kp_download_dir}")
+endif()
+
+# System headers for everything: Kompute would clone its own from a git host.
+foreach(dependency FMT VULKAN_HEADER SPDLOG PYBIND11)
+    set(KOMPUTE_OPT_USE_BUILT_IN_${dependency} OFF CACHE BOOL "" FORCE)
+endforeach()
+set(KOMPUTE_OPT_INSTALL OFF CACHE BOOL "" FORCE)
+set(KOMPUTE_OPT_LOG_LEVEL "Off" CACHE STRING "" FORCE)
+set(KOMPUTE_OPT_DISABLE_VULKAN_VERSION_CHECK ON CACHE BOOL "" FORCE)
+set(BUILD_SHARED_LIBS OFF)
+
+# Dispatch through a table that this extension fills (kompute_calls.cpp): Kompute ignores most
+# results, so every call it makes is checked, counted and can be made to fail there.
+add_compile_definitions(FMT_HEADER_ONLY VULKAN_HPP_DISPATCH_LOADER_DYNAMIC=1)
+add_subdirectory("${kp_source}" "${kp_download_dir}/build" EXCLUDE_FROM_ALL)
+# Its flags contain -Werror; newer compilers and headers warn about more than it knew.
+foreach(target kompute kp_logger)
+    target_compile_options(${target} PRIVATE -w -Wno-error)
+endforeach()

@@ -1,0 +1,81 @@
+// One opened device: VkDevice, its queues and the facts every other class needs.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <vulkan/vulkan.hpp>
+
+#include "command_pool.hpp"
+#include "instance.hpp"
+
+namespace vkmoe {
+
+struct QueueFacts {
+    VkQueue handle = VK_NULL_HANDLE;
+    uint32_t family = 0;
+    bool has_compute = true;
+    uint32_t timestamp_bits = 0;
+};
+
+/// A queue; VkQueue is not thread-safe, so `mutex` is held around every use.
+struct Queue : QueueFacts {
+    std::mutex mutex;
+};
+
+/// Held alive by everything made on the device; VkDevice dies with the last of them.
+class Context {
+  public:
+    Context(std::shared_ptr<Instance> instance, size_t index,
+            const std::vector<std::string>& features);
+
+    VkDevice device() const { return device_.get(); }
+    VkPhysicalDevice physical() const { return physical_; }
+    Instance& instance() const { return *instance_; }
+    const VkPhysicalDeviceProperties& properties() const { return properties_; }
+    const VkPhysicalDeviceMemoryProperties& memory() const { return memory_; }
+    bool has_addresses() const { return has_addresses_; }
+
+    Queue& compute_queue() { return compute_; }
+    Queue& upload_queue() { return has_upload_queue() ? upload_ : compute_; }
+    bool has_upload_queue() const { return upload_.handle != VK_NULL_HANDLE; }
+    /// Throws std::invalid_argument for a name other than "compute" and "upload".
+    Queue& queue(const std::string& name);
+    /// Fills in the sharing of a buffer: concurrent where the queues are of two families.
+    void share(VkBufferCreateInfo& info) const;
+
+    /// Throws DEVICE_LOST if an earlier call has reported it.
+    void require_alive(const char* call) const;
+    /// Remembers a lost device; returns `result` unchanged.
+    VkResult note(VkResult result);
+    bool lost() const { return lost_; }
+
+    CommandPools& upload_pools() { return upload_pools_; }
+    const std::shared_ptr<vk::Device>& kp_device() const { return kp_device_; }
+    const std::shared_ptr<vk::PhysicalDevice>& kp_physical() const { return kp_physical_; }
+
+  private:
+    void choose_families(std::vector<VkDeviceQueueCreateInfo>& infos);
+    void create_device(const std::vector<std::string>& features);
+
+    std::shared_ptr<Instance> instance_;
+    VkPhysicalDevice physical_;
+    VkPhysicalDeviceProperties properties_{};
+    VkPhysicalDeviceMemoryProperties memory_{};
+    bool has_addresses_ = false;
+    std::atomic<bool> lost_{false};
+    Owned<VkDevice> device_;
+    Queue compute_;
+    Queue upload_;
+    uint32_t upload_index_ = 0;  // index of the upload queue within its family
+    bool wants_upload_ = false;
+    uint32_t families_[2] = {0, 0};
+    std::shared_ptr<vk::Device> kp_device_;
+    std::shared_ptr<vk::PhysicalDevice> kp_physical_;
+    CommandPools upload_pools_;
+};
+
+}  // namespace vkmoe

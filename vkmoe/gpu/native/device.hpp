@@ -1,0 +1,53 @@
+// The opened device as Python sees it: makes things, submits, and closes in order.
+#pragma once
+
+#include "buffer.hpp"
+#include "submission.hpp"
+
+namespace vkmoe {
+
+class Device {
+  public:
+    explicit Device(std::shared_ptr<Context> context);
+    ~Device();
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    std::shared_ptr<Buffer> buffer(uint64_t size, uint32_t memory_type, const std::string& name);
+    std::shared_ptr<Tensor> tensor(uint64_t n_words, const std::string& name);
+    std::shared_ptr<Kernel> kernel(const std::string& spirv,
+                                   std::vector<std::shared_ptr<Tensor>> tensors,
+                                   const std::vector<uint32_t>& spec, uint32_t push_bytes,
+                                   const std::string& name);
+    Recorder recorder(uint32_t n_timestamps, const std::string& queue);
+    std::shared_ptr<Submission> submit(const std::shared_ptr<Recording>& recording,
+                                       const std::string& queue);
+
+    uint32_t n_queues() const { return context().has_upload_queue() ? 2 : 1; }
+    bool has_upload_queue() const { return context().has_upload_queue(); }
+    bool lost() const { return context().lost(); }
+    /// Waits for all submissions in flight; interruptible, throws like Submission::wait.
+    void wait_idle();
+    /// Waits like wait_idle, then releases all that was made here. Does nothing the second time.
+    void close();
+    /// Waits at most `limit` for submissions in flight, silently; false if some remain.
+    bool join(Submission::Clock::duration limit) noexcept;
+
+  private:
+    Context& context() const;
+    template <class Made>
+    std::shared_ptr<Made> keep(std::shared_ptr<Made> made);
+    void reap();
+    void release_all() noexcept;
+
+    std::shared_ptr<Context> context_;  // null once closed
+    std::vector<std::weak_ptr<Resource>> children_;
+    size_t prune_at_ = 64;
+    std::vector<std::shared_ptr<Submission>> in_flight_;
+    std::shared_ptr<Tensor> placeholder_;  // bound where a kernel has no tensors
+};
+
+/// For interpreter exit: no process may end with work in flight.
+void join_all_devices() noexcept;
+
+}  // namespace vkmoe

@@ -1,0 +1,13 @@
+// What a physical device is, as plain Python data.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <vulkan/vulkan.h>
+
+namespace vkmoe {
+
+/// The dict that Instance.physical_devices() lists; its keys are in _native.pyi.
+pybind11::dict device_facts(VkPhysicalDevice physical, uint32_t index);
+
+}  // namespace vkmoe

@@ -1,0 +1,119 @@
+#include "submission.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+namespace vkmoe {
+
+namespace {
+
+constexpr milliseconds kSlice{100};       // Ctrl-C is answered this quickly
+constexpr milliseconds kMaxExpected{20};  // longer ones may as well block: 1-2 ms do not matter
+
+}  // namespace
+
+Submission::Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording)
+    : recording_(std::move(recording)) {
+    const VkDevice device = context->device();
+    VkFenceCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO;
+    VkFence fence = VK_NULL_HANDLE;
+    VKMOE_CHECKED(vkCreateFence, device, &info, nullptr, &fence);
+    Owned<VkFence> owned{"fence", fence, [=] { vkDestroyFence(device, fence, nullptr); }};
+    fence_ = std::make_shared<Fence>(Fence{std::move(context), std::move(owned)});
+}
+
+void Submission::release() noexcept {
+    finish(finished_);
+    fence_.reset();
+}
+
+void Submission::finish(bool succeeded) noexcept {
+    const std::lock_guard lock(mutex_);
+    finished_ = succeeded;
+    if (!recording_) return;
+    recording_->end_flight(succeeded);
+    recording_.reset();
+}
+
+std::shared_ptr<Submission::Fence> Submission::held_fence() const {
+    if (!fence_) throw std::runtime_error("the submission's device is closed");
+    return fence_;
+}
+
+/// True on success, false while not done; throws what else a fence can say.
+bool Submission::settle(const Fence& fence, const char* call, VkResult result) {
+    if (result == VK_TIMEOUT || result == VK_NOT_READY) return false;
+    if (result != VK_SUCCESS) throw VulkanError(fence.context->note(result), call);
+    finish(true);
+    return true;
+}
+
+bool Submission::ask(const Fence& fence) {
+    fence.context->require_alive("vkGetFenceStatus");
+    return settle(fence, "vkGetFenceStatus",
+                  VKMOE_ATTEMPT(vkGetFenceStatus, fence.context->device(), fence.handle.get()));
+}
+
+bool Submission::wait_slice(const Fence& fence, nanoseconds limit) {
+    fence.context->require_alive("vkWaitForFences");
+    const VkFence handle = fence.handle.get();
+    return settle(fence, "vkWaitForFences",
+                  VKMOE_ATTEMPT(vkWaitForFences, fence.context->device(), 1u, &handle,
+                                VkBool32{VK_TRUE}, static_cast<uint64_t>(limit.count())));
+}
+
+bool Submission::done() { return finished_ || ask(*held_fence()); }
+
+bool Submission::poll(const Fence& fence, Clock::time_point sleep_until,
+                      Clock::time_point give_up) {
+    std::this_thread::sleep_until(std::min(sleep_until, give_up));
+    do {
+        if (ask(fence)) return true;
+        std::this_thread::yield();
+    } while (Clock::now() < give_up);
+    return false;
+}
+
+bool Submission::wait(uint64_t expected_ns, uint64_t timeout_ns) {
+    if (finished_) return true;
+    const auto fence = held_fence();
+    const auto limit = nanoseconds(std::min<uint64_t>(timeout_ns, INT64_MAX / 4));
+    const auto deadline = timeout_ns == 0 ? Clock::time_point::max() : Clock::now() + limit;
+    const nanoseconds expected(std::min<uint64_t>(expected_ns, INT64_MAX / 4));
+    if (expected.count() > 0 && expected < kMaxExpected) {
+        const py::gil_scoped_release no_gil;
+        const auto give_up = submitted_at_ + 2 * expected + milliseconds(1);
+        const auto sleep_until = submitted_at_ + expected * 4 / 5;
+        if (poll(*fence, sleep_until, std::min(give_up, deadline))) return true;
+    }
+    while (true) {
+        const auto left = std::max(deadline - Clock::now(), Clock::duration::zero());
+        {
+            const py::gil_scoped_release no_gil;
+            if (wait_slice(*fence, std::min<nanoseconds>(kSlice, left))) return true;
+        }
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+        if (Clock::now() >= deadline) return false;
+    }
+}
+
+bool Submission::join(Clock::duration limit) noexcept {
+    if (finished_ || !fence_) return true;
+    const VkFence handle = fence();
+    const auto wait_ns = std::chrono::duration_cast<nanoseconds>(limit).count();
+    const VkResult result = vkWaitForFences(fence_->context->device(), 1, &handle, VK_TRUE,
+                                            static_cast<uint64_t>(std::max<int64_t>(wait_ns, 0)));
+    if (result == VK_SUCCESS) finish(!fence_->context->lost());
+    // A lost device has nothing in flight any more: its objects may be destroyed.
+    return result == VK_SUCCESS || result == VK_ERROR_DEVICE_LOST;
+}
+
+}  // namespace vkmoe

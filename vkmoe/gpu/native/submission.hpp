@@ -1,0 +1,51 @@
+// One submit of a recording: its fence, and waiting for it without holding the GIL.
+#pragma once
+
+#include <chrono>
+
+#include "recorder.hpp"
+
+namespace vkmoe {
+
+class Submission : public Resource {
+  public:
+    using Clock = std::chrono::steady_clock;
+
+    /// Makes the fence. The submit itself is Device's.
+    Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording);
+    void release() noexcept override;
+
+    VkFence fence() const { return fence_->handle.get(); }
+    /// Marks the flight as begun (after vkQueueSubmit succeeded).
+    void started() { submitted_at_ = Clock::now(); }
+
+    /// Needs the GIL, and releases it while it waits. False if timeout_ns (0: none) ran out.
+    /// Throws VulkanError if the device is lost, the Python error of a signal handler.
+    bool wait(uint64_t expected_ns, uint64_t timeout_ns);
+    /// Asks the fence, without waiting.
+    bool done();
+    /// Waits at most `limit` for the driver alone: no injections, no signals, no exceptions.
+    bool join(Clock::duration limit) noexcept;
+
+  private:
+    /// A waiting thread holds this itself: Device::close may run in another one meanwhile.
+    struct Fence {
+        std::shared_ptr<Context> context;
+        Owned<VkFence> handle;
+    };
+
+    std::shared_ptr<Fence> held_fence() const;
+    bool ask(const Fence& fence);
+    bool wait_slice(const Fence& fence, std::chrono::nanoseconds limit);
+    bool settle(const Fence& fence, const char* call, VkResult result);
+    bool poll(const Fence& fence, Clock::time_point sleep_until, Clock::time_point give_up);
+    void finish(bool succeeded) noexcept;
+
+    std::mutex mutex_;  // guards recording_ when several threads wait
+    std::shared_ptr<Recording> recording_;
+    std::atomic<bool> finished_{false};
+    Clock::time_point submitted_at_;
+    std::shared_ptr<Fence> fence_;  // null once released
+};
+
+}  // namespace vkmoe
