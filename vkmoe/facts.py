@@ -1,11 +1,22 @@
-"""What was found: facts about a device, plain data without a GPU behind it, so that tests invent devices."""
+"""What was found (device, model) and what was decided (plan): plain data, so that tests invent them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["DeviceInfo", "DeviceLimits", "Heap", "MemoryType"]
+__all__ = [
+    "DeviceInfo",
+    "DeviceLimits",
+    "ExpertSpec",
+    "Heap",
+    "MemoryPlan",
+    "MemoryType",
+    "ModelSpec",
+    "PlanLine",
+    "RopeSpec",
+    "WeightBytes",
+]
 
 
 @dataclass(frozen=True)
@@ -96,3 +107,94 @@ class DeviceInfo:
                                for item in facts["memory_types"]),
             limits=DeviceLimits(**limits),
         )
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding. `style`: neox pairs element i with i + dim/2, normal with i + 1.
+
+    `scaling` yarn follows Peng et al. 2023 (arXiv:2309.00071); linear divides positions.
+    """
+
+    dim: int
+    base: float = 10000.0
+    style: Literal["neox", "normal"] = "neox"
+    scaling: Literal["none", "linear", "yarn"] = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float | None = None  # None: yarn's own 0.1 ln(factor) + 1
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True)
+class ExpertSpec:
+    """The routed experts of a model; `n_used` of `n_experts` run for each token."""
+
+    n_experts: int
+    n_used: int
+    width: int  # rows of gate and up
+    renormalise: bool = True
+    scale: float = 1.0
+    gating: Literal["softmax", "sigmoid"] = "softmax"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a model file says of its shape; sizes in elements."""
+
+    architecture: str
+    name: str
+    n_layers: int
+    width: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_vocab: int
+    context_length: int
+    norm_eps: float
+    rope: RopeSpec
+    qk_norm: Literal["none", "head", "full"]
+    feed_forward_width: int
+    experts: ExpertSpec | None
+    tied_embeddings: bool
+
+    @property
+    def qkv_width(self) -> int:
+        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    @property
+    def attention_width(self) -> int:
+        return self.n_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes of the weights in device layout, rounded as they will be allocated."""
+
+    trunk: int
+    experts: int
+    largest_span: int = 0
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """One decided amount of memory: for what, where, how much, and why there."""
+
+    item: str
+    place: Literal["device", "host", "readback", "file"]
+    n_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What was decided before anything is allocated."""
+
+    ctx_size: int
+    kv_type: Literal["f16", "f32"]
+    experts_in: Literal["device", "host"]
+    lines: tuple[PlanLine, ...]
+
+    def total(self, place: str) -> int:
+        return sum(line.n_bytes for line in self.lines if line.place == place)

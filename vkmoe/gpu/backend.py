@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend"]
 
+INTERRUPT_LIMIT_NS = 5_000_000_000  # a submit is bounded far below this
+
 
 class Backend:
     """Binds names to memory, compiles each kernel once, records programs."""
@@ -63,9 +65,17 @@ class Backend:
             return recorder.finish()
 
     def run(self, recording: _native.Recording, expected_ns: int = 0) -> None:
-        """Submit and wait. Raises DeviceLostError and other GpuErrors."""
+        """Submit and wait. Raises DeviceLostError and other GpuErrors.
+
+        Ctrl-C is passed on once the submit has ended: the host must not touch what it reads.
+        """
         with translate_errors("running a program"):
-            self.device.native.submit(recording).wait(expected_ns)
+            submission = self.device.native.submit(recording)
+            try:
+                submission.wait(expected_ns)
+            except KeyboardInterrupt:
+                submission.wait(timeout_ns=INTERRUPT_LIMIT_NS)
+                raise
 
     def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
         recorder.copy(

@@ -1,0 +1,1 @@
+"""Where the experts lie and how they are reached."""

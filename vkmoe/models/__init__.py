@@ -1,0 +1,30 @@
+"""Model files to model specs and programs; one module per architecture, differences only.
+
+Never sees a byte offset or a buffer: weights arrive as matrices with addresses.
+"""
+
+from __future__ import annotations
+
+from vkmoe.errors import UnsupportedModelError
+from vkmoe.facts import ModelSpec
+from vkmoe.gguf_file import GgufFile
+from vkmoe.models import qwen3, qwen3moe
+
+__all__ = ["ARCHITECTURES", "read_spec"]
+
+ARCHITECTURES = {"qwen3": qwen3.read_spec, "qwen3moe": qwen3moe.read_spec}
+
+
+def read_spec(file: GgufFile) -> ModelSpec:
+    """The spec of a model file.
+
+    Raises UnsupportedModelError for an architecture, key or value vkmoe does not know, ModelFileError
+    for missing or absurd metadata.
+    """
+    architecture = file.require("general.architecture", str)
+    reader = ARCHITECTURES.get(architecture)
+    if reader is None:
+        raise UnsupportedModelError(
+            f"{file.path}: architecture {architecture!r} is not supported",
+            f"vkmoe runs {', '.join(sorted(ARCHITECTURES))}")
+    return reader(file)

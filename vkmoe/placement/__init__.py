@@ -1,0 +1,1 @@
+"""Decides what lies where (planner) and puts it there (loader)."""

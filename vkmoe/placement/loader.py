@@ -1,0 +1,256 @@
+"""Puts a model's weights into GPU memory and says where they lie.
+
+Owns the arenas of the weights. Copies the file's bytes into their device layout (several threads;
+NumPy copies without the GIL) and drops the file's pages behind itself, so that host memory is never
+held twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts.table import ExpertTable
+from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.gpu.arena import Arena, Placement, round_up
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.program import Range, memory_range
+from vkmoe.gpu.transfer import Transfer
+from vkmoe.models.rope import rope_table
+from vkmoe.models.tensors import LayerTensors, ModelTensors
+from vkmoe.models.weights import LayerWeights, ModelWeights
+from vkmoe.ops.experts import ExpertShape, SpanMatrix
+from vkmoe.ops.matvec import Matrix
+from vkmoe.quants import decode, device_row_bytes, to_device
+
+__all__ = ["LoadedWeights", "Progress", "load_weights", "weight_bytes"]
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Bytes = NDArray[np.uint8]
+N_THREADS = 4
+PIECE_BYTES = 16 << 20  # rows are laid out in pieces of about this size
+
+
+def weight_bytes(tensors: ModelTensors) -> WeightBytes:
+    """Bytes the weights will take in device layout, rounded as they are placed."""
+    trunk = [tensors.embeddings, tensors.output_gain]
+    if tensors.output is not tensors.embeddings:
+        trunk.append(tensors.output)
+    experts = largest = 0
+    total = 0
+    for layer in tensors.layers:
+        trunk += [layer.attention_gain, layer.q, layer.k, layer.v, layer.output, layer.q_gain,
+                  layer.k_gain, layer.feed_forward_gain]
+        span_bytes = expert_shape(layer).span_bytes
+        if layer.router is None:
+            total += span_bytes
+        else:
+            trunk.append(layer.router)
+            experts += layer.router.shape[0] * span_bytes
+            largest = max(largest, span_bytes)
+    total += sum(round_up(_device_bytes(tensor)) for tensor in trunk)
+    return WeightBytes(total, experts, largest)
+
+
+def expert_shape(layer: LayerTensors) -> ExpertShape:
+    """The span of one expert (or of the dense feed-forward): gate, up, down, each 256-byte aligned."""
+    gate = _span_matrix(layer.gate, 0)
+    up = _span_matrix(layer.up, round_up(gate.n_bytes))
+    down = _span_matrix(layer.down, up.offset + round_up(up.n_bytes))
+    return ExpertShape(gate, up, down, down.offset + round_up(down.n_bytes))
+
+
+@dataclass
+class LoadedWeights:
+    """The weights and what owns their memory."""
+
+    weights: ModelWeights
+    table: ExpertTable
+    arenas: list[Arena]
+
+    def close(self) -> None:
+        self.table.close()
+        for arena in self.arenas:
+            arena.close()
+
+
+def load_weights(device: Device, file: GgufFile, spec: ModelSpec, tensors: ModelTensors,
+                 plan: MemoryPlan, progress: Progress | None = None) -> LoadedWeights:
+    """Place and copy all weights. Raises OutOfMemoryError and other GpuErrors; frees all on error."""
+    sizes = weight_bytes(tensors)
+    rope = rope_table(spec.rope, plan.ctx_size)
+    arenas = [
+        Arena(device, "device", "weights", sizes.trunk + round_up(rope.nbytes)),
+        Arena(device, plan.experts_in, "experts", sizes.experts),
+    ]
+    n_moe_layers = sum(layer.router is not None for layer in tensors.layers)
+    n_experts = spec.experts.n_experts if spec.experts else 1
+    table = ExpertTable(device, max(1, n_moe_layers), n_experts)
+    loader = _Loader(file, device, arenas, table, sizes.trunk + sizes.experts, progress)
+    try:
+        weights = loader.load(tensors, rope)
+        table.publish()
+    except BaseException:
+        loader.abandon()
+        for arena in arenas:
+            arena.close()
+        table.close()
+        raise
+    loader.finish()
+    return LoadedWeights(weights, table, arenas)
+
+
+class _Loader:
+    """Copies tensors one after another; mapped memory is written by several threads."""
+
+    def __init__(self, file: GgufFile, device: Device, arenas: list[Arena], table: ExpertTable,
+                 total: int, progress: Progress | None) -> None:
+        self._file = file
+        self._trunk, self._experts = arenas
+        self._table = table
+        self._transfer = Transfer(device)
+        self._pool = ThreadPoolExecutor(N_THREADS, "load")
+        self._progress = progress
+        self._done, self._total = 0, total
+
+    def load(self, tensors: ModelTensors, rope: NDArray[np.float32]) -> ModelWeights:
+        embeddings = self._matrix(tensors.embeddings)
+        tied = tensors.output is tensors.embeddings
+        layers = []
+        n_moe_layers = 0
+        for layer in tensors.layers:
+            layers.append(self._layer(layer, n_moe_layers))
+            n_moe_layers += layer.router is not None
+        return ModelWeights(
+            embeddings=embeddings,
+            output_gain=self._gain(tensors.output_gain),
+            output=embeddings if tied else self._matrix(tensors.output),
+            layers=tuple(layers),
+            rope_table=self._place(rope.view(np.uint8).reshape(-1)),
+            expert_table=self._table.range,
+        )
+
+    def finish(self) -> None:
+        self._pool.shutdown()
+        self._transfer.close()
+
+    def abandon(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._transfer.close()
+
+    def _layer(self, layer: LayerTensors, moe_index: int) -> LayerWeights:
+        shape = expert_shape(layer)
+        spans = self._spans(layer, shape)
+        if layer.router is not None:
+            for expert, span in enumerate(spans):
+                self._table.set(moe_index, expert, span.address)
+        return LayerWeights(
+            attention_gain=self._gain(layer.attention_gain),
+            q=self._matrix(layer.q),
+            k=self._matrix(layer.k),
+            v=self._matrix(layer.v),
+            output=self._matrix(layer.output),
+            q_gain=self._gain(layer.q_gain),
+            k_gain=self._gain(layer.k_gain),
+            feed_forward_gain=self._gain(layer.feed_forward_gain),
+            router=self._matrix(layer.router) if layer.router is not None else None,
+            expert_shape=shape,
+            expert_homes=_merged(spans, shape.span_bytes) if layer.router is not None else (),
+            dense_span=0 if layer.router is not None else spans[0].address,
+        )
+
+    def _spans(self, layer: LayerTensors, shape: ExpertShape) -> list[Placement]:
+        """Place every expert's span and fill it from the three stacked tensors."""
+        n_spans = 1 if layer.router is None else layer.router.shape[0]
+        arena = self._trunk if layer.router is None else self._experts
+        spans = [arena.place(shape.span_bytes) for _ in range(n_spans)]
+        for tensor, matrix in ((layer.gate, shape.gate), (layer.up, shape.up),
+                               (layer.down, shape.down)):
+            rows = self._rows(tensor)
+            pieces = []
+            for index, span in enumerate(spans):
+                part = rows[index * matrix.n_rows:(index + 1) * matrix.n_rows]
+                pieces += self._pieces(tensor, part, span, matrix.offset)
+            self._copy(tensor, pieces)
+        return spans
+
+    def _matrix(self, tensor: TensorInfo) -> Matrix:
+        rows = self._rows(tensor)
+        n_columns = tensor.shape[-1]
+        row_bytes = device_row_bytes(tensor.type, n_columns)
+        place = self._trunk.place(len(rows) * row_bytes)
+        self._copy(tensor, self._pieces(tensor, rows, place, 0))
+        return Matrix(tensor.type, place.address, len(rows), n_columns, row_bytes)
+
+    def _gain(self, tensor: TensorInfo) -> int:
+        values = decode(tensor.type, self._file.data(tensor.name), tensor.shape[0])
+        return self._place(values.astype(np.float32).view(np.uint8))
+
+    def _place(self, data: Bytes) -> int:
+        place = self._trunk.place(data.size)
+        self._transfer.write(place.buffer, place.offset, data)
+        return place.address
+
+    def _rows(self, tensor: TensorInfo) -> Bytes:
+        """The file's bytes as [rows, row bytes]."""
+        n_rows = int(np.prod(tensor.shape[:-1]))
+        return self._file.data(tensor.name).reshape(n_rows, -1)
+
+    def _pieces(self, tensor: TensorInfo, rows: Bytes, place: Placement, offset: int,
+                ) -> list[tuple[Bytes, Placement, int]]:
+        """Cut rows into pieces of about PIECE_BYTES: (rows, placement, offset behind it)."""
+        row_bytes = device_row_bytes(tensor.type, tensor.shape[-1])
+        step = max(1, PIECE_BYTES // row_bytes)
+        return [(rows[start:start + step], place, offset + start * row_bytes)
+                for start in range(0, len(rows), step)]
+
+    def _copy(self, tensor: TensorInfo, pieces: list[tuple[Bytes, Placement, int]]) -> None:
+        n_columns = tensor.shape[-1]
+        row_bytes = device_row_bytes(tensor.type, n_columns)
+
+        def copy(piece: tuple[Bytes, Placement, int]) -> None:
+            rows, place, offset = piece
+            start = place.offset + offset
+            n_bytes = len(rows) * row_bytes
+            if place.buffer.mapped:
+                out = place.buffer.view()[start:start + n_bytes].reshape(len(rows), row_bytes)
+                to_device(tensor.type, rows, n_columns, out=out)
+            else:
+                laid_out = to_device(tensor.type, rows, n_columns)
+                self._transfer.write(place.buffer, start, laid_out.reshape(-1))
+
+        mapped = all(place.buffer.mapped for _, place, _ in pieces)
+        for piece, _ in zip(pieces, self._pool.map(copy, pieces) if mapped else map(copy, pieces),
+                            strict=True):
+            self._done += len(piece[0]) * row_bytes
+            if self._progress is not None:
+                self._progress(min(self._done, self._total), self._total)
+        self._file.drop_pages(tensor.name)
+
+
+def _span_matrix(tensor: TensorInfo, offset: int) -> SpanMatrix:
+    n_rows, n_columns = tensor.shape[-2:]
+    return SpanMatrix(tensor.type, offset, n_rows, n_columns,
+                      device_row_bytes(tensor.type, n_columns))
+
+
+def _device_bytes(tensor: TensorInfo) -> int:
+    if len(tensor.shape) == 1:
+        return 4 * tensor.shape[0]
+    return int(np.prod(tensor.shape[:-1])) * device_row_bytes(tensor.type, tensor.shape[-1])
+
+
+def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
+    """Neighbouring spans as one range each."""
+    merged: list[Range] = []
+    for span in sorted(spans, key=lambda item: item.address):
+        if merged and merged[-1].end == span.address:
+            merged[-1] = Range(merged[-1].resource, merged[-1].start, span.address + span_bytes)
+        else:
+            merged.append(memory_range(span.address, span_bytes))
+    return tuple(merged)

@@ -1,0 +1,89 @@
+"""`plan(config, spec, device, weights, host_bytes)`: what lies where, decided before anything is allocated.
+
+Pure: tests call it with invented devices. Rules and figures: gpu-facts.md, part A (9-12, 19).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vkmoe.config import EngineConfig
+from vkmoe.errors import OutOfMemoryError, UsageError
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine, WeightBytes
+
+__all__ = ["DEFAULT_CTX_SIZE", "device_budget", "plan"]
+
+DEFAULT_CTX_SIZE = 8192
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def plan(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, weights: WeightBytes,
+         scratch_bytes: int, available_host_bytes: int) -> MemoryPlan:
+    """Decide context, expert placement and every line of memory.
+
+    Raises UsageError for a context the model cannot have, OutOfMemoryError when it cannot fit.
+    """
+    ctx_size = _ctx_size(config, spec)
+    kv_bytes = (2 * spec.n_layers * spec.n_kv_heads * ctx_size * spec.head_dim
+                * (2 if config.kv_type == "f16" else 4))
+    rope_bytes = ctx_size * spec.rope.dim * 4
+    fixed = weights.trunk + kv_bytes + rope_bytes + scratch_bytes
+    budget = device_budget(device, available_host_bytes)
+    if fixed > budget:
+        raise OutOfMemoryError(
+            f"{spec.name} needs {_mib(fixed)} of {device.name}'s memory without its experts "
+            f"(weights {_mib(weights.trunk)}, KV cache {_mib(kv_bytes)}); {_mib(budget)} can be used",
+            "lower --ctx-size" if kv_bytes > weights.trunk else "choose a smaller model")
+    experts_in, reason = _expert_place(weights, device, budget - fixed, available_host_bytes)
+    lines = [
+        PlanLine("weights used by every token", "device", weights.trunk, "read for each token"),
+        PlanLine(f"KV cache, {ctx_size} tokens, {config.kv_type}", "device", kv_bytes,
+                 "as --ctx-size" if config.ctx_size else "the model's context, at most "
+                 f"{DEFAULT_CTX_SIZE}; --ctx-size changes it"),
+        PlanLine("rotary table", "device", rope_bytes, "one entry per position"),
+        PlanLine("activations", "device", scratch_bytes, "one token at a time"),
+    ]
+    if weights.experts:
+        lines.append(PlanLine("experts", experts_in, weights.experts, reason))
+    return MemoryPlan(ctx_size, config.kv_type, experts_in, tuple(lines))
+
+
+def device_budget(device: DeviceInfo, available_host_bytes: int) -> int:
+    """Bytes of device memory vkmoe may use; integrated and CPU devices share the host's."""
+    if device.is_uma:
+        return max(0, available_host_bytes - GIB)
+    local = [heap for heap in device.heaps if heap.device_local]
+    heap = max(local or device.heaps, key=lambda item: item.size)
+    free = heap.size - 512 * MIB
+    if heap.budget:
+        free = min(free, heap.budget - (heap.usage or 0))
+    return max(0, free * 95 // 100)
+
+
+def _ctx_size(config: EngineConfig, spec: ModelSpec) -> int:
+    if config.ctx_size is None:
+        return min(spec.context_length, DEFAULT_CTX_SIZE)
+    if config.ctx_size > spec.context_length:
+        raise UsageError(
+            f"--ctx-size {config.ctx_size} is more than the {spec.context_length} tokens "
+            f"{spec.name} was trained for", f"use at most {spec.context_length}")
+    return config.ctx_size
+
+
+def _expert_place(weights: WeightBytes, device: DeviceInfo, free: int, available_host_bytes: int,
+                  ) -> tuple[Literal["device", "host"], str]:
+    if device.is_uma and weights.experts <= free:
+        return "device", "the device shares the host's memory: read in place"
+    if weights.experts <= free:
+        return "device", f"all fit in the {_mib(free)} that are free"
+    host_free = max(0, available_host_bytes * 70 // 100)
+    if not device.is_uma and weights.experts <= host_free:
+        return "host", f"{_mib(free)} are free on the device: read in place over the bus"
+    raise OutOfMemoryError(
+        f"the experts need {_mib(weights.experts)}; {_mib(free)} of {device.name}'s memory and "
+        f"{_mib(host_free)} of host memory can be used",
+        "close other programs, or choose a smaller model or quantisation")
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / MIB:,.0f} MiB"
