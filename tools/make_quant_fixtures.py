@@ -36,7 +36,7 @@ DEMO_TENSORS = {
 def error_measures(type_name: str, x: Floats, y: Floats, columns: Floats | None) -> list[float]:
     """[plain, weighted] root mean square error of `y`, relative to that of `x`.
 
-    The weights are those llama.cpp's own search minimises: 1 for Q8_0, x^2 for Q6_K, magnitude plus the
+    The weights are those llama.cpp minimises by: 1 for Q8_0, x^2 for Q6_K, magnitude plus the
     root mean square of 32 neighbours for Q4_K and Q5_K; with importance, that of the column.
     """
     x, y = x.astype(np.float64), y.astype(np.float64)

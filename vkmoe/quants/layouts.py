@@ -128,4 +128,4 @@ def _check(rows: Bytes, row_bytes: int, n_rows: int | None = None) -> None:
     assert rows.dtype == np.uint8 and rows.ndim == 2, (rows.dtype, rows.shape)
     assert rows.shape[1] == row_bytes, (rows.shape, row_bytes)
     assert n_rows is None or len(rows) == n_rows, (rows.shape, n_rows)
-    assert rows.shape[1] == 0 or rows.strides[1] == 1 or rows.shape[1] == 1, rows.strides
+    assert rows.size == 0 or rows.shape[1] == 1 or rows.strides[1] == 1, rows.strides

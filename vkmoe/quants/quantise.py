@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float32]
 # Weights per piece: small enough that a search's arrays stay in the cache.
 _CHUNK_WEIGHTS = 1 << 16
 _GROUP = 32
+# Beyond what any block can hold, and below where the searches' float32 sums would overflow.
+_LARGEST = 1e9
 _Q8_0_SHIFTS = np.linspace(-0.5, 0.5, 5, dtype=np.float32)
 
 
@@ -62,6 +64,8 @@ def _quantise_piece(type_name: str, rows: Floats, importance: Floats | None) -> 
     if not np.isfinite(rows).all():
         raise UnsupportedModelError("the weights to quantise contain NaN or infinity")
     blocks = rows.reshape(-1, TYPES[type_name].block_weights)
+    if blocks.shape[1] > 1 and np.abs(rows).max(initial=0) > _LARGEST:
+        raise UnsupportedModelError(f"the weights are too large for {type_name}")
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         found = _QUANTISERS[type_name](blocks, _importance(rows, importance, blocks.shape))
     if not np.isfinite(decode(type_name, found, rows.size)).all():

@@ -1,0 +1,57 @@
+"""The decoders against the `gguf` package, bit for bit, on arbitrary bytes."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+
+from vkmoe.errors import UnsupportedModelError
+from vkmoe.quants import HAS_KERNEL, TYPES, decode
+
+FOREIGN = ["Q4_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4"]
+
+
+@pytest.mark.parametrize("name", [*sorted(HAS_KERNEL), *FOREIGN])
+@pytest.mark.parametrize("n_blocks", [1, 7, 1100])
+def test_equal_to_the_package_on_random_bytes(name: str, n_blocks: int) -> None:
+    quant_type = TYPES[name]
+    rng = np.random.default_rng(n_blocks)
+    raw = rng.integers(0, 256, (n_blocks, quant_type.block_bytes), dtype=np.uint8)
+    found = decode(name, raw, n_blocks * quant_type.block_weights)
+    with np.errstate(all="ignore"):
+        expected = dequantize(raw, gguf.GGMLQuantizationType[name])
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.asarray(expected, np.float32).reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
+def test_bad_scales_decode_without_warnings(name: str, scale: float) -> None:
+    quant_type = TYPES[name]
+    raw = np.ones(quant_type.block_bytes, np.uint8)
+    at = 208 if name == "Q6_K" else 0
+    raw[at : at + 2] = np.array([scale], "<f2").view(np.uint8)
+    assert not np.isfinite(decode(name, raw, quant_type.block_weights)).all()
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("I8", "<i1"), ("I32", "<i4"), ("F64", "<f8")])
+def test_plain_numbers_are_cast(name: str, dtype: str) -> None:
+    values = np.array([-3, 0, 7, 100], dtype)
+    np.testing.assert_array_equal(decode(name, values.view(np.uint8), 4), [-3, 0, 7, 100])
+
+
+def test_a_type_nobody_decodes_is_refused() -> None:
+    raw = np.zeros(TYPES["Q8_K"].block_bytes, np.uint8)
+    with pytest.raises(UnsupportedModelError, match="Q8_K"):
+        decode("Q8_K", raw, 256)
+
+
+def test_a_view_of_a_larger_array_decodes_alike() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (4, 2 * 144), dtype=np.uint8)
+    part = rows[::2, :144]
+    with np.errstate(all="ignore"):
+        expected = np.concatenate([decode("Q4_K", row.copy(), 256) for row in part])
+    np.testing.assert_array_equal(decode("Q4_K", part, 512), expected)

@@ -1,0 +1,94 @@
+"""Device layouts: where every byte goes, checked by plain loops, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes, from_device, to_device
+
+Bytes = npt.NDArray[np.uint8]
+SHAPES = [(1, 1), (3, 1), (5, 3), (2, 8), (7, 9)]  # (rows, blocks of a row)
+
+
+def random_rows(name: str, n_rows: int, n_blocks: int) -> tuple[Bytes, int]:
+    columns = n_blocks * TYPES[name].block_weights
+    rng = np.random.default_rng(n_rows * 100 + n_blocks)
+    raw = rng.integers(1, 256, (n_rows, TYPES[name].row_bytes(columns)), dtype=np.uint8)
+    return raw, columns
+
+
+def expected_row(name: str, raw: Bytes) -> bytes:
+    """The documented layout of one row, one block after the other."""
+    size = TYPES[name].block_bytes
+    blocks = [raw[at : at + size].tobytes() for at in range(0, len(raw), size)]
+    if name == "Q6_K":
+        cuts = [(0, 128), (128, 192), (192, 208), (208, 210)]
+    elif name == "Q8_0":
+        cuts = [(2, 34), (0, 2)]
+    else:
+        cuts = []
+    row = b"".join(block[a:b] for a, b in cuts for block in blocks) if cuts else raw.tobytes()
+    return row + bytes(-len(row) % 16)
+
+
+@pytest.mark.parametrize("name", sorted(HAS_KERNEL))
+@pytest.mark.parametrize(("n_rows", "n_blocks"), SHAPES)
+def test_layout_and_its_inverse(name: str, n_rows: int, n_blocks: int) -> None:
+    raw, columns = random_rows(name, n_rows, n_blocks)
+    laid = to_device(name, raw, columns)
+    assert laid.shape == (n_rows, device_row_bytes(name, columns))
+    assert laid.shape[1] % 16 == 0
+    assert [row.tobytes() for row in laid] == [expected_row(name, row) for row in raw]
+    np.testing.assert_array_equal(from_device(name, laid, columns), raw)
+
+
+@pytest.mark.parametrize("name", sorted(HAS_KERNEL))
+def test_out_is_filled_and_its_neighbours_are_not_touched(name: str) -> None:
+    raw, columns = random_rows(name, 6, 5)
+    size = device_row_bytes(name, columns)
+    arena = np.full((6, size + 48), 0xAA, np.uint8)
+    window = arena[:, 16 : 16 + size]
+    assert to_device(name, raw, columns, window) is window
+    np.testing.assert_array_equal(window, to_device(name, raw, columns))
+    assert (arena[:, :16] == 0xAA).all() and (arena[:, 16 + size :] == 0xAA).all()
+    back = np.empty_like(raw)
+    assert from_device(name, window, columns, back) is back
+    np.testing.assert_array_equal(back, raw)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "F32"])
+def test_types_that_need_no_change_are_not_copied(name: str) -> None:
+    raw, columns = random_rows(name, 3, 4)
+    raw.flags.writeable = False
+    assert to_device(name, raw, columns) is raw
+
+
+def test_rows_cut_out_of_a_larger_array() -> None:
+    raw, columns = random_rows("Q6_K", 8, 4)
+    np.testing.assert_array_equal(
+        to_device("Q6_K", raw[::2], columns), to_device("Q6_K", raw, columns)[::2]
+    )
+
+
+def test_no_rows_at_all() -> None:
+    assert to_device("Q8_0", np.empty((0, 34), np.uint8), 32).shape == (0, 48)
+
+
+@pytest.mark.parametrize(("name", "columns", "expected"), [
+    ("Q4_K", 2048, 1152), ("Q5_K", 2048, 1408), ("Q6_K", 2048, 1680), ("Q6_K", 256, 224),
+    ("Q8_0", 2048, 2176), ("Q8_0", 32, 48), ("F16", 3, 16), ("F32", 5, 32), ("BF16", 8, 16),
+])  # fmt: skip
+def test_row_sizes(name: str, columns: int, expected: int) -> None:
+    assert device_row_bytes(name, columns) == expected
+
+
+def test_wrong_shapes_are_our_own_bug() -> None:
+    raw, columns = random_rows("Q6_K", 2, 2)
+    with pytest.raises(AssertionError):
+        to_device("Q6_K", raw, columns + 256)
+    with pytest.raises(AssertionError):
+        to_device("Q6_K", raw, columns, np.empty((2, 16), np.uint8))
+    with pytest.raises(AssertionError):
+        device_row_bytes("Q4_0", 32)

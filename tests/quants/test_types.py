@@ -1,0 +1,30 @@
+"""The type table against the `gguf` package."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+from gguf.constants import GGML_QUANT_SIZES
+
+from vkmoe.quants import HAS_KERNEL, TYPES
+from vkmoe.quants.types import BY_ID
+
+
+@pytest.mark.parametrize("theirs", [kind for kind in gguf.GGMLQuantizationType if kind <= 41])
+def test_every_type_of_the_package_is_known_alike(theirs: gguf.GGMLQuantizationType) -> None:
+    ours = TYPES[theirs.name]
+    assert ours.ggml_id == theirs.value
+    assert (ours.block_weights, ours.block_bytes) == GGML_QUANT_SIZES[theirs]
+    assert BY_ID[theirs.value] is ours
+
+
+def test_types_with_kernels_are_types() -> None:
+    assert set(TYPES) >= HAS_KERNEL
+    assert {"Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32"} == HAS_KERNEL
+
+
+def test_row_bytes() -> None:
+    assert TYPES["Q4_K"].row_bytes(2048) == 8 * 144
+    assert TYPES["F16"].row_bytes(3) == 6
+    with pytest.raises(AssertionError):
+        TYPES["Q4_K"].row_bytes(128)
