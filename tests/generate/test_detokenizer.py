@@ -44,6 +44,10 @@ def test_control_tokens_do_not_show(tiny_tokenizer: Tokenizer) -> None:
     assert "".join(stream(tiny_tokenizer, ids, skip_control=False)) == "he<|im_end|><think>"
 
 
+def test_rows_beyond_the_vocabulary_have_no_text(tiny_tokenizer: Tokenizer) -> None:
+    assert "".join(stream(tiny_tokenizer, [*b"a", tiny_tokenizer.n_vocab, *b"b"])) == "ab"
+
+
 def run_matcher(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     matcher = StopMatcher(stops)
     text = ""

@@ -29,8 +29,8 @@ class StreamDetokenizer:
 
     def feed(self, token_id: int) -> str:
         """Text that is certain after this token; often empty inside a character. Mutates."""
-        if token_id in self._skip:
-            return ""
+        if token_id in self._skip or token_id >= self._tokenizer.n_vocab:
+            return ""  # models may have more rows than their vocabulary has tokens
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def finish(self) -> str:

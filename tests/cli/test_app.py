@@ -1,0 +1,103 @@
+"""The root command: help, lazy imports, and how errors leave the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from vkmoe.cli.app import root
+from vkmoe.errors import (
+    ModelFileError,
+    NoDriverError,
+    OutOfMemoryError,
+    PromptError,
+    UsageError,
+    VkmoeError,
+)
+
+from .conftest import FakeLLM, Run
+
+HEAVY = ("numpy", "tokenizers", "jinja2", "vkmoe.gpu", "vkmoe.llm", "vkmoe.engine", "rich")
+
+
+def test_root_help_is_a_tutorial_in_eight_lines(run: Run) -> None:
+    done = run("--help")
+    assert done.code == 0
+    lines = [line for line in done.out.splitlines() if line.strip().startswith(("vkmoe ", "echo"))]
+    lines += [line for line in done.out.splitlines() if "VKMOE_TEMP=0 vkmoe" in line]
+    assert len(lines) == 8
+    for name in ("generate", "chat", "info", "devices", "selftest"):
+        assert any(f"vkmoe {name}" in line for line in lines), name
+
+
+def test_without_arguments_the_help_appears(run: Run) -> None:
+    done = run()
+    assert done.code == 2
+    assert "vkmoe generate" in done.err + done.out
+
+
+def test_help_of_every_command_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from vkmoe.cli import main\n"
+        "for name in sys.argv[1:]: assert main([name, '--help']) == 0\n"
+        f"assert main(['--help']) == 0; print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, *root.commands], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (VkmoeError("a", "b"), 1),
+        (UsageError("a", "b"), 2),
+        (ModelFileError("a", "b"), 1),
+        (PromptError("a", "b"), 1),
+        (NoDriverError("a", "b"), 1),
+        (OutOfMemoryError("a", "b"), 1),
+    ],
+)
+def test_errors_are_two_lines_and_their_exit_code(
+    run: Run, fake: type[FakeLLM], error: VkmoeError, code: int
+) -> None:
+    fake.fail_after = (0, error)
+    assert run("generate", "-p", "x", "-q") == (code, "", "error: a\nhint: b\n")
+
+
+def test_an_error_without_a_hint_is_one_line(run: Run, fake: type[FakeLLM]) -> None:
+    fake.fail_after = (0, VkmoeError("two\nlines"))
+    assert run("generate", "-p", "x", "-q").err == "error: two lines\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ZeroDivisionError("division\nby zero"), "internal error, ZeroDivisionError: division by"),
+        (MemoryError(), "out of memory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_our_own_bugs_show_no_traceback(
+    run: Run, fake: type[FakeLLM], error: BaseException, text: str
+) -> None:
+    fake.fail_after = (0, error)
+    done = run("generate", "-p", "x", "-q")
+    assert done.code == 1
+    assert done.err.startswith("error: ")
+    assert text in done.err.splitlines()[0]
+    assert "Traceback" not in done.err
+
+
+def test_the_traceback_shows_on_request(run: Run, fake: type[FakeLLM]) -> None:
+    fake.fail_after = (0, VkmoeError("a"))
+    assert "Traceback" in run("generate", "-p", "x", VKMOE_DEBUG="1").err
+
+
+def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
+    done = run("generat")
+    assert done.code == 2
+    assert "generat" in done.err.splitlines()[0]

@@ -1,0 +1,92 @@
+"""`vkmoe chat` with an invented model."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import FakeLLM, Run
+
+
+def prompts(fake: type[FakeLLM]) -> list[str]:
+    return [call["prompt"] for call in fake.calls if "prompt" in call]
+
+
+def test_a_conversation_remembers_what_was_said(run: Run, fake: type[FakeLLM]) -> None:
+    done = run("chat", "m.gguf", "--system", "S", stdin=b"hi\nyou\n")
+    assert (done.code, done.out) == (0, "one two thrée!\n" * 2)
+    assert prompts(fake) == [
+        "[system: S][user: hi]",
+        "[system: S][user: hi][assistant: one two thrée!][user: you]",
+    ]
+
+
+def test_clear_forgets_all_but_the_system_message(run: Run, fake: type[FakeLLM]) -> None:
+    run("chat", "--system", "S", stdin=b"hi\n/clear\nyou\n")
+    assert prompts(fake)[1] == "[system: S][user: you]"
+
+
+def test_exit_ends_and_blank_lines_are_nothing(run: Run, fake: type[FakeLLM]) -> None:
+    done = run("chat", stdin=b"\n  \n/exit\nhi\n")
+    assert (done.code, prompts(fake)) == (0, [])
+
+
+def test_an_unknown_command_is_named(run: Run, fake: type[FakeLLM]) -> None:
+    done = run("chat", stdin=b"/help me\n")
+    assert "unknown command /help; there are /clear and /exit" in done.err
+    assert prompts(fake) == []
+
+
+def test_ctrl_c_stops_the_reply_only(run: Run, fake: type[FakeLLM]) -> None:
+    fake.fail_after = (1, KeyboardInterrupt())
+    done = run("chat", stdin=b"hi\nyou\n")
+    assert (done.code, done.out) == (0, "one \none \n")
+    assert prompts(fake)[1] == "[user: hi][assistant: one ][user: you]"
+
+
+def test_a_message_that_does_not_fit_is_taken_back(run: Run, fake: type[FakeLLM]) -> None:
+    done = run("chat", stdin=b"x" * 300 + b"\nhi\n")
+    assert done.code == 0
+    assert "error: the prompt has 201 tokens" in done.err
+    assert prompts(fake)[1] == "[user: hi]"
+
+
+def test_names_reach_the_template(run: Run, fake: type[FakeLLM]) -> None:
+    fake.template = "{{ messages[0].content }} thinking={{ enable_thinking }}"
+    run("chat", "--chat-template-kwargs", '{"enable_thinking": false}', stdin=b"hi\n")
+    assert prompts(fake) == ["hi thinking=False"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"messages": []}', "must not set 'messages'"),
+        ('{"add_generation_prompt": 1}', "must not set 'add_generation_prompt'"),
+    ],
+)
+def test_bad_template_names_are_wrong_usage(
+    run: Run, fake: type[FakeLLM], text: str, message: str
+) -> None:
+    done = run("chat", VKMOE_CHAT_TEMPLATE_KWARGS=text)
+    assert done.code == 2
+    assert "VKMOE_CHAT_TEMPLATE_KWARGS" in done.err.splitlines()[0]
+    assert message in done.err.splitlines()[0]
+    assert not fake.calls
+
+
+def test_a_model_without_a_template_cannot_chat(run: Run, fake: type[FakeLLM]) -> None:
+    fake.template = None
+    done = run("chat", "-q", stdin=b"hi\n")
+    assert done == (1, "", "error: the model has no chat template\nhint: use vkmoe generate\n")
+
+
+def test_input_that_is_no_utf8_is_one_line(run: Run, fake: type[FakeLLM]) -> None:
+    done = run("chat", "-q", stdin=b"a\xff\n")
+    assert done.code == 1
+    assert done.err.startswith("error: the prompt on standard input is not valid UTF-8 (byte 1)")
+
+
+def test_statistics_on_request(run: Run, fake: type[FakeLLM]) -> None:
+    assert "tok/s" not in run("chat", stdin=b"hi\n").err
+    assert "tok/s" in run("chat", "-v", stdin=b"hi\n").err

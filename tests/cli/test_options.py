@@ -1,0 +1,121 @@
+"""Options are generated: flags, defaults, variables and errors, for every field of the configs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+import pytest
+
+from vkmoe.cli.app import root
+from vkmoe.config import EngineConfig, SamplingConfig, environment_name
+
+from .conftest import FakeLLM, Run
+
+FIELDS = [*dataclasses.fields(EngineConfig), *dataclasses.fields(SamplingConfig)]
+# A value other than the default for each type, and one that cannot be read.
+GIVEN: dict[str, tuple[str, Any, str | None]] = {
+    "device": ("intel", "intel", None),
+    "ctx_size": ("77", 77, "many"),
+    "kv_type": ("f32", "f32", "f64"),
+    "validation": ("yes", True, "perhaps"),
+    "temp": ("0.25", 0.25, "warm"),
+    "top_k": ("3", 3, "3.5"),
+    "top_p": ("0.5", 0.5, "1.5"),
+    "min_p": ("0.1", 0.1, "-1"),
+    "repeat_penalty": ("1.5", 1.5, "0"),
+    "repeat_last_n": ("8", 8, "-2"),
+    "presence_penalty": ("0.5", 0.5, "nan"),
+    "frequency_penalty": ("-0.5", -0.5, "inf"),
+    "seed": ("123", 123, "-1"),
+}
+
+
+def configured(fake: type[FakeLLM], name: str) -> Any:
+    configs = (fake.calls[0]["config"], fake.calls[1]["sampling"])
+    return next(getattr(config, name) for config in configs if hasattr(config, name))
+
+
+def flag_of(item: dataclasses.Field[Any]) -> str:
+    return next(str(flag) for flag in item.metadata["flags"] if flag.startswith("--"))
+
+
+def test_every_field_has_a_case_here() -> None:
+    assert set(GIVEN) == {item.name for item in FIELDS}
+
+
+def test_defaults_are_those_of_the_dataclasses(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("generate", "-p", "x").code == 0
+    assert fake.calls[0]["config"] == EngineConfig()
+    assert fake.calls[1]["sampling"] == SamplingConfig()
+
+
+@pytest.mark.parametrize("item", FIELDS, ids=lambda item: item.name)
+def test_flag_and_variable_set_the_field(
+    run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
+) -> None:
+    text, value, _ = GIVEN[item.name]
+    words = [flag_of(item)] if value is True else [flag_of(item), text]
+    assert run("generate", "-p", "x", *words).code == 0
+    assert configured(fake, item.name) == value
+    fake.calls.clear()
+    assert run("generate", "-p", "x", **{environment_name(item.name): text}).code == 0
+    assert configured(fake, item.name) == value
+    fake.calls.clear()
+    assert run("generate", "-p", "x", **{environment_name(item.name): ""}).code == 0
+    assert configured(fake, item.name) == item.default
+
+
+@pytest.mark.parametrize("item", FIELDS, ids=lambda item: item.name)
+def test_malformed_values_name_flag_and_variable(
+    run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
+) -> None:
+    bad = GIVEN[item.name][2]
+    if bad is None:
+        return
+    done = run("generate", "-p", "x", **{environment_name(item.name): bad})
+    assert done.code == 2
+    first = done.err.splitlines()[0]
+    assert first.startswith("error: ")
+    assert environment_name(item.name) in first
+    assert flag_of(item) in first
+    assert bad in first
+    assert not fake.calls
+
+
+def test_variables_of_the_commands_own_options(run: Run, fake: type[FakeLLM]) -> None:
+    done = run(
+        "generate",
+        VKMOE_MODEL="m.gguf",
+        VKMOE_PROMPT="x",
+        VKMOE_MAX_TOKENS="4",
+        VKMOE_STOP="a b\nc",
+        VKMOE_IGNORE_EOS="1",
+        VKMOE_QUIET="true",
+        VKMOE_VERBOSE="0",
+        VKMOE_JSON="1",
+    )
+    assert done.code == 0
+    assert done.out.startswith("{")
+    assert done.err == ""
+    assert fake.calls[0]["model"] == "m.gguf"
+    call = fake.calls[1]
+    assert (call["max_tokens"], call["stop"], call["ignore_eos"]) == (4, ["a b", "c"], True)
+
+
+@pytest.mark.parametrize("name", ["MAX_TOKENS", "IGNORE_EOS", "QUIET", "VERBOSE", "JSON"])
+def test_malformed_variables_of_the_commands_own_options(
+    run: Run, fake: type[FakeLLM], name: str
+) -> None:
+    done = run("generate", "-p", "x", **{f"VKMOE_{name}": "?"})
+    assert done.code == 2
+    assert f"VKMOE_{name}" in done.err.splitlines()[0]
+
+
+def test_every_option_has_its_variable_and_its_help() -> None:
+    for name, command in root.commands.items():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and parameter.name != "help":
+                assert parameter.help, (name, parameter.name)
+                assert str(parameter.envvar).startswith("VKMOE_"), (name, parameter.name)

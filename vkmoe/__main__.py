@@ -1,0 +1,10 @@
+"""`python -m vkmoe` is `vkmoe`."""
+
+from __future__ import annotations
+
+import sys
+
+from vkmoe.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

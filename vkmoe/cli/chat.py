@@ -1,0 +1,166 @@
+"""`vkmoe chat`: a conversation through the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vkmoe.cli.generate import checked_stop, reply_options
+from vkmoe.cli.loading import note, opened
+from vkmoe.cli.options import (
+    check_output,
+    config_options,
+    engine_config,
+    option,
+    output_options,
+    sampling_config,
+)
+from vkmoe.cli.prompt import chosen_model, decoded
+from vkmoe.cli.statistics import statistics_lines
+from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.errors import PromptError, UsageError
+
+if TYPE_CHECKING:
+    from vkmoe.llm import LLM
+
+__all__ = ["chat"]
+
+RESERVED = ("messages", "add_generation_prompt", "self")
+
+
+@click.command(short_help="Talk with a model.")
+@click.argument("positional", required=False, metavar="[MODEL]")
+@option("-m", "--model", default=None, metavar="FILE", help="The model, a GGUF file.")
+@option("--system", default=None, help="The system message.")
+@option(
+    "--chat-template-kwargs",
+    default=None,
+    metavar="JSON",
+    help="Names for the chat template, such as '{\"enable_thinking\": false}' for Qwen3.",
+)
+@reply_options(max_tokens=-1)
+@config_options(SamplingConfig)
+@config_options(EngineConfig)
+@output_options
+def chat(**values: Any) -> None:
+    """Talk with a model. /clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops a reply."""
+    engine, sampling = engine_config(values), sampling_config(values)
+    check_output(values["verbose"], values["quiet"])
+    model = chosen_model(values["positional"], values["model"])
+    names = template_names(values["chat_template_kwargs"])
+    limits = {
+        "max_tokens": None if values["max_tokens"] < 0 else values["max_tokens"],
+        "stop": checked_stop(values["stop"]),
+        "ignore_eos": values["ignore_eos"],
+    }
+    with opened(model, engine, values["verbose"], values["quiet"]) as llm:
+        talk = Conversation(llm, values["system"], names, sampling, limits)
+        if not values["quiet"]:
+            note("/clear begins anew, /exit ends, Ctrl-C stops a reply")
+        _loop(talk, shows_statistics=values["verbose"])
+
+
+def template_names(text: str | None) -> dict[str, Any]:
+    """The JSON object of --chat-template-kwargs. Raises UsageError if it is none."""
+    flag = "--chat-template-kwargs (VKMOE_CHAT_TEMPLATE_KWARGS)"
+    example = "give a JSON object, such as '{\"enable_thinking\": false}'"
+    try:
+        names = json.loads(text) if text is not None else {}
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{flag} is not JSON: {error}", example) from error
+    if not isinstance(names, dict):
+        raise UsageError(f"{flag} is not a JSON object", example)
+    taken = [name for name in RESERVED if name in names]
+    if taken:
+        raise UsageError(f"{flag} must not set {taken[0]!r}", example)
+    return names
+
+
+@dataclass
+class Conversation:
+    """The messages so far, and one reply after the other."""
+
+    llm: LLM
+    system: str | None
+    names: dict[str, Any]
+    sampling: SamplingConfig
+    limits: dict[str, Any]
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.template = self.llm.chat_template  # complains now if there is none
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = [] if self.system is None else [_message("system", self.system)]
+
+    def reply(self, text: str) -> None:
+        """Answer one message on stdout; Ctrl-C keeps what was said so far.
+
+        Raises PromptError, with the message taken back, when it cannot be answered.
+        """
+        self.messages.append(_message("user", text))
+        pieces: list[str] = []
+        try:
+            prompt = self.template.render(self.messages, **self.names)
+            ids = self.llm.tokenizer.encode(prompt, add_special=False)
+            for piece in self.llm.stream(ids, self.sampling, **self.limits):
+                pieces.append(piece.text)
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            note(" [stopped]")
+        except PromptError:
+            self.messages.pop()
+            raise
+        click.echo()
+        self.messages.append(_message("assistant", "".join(pieces)))
+
+
+def _loop(talk: Conversation, shows_statistics: bool) -> None:
+    """Read messages until /exit or the end of the input."""
+    while (text := _next_message()) is not None:
+        command = text.strip()
+        if command == "/exit":
+            return
+        if command == "/clear":
+            talk.clear()
+            note("the conversation begins anew")
+        elif command.startswith("/"):
+            note(f"unknown command {command.split()[0]}; there are /clear and /exit")
+        elif command:
+            try:
+                talk.reply(text)
+            except PromptError as error:
+                note(f"error: {error}")
+                note(f"hint: {error.hint or 'try /clear'}")
+            statistics = talk.llm.last_statistics
+            if shows_statistics and statistics is not None:
+                for line in statistics_lines(talk.llm, statistics, statistics.finish_reason):
+                    note(line)
+
+
+def _next_message() -> str | None:
+    """One line of standard input without its end; None when there is no more."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.buffer.readline()
+        return decoded(line, "on standard input").rstrip("\r\n") if line else None
+    import readline  # noqa: F401  # gives input() its line editing
+
+    while True:
+        try:
+            return input("> ")
+        except EOFError:
+            note("")
+            return None
+        except KeyboardInterrupt:
+            note("\n/exit or Ctrl-D ends the conversation")
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -1,0 +1,63 @@
+"""`vkmoe devices`: every Vulkan device, and the one that would be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vkmoe.cli.options import option
+
+if TYPE_CHECKING:
+    from vkmoe.facts import DeviceInfo
+
+__all__ = ["devices"]
+
+
+@click.command(short_help="List the Vulkan devices.")
+@option("--device", default=None, help="Mark this device: its index or part of its name.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def devices(device: str | None, as_json: bool) -> None:
+    """List the Vulkan devices of all drivers; an asterisk marks the one that would be used."""
+    from vkmoe.errors import NoDeviceError
+    from vkmoe.gpu.device import choose_device, list_devices
+
+    found = list_devices()
+    try:
+        chosen: DeviceInfo | None = choose_device(found, device)
+    except NoDeviceError:
+        if device is not None:
+            raise
+        chosen = None
+    if as_json:
+        click.echo(json.dumps([_plain(item, item is chosen) for item in found], indent=2))
+        return
+    for item in found:
+        click.echo(_line(item, item is chosen))
+    if chosen is not None and chosen.is_cpu:
+        click.echo(
+            "no GPU found: running on the CPU"
+            if all(d.is_cpu for d in found)
+            else "this is a CPU device",
+            err=True,
+        )
+
+
+def _line(device: DeviceInfo, chosen: bool) -> str:
+    api = ".".join(map(str, device.api_version[:2]))
+    size = max(heap.size for heap in device.heaps if heap.device_local or len(device.heaps) == 1)
+    return (
+        f"{'*' if chosen else ' '} {device.index}: {device.name} ({device.type}, "
+        f"{size / 2**30:.1f} GiB, Vulkan {api}, {device.driver})"
+    )
+
+
+def _plain(device: DeviceInfo, chosen: bool) -> dict[str, Any]:
+    """The device as JSON values."""
+    facts = dataclasses.asdict(device)
+    facts["features"] = sorted(device.features)
+    for memory_type in facts["memory_types"]:
+        memory_type["flags"] = sorted(memory_type["flags"])
+    return {**facts, "chosen": chosen}

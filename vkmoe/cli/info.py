@@ -1,0 +1,129 @@
+"""`vkmoe info`: what a model file holds, and where its parts would go."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import click
+
+from vkmoe.cli.options import config_options, engine_config, option
+from vkmoe.cli.prompt import chosen_model
+from vkmoe.config import EngineConfig
+from vkmoe.errors import UnsupportedModelError, VkmoeError
+
+if TYPE_CHECKING:
+    from vkmoe.facts import MemoryPlan, ModelSpec
+    from vkmoe.gguf_file import GgufFile
+
+__all__ = ["info"]
+
+MIB = 1 << 20
+
+
+@click.command(short_help="Describe a model file.")
+@click.argument("positional", required=False, metavar="[MODEL]")
+@option("-m", "--model", default=None, metavar="FILE", help="The model, a GGUF file.")
+@config_options(EngineConfig)
+def info(positional: str | None, model: str | None, **values: object) -> None:
+    """Show what is in a model file, and the memory plan on the chosen device.
+
+    Loads nothing. Without MODEL it describes the built-in demo model.
+    """
+    from vkmoe.gguf_file import open_gguf
+    from vkmoe.llm import demo_model_path
+    from vkmoe.models import read_spec
+
+    config = engine_config(values)
+    path = chosen_model(positional, model)
+    with open_gguf(path if path is not None else demo_model_path()) as file:
+        for line in _file_lines(file):
+            click.echo(line)
+        spec = read_spec(file)
+        for line in [*_spec_lines(spec), *_tokenizer_lines(file)]:
+            click.echo(line)
+        for line in _plan_lines(file, spec, config):
+            click.echo(line)
+
+
+def _file_lines(file: GgufFile) -> list[str]:
+    """Name, size and the weight types with their shares."""
+    n_tensors: dict[str, int] = defaultdict(int)
+    n_bytes: dict[str, int] = defaultdict(int)
+    n_weights = 0
+    for tensor in file.tensors.values():
+        n_tensors[tensor.type] += 1
+        n_bytes[tensor.type] += tensor.n_bytes
+        elements = 1
+        for size in tensor.shape:
+            elements *= size
+        n_weights += elements
+    total = sum(n_bytes.values())
+    parts = f", {len(file.paths)} parts" if len(file.paths) > 1 else ""
+    lines = [
+        f"file          {file.path} (GGUF {file.version}{parts})",
+        f"name          {file.get('general.name', str, '(none)')}",
+        f"architecture  {file.get('general.architecture', str, '(none)')}",
+        f"weights       {n_weights / 1e6:,.1f} million in {len(file.tensors)} tensors, "
+        f"{total / MIB:,.1f} MiB",
+    ]
+    for kind in sorted(n_bytes, key=lambda name: -n_bytes[name]):
+        lines.append(f"  {kind:12}{n_tensors[kind]:5} tensors {n_bytes[kind] / MIB:12,.1f} MiB")
+    return lines
+
+
+def _spec_lines(spec: ModelSpec) -> list[str]:
+    """The model's shape."""
+    lines = [
+        f"layers        {spec.n_layers} of width {spec.width}",
+        f"attention     {spec.n_heads} heads of {spec.head_dim}, {spec.n_kv_heads} for keys "
+        f"and values",
+        f"context       {spec.context_length} tokens",
+    ]
+    if spec.experts is None:
+        lines.append(f"feed-forward  dense, width {spec.feed_forward_width}")
+    else:
+        lines.append(
+            f"experts       {spec.experts.n_experts} per layer, {spec.experts.n_used} used for "
+            f"each token, width {spec.experts.width}"
+        )
+    return lines
+
+
+def _tokenizer_lines(file: GgufFile) -> list[str]:
+    """The vocabulary and its special tokens; a tokenizer that cannot be used is said so."""
+    from vkmoe.generate.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+    except UnsupportedModelError as error:
+        return [f"tokenizer     not usable: {error}"]
+    named = [("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id), ("eot", tokenizer.eot_id)]
+    special = [f"{name} {tokenizer.token_text(i)} ({i})" for name, i in named if i is not None]
+    ends = ", ".join(tokenizer.token_text(i) for i in sorted(tokenizer.end_ids)) or "nothing"
+    template = "yes" if file.metadata.get("tokenizer.chat_template") else "no"
+    return [
+        f"tokenizer     {tokenizer.pre_name}, {tokenizer.n_vocab} tokens; {', '.join(special)}; "
+        f"replies end with {ends}",
+        f"chat template {template}",
+    ]
+
+
+def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[str]:
+    """The plan on the chosen device, or why there is none."""
+    from vkmoe.gpu.device import choose_device, list_devices
+    from vkmoe.placement.preview import preview
+
+    try:
+        device = choose_device(list_devices(), config.device)
+    except VkmoeError as error:
+        if config.device is not None:
+            raise
+        return [f"plan          none: {error}"]
+    decided: MemoryPlan = preview(file, spec, config, device)
+    lines = [f"plan          on device {device.index}: {device.name}"]
+    for line in decided.lines:
+        lines.append(
+            f"  {line.n_bytes / MIB:12,.1f} MiB {line.place:8} {line.item} ({line.reason})"
+        )
+    return lines

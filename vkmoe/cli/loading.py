@@ -1,0 +1,62 @@
+"""Opening a model for a command: progress on stderr, and what a user should know of the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from vkmoe.config import EngineConfig
+
+if TYPE_CHECKING:
+    from vkmoe.llm import LLM
+
+__all__ = ["note", "opened"]
+
+
+@contextmanager
+def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) -> Iterator[LLM]:
+    """The model, loaded. Without `quiet`, stderr tells about progress and a missing GPU."""
+    from vkmoe.llm import LLM
+
+    if model is None and not quiet:
+        note("no model given: using the built-in demo model, which writes Python")
+    with _progress(shown=not quiet) as progress:
+        llm = LLM(model, config, progress=progress)
+    with llm:
+        if llm.device_info.is_cpu and not quiet:
+            note("no GPU found: running on the CPU")
+        if verbose:
+            _describe(llm)
+        yield llm
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar while weights are copied; nothing when stderr is no terminal."""
+    if not (shown and sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = ("loading", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _describe(llm: LLM) -> None:
+    device = llm.device_info
+    note(f"device {device.index}: {device.name} ({device.type}, {device.driver})")
+    for line in llm.plan.lines:
+        note(f"{line.n_bytes / 2**20:10.1f} MiB {line.place}: {line.item} ({line.reason})")
+
+
+def note(text: str) -> None:
+    """One line on stderr, which never mixes with the text on stdout."""
+    sys.stdout.flush()
+    click.echo(text, err=True)
