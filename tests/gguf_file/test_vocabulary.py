@@ -1,0 +1,71 @@
+"""A vocabulary of 152k tokens with merges: opened and handed over in a second and 100 MB."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.make_synthetic_model import PRESETS, model_metadata
+from vkmoe.gguf_file import open_gguf
+from vkmoe.gguf_file.writing import write_gguf
+
+# In a process of its own, so that the peak is this file's and nothing else's.
+MEASURE = """
+import resource, sys, time
+from vkmoe.gguf_file import open_gguf
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.process_time()
+with open_gguf(sys.argv[1]) as file:
+    tokens = file.strings("tokenizer.ggml.tokens")
+    merges = file.strings("tokenizer.ggml.merges")
+    kinds = file.numbers("tokenizer.ggml.token_type")
+seconds = time.process_time() - start
+added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(len(tokens), len(merges), len(kinds), seconds, added / 1024)
+"""
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.gguf"
+    name = "qwen3-30b-a3b"
+    write_gguf(path, model_metadata(name, PRESETS[name], "q4_k_m"), [], lambda _: pytest.fail(""))
+    return path
+
+
+def measured(path: Path) -> tuple[list[int], float, float]:
+    """([tokens, merges, kinds], processor seconds, MB added to the peak)."""
+    command = [sys.executable, "-c", MEASURE, str(path)]
+    words = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return [int(word) for word in words[:3]], float(words[3]), float(words[4])
+
+
+def test_opening_a_large_vocabulary(synthetic: Path) -> None:
+    counts, seconds, added = measured(synthetic)
+    assert counts == [151936, 151936 - 257, 151936]
+    assert seconds < 1
+    assert added < 100
+
+
+@pytest.mark.shared
+def test_opening_a_real_large_vocabulary(shared: Path) -> None:
+    counts, seconds, added = measured(shared / "vocab" / "ggml-vocab-qwen2.gguf")
+    assert counts == [151936, 151387, 151936]
+    assert seconds < 1
+    assert added < 100
+
+
+def test_tokens_and_merges_arrive_as_they_were_written(synthetic: Path) -> None:
+    with open_gguf(synthetic) as file:
+        tokens = file.strings("tokenizer.ggml.tokens")
+        merges = file.strings("tokenizer.ggml.merges")
+    assert tokens[-1] == "<|endoftext|>" and tokens[ord("a")] == "a" and tokens[ord(" ")] == "Ġ"
+    known = set(tokens)
+    assert len(known) == len(tokens)
+    assert all(set(rule.split(" ")) <= known for rule in merges)
+    assert all(
+        rule.replace(" ", "") == token for rule, token in zip(merges, tokens[256:-1], strict=True)
+    )
