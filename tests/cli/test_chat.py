@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vkmoe.cli.chat import _next_message
+
 from .conftest import FakeLLM, Run
 
 
@@ -90,3 +92,21 @@ def test_input_that_is_no_utf8_is_one_line(run: Run, fake: type[FakeLLM]) -> Non
 def test_statistics_on_request(run: Run, fake: type[FakeLLM]) -> None:
     assert "tok/s" not in run("chat", stdin=b"hi\n").err
     assert "tok/s" in run("chat", "-v", stdin=b"hi\n").err
+
+
+def test_at_a_terminal_ctrl_c_asks_again_and_ctrl_d_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([KeyboardInterrupt(), "hi", EOFError()])
+
+    def answer(prompt: str) -> str:
+        value = next(answers)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", answer)
+    assert _next_message() == "hi"
+    assert "/exit or Ctrl-D" in capsys.readouterr().err
+    assert _next_message() is None

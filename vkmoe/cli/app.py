@@ -83,6 +83,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "vkmoe"
         return _fail(error.format_message(), f"see `{command} --help`", 2)
+    except SystemExit:  # what click makes of a closed stdout, and of nothing else here
+        return EXIT_PIPE_CLOSED
     except click.Abort:
         return _fail("interrupted", "", EXIT_INTERRUPTED)
     except click.ClickException as error:

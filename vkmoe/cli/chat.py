@@ -152,9 +152,12 @@ def _next_message() -> str | None:
         return decoded(line, "on standard input").rstrip("\r\n") if line else None
     import readline  # noqa: F401  # gives input() its line editing
 
+    prompt = "> " if sys.stdout.isatty() else ""  # input() would write it into a redirected stdout
     while True:
         try:
-            return input("> ")
+            if not prompt:
+                click.echo("> ", nl=False, err=True)
+            return input(prompt)
         except EOFError:
             note("")
             return None

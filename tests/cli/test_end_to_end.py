@@ -1,0 +1,261 @@
+"""Every command with the real demo model on the real device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from vkmoe.cli.app import root
+from vkmoe.config import environment_name
+from vkmoe.llm import demo_model_path
+
+from .conftest import Run
+
+# What each option is given: its default, or a harmless value where the default is "none".
+VALUES: dict[str, Any] = {
+    "model": str(demo_model_path()),
+    "prompt": "def add(a, b):\n",
+    "max_tokens": 4,
+    "stop": "no such text",
+    "seed": 11,
+    "device": "0",
+    "ctx_size": 64,
+    "system": "Be brief.",
+    "chat_template_kwargs": '{"enable_thinking": false}',
+}
+ALWAYS_LEFT_OUT = ("help", "file")  # the prompt comes from -p; -f is tested below
+VARYING = ("load_seconds", "ttft_seconds", "prompt_seconds", "decode_seconds", "prompt_rate",
+           "decode_rate")  # fmt: skip
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    return [
+        parameter
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and parameter.name not in ALWAYS_LEFT_OUT
+    ]
+
+
+def value_of(parameter: click.Option) -> Any:
+    """The value to give; fails for a new option without a default that VALUES does not name."""
+    value = VALUES.get(str(parameter.name), parameter.default)
+    assert value is not None, f"name a value for {parameter.name} in VALUES"
+    return value
+
+
+def as_flags(command: click.Command) -> list[str]:
+    words: list[str] = []
+    for parameter in options_of(command):
+        if not parameter.is_flag:
+            words += [parameter.opts[-1], str(value_of(parameter))]
+    return words
+
+
+def as_variables(command: click.Command) -> dict[str, str]:
+    return {
+        str(parameter.envvar): str(int(value) if isinstance(value, bool) else value)
+        for parameter in options_of(command)
+        for value in [False if parameter.is_flag else value_of(parameter)]
+    }
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> str:
+    """The demo model with a chat template of the plainest kind."""
+    source = demo_model_path().read_bytes()
+    target = tmp_path / "chat.gguf"
+    target.write_bytes(with_text_key(source, "tokenizer.chat_template", CHAT_TEMPLATE))
+    return str(target)
+
+
+CHAT_TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def with_text_key(data: bytes, key: str, text: str) -> bytes:
+    """A GGUF file with one more string as its first metadata.
+
+    Blanks fill the string up to whole alignments of 32 bytes, so that all tensors stay aligned.
+    """
+    fixed = 8 + len(key) + 4 + 8
+    text += " " * (-(fixed + len(text)) % 32)
+    entry = b"".join(
+        (
+            len(key).to_bytes(8, "little") + key.encode(),
+            (8).to_bytes(4, "little"),  # the kind: a string
+            len(text).to_bytes(8, "little") + text.encode(),
+        )
+    )
+    n_keys = int.from_bytes(data[16:24], "little") + 1
+    return data[:16] + n_keys.to_bytes(8, "little") + entry + data[24:]
+
+
+@pytest.mark.parametrize("name", sorted(root.commands))
+def test_every_command_with_its_defaults_and_with_its_variables(
+    run: Run, name: str, chat_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = root.commands[name]
+    if name == "chat":
+        monkeypatch.setitem(VALUES, "model", chat_model)
+    by_flag = run(name, *as_flags(command), stdin=b"hi\n/clear\nhi\n/exit\n")
+    assert by_flag.code == 0, by_flag.err
+    assert by_flag.out.strip()
+    by_variable = run(name, stdin=b"hi\n/clear\nhi\n/exit\n", **as_variables(command))
+    assert by_variable.code == 0, by_variable.err
+    if name != "selftest":  # which prints speeds
+        assert by_variable.out == by_flag.out
+
+
+def test_all_options_are_covered() -> None:
+    for name, command in root.commands.items():
+        for parameter in options_of(command):
+            expected = environment_name(parameter.opts[-1].lstrip("-").replace("-", "_"))
+            assert parameter.envvar == expected, name
+
+
+def test_the_same_seed_gives_the_same_document(run: Run) -> None:
+    arguments = ("generate", "-p", "import os\n", "-n", "6", "--seed", "4", "--json", "-q")
+    first, second = (json.loads(run(*arguments).out) for _ in range(2))
+    for document in (first, second):
+        assert len(document["token_ids"]) == document["n_generated_tokens"] == 6
+        for name in VARYING:
+            assert document.pop(name) > 0
+    assert first == second
+    other = json.loads(run(*arguments[:-4], "--seed", "5", "--json", "-q").out)
+    assert other["text"] != first["text"]
+
+
+def test_a_full_context_ends_with_length(run: Run) -> None:
+    arguments = ("-p", "x = 1\n", "-c", "16", "-n", "-1", "--ignore-eos", "--json", "-q")
+    document = json.loads(run("generate", *arguments).out)
+    assert document["finish_reason"] == "length"
+    assert document["n_prompt_tokens"] + document["n_generated_tokens"] in (16, 17)
+
+
+def test_a_stop_string_ends_the_text_before_it(run: Run) -> None:
+    arguments = ("generate", "-p", "def add(a, b):\n", "--temp", "0", "-n", "8", "-q")
+    text = run(*arguments).out
+    middle = text[len(text) // 2 : len(text) // 2 + 2]
+    stopped = json.loads(run(*arguments, "--stop", middle, "--json").out)
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == text[: text.find(middle)]
+
+
+def test_prompts_from_file_and_pipe_agree(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("import sys\n")
+    common = ("generate", "-n", "3", "--temp", "0", "-q")
+    from_file = run(*common, "-f", str(file))
+    assert from_file.out == run(*common, "-", stdin=b"import sys\n").out
+    assert from_file.out == run(*common, "-p", "import sys\n").out
+    assert from_file.out.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("generate", "-p", "x " * 2000), b"", "the context holds 1024"),
+        (("generate", "-p", "x " * 20, "-c", "8"), b"", "the context holds 8"),
+        (("generate", "-"), b"\xff", "not valid UTF-8"),
+        (("generate", "-"), b"", "prompt is empty"),
+        (("generate", "/", "-p", "x"), b"", "/"),
+        (("generate", "/nowhere.gguf", "-p", "x"), b"", "/nowhere.gguf"),
+        (("generate", "-p", "x", "--device", "no such thing"), b"", "no such thing"),
+        (("info", "/nowhere.gguf"), b"", "/nowhere.gguf"),
+        (("info", "--device", "99"), b"", "99"),
+        (("devices", "--device", "99"), b"", "99"),
+        (("chat",), b"hi\n", "no chat template"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    run: Run, arguments: tuple[str, ...], stdin: bytes, message: str
+) -> None:
+    done = run(*arguments, stdin=stdin)
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_a_context_beyond_the_model_is_wrong_usage(run: Run) -> None:
+    done = run("generate", "-p", "x", "-c", "99999")
+    assert done.code == 2
+    assert "99999" in done.err
+
+
+def test_devices_as_json_marks_one(run: Run) -> None:
+    found = json.loads(run("devices", "--json").out)
+    assert sum(device["chosen"] for device in found) == 1
+    assert all("buffer_device_address" in device["features"] for device in found[:1])
+
+
+def test_info_shows_what_the_file_holds(run: Run) -> None:
+    out = run("info").out
+    for part in ("qwen3moe", "Q4_K", "32 per layer, 4 used", "<|endoftext|> (0)", "KV cache"):
+        assert part in out
+
+
+def test_version_names_all_three(run: Run) -> None:
+    out = run("--version").out
+    assert out.splitlines()[0].startswith("vkmoe ")
+    assert "Kompute 0.9.0" in out
+    assert "Vulkan 1." in out
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "vkmoe", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def test_ctrl_c_ends_a_generation_cleanly() -> None:
+    with start("generate", "-p", "import os\n", "-n", "900", "--ignore-eos") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        err = process.stderr.read()
+    assert process.returncode == 130
+    assert "ended by interrupt" in err
+    assert "tok/s" in err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_in_a_chat_stops_the_reply_only(chat_model: str) -> None:
+    with start("chat", chat_model, "-n", "900", "--ignore-eos") as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write("hi\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        process.stdin.write("/exit\n")
+        process.stdin.close()
+        process.stdout.read()
+        err = process.stderr.read()
+    assert process.returncode == 0, err
+    assert "[stopped]" in err
+    assert "Traceback" not in err
+
+
+def test_a_closed_pipe_ends_it_quietly() -> None:
+    with start("generate", "-p", "import os\n", "-n", "200", "--ignore-eos", "-q") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 141
+    assert err == ""
