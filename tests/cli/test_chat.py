@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from vkmoe.cli.chat import _next_message
@@ -97,7 +99,7 @@ def test_statistics_on_request(run: Run, fake: type[FakeLLM]) -> None:
 def test_at_a_terminal_ctrl_c_asks_again_and_ctrl_d_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = iter([KeyboardInterrupt(), "hi", EOFError()])
+    answers: Iterator[str | BaseException] = iter([KeyboardInterrupt(), "hi", EOFError()])
 
     def answer(prompt: str) -> str:
         value = next(answers)

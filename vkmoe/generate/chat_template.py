@@ -1,21 +1,14 @@
 """Messages to prompt text, by the Jinja template inside a model file.
 
-Owns the sandbox the template runs in and the functions it may call, the same ones that Hugging
-Face transformers offers. Does not own the conversation (the caller) nor tokens (tokenizer.py).
+Owns what is given to a template and what its failures mean. Does not own the sandbox it runs in
+(template_sandbox.py, with Jinja, imported only when a template is used), the conversation (the
+caller) nor tokens (tokenizer.py).
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
+from typing import Any
 
 from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError
 from vkmoe.generate.tokenizer import Tokenizer
@@ -39,9 +32,13 @@ class ChatTemplate:
             )
         self.source = source
         self._special_tokens = dict(special_tokens or {})
+        from jinja2 import TemplateError
+
+        from vkmoe.generate.template_sandbox import sandbox
+
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template = sandbox().from_string(source)
+        except (TemplateError, RecursionError) as error:
             raise UnsupportedModelError(
                 f"the model's chat template cannot be used: {_first_line(error)}",
                 "use `vkmoe generate` with a plain prompt",
@@ -75,50 +72,6 @@ class ChatTemplate:
                 f"the model's chat template failed: {_first_line(error)}",
                 "it may not allow these roles, their order, or these --chat-template-kwargs",
             ) from error
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text; it prints as it is."""
-
-    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
 
 
 def _first_line(error: BaseException) -> str:
