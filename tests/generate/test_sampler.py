@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -59,7 +60,7 @@ def plain_choice(
                 kept = i + 1
                 break
     if config.min_p > 0:
-        limit = top + float(np.log(config.min_p))
+        limit = top + math.log(config.min_p)
         kept = min(kept, sum(values[token] >= limit for token in ranked))
     ranked = ranked[:kept]
     heat = [float(np.exp((values[token] - top) / config.temp)) for token in ranked]

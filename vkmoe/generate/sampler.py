@@ -8,6 +8,7 @@ Does not own where logits come from, nor why a generation ends.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -130,23 +131,23 @@ class Sampler:
         """The certain order after penalties, from the candidates alone."""
         raw, ids = _checked(candidates.logits), candidates.ids.astype(np.int64)
         log_sum_exp = candidates.log_sum_exp
-        if log_sum_exp is not None and not np.isfinite(log_sum_exp):
+        if log_sum_exp is not None and not math.isfinite(log_sum_exp):
             raise _bad_logits()
         n_rest = candidates.n_vocab - ids.size
         c = self._config
         raises = c.repeat_penalty < 1 or c.presence_penalty < 0 or c.frequency_penalty < 0
         if seen.size and raises and n_rest:  # an unlisted token may now be the best
             return _Head(ids[:0], raw[:0], candidates.n_vocab, np.inf, (0.0, np.inf))
-        logits = self._adjusted(ids, raw, seen, counts)
         bound = float(raw[-1]) if n_rest else -np.inf
-        if not n_rest or np.array_equal(logits, raw):
-            n_certain = ids.size
-        else:  # a lowered candidate may have met, or fallen behind, tokens that are not listed
-            n_certain = int(np.count_nonzero(logits > bound))
-        order = np.lexsort((ids, -logits))[:n_certain]
         lowered = bool(seen.size or self._banned.size)
-        total = self._bound_total(logits[order], bound, candidates, lowered)
-        return _Head(ids[order], logits[order], candidates.n_vocab - n_certain, bound, total)
+        logits = self._adjusted(ids, raw, seen, counts) if lowered else raw
+        if lowered and not np.array_equal(logits, raw):
+            # A lowered candidate may have met, or fallen behind, tokens that are not listed.
+            n_certain = int(np.count_nonzero(logits > bound)) if n_rest else ids.size
+            order = np.lexsort((ids, -logits))[:n_certain]
+            ids, logits = ids[order], logits[order]
+        total = self._bound_total(logits, bound, candidates, lowered)
+        return _Head(ids, logits, candidates.n_vocab - ids.size, bound, total)
 
     def _bound_total(
         self, logits: Floats, bound: float, candidates: Candidates, lowered: bool
@@ -155,8 +156,8 @@ class Sampler:
 
         `lowered`: some logits may be below those that `log_sum_exp` was computed from.
         """
-        if not logits.size or logits[0] == -np.inf:
-            return 0.0, np.inf
+        if self._config.top_p == 1 or not logits.size or logits[0] == -np.inf:
+            return 0.0, np.inf  # nobody asks, or nothing can be chosen
         weights = np.exp(logits - logits[0])
         top_k = min(self._config.top_k or candidates.n_vocab, candidates.n_vocab)
         if top_k <= logits.size:
@@ -195,7 +196,7 @@ class Sampler:
         """Logits below this are dropped whatever top-k and top-p say, given the best one."""
         if self._config.temp == 0:
             return top
-        return top + float(np.log(self._config.min_p)) if self._config.min_p > 0 else -np.inf
+        return top + math.log(self._config.min_p) if self._config.min_p > 0 else -np.inf
 
     def _keep(self, head: _Head) -> tuple[npt.NDArray[np.int64], Floats] | None:
         """Ids and logits that top-k, top-p and min-p leave; None if the head cannot tell.
@@ -230,8 +231,8 @@ class Sampler:
         """One token by the softmax of logits / temperature."""
         if self._config.temp == 0:
             return int(ids[0])
-        with np.errstate(over="ignore"):
-            weights = np.cumsum(np.exp((logits - logits[0]) / self._config.temp))
+        scale = 1 / max(self._config.temp, 1e-9)  # below, only the best token has any weight
+        weights = np.cumsum(np.exp((logits - logits[0]) * scale))
         place = int(np.searchsorted(weights, self._random.random() * weights[-1], side="right"))
         return int(ids[min(place, ids.size - 1)])
 
@@ -239,7 +240,7 @@ class Sampler:
 def _checked(logits: npt.NDArray[np.float32]) -> Floats:
     """The logits in float64. Raises VkmoeError for NaN and plus infinity."""
     result = logits.astype(np.float64)
-    if np.isnan(result).any() or np.isposinf(result).any():
+    if not (result < np.inf).all():  # false for NaN too
         raise _bad_logits()
     return result
 
