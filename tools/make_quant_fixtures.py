@@ -1,6 +1,6 @@
 """Make tests/fixtures/quants: what llama.cpp's quantisers achieve on small, stored weights.
 
-    python tools/make_quant_fixtures.py LIBGGML_BASE.so [DEMO_DIRECTORY]
+    python -m tools.make_quant_fixtures LIBGGML_BASE.so [DEMO_DIRECTORY]
 
 The library is part of an installed llama-cpp-python (llama_cpp/lib/libggml-base.so).  The tests
 compare vkmoe's quantisers with the numbers stored here, so they need neither.
