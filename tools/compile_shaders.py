@@ -75,8 +75,8 @@ def read_variants(shaders: Path) -> list[Variant]:
         axes = [content["axis"][name].items() for name in row.get("axes", [])]
         for point in itertools.product(*axes):
             name = row["name"] + "".join(key for key, _ in point)
-            defines = {**row.get("defines", {}), **{k: v for _, more in point for k, v in more.items()}}
-            texts = {key: define_text(value) for key, value in defines.items()}
+            tables = [row.get("defines", {}), *(more for _, more in point)]
+            texts = {key: define_text(value) for part in tables for key, value in part.items()}
             variants.append(Variant(name, row["source"], texts))
     names = [variant.name for variant in variants]
     twice = sorted({name for name in names if names.count(name) > 1})

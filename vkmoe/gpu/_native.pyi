@@ -128,9 +128,7 @@ class Kernel:
     def name(self) -> str: ...
 
 class Recorder:
-    def dispatch(
-        self, kernel: Kernel, groups: tuple[int, int, int], push: bytes = b""
-    ) -> None: ...
+    def dispatch(self, kernel: Kernel, groups: tuple[int, int, int], push: bytes = b"") -> None: ...
     def barrier(self) -> None:
         """All commands before it are done and visible to all after it."""
 

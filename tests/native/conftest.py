@@ -1,0 +1,105 @@
+"""Fixtures of the native tests: an open device, and shaders compiled from text."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vkmoe.gpu import _native as native
+
+CompileGlsl = Callable[[str], bytes]
+
+# Adds a push constant to K times each word; workgroup size and K are specialisation constants.
+AFFINE = """#version 450
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint K = 1;
+layout(push_constant) uniform Push { uint addend; };
+layout(binding = 0) buffer Words { uint words[]; };
+void main() {
+    uint i = gl_GlobalInvocationID.x;
+    if (i < words.length()) words[i] = words[i] * K + addend;
+}
+"""
+
+# Burns about a millisecond of one core per workgroup on a software driver.
+SLOW = """#version 450
+layout(local_size_x = 64) in;
+layout(binding = 0) buffer Words { uint words[]; };
+void main() {
+    uint x = gl_GlobalInvocationID.x + 1;
+    for (uint i = 0; i < 60000; ++i) {
+        x ^= x << 13; x ^= x >> 17; x ^= x << 5;
+    }
+    words[gl_GlobalInvocationID.x % words.length()] = x;
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def compile_glsl(tmp_path_factory: pytest.TempPathFactory) -> CompileGlsl:
+    """GLSL text of a compute shader -> SPIR-V."""
+    folder: Path = tmp_path_factory.mktemp("spirv")
+    done: dict[str, bytes] = {}
+
+    def compile_text(text: str) -> bytes:
+        if text not in done:
+            source, out = folder / f"{len(done)}.comp", folder / f"{len(done)}.spv"
+            source.write_text(text)
+            command = ["glslangValidator", "--quiet", "--target-env", "vulkan1.2", "-V"]
+            subprocess.run([*command, str(source), "-o", str(out)], check=True)
+            done[text] = out.read_bytes()
+        return done[text]
+
+    return compile_text
+
+
+@pytest.fixture
+def affine(compile_glsl: CompileGlsl) -> bytes:
+    return compile_glsl(AFFINE)
+
+
+@pytest.fixture
+def slow(compile_glsl: CompileGlsl) -> bytes:
+    return compile_glsl(SLOW)
+
+
+@pytest.fixture
+def instance() -> Iterator[native.Instance]:
+    made = native.Instance()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def device(instance: native.Instance) -> Iterator[native.Device]:
+    """The first device, open with buffer addresses; nothing may be left when it is closed."""
+    made = instance.open(0, ["buffer_device_address"])
+    yield made
+    native.clear_injections()
+    made.close()
+    instance.close()
+    assert native.live_objects() == {}
+
+
+def host_memory_type(instance: native.Instance) -> int:
+    """Index of a memory type that is mapped and coherent."""
+    types = instance.physical_devices()[0]["memory_types"]
+    return next(
+        i for i, t in enumerate(types) if {"HOST_VISIBLE", "HOST_COHERENT"} <= {*t["flags"]}
+    )
+
+
+@pytest.fixture
+def host(instance: native.Instance) -> int:
+    return host_memory_type(instance)
+
+
+def slow_recording(device: native.Device, slow: bytes, n_groups: int) -> native.Recording:
+    """A recording that keeps a software driver busy for about n_groups milliseconds."""
+    kernel = device.kernel(slow, [device.tensor(64)], [], 0, "slow")
+    recorder = device.recorder()
+    recorder.dispatch(kernel, (n_groups, 1, 1))
+    return recorder.finish()

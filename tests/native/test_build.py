@@ -1,0 +1,121 @@
+"""What the build makes: an extension that links little, and SPIR-V that follows its table."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tools import compile_shaders
+from vkmoe.gpu import _native as native
+
+SHADER = """#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "value.glsl"
+layout(local_size_x_id = 0) in;
+layout(binding = 0) buffer Words { uint words[]; };
+void main() { words[gl_GlobalInvocationID.x] = VALUE + MORE; }
+"""
+TABLE = """
+[[variant]]
+name = "one"
+source = "shader.comp"
+defines = { MORE = 1 }
+
+[[variant]]
+name = "two"
+source = "shader.comp"
+defines = { MORE = 2 }
+"""
+
+
+def test_the_extension_needs_vulkan_and_the_runtime_only():
+    listed = subprocess.run(
+        ["readelf", "-d", native.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    needed = {line.split("[")[1].split("]")[0] for line in listed.splitlines() if "NEEDED" in line}
+    allowed = ("libvulkan.so", "libstdc++.so", "libm.so", "libgcc_s.so", "libc.so", "ld-linux")
+    assert "libvulkan.so.1" in needed
+    assert {name for name in needed if not name.startswith(allowed)} == set()
+
+
+@pytest.fixture
+def shaders(tmp_path: Path) -> Path:
+    folder = tmp_path / "shaders"
+    (folder / "include").mkdir(parents=True)
+    (folder / "include" / "value.glsl").write_text("#define VALUE 40\n")
+    (folder / "shader.comp").write_text(SHADER)
+    (folder / "variants.toml").write_text(TABLE)
+    return folder
+
+
+def touch(path: Path, text: str) -> None:
+    """Write with a time that is surely newer than any compiled file."""
+    path.write_text(text)
+    ahead = time.time() + 10
+    os.utime(path, (ahead, ahead))
+
+
+def test_only_what_changed_is_compiled(shaders, tmp_path):
+    out = tmp_path / "out"
+    assert compile_shaders.compile_all(shaders, out) == 2
+    assert (out / "one.spv").read_bytes() != (out / "two.spv").read_bytes()
+    assert compile_shaders.compile_all(shaders, out) == 0
+    (shaders / "variants.toml").write_text(TABLE.replace("MORE = 2", "MORE = 3"))
+    assert compile_shaders.compile_all(shaders, out) == 1
+    before = (out / "one.spv").read_bytes()
+    touch(shaders / "include" / "value.glsl", "#define VALUE 50\n")
+    assert compile_shaders.compile_all(shaders, out) == 2
+    assert (out / "one.spv").read_bytes() != before
+
+
+def test_axes_multiply_a_row(shaders, tmp_path):
+    table = """
+    [axis.more]
+    small = { MORE = 1 }
+    large = { MORE = 100 }
+    [[variant]]
+    name = "add."
+    source = "shader.comp"
+    axes = ["more"]
+    """
+    (shaders / "variants.toml").write_text(table)
+    assert compile_shaders.compile_all(shaders, tmp_path) == 2
+    assert (tmp_path / "add.small.spv").read_bytes() != (tmp_path / "add.large.spv").read_bytes()
+
+
+def test_a_row_that_is_gone_takes_its_file_along(shaders, tmp_path):
+    out = tmp_path / "out"
+    compile_shaders.compile_all(shaders, out)
+    (shaders / "variants.toml").write_text(TABLE.split('[[variant]]\nname = "two"')[0])
+    compile_shaders.compile_all(shaders, out)
+    assert [path.name for path in out.glob("*.spv")] == ["one.spv"]
+
+
+def test_an_error_names_the_variant_and_shows_the_compiler(shaders, tmp_path, capsys):
+    out = tmp_path / "out"
+    compile_shaders.compile_all(shaders, out)
+    touch(shaders / "shader.comp", SHADER.replace("VALUE + MORE", "MISSING"))
+    assert compile_shaders.main([str(shaders), str(out)]) == 1
+    message = capsys.readouterr().err
+    assert "variant one" in message
+    assert "variant two" in message
+    assert "MISSING" in message
+    assert not (out / "one.spv").exists(), "a stale file must not stand in for a broken shader"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (TABLE + TABLE, "names used twice"),
+        (TABLE.replace("shader.comp", "other.comp"), "no file other.comp"),
+        (TABLE.replace("defines", "definitions"), "unknown keys"),
+    ],
+)
+def test_a_malformed_table_is_refused(shaders, tmp_path, table, message):
+    (shaders / "variants.toml").write_text(table)
+    with pytest.raises(compile_shaders.ShaderError, match=message):
+        compile_shaders.compile_all(shaders, tmp_path / "out")
