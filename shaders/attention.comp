@@ -45,8 +45,8 @@ layout(push_constant, std430) uniform Push {
 #include "attention_cache.glsl"
 
 // Scores of this step's positions: dot products over the team's units, summed over the team.
-void step_scores(const uvec4 keys[STEP_RAW], inout float values[TEAM_VALUES]) {
-    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) values[i] = 0.0;
+void step_scores(const uvec4 keys[STEP_RAW], inout float values[STEP_VALUES]) {
+    [[unroll]] for (uint i = 0u; i < STEP_VALUES; ++i) values[i] = 0.0;
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) {
         [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) {
             const uint raw = (i * LANE_UNITS + j) * UNIT_RAW;
@@ -62,7 +62,7 @@ void step_scores(const uvec4 keys[STEP_RAW], inout float values[TEAM_VALUES]) {
 }
 
 // Turns scores into weights, and moves each head's running maximum and sum on.
-void step_softmax(uint first, uint end, inout float values[TEAM_VALUES]) {
+void step_softmax(uint first, uint end, inout float values[STEP_VALUES]) {
     [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
         float top = running_max[h];
         [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) {
@@ -77,11 +77,11 @@ void step_softmax(uint first, uint end, inout float values[TEAM_VALUES]) {
         }
         running_max[h] = top;
         running_sum[h] = sum;
-        [[unroll]] for (uint at = h * LANE_UNITS * 2u; at < (h + 1u) * LANE_UNITS * 2u; ++at) running_out[at] *= fade;
+        [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) running_out[h * LANE_UNITS * 2u + i] *= fade;
     }
 }
 
-void step_values(const uvec4 rows[STEP_RAW], const float weights[TEAM_VALUES]) {
+void step_values(const uvec4 rows[STEP_RAW], const float weights[STEP_VALUES]) {
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) {
         [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) {
             const uint raw = (i * LANE_UNITS + j) * UNIT_RAW;
@@ -96,7 +96,33 @@ void step_values(const uvec4 rows[STEP_RAW], const float weights[TEAM_VALUES]) {
     }
 }
 
-// Joins the teams' online softmaxes in team order and writes this split's partials.
+// Writes one lane's share of a head: straight to the partials if there is one team, else to the team's row of the stage.
+void store_out(uint h, float fade, uint row) {
+    [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) {
+        const uint d = (team_lane + i / 2u * TEAM_LANES) * 8u + i % 2u * 4u;
+        const vec4 faded = running_out[h * LANE_UNITS * 2u + i] * fade;
+        [[unroll]] for (uint c = 0u; c < 4u; ++c) {
+            if (N_TEAMS == 1u) partials[row + d + c] = faded[c];
+            else stage[team * HEAD_DIM + d + c] = faded[c];
+        }
+    }
+}
+
+// Sums the stage's rows in team order into one head's partials.
+void join_teams(uint row) {
+    barrier();
+    [[unroll]] for (uint i = 0u; i < (HEAD_DIM + WORKGROUP_LANES - 1u) / WORKGROUP_LANES; ++i) {
+        const uint d = i * WORKGROUP_LANES + lane;
+        if (d < HEAD_DIM) {
+            float sum = 0.0;
+            [[unroll]] for (uint t = 0u; t < N_TEAMS; ++t) sum += stage[t * HEAD_DIM + d];
+            partials[row + d] = sum;
+        }
+    }
+    barrier();
+}
+
+// Joins the teams' online softmaxes and writes this split's partials.
 void store_partials(uint first_head) {
     barrier(); // the last step's sums have been read
     if (is_active && team_lane == 0u) {
@@ -107,27 +133,16 @@ void store_partials(uint first_head) {
     [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
         const uint row = ((first_head + h) * N_SPLITS + gl_WorkGroupID.y) * (HEAD_DIM + 2u);
         float top = LOWEST, total = 0.0;
-        for (uint t = 0u; t < N_TEAMS; ++t) top = max(top, team_max[h * N_TEAMS + t]);
-        for (uint t = 0u; t < N_TEAMS; ++t) total += team_total[h * N_TEAMS + t] * exp(team_max[h * N_TEAMS + t] - top);
-        const float fade = exp(running_max[h] - top);
-        if (is_active) {
-            [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) {
-                const uint at = team * HEAD_DIM + (team_lane + i / 2u * TEAM_LANES) * 8u + i % 2u * 4u;
-                const vec4 joined = running_out[h * LANE_UNITS * 2u + i] * fade;
-                [[unroll]] for (uint c = 0u; c < 4u; ++c) stage[at + c] = joined[c];
-            }
+        [[unroll]] for (uint t = 0u; t < N_TEAMS; ++t) top = max(top, team_max[h * N_TEAMS + t]);
+        [[unroll]] for (uint t = 0u; t < N_TEAMS; ++t) {
+            total += team_total[h * N_TEAMS + t] * exp(team_max[h * N_TEAMS + t] - top);
         }
-        barrier();
-        for (uint d = lane; d < HEAD_DIM; d += WORKGROUP_LANES) {
-            float sum = 0.0;
-            for (uint t = 0u; t < N_TEAMS; ++t) sum += stage[t * HEAD_DIM + d];
-            partials[row + d] = sum;
-        }
+        if (is_active) store_out(h, exp(running_max[h] - top), row);
+        if (N_TEAMS > 1u) join_teams(row);
         if (lane == 0u) {
             partials[row + HEAD_DIM] = top;
             partials[row + HEAD_DIM + 1u] = total;
         }
-        barrier();
     }
 }
 
@@ -153,7 +168,7 @@ void main() {
         const uint first = step_start + team * STEP_POSITIONS;
         const uint team_end = is_active ? end : 0u; // lanes beyond the last whole team read nothing
         uvec4 keys[STEP_RAW], rows[STEP_RAW];
-        float values[TEAM_VALUES];
+        float values[STEP_VALUES];
         LOAD_STEP(k_cache, own_key, kv_head, first, team_end, position, keys)
         LOAD_STEP(v_cache, own_value, kv_head, first, team_end, position, rows)
         step_scores(keys, values);

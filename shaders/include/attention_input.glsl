@@ -48,34 +48,35 @@ float inverse_rms(float squares, uint width) { return 1.0 / sqrt(squares / float
 
 float key_inverse_rms; // of this token's k row, which lies in stage row WORKGROUP_HEADS
 
+// Stages all query heads of this workgroup and k, and sums their squares: totals WORKGROUP_HEADS + 1 values.
+void stage_rows(uint first_head, uint kv_head, uint position) {
+    const bool full_width = NORM_MODE == NORM_FULL_WIDTH;
+    for (uint i = 0u; i <= WORKGROUP_HEADS; ++i) {
+        const bool is_key = i == WORKGROUP_HEADS;
+        const uint row = is_key ? kv_head * HEAD_DIM : (first_head + i) * HEAD_DIM;
+        float squares = stage_row(i, is_key ? Q_WIDTH + row : row, is_key ? k_gain : q_gain, full_width ? row : 0u, position);
+        if (full_width && i == 0u) squares = span_squares(0u, Q_WIDTH);
+        if (full_width && is_key) squares = span_squares(Q_WIDTH, KV_WIDTH);
+        lane_part[part_index(i)] = squares;
+    }
+    sum_parts(WORKGROUP_HEADS + 1u);
+}
+
 // Fills `query` and stages this token's k.
 void load_query(uint first_head, uint kv_head, uint position) {
-    float squares[TEAM_VALUES];
-    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) squares[i] = 0.0;
-    [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
-        const uint row = (first_head + h) * HEAD_DIM;
-        squares[h] = stage_row(h, row, q_gain, NORM_MODE == NORM_FULL_WIDTH ? row : 0u, position);
-    }
-    const uint k_row = kv_head * HEAD_DIM;
-    squares[WORKGROUP_HEADS] = stage_row(
-        WORKGROUP_HEADS, Q_WIDTH + k_row, k_gain, NORM_MODE == NORM_FULL_WIDTH ? k_row : 0u, position);
-    if (NORM_MODE == NORM_FULL_WIDTH) {
-        squares[0] = span_squares(0u, Q_WIDTH);
-        squares[WORKGROUP_HEADS] = span_squares(Q_WIDTH, KV_WIDTH);
-    }
-    workgroup_sums(squares);
-    barrier(); // the stage is complete, also where the sums needed no barrier
+    stage_rows(first_head, kv_head, position);
     [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
         float factor = scale;
-        if (NORM_MODE == NORM_PER_HEAD) factor *= inverse_rms(squares[h], HEAD_DIM);
-        if (NORM_MODE == NORM_FULL_WIDTH) factor *= inverse_rms(squares[0], Q_WIDTH);
+        if (NORM_MODE == NORM_PER_HEAD) factor *= inverse_rms(workgroup_total(h), HEAD_DIM);
+        if (NORM_MODE == NORM_FULL_WIDTH) factor *= inverse_rms(workgroup_total(0u), Q_WIDTH);
         [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) {
-            const uint unit = team_lane + i / 2u * TEAM_LANES;
-            const uint at = h * HEAD_DIM + unit * 8u + i % 2u * 4u;
+            const uint at = h * HEAD_DIM + (team_lane + i / 2u * TEAM_LANES) * 8u + i % 2u * 4u;
             query[h * LANE_UNITS * 2u + i] = factor * vec4(stage[at], stage[at + 1u], stage[at + 2u], stage[at + 3u]);
         }
     }
     key_inverse_rms = 1.0;
-    if (NORM_MODE == NORM_PER_HEAD) key_inverse_rms = inverse_rms(squares[WORKGROUP_HEADS], HEAD_DIM);
-    if (NORM_MODE == NORM_FULL_WIDTH) key_inverse_rms = inverse_rms(squares[WORKGROUP_HEADS], KV_WIDTH);
+    const float key_squares = workgroup_total(WORKGROUP_HEADS);
+    if (NORM_MODE == NORM_PER_HEAD) key_inverse_rms = inverse_rms(key_squares, HEAD_DIM);
+    if (NORM_MODE == NORM_FULL_WIDTH) key_inverse_rms = inverse_rms(key_squares, KV_WIDTH);
+    barrier(); // the totals have been read
 }

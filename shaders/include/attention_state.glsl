@@ -1,4 +1,6 @@
 // Registers, shared memory and team sums of attention.comp.
+// Arrays in registers are indexed only by loops that unroll completely: an inner loop of unknown length would keep the outer
+// one rolled, and the arrays would move to memory.
 // A unit is 8 dims of a row: one 16-byte word in an f16 cache, two in an f32 cache.
 // Needs: the specialisation constants of attention.comp, GL_EXT_control_flow_attributes.
 const uint WORKGROUP_LANES = gl_WorkGroupSize.x;
@@ -15,7 +17,7 @@ const uint UNIT_RAW = 2u;
 const uint STEP_RAW = STEP_POSITIONS * LANE_UNITS * UNIT_RAW;
 const uint QUERY_VECTORS = WORKGROUP_HEADS * LANE_UNITS * 2u;
 const uint STEP_VALUES = STEP_POSITIONS * WORKGROUP_HEADS;
-// Values a team sums at once: the scores of a step, or the squares of all query heads and of k.
+// Values summed at once: the scores of a step, or the squares of all query heads and of k.
 const uint TEAM_VALUES = STEP_VALUES > WORKGROUP_HEADS ? STEP_VALUES : WORKGROUP_HEADS + 1u;
 const uint STAGE_ROWS = N_TEAMS > WORKGROUP_HEADS + 1u ? N_TEAMS : WORKGROUP_HEADS + 1u;
 const uint PART_STRIDE = WORKGROUP_LANES + N_TEAMS + 1u; // one gap per team against bank conflicts
@@ -58,40 +60,38 @@ void find_team() {
     is_active = lane < ACTIVE_LANES;
 }
 
-// Replaces each value by its sum over the team, in a fixed order. Every invocation must call it.
-void team_sums(inout float values[TEAM_VALUES]) {
-#ifdef USE_SUBGROUP
-    if (team_is_subgroup) {
-        [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) values[i] = subgroupAdd(values[i]);
-        return;
-    }
-#endif
-    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) lane_part[i * PART_STRIDE + lane + team] = values[i];
+// Where a lane leaves its part of value `i`.
+uint part_index(uint i) { return i * PART_STRIDE + lane + team; }
+
+// team_total[value][team] = the sum over the team's lanes of the first `n_values` parts, in a fixed order.
+void sum_parts(uint n_values) {
     barrier();
-    for (uint pair = lane; pair < TEAM_VALUES * N_TEAMS; pair += WORKGROUP_LANES) {
+    for (uint pair = lane; pair < n_values * N_TEAMS; pair += WORKGROUP_LANES) {
         const uint first = pair / N_TEAMS * PART_STRIDE + pair % N_TEAMS * (TEAM_LANES + 1u);
         float sum = 0.0;
         for (uint i = 0u; i < TEAM_LANES; ++i) sum += lane_part[first + i];
         team_total[pair] = sum;
     }
     barrier();
-    const uint column = min(team, N_TEAMS - 1u);
-    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) values[i] = team_total[i * N_TEAMS + column];
 }
 
-// Replaces each value by its sum over the workgroup.
-void workgroup_sums(inout float values[TEAM_VALUES]) {
-    team_sums(values);
-    if (N_TEAMS == 1u) return;
-    barrier();
-    if (is_active && team_lane == 0u) {
-        [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) team_total[i * N_TEAMS + team] = values[i];
+// Replaces each value by its sum over the team, in a fixed order. Every invocation must call it.
+void team_sums(inout float values[STEP_VALUES]) {
+#ifdef USE_SUBGROUP
+    if (team_is_subgroup) {
+        [[unroll]] for (uint i = 0u; i < STEP_VALUES; ++i) values[i] = subgroupAdd(values[i]);
+        return;
     }
-    barrier();
-    [[unroll]] for (uint i = 0u; i < TEAM_VALUES; ++i) {
-        float sum = 0.0;
-        for (uint t = 0u; t < N_TEAMS; ++t) sum += team_total[i * N_TEAMS + t];
-        values[i] = sum;
-    }
-    barrier();
+#endif
+    [[unroll]] for (uint i = 0u; i < STEP_VALUES; ++i) lane_part[part_index(i)] = values[i];
+    sum_parts(STEP_VALUES);
+    const uint column = min(team, N_TEAMS - 1u);
+    [[unroll]] for (uint i = 0u; i < STEP_VALUES; ++i) values[i] = team_total[i * N_TEAMS + column];
+}
+
+// Value `i` of the last sum_parts summed over the workgroup.
+float workgroup_total(uint i) {
+    float sum = 0.0;
+    [[unroll]] for (uint t = 0u; t < N_TEAMS; ++t) sum += team_total[i * N_TEAMS + t];
+    return sum;
 }

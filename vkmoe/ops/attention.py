@@ -114,30 +114,35 @@ class AttentionSplit:
 
 
 def choose_split(
-    shape: AttentionShape, tuning: Tuning, workgroup_size: int | None = None,
-    n_splits: int | None = None, subgroup_size: int = 0,
+    shape: AttentionShape, tuning: Tuning, workgroup_size: int = 0, n_splits: int = 0,
 ) -> AttentionSplit:
-    """A split for a device. Teams are as wide as a row has units, so that GPU lanes coalesce.
+    """A split for a device; 0 = the tuning's workgroup size, and enough splits to fill the device.
 
-    `subgroup_size`, where it divides a row's units, makes teams and subgroups coincide.
+    Teams are as wide as subgroups where those divide a row, so that sums stay in registers; else as
+    wide as a row has units, so that GPU lanes coalesce. The code unrolls over a workgroup's heads
+    and its positions per step: CPU drivers take seconds to compile more, GPUs run out of registers.
     """
-    on_cpu = tuning.mapping == "rows"
+    on_cpu = tuning.mapping != "lanes"
     size = workgroup_size or tuning.workgroup_size
     units = shape.head_dim // UNIT_DIMS
-    lanes = max(n for n in range(1, units + 1) if units % n == 0 and n <= size)
-    if tuning.subgroup and 0 < subgroup_size <= size and units % subgroup_size == 0:
-        lanes = subgroup_size
-    # On GPUs the running sums of all heads must fit in registers; on CPUs reading K and V counts.
-    most_heads = shape.group if on_cpu else max(1, 8 // (units // lanes))
-    heads = max(n for n in range(1, shape.group + 1) if shape.group % n == 0 and n <= most_heads)
+    lanes = max(n for n in _divisors(units) if n <= size)
+    subgroup = 0 < tuning.subgroup_size <= size and units % tuning.subgroup_size == 0
+    if subgroup:
+        lanes = tuning.subgroup_size
+    most_heads = 4 if on_cpu else max(1, 8 // (units // lanes))
+    heads = max(n for n in _divisors(shape.group) if n <= most_heads)
     wanted = CPU_WORKGROUPS if on_cpu else GPU_WORKGROUPS
-    splits = min(-(-wanted // (shape.n_heads // heads)), -(-shape.context // SPLIT_STEP), MAX_SPLITS)
-    for step_positions in (4, 2, 1):
-        split = AttentionSplit(size, n_splits or splits, lanes, step_positions, heads,
-                               tuning.subgroup)
+    useful = min(-(-shape.context // SPLIT_STEP), MAX_SPLITS)
+    splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), useful)
+    for step_positions in (2, 1) if on_cpu else (4, 2, 1):
+        split = AttentionSplit(size, splits, lanes, step_positions, heads, subgroup)
         if split.shared_bytes(shape) <= SHARED_BYTES:
             return split
     raise AssertionError(f"no split of {shape} fits in {SHARED_BYTES} bytes of shared memory")
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def attention(
@@ -187,8 +192,7 @@ def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
     """The RoPE table and the norm gains."""
     reads = [memory_range(cache.rope_table, shape.rope_bytes)]
     if shape.norm != "none":
-        full = shape.norm == "full_width"
-        reads.append(memory_range(cache.q_gain, 4 * shape.head_dim * (shape.n_heads if full else 1)))
-        reads.append(
-            memory_range(cache.k_gain, 4 * shape.head_dim * (shape.n_kv_heads if full else 1)))
+        full_width = shape.norm == "full_width"
+        for gain, n_heads in ((cache.q_gain, shape.n_heads), (cache.k_gain, shape.n_kv_heads)):
+            reads.append(memory_range(gain, 4 * shape.head_dim * (n_heads if full_width else 1)))
     return tuple(reads)

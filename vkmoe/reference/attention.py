@@ -1,4 +1,4 @@
-"""NumPy twins of attention.comp and attention_combine.comp: float64, but caches round as they do."""
+"""NumPy twins of attention.comp and attention_combine.comp, in float64; caches round as they do."""
 
 from __future__ import annotations
 
@@ -71,15 +71,21 @@ def cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
 
 def attention(
     inputs: AttentionInputs, k_cache: Floats, v_cache: Floats, position: int, n_splits: int,
+    appended_key: Floats | None = None,
 ) -> AttentionResult:
-    """Partials of each split. Caches [n_kv_heads, context, head_dim]; rows below position count."""
+    """Partials of each split. Caches [n_kv_heads, context, head_dim]; rows below position count.
+
+    `appended_key` [n_kv_heads, head_dim] takes the place of the computed k in the scores, so that
+    one key rounded to the other neighbouring half does not count as an error of everything else.
+    """
     n_heads, head_dim = inputs.q.shape
     n_kv_heads, context, _ = k_cache.shape
     position = min(position, context - 1)
     query = inputs.scale * _norm_rotate(inputs, inputs.q, inputs.q_gain, position)
     key = cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), k_cache.dtype.type)
     value = cache_row(inputs.v.astype(np.float64), v_cache.dtype.type)
-    keys = np.concatenate([k_cache[:, :position], key[:, None]], axis=1).astype(np.float64)
+    last = key if appended_key is None else appended_key
+    keys = np.concatenate([k_cache[:, :position], last[:, None]], axis=1).astype(np.float64)
     values = np.concatenate([v_cache[:, :position], value[:, None]], axis=1).astype(np.float64)
     partials = np.full((n_heads, n_splits, head_dim + 2), np.nan)
     length = split_positions(position, n_splits)
