@@ -1,0 +1,110 @@
+"""Synthetic models: real shapes, sane weights, a vocabulary that tokenizes, repeatable bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import tools.make_synthetic_model as tool
+from vkmoe.gguf_file import open_gguf
+from vkmoe.gguf_file.writing import describe_tensor
+from vkmoe.quants import decode
+
+
+@pytest.mark.parametrize("mix", sorted(tool.MIXES))
+def test_tensors_of_a_small_model(tmp_path: Path, mix: str) -> None:
+    tool.make("tiny", tmp_path / "tiny.gguf", None, mix, 0)
+    most, more_bits, _ = tool.MIXES[mix]
+    with open_gguf(tmp_path / "tiny.gguf") as file:
+        tensors = file.tensors
+        assert len(tensors) == 3 + 12 * 2
+        assert tensors["blk.1.ffn_down_exps.weight"].type == more_bits
+        assert tensors["blk.1.attn_output.weight"].type == most
+        assert tensors["output.weight"].type == more_bits
+        for name, tensor in tensors.items():
+            weights = decode(tensor.type, file.data(name), tensor.n_weights)
+            if len(tensor.shape) == 1:
+                assert tensor.type == "F32" and abs(weights.mean() - 1) < 0.1
+                continue
+            gain = tool.ROUTER_GAIN if "gate_inp" in name else 1
+            assert weights.std() * tensor.shape[-1] ** 0.5 == pytest.approx(gain, rel=0.06)
+        experts = decode(most, file.data("blk.0.ffn_up_exps.weight"), 8 * 256 * 256)
+        assert not np.array_equal(experts[:65536], experts[65536 : 2 * 65536])
+
+
+@pytest.mark.parametrize(("name", "n_weights", "experts"), [
+    ("olmoe-1b-7b", 6.92e9, (64, 1024, 2048)),
+    ("qwen3-30b-a3b", 30.5e9, (128, 768, 2048)),
+    ("mixtral-8x7b", 46.7e9, (8, 14336, 4096)),
+])  # fmt: skip
+def test_shapes_of_the_real_models(name: str, n_weights: float, experts: tuple[int, ...]) -> None:
+    shape = tool.PRESETS[name]
+    tensors = {tensor.name: tensor for tensor in tool.tensor_list(shape, "q4_k_m")}
+    assert sum(tensor.n_weights for tensor in tensors.values()) == pytest.approx(
+        n_weights, rel=0.01
+    )
+    assert tensors["blk.0.ffn_gate_exps.weight"].shape == experts
+    assert tensors["blk.0.ffn_down_exps.weight"].shape == (experts[0], experts[2], experts[1])
+    assert f"blk.{shape.n_layers - 1}.attn_q.weight" in tensors
+
+
+def test_layers_and_types_are_options(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "model.gguf"
+    script = Path(tool.__file__)
+    command = [sys.executable, str(script), "tiny", "--layers", "3", "--types", "q8_0"]
+    subprocess.run([*command, "--out", str(out)], check=True, cwd=script.parent.parent)
+    with open_gguf(out) as file:
+        assert file.require("qwen3moe.block_count", int) == 3
+        assert file.tensors["blk.2.attn_k.weight"].type == "Q8_0"
+        assert "blk.3.attn_k.weight" not in file.tensors
+
+
+def test_the_seed_decides_the_bytes(tmp_path: Path) -> None:
+    for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
+        tool.make("tiny", tmp_path / name, 1, "q4_k_m", seed)
+    raw = {name: (tmp_path / name).read_bytes() for name in "abc"}
+    assert raw["a"] == raw["b"] != raw["c"]
+
+
+def test_no_room_on_the_disk(tmp_path: Path) -> None:
+    huge = replace(tool.PRESETS["mixtral-8x7b"], n_layers=1_000_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tool.PRESETS, "huge", huge)
+        patch.setattr(tool, "tensor_list", lambda *_: tool_list())
+        with pytest.raises(SystemExit, match="the disk has"):
+            tool.make("huge", tmp_path / "huge.gguf", None, "q4_k_m", 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def tool_list() -> list[object]:
+    """One tensor no disk holds."""
+    return [describe_tensor("a", "F32", (1 << 40, 1 << 20))]
+
+
+@pytest.mark.parametrize("n_tokens", [1024, 32000])
+def test_the_vocabulary_tokenizes_any_text(n_tokens: int) -> None:
+    tokens, merges = tool.vocabulary(n_tokens)
+    assert len(tokens) == len(set(tokens)) == n_tokens
+    assert tokens[:256] == tool.byte_tokens()
+    assert sorted(tokens[:256]) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {token: index for index, token in enumerate(tokens)}
+    pairs = [(left, right) for left, _, right in (rule.partition(" ") for rule in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    text = "The quick brown fox: naïve 日本語 \t\n\x00 {x}"
+    found = tokenizer.encode(text).ids
+    assert tokenizer.decode(found) == text
+    assert len(found) < len(text.encode())
+
+
+def test_byte_tokens_stand_in_the_order_of_bytes() -> None:
+    tokens = tool.byte_tokens()
+    assert tokens[ord("A")] == "A" and tokens[ord(" ")] == "Ġ" and tokens[ord("\n")] == "Ċ"
+    assert len(set(tokens)) == 256
