@@ -125,7 +125,7 @@ def test_choices_fit_in_shared_memory() -> None:
         for group in (1, 2, 4, 5, 8, 12, 16):
             shape = qwen3_shape(n_heads=4 * group, n_kv_heads=4, head_dim=head_dim,
                                 rotary_dim=head_dim, context=4096, kv_type="F32")
-            for tuning in (CPU_TUNING, GPU_TUNING, Tuning("lanes", 128, 4, True, 32)):
+            for tuning in (CPU_TUNING, GPU_TUNING, Tuning("lanes", 128, 4, True, subgroup_size=32)):
                 split = choose_split(shape, tuning)
                 assert split.shared_bytes(shape) <= 16384
                 assert (head_dim // 8) % split.team_lanes == 0
