@@ -21,7 +21,7 @@ MOST_BYTES = 4_000_000
 
 
 def small_files(folder: Path) -> list[bytes]:
-    """One file of every value kind, one model-like file of every type, one with shared bytes."""
+    """One file of every value kind, and one model-like file of every type."""
     rng = np.random.default_rng(1)
     tensors = [describe_tensor(f"blk.0.{name}", name, (2, 256)) for name in sorted(HAS_KERNEL)]
     write_gguf(
@@ -43,7 +43,9 @@ def small_files(folder: Path) -> list[bytes]:
                   make.array(make.ARRAY, 2, make.array(make.U16, 1, b"\1\0") * 2)),
         make.pair("words", make.ARRAY, make.array(make.STRING, 3, make.text("word") * 3)),
     ]  # fmt: skip
-    kinds = make.file_bytes(pairs, [make.tensor("a", (4, 2, 1)), make.tensor("b", (8,))], bytes(32))
+    kinds = make.file_bytes(
+        pairs, [make.tensor("a", (4, 2, 1)), make.tensor("b", (8,), offset=32)], bytes(64)
+    )
     return [(folder / "types.gguf").read_bytes(), kinds]
 
 
@@ -51,7 +53,7 @@ def mutated(raw: bytes, rng: np.random.Generator) -> bytes:
     """Flipped bytes, a cut, a piece moved, doubled or filled, or an extreme number put in."""
     changed = bytearray(raw)
     # Most of what can go wrong is in the header, the first kilobyte or so.
-    reach = int(rng.choice([64, 400, 1200, len(raw)]))
+    reach = int(rng.choice([64, 400, 1200, len(raw), len(raw)]))
     for _ in range(int(rng.integers(1, 4))):
         at = int(rng.integers(0, max(1, min(reach, len(changed)))))
         end = at + int(rng.integers(1, 24))
@@ -112,4 +114,4 @@ def test_nothing_but_our_own_errors(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert peak < MOST_BYTES
     # Both ways must be well represented, or the mutations are too timid or too brutal.
-    assert N_MUTATIONS / 10 < n_opened < N_MUTATIONS * 9 / 10
+    assert N_MUTATIONS / 20 < n_opened < N_MUTATIONS * 3 / 4

@@ -128,7 +128,7 @@ class GgufFile:
         tensor = self.tensors[name]
         start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.offset + tensor.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > start:
+        if end > start and hasattr(mmap, "MADV_DONTNEED"):
             self._buffer(tensor).madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:

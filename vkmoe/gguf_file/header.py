@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from vkmoe.gguf_file.cursor import DAMAGED_HINT, Cursor, refuse, shown
@@ -188,19 +188,12 @@ def _placed(tensors: list[TensorInfo], data_start: int, cursor: Cursor) -> list[
                 DAMAGED_HINT,
             )
         placed.append(tensor._replace(offset=offset))
-    _check_overlap(sorted(placed, key=lambda tensor: (tensor.offset, tensor.n_bytes)), cursor)
+    _check_overlap(sorted(placed, key=lambda tensor: tensor.offset), cursor)
     return placed
 
 
-def _check_overlap(by_offset: Iterable[TensorInfo], cursor: Cursor) -> None:
-    """Tensors may share all their bytes (tied weights) but not cut into each other."""
-    previous: TensorInfo | None = None
-    for tensor in by_offset:
-        if previous is not None and tensor.offset < previous.offset + previous.n_bytes:
-            same = (tensor.offset, tensor.n_bytes) == (previous.offset, previous.n_bytes)
-            if not same:
-                refuse(
-                    cursor.label,
-                    f"tensors {shown(previous.name)} and {shown(tensor.name)} overlap",
-                )
-        previous = tensor
+def _check_overlap(by_offset: list[TensorInfo], cursor: Cursor) -> None:
+    """No two tensors share bytes, so that all of them together are no larger than the file."""
+    for first, second in pairwise(by_offset):
+        if second.offset < first.offset + first.n_bytes:
+            refuse(cursor.label, f"tensors {shown(first.name)} and {shown(second.name)} overlap")
