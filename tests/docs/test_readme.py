@@ -46,12 +46,17 @@ def run(command: str | list[str], folder: Path, **more: str) -> subprocess.Compl
     )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the files that README's examples name."""
-    (tmp_path / "model.gguf").symlink_to(DEMO_MODEL)
-    (tmp_path / "prompt.txt").write_text("class Point:\n")
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that README's examples name; the demo model is made to chat."""
+    path = tmp_path_factory.mktemp("readme")
+    (path / "prompt.txt").write_text("class Point:\n")
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    add = [str(Path(sys.executable).parent / "gguf-new-metadata"), "--chat-template", template]
+    subprocess.run(
+        [*add, str(DEMO_MODEL), str(path / "model.gguf")], check=True, capture_output=True
+    )
+    return path
 
 
 def test_readme_begins_with_the_two_commands() -> None:
@@ -61,8 +66,8 @@ def test_readme_begins_with_the_two_commands() -> None:
 
 @pytest.mark.parametrize("command", [line for line in commands() if line not in SPECIAL])
 def test_command(command: str, folder: Path) -> None:
-    """It succeeds, prints something and shows no traceback."""
-    done = run(command, folder)
+    """It succeeds, prints something and shows no traceback. Short replies do where -n is absent."""
+    done = run(command, folder, VKMOE_MAX_TOKENS="16")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "Traceback" not in done.stderr
@@ -73,12 +78,12 @@ def test_python(code: str, folder: Path) -> None:
     """It runs without a warning and prints what it says: logits of three tokens come last."""
     done = run([sys.executable, "-W", "error", "-c", code], folder)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"\(3, \d+\)", done.stdout.splitlines()[-1])
+    assert re.search(r"\(3, \d+\)\n$", done.stdout)
 
 
 def test_demo_starts_quickly_and_writes_what_readme_shows() -> None:
-    """Set up already, its first token comes within 5 seconds; other drivers may round otherwise,
-    so only the beginning of the text is compared."""
+    """Set up already, its first token comes within 5 seconds. Other drivers may round otherwise
+    and go on differently, so only the beginning of the text is compared."""
     shown = blocks("text")[0]
     start = time.monotonic()
     with subprocess.Popen(
@@ -91,7 +96,8 @@ def test_demo_starts_quickly_and_writes_what_readme_shows() -> None:
         statistics = demo.stderr.read()
     assert demo.returncode == 0, statistics
     assert first_token_s < 5
-    assert text[:60] == shown[:60]
+    prompt = "def read_lines(path):"
+    assert (prompt + text)[:80] == shown[:80]
 
 
 def test_demo_says_when_there_is_no_gpu() -> None:
@@ -128,17 +134,19 @@ def test_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     (site / "dependencies.pth").write_text(dependencies + "\n")
     code = (
         "import vkmoe; print(vkmoe.__file__)\n"
-        "with vkmoe.LLM() as llm: print(llm.generate('import ', n=4, temp=0))"
+        "with vkmoe.LLM() as llm: print(llm.generate('import ', max_tokens=4, temp=0).text)"
     )
     used = run([str(tmp_path / "venv" / "bin" / "python"), "-c", code], tmp_path)
     assert used.returncode == 0, used.stderr
     assert used.stdout.startswith(str(site))
-    assert len(used.stdout.splitlines()) >= 2
+    assert len(used.stdout.splitlines()) >= 2, "no text"
 
 
-@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "docs/structure.md"])
-def test_links_lead_somewhere(document: str) -> None:
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
     """Relative links name files of the repository."""
-    path = ROOT / document
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
         assert (path.parent / target).exists(), target
