@@ -1,11 +1,11 @@
-// Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for one token, after norm and RoPE of q and k: per head and
-//           split the unnormalised sum, the running maximum and the running sum of weights; attention_combine joins the splits.
-// Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS][context]
-//           [HEAD_DIM] (f16 or f32), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output: partials
-//           [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position also appends k and v to the caches.
-// Who       a team of TEAM_LANES lanes reads one position, 8 dims per lane and unit, for all WORKGROUP_HEADS query heads at once, so K
-//           and V are read once; teams take STEP_POSITIONS positions per step, each with its own online softmax, joined at the end.
-// Assumes   TEAM_LANES divides HEAD_DIM/8, WORKGROUP_HEADS divides N_HEADS/N_KV_HEADS; cache rows below the position are filled.
+// Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for one token, after norm and RoPE of q and k: per head
+//           and split the unnormalised sum, the running maximum and the running sum of weights; attention_combine joins them.
+// Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS]
+//           [context][HEAD_DIM] (f16 or f32), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
+//           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches.
+// Who       a team of TEAM_LANES lanes reads one position, 8 dims per lane and unit, for WORKGROUP_HEADS query heads at once,
+//           so K and V are read once; teams take STEP_POSITIONS positions per step, each with its own online softmax.
+// Assumes   TEAM_LANES divides HEAD_DIM/8, WORKGROUP_HEADS divides N_HEADS/N_KV_HEADS; rows below the position are filled.
 // Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require

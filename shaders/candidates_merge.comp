@@ -19,7 +19,8 @@ layout(push_constant, std430) uniform Push { uint n_lists; };
 
 uint item_key(uint item) {
     const uint first = item / 64u * LIST_WORDS;
-    return item % 64u < lists[first + LIST_COUNT] ? order_key(uintBitsToFloat(lists[first + LIST_LOGITS + item % 64u])) : KEY_NONE;
+    if (item % 64u >= lists[first + LIST_COUNT]) return KEY_NONE;
+    return order_key(uintBitsToFloat(lists[first + LIST_LOGITS + item % 64u]));
 }
 uint item_id(uint item) { return lists[item / 64u * LIST_WORDS + LIST_IDS + item % 64u]; }
 
@@ -40,7 +41,9 @@ float log_sum_exp() {
 
 float count_nan_lists() {
     float flagged = 0.0;
-    for (uint l = gl_LocalInvocationIndex; l < n_lists; l += gl_WorkGroupSize.x) flagged += float(lists[l * LIST_WORDS + LIST_NAN]);
+    for (uint l = gl_LocalInvocationIndex; l < n_lists; l += gl_WorkGroupSize.x) {
+        flagged += float(lists[l * LIST_WORDS + LIST_NAN]);
+    }
     return workgroup_sum(flagged);
 }
 

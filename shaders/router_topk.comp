@@ -1,8 +1,11 @@
 // Computes  the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all experts or sigmoid,
-//           optionally divided by the sum of the chosen, times scale; a shared expert is the last slot, weight sigmoid(its gate) or 1.
-// Inputs    logits f32 [n_experts (+ 1 gate)]; params; the expert table by address, uvec2 [n_layers][n_experts]. Outputs: routing
-//           words [n_slots ids | n_slots weights | n_slots addresses of 2 words]; log words [4 + layer * n_used ...] = the chosen ids.
-// Who       each lane keeps the best of its experts lane, lane + size, ...; n_used rounds of a workgroup argmax; lane s writes slot s.
+//           optionally divided by the sum of the chosen, times scale. A shared expert is the last slot, with weight
+//           sigmoid(its gate) or 1.
+// Inputs    logits f32 [n_experts (+ 1 gate)]; params; the expert table by address, uvec2 [n_layers][n_experts]. Outputs:
+//           routing words [n_slots ids | n_slots weights | n_slots addresses of 2 words]; log words
+//           [4 + layer * n_used ...] = the chosen ids.
+// Who       each lane keeps the best of its experts lane, lane + size, ...; n_used rounds of a workgroup argmax; then lane s
+//           writes slot s.
 // Assumes   n_used <= n_experts <= 1024, n_used <= 32. NaN counts as -inf; ids are valid and distinct whatever the logits are.
 // Dispatch  (1, 1, 1).
 #version 460
