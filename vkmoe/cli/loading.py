@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -20,18 +20,21 @@ __all__ = ["note", "opened"]
 @contextmanager
 def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) -> Iterator[LLM]:
     """The model, loaded. Without `quiet`, stderr tells about progress and a missing GPU."""
-    from vkmoe.llm import LLM
-
     if model is None and not quiet:
         note("no model given: using the built-in demo model, which writes Python")
-    with _progress(shown=not quiet) as progress:
-        llm = LLM(model, config, progress=progress)
-    with llm:
+    with _load(model, config, quiet) as llm:
         if llm.device_info.is_cpu and not quiet:
             note("no GPU found: running on the CPU")
         if verbose:
             _describe(llm)
         yield llm
+
+
+def _load(model: str | None, config: EngineConfig, quiet: bool) -> AbstractContextManager[LLM]:
+    from vkmoe.llm import LLM
+
+    with _progress(shown=not quiet) as progress:
+        return LLM(model, config, progress=progress)
 
 
 @contextmanager

@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from vkmoe.cli.loading import note
 from vkmoe.cli.options import option
+from vkmoe.errors import VkmoeError
+
+if TYPE_CHECKING:
+    from vkmoe.selftest import Case
 
 __all__ = ["selftest"]
 
 
 @click.command(short_help="Check a device against NumPy.")
 @option("--device", default=None, help="Vulkan device: its index or part of its name.")
-def selftest(device: str | None) -> None:
-    """Run every kernel variant against its NumPy twin on a device: error and GB/s."""
-    click.echo(device)
+@option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def selftest(device: str | None, as_json: bool) -> None:
+    """Run every kernel variant against its NumPy twin on a device: error and GB/s.
+
+    Exits with 1 when a kernel's error is above its limit.
+    """
+    from vkmoe.gpu.device import choose_device, list_devices
+    from vkmoe.selftest import run
+
+    chosen = choose_device(list_devices(), device)
+    note(f"device {chosen.index}: {chosen.name} ({chosen.driver})")
+    cases: list[Case] = []
+    for case in run(device):
+        cases.append(case)
+        if not as_json:
+            click.echo(_line(case))
+    if as_json:
+        document = {"device": chosen.name, "cases": [_plain(case) for case in cases]}
+        click.echo(json.dumps(document, indent=2))
+    wrong = [case.name for case in cases if not case.ok]
+    if wrong:
+        raise VkmoeError(
+            f"{len(wrong)} of {len(cases)} kernels compute wrongly on {chosen.name}: "
+            f"{', '.join(wrong)}",
+            "update the driver, or choose another device; do not trust what this one generates",
+        )
+    note(f"all {len(cases)} kernels agree with NumPy")
+
+
+def _line(case: Case) -> str:
+    speed = f"{case.gigabytes_per_second:8.2f} GB/s" if case.gigabytes_per_second else " " * 13
+    verdict = "ok" if case.ok else "WRONG"
+    return f"{case.name:36} {verdict:5}  error {case.error:.1e} of {case.limit:.1e} {speed}"
+
+
+def _plain(case: Case) -> dict[str, Any]:
+    return {
+        "name": case.name,
+        "ok": case.ok,
+        "error": case.error,
+        "limit": case.limit,
+        "gigabytes_per_second": case.gigabytes_per_second,
+    }
