@@ -139,7 +139,7 @@ def _foreign_decoder(type_name: str) -> Callable[[Bytes], Floats]:
     def foreign(blocks: Bytes) -> Floats:
         try:
             found = dequantize(blocks, GGMLQuantizationType(TYPES[type_name].ggml_id))
-        except NotImplementedError:
+        except (NotImplementedError, ValueError):  # not in this version of the package
             raise UnsupportedModelError(
                 f"weights of type {type_name} cannot be decoded",
                 "use a file with " + ", ".join(sorted(_DECODERS)),
