@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +26,8 @@ void main() {
 }
 """
 
-# Burns about a millisecond of one core per workgroup on a software driver.
+# Keeps a core busy for about a millisecond per workgroup. One loop stays below 65536 turns,
+# where lavapipe ends it.
 SLOW = """#version 450
 layout(local_size_x = 64) in;
 layout(binding = 0) buffer Words { uint words[]; };
@@ -97,9 +100,30 @@ def host(instance: native.Instance) -> int:
     return host_memory_type(instance)
 
 
-def slow_recording(device: native.Device, slow: bytes, n_groups: int) -> native.Recording:
-    """A recording that keeps a software driver busy for about n_groups milliseconds."""
+def record_slow(device: native.Device, slow: bytes, n_groups: int) -> native.Recording:
+    """A recording of one dispatch of SLOW."""
     kernel = device.kernel(slow, [device.tensor(64)], [], 0, "slow")
     recorder = device.recorder()
     recorder.dispatch(kernel, (n_groups, 1, 1))
     return recorder.finish()
+
+
+@functools.cache
+def slow_groups_per_ms(slow: bytes) -> float:
+    """How many workgroups of SLOW this driver does in a millisecond, measured once."""
+    instance = native.Instance()
+    device = instance.open(0, [])
+    recording = record_slow(device, slow, 8)
+    device.submit(recording).wait()  # the first run may compile
+    started = time.monotonic()
+    device.submit(recording).wait()
+    elapsed_ms = (time.monotonic() - started) * 1e3
+    device.close()
+    instance.close()
+    return 8 / elapsed_ms
+
+
+def slow_recording(device: native.Device, slow: bytes, duration_ms: int) -> native.Recording:
+    """A recording that keeps the device busy for about `duration_ms`, at least a workgroup."""
+    n_groups = max(1, min(65535, round(duration_ms * slow_groups_per_ms(slow))))
+    return record_slow(device, slow, n_groups)

@@ -102,7 +102,7 @@ def test_timestamps_are_plausible_and_increase(device, slow):
     recorder.dispatch(kernel, (4, 1, 1))
     recorder.timestamp(1)
     recorder.barrier()
-    recorder.dispatch(kernel, (64, 1, 1))
+    recorder.dispatch(kernel, (24, 1, 1))
     recorder.timestamp(2)
     recording = recorder.finish()
     with pytest.raises(RuntimeError, match="no finished submit"):

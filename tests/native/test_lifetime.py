@@ -9,7 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from tests.native.conftest import SLOW, CompileGlsl, host_memory_type
+from tests.native.conftest import SLOW, CompileGlsl, host_memory_type, slow_groups_per_ms
 from vkmoe.gpu import _native as native
 
 CREATIONS = [
@@ -163,6 +163,7 @@ def test_a_recording_keeps_what_it_uses(device, host):
 def test_the_interpreter_may_exit_with_work_in_flight(ending, compile_glsl: CompileGlsl, tmp_path):
     spirv = tmp_path / "slow.spv"
     spirv.write_bytes(compile_glsl(SLOW))
+    n_groups = 1 + round(300 * slow_groups_per_ms(spirv.read_bytes()))
     script = f"""
         from pathlib import Path
         from vkmoe.gpu import _native as native
@@ -170,7 +171,7 @@ def test_the_interpreter_may_exit_with_work_in_flight(ending, compile_glsl: Comp
         device = instance.open(0, [])
         kernel = device.kernel(Path({str(spirv)!r}).read_bytes(), [device.tensor(64)], [], 0)
         recorder = device.recorder()
-        recorder.dispatch(kernel, (200, 1, 1))
+        recorder.dispatch(kernel, ({n_groups}, 1, 1))
         submission = device.submit(recorder.finish())
         {ending}
     """

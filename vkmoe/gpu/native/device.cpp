@@ -74,8 +74,15 @@ std::shared_ptr<Kernel> Device::kernel(const std::string& spirv,
         if (!placeholder_) placeholder_ = tensor(1, "placeholder");
         tensors.push_back(placeholder_);
     }
-    return keep(std::make_shared<Kernel>(context_, spirv, std::move(tensors), spec, push_bytes,
-                                         name));
+    auto context = context_;
+    std::shared_ptr<Kernel> made;
+    {
+        const py::gil_scoped_release no_gil;  // compiling takes up to seconds; threads may share it
+        made = std::make_shared<Kernel>(std::move(context), spirv, std::move(tensors), spec,
+                                        push_bytes, name);
+    }
+    this->context();  // may have been closed meanwhile: then the kernel goes again
+    return keep(std::move(made));
 }
 
 Recorder Device::recorder(uint32_t n_timestamps, const std::string& queue) {

@@ -50,6 +50,7 @@ std::vector<FeatureSet::Row> FeatureSet::rows() {
         {"storage_16bit", base(storage16_), &storage16_.storageBuffer16BitAccess, v12, nullptr},
         {"float16", base(float16_int8_), &float16_int8_.shaderFloat16, v12, nullptr},
         {"int8", base(float16_int8_), &float16_int8_.shaderInt8, v12, nullptr},
+        {"int64", nullptr, &core_.features.shaderInt64, v10, nullptr},
         {"int16", nullptr, &core_.features.shaderInt16, v10, nullptr},
         {"scalar_layout", base(scalar_), &scalar_.scalarBlockLayout, v12, nullptr},
         {"subgroup_size_control", base(subgroup_size_), &subgroup_size_.subgroupSizeControl, v13,
