@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-PROMPT = "class Stack:\n    def __init__(self):\n"
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KERNEL_TESTS = sorted((ROOT / "tests" / "ops").glob("test_*.py"))
+PROMPT = "class Stack:\n    def __init__(self):"
 
 
 def vkmoe(environment: dict[str, str], *arguments: str) -> Any:
@@ -22,6 +28,17 @@ def test_the_device_is_swiftshader(swiftshader: dict[str, str]) -> None:
     """The other tests here would mean nothing on another device."""
     names = [device["name"] for device in vkmoe(swiftshader, "devices")]
     assert len(names) == 1 and "SwiftShader" in names[0]
+
+
+@pytest.mark.parametrize("path", KERNEL_TESTS, ids=lambda path: path.stem)
+def test_kernel_tests_pass(swiftshader: dict[str, str], path: Path) -> None:
+    """The tests of every kernel family pass as they are, none skipped."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, str(path)], cwd=ROOT, env=swiftshader, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\d+ passed(, \d+ deselected)? in ", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_selftest_passes(swiftshader: dict[str, str]) -> None:
