@@ -28,14 +28,14 @@ layout(push_constant, std430) uniform Push {
 uvec2 row_address;
 uint block_index;
 
-uvec4 staged_word4(uint i);
+uvec4 staged_word4(uint r, uint i);
 #include "weights.glsl"
 
-uvec4 staged_word4(uint i) { return load_staged(row_address, n_blocks, block_index, i); }
+uvec4 staged_word4(uint r, uint i) { return load_staged(row_address, n_blocks, block_index, i); }
 
 float store_group(uint first, vec4 q[8], uint q_first, float scale, float minimum) {
     float square = 0.0;
-    for (uint i = 0u; i < 4u; ++i) {
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         const vec4 value = scale * q[q_first + i] - minimum;
         hidden4[first + i] = value;
         gained4[first + i] = value * load_vec4(address_add(gain, (first + i) * 16u));
@@ -53,7 +53,7 @@ void main() {
         const uint t = chunk % BLOCK_CHUNKS;
         block_index = chunk / BLOCK_CHUNKS;
         row_address = address_add_product(embeddings, min(params.token, n_vocab - 1u), row_bytes);
-        unpack_chunk(row_address, n_blocks, block_index, t, q, scale);
+        unpack_chunk(row_address, n_blocks, block_index, t, 0u, q, scale);
         const uint first = chunk_x(block_index, t);
         square = store_group(first, q, 0u, scale.x, scale.y) + store_group(first + GROUP_B_OFFSET, q, 4u, scale.z, scale.w);
     }

@@ -1,9 +1,9 @@
 // Computes  hidden[row] += sum over slots of weight[slot] * dot(down[slot][row], act[slot]);
 //           gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the next fused RMSNorm).
 // Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses), expert spans by address.
-// Who       workgroup -> ROWS rows over all slots (default) or ROWS * workgroup size rows, one a lane at a time (ROW_PER_LANE).
+// Who       workgroup -> ROWS rows over all slots; its lanes share slots and columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8. Slots are summed in their order in `routing`.
-// Dispatch  (ceil(n_rows / rows per workgroup), 1, 1)
+// Dispatch  (ceil(n_rows / ROWS), 1, 1)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -33,11 +33,7 @@ layout(push_constant, std430) uniform Push {
 
 uint first_row;
 
-#ifdef ROW_PER_LANE
-#define N_DOTS 1u
-#else
 #define N_DOTS ROWS
-#endif
 
 uvec2 dot_row(uint r, uint slot) {
     const uvec2 base = is_null(span) ? routed_address(slot, n_slots) : span;
@@ -61,19 +57,11 @@ void store_row(uint row, float value) {
 void main() {
     const uint lane = gl_LocalInvocationIndex;
     const uint group = gl_WorkGroupID.x;
-#ifdef ROW_PER_LANE
-    for (uint tile = 0u; tile < ROWS; ++tile) {
-        first_row = (group * ROWS + tile) * gl_WorkGroupSize.x + lane;
-        dot_rows(n_slots, n_blocks);
-        if (first_row < n_rows) store_row(first_row, dot_total(0u));
-    }
-#else
     first_row = group * ROWS;
     dot_rows(n_slots, n_blocks);
     for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
         if (first_row + r < n_rows) store_row(first_row + r, dot_total(r));
     }
-#endif
     const float square = workgroup_sum(hidden_square);
     if (lane == 0u) partials_out[group] = square;
 }

@@ -1,9 +1,9 @@
 // Computes  act[slot][row] = silu(s * dot(gate[row], x)) * (s * dot(up[row], x)) for each used expert; silu(v) = v / (1 + exp(-v)).
 //           s is the fused RMSNorm scale. PASS 1 stores s * gate alone, PASS 2 finishes with up (gate and up of different types).
 // Inputs    x f32 (gained), norm_partials, routing (ids, weights, addresses [n_slots]); expert spans by address.
-// Who       workgroup -> ROWS rows (default) or ROWS * workgroup size rows, one a lane at a time (ROW_PER_LANE); y = slot.
+// Who       workgroup -> ROWS rows of one slot (y); its lanes share the columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8.
-// Dispatch  (ceil(n_rows / rows per workgroup), n_slots, 1)
+// Dispatch  (ceil(n_rows / ROWS), n_slots, 1)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -37,17 +37,12 @@ layout(push_constant, std430) uniform Push {
 uint first_row;
 uvec2 expert_span;
 
-#ifdef ROW_PER_LANE
-const uint ROWS_AT_ONCE = 1u;
-#else
-const uint ROWS_AT_ONCE = ROWS;
-#endif
-const uint N_DOTS = PASS == 0u ? 2u * ROWS_AT_ONCE : ROWS_AT_ONCE;
+const uint N_DOTS = PASS == 0u ? 2u * ROWS : ROWS;
 
-// Dots [0, ROWS_AT_ONCE) are gate rows, then up rows; a single pass has only its own.
+// Dots [0, ROWS) are gate rows, then up rows; a single pass has only its own.
 uvec2 dot_row(uint r, uint slot) {
-    const bool is_up = PASS == 2u || r >= ROWS_AT_ONCE;
-    const uint row = min(first_row + r % ROWS_AT_ONCE, n_rows - 1u);
+    const bool is_up = PASS == 2u || r >= ROWS;
+    const uint row = min(first_row + r % ROWS, n_rows - 1u);
     return address_add_product(address_add(expert_span, is_up ? up_offset : gate_offset), row, row_bytes);
 }
 
@@ -60,7 +55,7 @@ float silu(float v) { return v / (1.0 + exp(-v)); }
 
 void store_row(uint row, uint r, float scale) {
     const uint index = gl_WorkGroupID.y * n_rows + row;
-    if (PASS == 0u) act[index] = silu(scale * dot_total(r)) * (scale * dot_total(r + ROWS_AT_ONCE));
+    if (PASS == 0u) act[index] = silu(scale * dot_total(r)) * (scale * dot_total(r + ROWS));
     if (PASS == 1u) act[index] = scale * dot_total(r);
     if (PASS == 2u) act[index] = silu(act[index]) * (scale * dot_total(r));
 }
@@ -69,17 +64,9 @@ void main() {
     const uint lane = gl_LocalInvocationIndex;
     const float scale = fused_rms_scale(n_partials, inverse_width, eps);
     expert_span = is_null(span) ? routed_address(gl_WorkGroupID.y, n_slots) : span;
-#ifdef ROW_PER_LANE
-    for (uint tile = 0u; tile < ROWS; ++tile) {
-        first_row = (gl_WorkGroupID.x * ROWS + tile) * gl_WorkGroupSize.x + lane;
-        dot_rows(1u, n_blocks);
-        if (first_row < n_rows) store_row(first_row, 0u, scale);
-    }
-#else
     first_row = gl_WorkGroupID.x * ROWS;
     dot_rows(1u, n_blocks);
     for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
         if (first_row + r < n_rows) store_row(first_row + r, r, scale);
     }
-#endif
 }

@@ -2,9 +2,9 @@
 //           s = 1 / sqrt(mean(h^2) + eps) when x is h * gain and n_partials > 0 (fused RMSNorm), else 1.
 //           RESIDUAL: hidden[row] += that, gained[row] = hidden[row] * gain[row], one partial sum of hidden^2 a workgroup.
 // Inputs    x f32 [32 * BLOCK_CHUNKS * n_blocks], W by address, rows of row_bytes; norm_partials f32 [n_partials].
-// Who       workgroup -> ROWS rows (default) or ROWS * workgroup size rows, one a lane at a time (ROW_PER_LANE).
+// Who       workgroup -> ROWS rows; its lanes share the columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8.
-// Dispatch  (ceil(n_rows / rows per workgroup), 1, 1)
+// Dispatch  (ceil(n_rows / ROWS), 1, 1)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -50,13 +50,9 @@ layout(push_constant, std430) uniform Push {
 #include "rms.glsl"
 #endif
 
-uint first_row;  // of this workgroup, or of this lane with ROW_PER_LANE
+uint first_row;
 
-#ifdef ROW_PER_LANE
-#define N_DOTS 1u
-#else
 #define N_DOTS ROWS
-#endif
 
 uvec2 dot_row(uint r, uint slot) {
     const uint row = min(first_row + r, n_rows - 1u);
@@ -95,19 +91,11 @@ void main() {
 #ifndef RESIDUAL
     input_scale = fused_rms_scale(n_partials, inverse_width, eps);
 #endif
-#ifdef ROW_PER_LANE
-    for (uint tile = 0u; tile < ROWS; ++tile) {
-        first_row = (group * ROWS + tile) * gl_WorkGroupSize.x + lane;
-        dot_rows(1u, n_blocks);
-        if (first_row < n_rows) store_row(first_row, dot_total(0u));
-    }
-#else
     first_row = group * ROWS;
     dot_rows(1u, n_blocks);
     for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
         if (first_row + r < n_rows) store_row(first_row + r, dot_total(r));
     }
-#endif
 #ifdef RESIDUAL
     const float square = workgroup_sum(hidden_square);
     if (lane == 0u) partials_out[group] = square;

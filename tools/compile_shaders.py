@@ -112,7 +112,7 @@ def is_current(variant: Variant, shaders: Path, out: Path, recipe: object) -> bo
 
 def compile_variant(variant: Variant, shaders: Path, out: Path) -> None:
     """Compile and validate one variant; `out` appears only when both succeeded."""
-    partial = out.with_name(out.name + ".partial")
+    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     run(variant, variant.command(find_compiler(), shaders, partial))
     validator = shutil.which("spirv-val")
     if validator:

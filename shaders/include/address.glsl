@@ -2,10 +2,16 @@
 // Needs: nothing in scope. Include it before any other code.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
-#extension GL_EXT_scalar_block_layout : disable
+#extension GL_EXT_control_flow_attributes : require
 
-// One 16-byte load. The address must be a multiple of 16.
+// One 16-byte load. The address must be a multiple of 16. CPU drivers pay per lane and component whatever its width, so
+// LOAD_64BIT takes it as two 64-bit components (needs shaderInt64).
+#ifdef LOAD_64BIT
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { u64vec2 halves; };
+#else
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { uvec4 words; };
+#endif
 // One 4-byte load or store. The address must be a multiple of 4.
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Word { uint word; };
 // One 8-byte load (an address in a table). The address must be a multiple of 8.
@@ -26,8 +32,15 @@ uvec2 address_add_product(uvec2 base, uint count, uint stride) {
     return uvec2(sum, base.y + high + carry);
 }
 
+#ifdef LOAD_64BIT
+uvec4 load_words4(uvec2 address) {
+    const u64vec2 halves = Words4(address).halves;
+    return uvec4(unpackUint2x32(halves.x), unpackUint2x32(halves.y));
+}
+#else
 uvec4 load_words4(uvec2 address) { return Words4(address).words; }
-vec4 load_vec4(uvec2 address) { return uintBitsToFloat(Words4(address).words); }
+#endif
+vec4 load_vec4(uvec2 address) { return uintBitsToFloat(load_words4(address)); }
 uint load_word(uvec2 address) { return Word(address).word; }
 float load_float(uvec2 address) { return uintBitsToFloat(Word(address).word); }
 bool is_null(uvec2 address) { return (address.x | address.y) == 0u; }

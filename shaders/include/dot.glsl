@@ -1,17 +1,17 @@
 // Dot products of N_DOTS weight rows with activations, summed over n_slots (one for a plain matrix, the used experts for
 // the down projection). Two mappings of the same sum:
-//   default        lanes share a row: chunk i of the flattened [slot][block][chunk] goes to lane i % workgroup size; the
-//                  staged words of a block are loaded once into shared memory. Coalesced: for real GPUs.
-//   ROW_PER_LANE   each lane owns its rows whole; activations are the same for all lanes. For CPU drivers, which load
-//                  lane by lane but broadcast uniform loads.
+//   default         lanes share a block: chunk i of the flattened [slot][block][chunk] goes to lane i % workgroup size; the
+//                   staged words of a block are loaded once into shared memory. Coalesced: for real GPUs.
+//   BLOCK_PER_LANE  a lane takes whole blocks, its staged words in registers. For CPU drivers, where a load costs the same
+//                   whatever its address: activations are loaded once for all rows, headers once a block.
 // Needs: address.glsl, a TYPE_ define, N_DOTS (constant), and from the op
 //   uvec2 dot_row(uint r, uint slot)             address of row r of this workgroup (or lane) in the slot's matrix
 //   vec4 activation4(uint slot, uint index4)     four activations
 //   float slot_weight(uint slot)                 what the slot's dot product is multiplied by
-// Gives dot_rows(n_slots, n_blocks), then dot_total(r). With ROW_PER_LANE totals are per lane, else per workgroup.
+// Gives dot_rows(n_slots, n_blocks), then dot_total(r), valid in every lane.
 // Every invocation must call dot_rows (it contains barriers).
 
-uvec4 staged_word4(uint i);
+uvec4 staged_word4(uint r, uint i);
 #include "weights.glsl"
 
 // Array sizes must not be zero.
@@ -24,7 +24,7 @@ uvec4 staged_word4(uint i);
 float chunk_dot(vec4 q[8], vec4 scale, vec4 x[8]) {
     float a = dot(q[0], x[0]);
     float b = dot(q[4], x[4]);
-    for (uint i = 1u; i < 4u; ++i) {
+    [[unroll]] for (uint i = 1u; i < 4u; ++i) {
         a += dot(q[i], x[i]);
         b += dot(q[i + 4u], x[i + 4u]);
     }
@@ -40,60 +40,13 @@ float chunk_dot(vec4 q[8], vec4 scale, vec4 x[8]) {
 
 void load_activations(uint slot, uint block, uint t, out vec4 x[8]) {
     const uint first = chunk_x(block, t);
-    for (uint i = 0u; i < 4u; ++i) {
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         x[i] = activation4(slot, first + i);
         x[i + 4u] = activation4(slot, first + GROUP_B_OFFSET + i);
     }
 }
 
-#ifdef ROW_PER_LANE
-
-uvec4 staged_local[N_DOTS * STAGED_ARRAY];
-uint staged_base;
-float dot_sums[N_DOTS];
-
-uvec4 staged_word4(uint i) { return staged_local[staged_base + i]; }
-
-float dot_total(uint r) { return dot_sums[r]; }
-
-void dot_rows(uint n_slots, uint n_blocks) {
-    for (uint r = 0u; r < N_DOTS; ++r) dot_sums[r] = 0.0;
-    for (uint slot = 0u; slot < n_slots; ++slot) {
-        float slot_sums[N_DOTS];
-        for (uint r = 0u; r < N_DOTS; ++r) slot_sums[r] = 0.0;
-        for (uint block = 0u; block < n_blocks; ++block) {
-            for (uint r = 0u; r < N_DOTS; ++r) {
-                for (uint i = 0u; i < STAGED_WORDS4; ++i)
-                    staged_local[r * STAGED_WORDS4 + i] = load_staged(dot_row(r, slot), n_blocks, block, i);
-            }
-            for (uint t = 0u; t < BLOCK_CHUNKS; ++t) {
-                vec4 x[8];
-                load_activations(slot, block, t, x);
-                for (uint r = 0u; r < N_DOTS; ++r) {
-                    vec4 q[8];
-                    vec4 scale;
-                    staged_base = r * STAGED_WORDS4;
-                    unpack_chunk(dot_row(r, slot), n_blocks, block, t, q, scale);
-                    slot_sums[r] += chunk_dot(q, scale, x);
-                }
-            }
-        }
-        const float weight = slot_weight(slot);
-        for (uint r = 0u; r < N_DOTS; ++r) dot_sums[r] += weight * slot_sums[r];
-    }
-}
-
-#else
-
-#ifdef HAS_STAGED
-shared uvec4 staged_shared[N_DOTS * (gl_WorkGroupSize.x / BLOCK_CHUNKS) * STAGED_WORDS4];
-#else
-uvec4 staged_shared[1];
-#endif
 shared float dot_scratch[N_DOTS * gl_WorkGroupSize.x];
-uint staged_base;
-
-uvec4 staged_word4(uint i) { return staged_shared[staged_base + i]; }
 
 #ifdef USE_SUBGROUP
 #extension GL_KHR_shader_subgroup_basic : require
@@ -106,7 +59,7 @@ float dot_total(uint r) {
 }
 
 void reduce_dots(float sums[N_DOTS]) {
-    for (uint r = 0u; r < N_DOTS; ++r) {
+    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
         const float partial = subgroupAdd(sums[r]);
         if (subgroupElect()) dot_scratch[r * gl_WorkGroupSize.x + gl_SubgroupID] = partial;
     }
@@ -118,18 +71,64 @@ float dot_total(uint r) { return dot_scratch[r * gl_WorkGroupSize.x]; }
 void reduce_dots(float sums[N_DOTS]) {
     const uint lane = gl_LocalInvocationIndex;
     const uint size = gl_WorkGroupSize.x;
-    for (uint r = 0u; r < N_DOTS; ++r) dot_scratch[r * size + lane] = sums[r];
+    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) dot_scratch[r * size + lane] = sums[r];
     barrier();
     for (uint stride = 128u; stride > 0u; stride >>= 1u) {
         if (stride < size) {
             if (lane < stride && lane + stride < size) {
-                for (uint r = 0u; r < N_DOTS; ++r) dot_scratch[r * size + lane] += dot_scratch[r * size + lane + stride];
+                [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) dot_scratch[r * size + lane] += dot_scratch[r * size + lane + stride];
             }
             barrier();
         }
     }
 }
 #endif
+
+#ifdef BLOCK_PER_LANE
+
+uvec4 staged_local[N_DOTS * STAGED_ARRAY];
+
+uvec4 staged_word4(uint r, uint i) { return staged_local[r * STAGED_WORDS4 + i]; }
+
+void dot_rows(uint n_slots, uint n_blocks) {
+    float sums[N_DOTS];
+    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
+    for (uint flat_block = gl_LocalInvocationIndex; flat_block < n_slots * n_blocks; flat_block += gl_WorkGroupSize.x) {
+        const uint slot = flat_block / n_blocks;
+        const uint block = flat_block % n_blocks;
+        const float weight = slot_weight(slot);
+        uvec2 rows[N_DOTS];
+        [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
+            rows[r] = dot_row(r, slot);
+            [[unroll]] for (uint i = 0u; i < STAGED_WORDS4; ++i)
+                staged_local[r * STAGED_WORDS4 + i] = load_staged(rows[r], n_blocks, block, i);
+        }
+        [[dont_unroll]] for (uint t = 0u; t < BLOCK_CHUNKS; ++t) {
+            vec4 x[8];
+            load_activations(slot, block, t, x);
+            [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
+                vec4 q[8];
+                vec4 scale;
+                unpack_chunk(rows[r], n_blocks, block, t, r, q, scale);
+                sums[r] += weight * chunk_dot(q, scale, x);
+            }
+        }
+    }
+    reduce_dots(sums);
+}
+
+#else
+
+#ifdef HAS_STAGED
+shared uvec4 staged_shared[N_DOTS * (gl_WorkGroupSize.x / BLOCK_CHUNKS) * STAGED_WORDS4];
+#else
+uvec4 staged_shared[1];
+#endif
+uvec4 staged_word4(uint r, uint i) {
+    const uint tile_blocks = gl_WorkGroupSize.x / BLOCK_CHUNKS;
+    const uint block_in_tile = gl_LocalInvocationIndex / BLOCK_CHUNKS;
+    return staged_shared[(r * tile_blocks + block_in_tile) * STAGED_WORDS4 + i];
+}
 
 #ifdef HAS_STAGED
 // Loads the staged words of the blocks that lanes [0, workgroup size) are about to use, each once.
@@ -155,7 +154,7 @@ void dot_rows(uint n_slots, uint n_blocks) {
     const uint block_in_tile = gl_LocalInvocationIndex / BLOCK_CHUNKS;
     const uint t = gl_LocalInvocationIndex % BLOCK_CHUNKS;
     float sums[N_DOTS];
-    for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
+    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
     for (uint first_block = 0u; first_block < n_flat_blocks; first_block += tile_blocks) {
 #ifdef HAS_STAGED
         stage_tile(first_block, n_slots, n_blocks);
@@ -167,11 +166,10 @@ void dot_rows(uint n_slots, uint n_blocks) {
             const float weight = slot_weight(slot);
             vec4 x[8];
             load_activations(slot, block, t, x);
-            for (uint r = 0u; r < N_DOTS; ++r) {
+            [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
                 vec4 q[8];
                 vec4 scale;
-                staged_base = (r * tile_blocks + block_in_tile) * STAGED_WORDS4;
-                unpack_chunk(dot_row(r, slot), n_blocks, block, t, q, scale);
+                unpack_chunk(dot_row(r, slot), n_blocks, block, t, r, q, scale);
                 sums[r] += weight * chunk_dot(q, scale, x);
             }
         }

@@ -6,9 +6,15 @@
 //   HAS_MIN           defined when weights have a min term
 //   chunk_x(block, t)                        index of the first activation of chunk t, in vec4
 //   load_staged(row, n_blocks, block, i)     staged word i of a block
-//   unpack_chunk(row, n_blocks, block, t, q, scale)
+//   unpack_chunk(row, n_blocks, block, t, r, q, scale)
 //       q: 32 values; scale: (scale a, min a, scale b, min b); weight = scale*q - min, a for q[0..3], b for q[4..7]
-// Needs: address.glsl, and staged_word4(i), which returns staged word i of the block at hand.
+// Needs: address.glsl, and staged_word4(r, i), which returns staged word i of the block at hand of dot r.
+
+// Four bytes below 128 as floats. Signed: CPUs convert signed integers in one instruction, unsigned ones in many.
+vec4 bytes_to_vec4(uint word) {
+    return vec4(ivec4(word & 0xFFu, (word >> 8u) & 0xFFu, (word >> 16u) & 0xFFu, word >> 24u));
+}
+
 #if defined(TYPE_Q4_K)
 #include "types/q4_k.glsl"
 #elif defined(TYPE_Q5_K)

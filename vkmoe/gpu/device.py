@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["REQUIRED_FEATURES", "Device", "choose_device", "list_devices", "translate_errors"]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
-# Switched on when present. The kernels of today need none of them; integer dot products and
+# Switched on when present. Only "int64" is used today, by the kernels for CPU drivers; integer dot products and
 # cooperative matrices belong to variants that a self-test must first have proven.
-OPTIONAL_FEATURES = ("timeline_semaphore", "subgroup_size_control")
+OPTIONAL_FEATURES = ("timeline_semaphore", "subgroup_size_control", "int64")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
 _DRIVER_HINT = ("install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
                 "then look at `vkmoe devices`")

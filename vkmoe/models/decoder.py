@@ -43,7 +43,7 @@ class Workspace:
         inner = experts.width if experts else spec.feed_forward_width
         n_logits = experts.n_experts if experts else 1
         # One partial per workgroup of whichever producer has most.
-        n_partials = max(-(-spec.width // tuning.rows_per_workgroup),
+        n_partials = max(-(-spec.width // tuning.rows),
                          -(-spec.width // (32 * tuning.workgroup_size)))
         n_log_layers = spec.n_layers if experts else 0
         self.params = TensorRef("params", PARAM_WORDS)

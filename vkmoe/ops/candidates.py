@@ -25,7 +25,7 @@ MAX_VOCAB = 1 << 24
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:
     """Chunks the vocabulary is cut into: enough workgroups, few lists for the one that merges."""
-    most = 8 if tuning.mapping == "rows" else 64
+    most = 8 if tuning.mapping == "blocks" else 64
     return max(1, min(most, n_vocab // (2 * N_CANDIDATES)))
 
 

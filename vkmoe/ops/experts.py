@@ -72,17 +72,17 @@ def expert_gate_up(
     reads = (memory_range(span, shape.span_bytes),) if span else homes
     n_rows = shape.gate.n_rows
     assert act.n_words >= n_slots * n_rows
-    # One matrix at a time takes twice the rows, so that the dots per workgroup stay the same.
     for matrix, which in passes:
+        rows = max(1, tuning.rows // 2) if which == BOTH else tuning.rows  # dots stay the same
         program.append(EXPERT_GATE_UP.dispatch(
             f"expert_gate_up.{matrix.type.lower()}{tuning.dot_suffix}",
-            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows, "pass": which},
+            {"workgroup_size": tuning.workgroup_size, "rows": rows, "pass": which},
             {"x": x, "norm_partials": norm.partials, "routing": routing, "act": act},
             {"span": span, "gate_offset": shape.gate.offset, "up_offset": shape.up.offset,
              "n_rows": n_rows, "row_bytes": matrix.row_bytes, "n_blocks": matrix.n_blocks,
              "n_slots": n_slots, "n_partials": norm.n_partials,
              "inverse_width": 1.0 / norm.width, "eps": norm.eps},
-            (-(-n_rows // tuning.rows_per_workgroup), n_slots, 1), label,
+            (-(-n_rows // rows), n_slots, 1), label,
             ranges={"act": act.words(0, n_slots * n_rows),
                     "norm_partials": norm.partials.words(0, norm.n_partials)},
             memory_reads=reads))
@@ -94,7 +94,7 @@ def expert_down(
 ) -> int:
     """hidden += sum of weight * (down @ act) over the slots. Returns its number of partials."""
     matrix = shape.down
-    n_groups = -(-matrix.n_rows // tuning.rows_per_workgroup)
+    n_groups = -(-matrix.n_rows // tuning.rows)
     expert_reads = (memory_range(span, shape.span_bytes),) if span else homes
     program.append(EXPERT_DOWN.dispatch(
         f"expert_down.{matrix.type.lower()}{tuning.dot_suffix}",

@@ -126,7 +126,7 @@ def _matvec_group(
             "output_offset": offset, "n_partials": norm.n_partials if norm else 0,
             "inverse_width": 1.0 / norm.width if norm else 1.0, "eps": norm.eps if norm else 0.0,
         },
-        (-(-n_rows // tuning.rows_per_workgroup), 1, 1), label,
+        (-(-n_rows // tuning.rows), 1, 1), label,
         ranges={"y": y.words(offset, n_rows),
                 "norm_partials": partials.words(0, norm.n_partials if norm else 0)},
         memory_reads=tuple(m.memory for m in group)))
@@ -137,7 +137,7 @@ def matvec_residual(
     program: Program, tuning: Tuning, matrix: Matrix, x: TensorRef, output: NormOutput, label: str,
 ) -> int:
     """hidden += matrix @ x; gained = hidden * gain. Returns the number of partials it leaves."""
-    n_groups = -(-matrix.n_rows // tuning.rows_per_workgroup)
+    n_groups = -(-matrix.n_rows // tuning.rows)
     program.append(MATVEC_RESIDUAL.dispatch(
         f"matvec_residual.{matrix.type.lower()}{tuning.dot_suffix}",
         {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},

@@ -15,18 +15,21 @@ __all__ = ["Tuning", "choose_tuning"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """`lanes`: lanes share a row, coalesced (GPUs). `rows`: a lane owns a row (CPU drivers)."""
+    """`lanes`: eight lanes share a superblock, coalesced (GPUs). `blocks`: a lane takes whole blocks
+    (CPU drivers)."""
 
-    mapping: Literal["lanes", "rows"]
+    mapping: Literal["lanes", "blocks"]
     workgroup_size: int
-    rows: int  # weight rows a workgroup (lanes) or a lane (rows) works on
+    rows: int  # weight rows a workgroup works on at once
     subgroup: bool  # use the variants with subgroup arithmetic
+    load_64bit: bool = False  # blocks: load 64-bit components (needs shaderInt64)
+    subgroup_size: int = 0  # of this device, for teams that may coincide with subgroups; 0 = none
 
     @property
     def dot_suffix(self) -> str:
         """Suffix of the SPIR-V variants of kernels with dot products."""
-        if self.mapping == "rows":
-            return "+rows"
+        if self.mapping == "blocks":
+            return "+blocks64" if self.load_64bit else "+blocks"
         return self.reduce_suffix
 
     @property
@@ -34,18 +37,17 @@ class Tuning:
         """Suffix of the SPIR-V variants of kernels that only reduce."""
         return "+subgroup" if self.subgroup else ""
 
-    @property
-    def rows_per_workgroup(self) -> int:
-        return self.rows * (self.workgroup_size if self.mapping == "rows" else 1)
-
 
 def choose_tuning(device: DeviceInfo) -> Tuning:
     """The tuning for a device, from its type and subgroup size.
 
-    CPU drivers load lane by lane but broadcast uniform loads, so there a lane owns a row and a
-    workgroup is one subgroup. On GPUs eight lanes share a superblock of 256 weights; 64 lanes
-    cover 2048 columns in one step.
+    On CPU drivers a load costs the same whatever its address and width, so a lane takes whole
+    blocks in 64-bit loads, a workgroup is one subgroup, and activations are loaded once for all
+    rows. On GPUs eight lanes share a superblock of 256 weights; 64 lanes cover 2048 columns in one
+    step.
     """
+    subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
-        return Tuning("rows", max(8, device.subgroup_size), 1, False)
-    return Tuning("lanes", 64, 4, device.subgroup_arithmetic)
+        return Tuning("blocks", 8, 8, False, load_64bit="int64" in device.features,
+                      subgroup_size=subgroup_size)
+    return Tuning("lanes", 64, 4, device.subgroup_arithmetic, subgroup_size=subgroup_size)

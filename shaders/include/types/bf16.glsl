@@ -11,9 +11,9 @@ vec4 two_words(uint first, uint second) {
     return uintBitsToFloat(uvec4(first << 16u, first & 0xFFFF0000u, second << 16u, second & 0xFFFF0000u));
 }
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, out vec4 q[8], out vec4 scale) {
+void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
     scale = vec4(1.0, 0.0, 1.0, 0.0);
-    for (uint i = 0u; i < 4u; ++i) {
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         const uvec4 words = load_words4(address_add(row, block * 64u + i * 16u));
         q[2u * i] = two_words(words.x, words.y);
         q[2u * i + 1u] = two_words(words.z, words.w);

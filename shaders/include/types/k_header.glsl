@@ -7,10 +7,6 @@ vec4 k_quant_scales(uvec4 header, uint t) {
     const uint scales = upper ? (header.w & 0x0F0F0F0Fu) | ((header.y >> 2u) & 0x30303030u) : header.y & 0x3F3F3F3Fu;
     const uint mins = upper ? ((header.w >> 4u) & 0x0F0F0F0Fu) | ((header.z >> 2u) & 0x30303030u) : header.z & 0x3F3F3F3Fu;
     const uint shift = ((t >> 1u) & 1u) * 16u;
-    return vec4(d.x * float((scales >> shift) & 0xFFu), d.y * float((mins >> shift) & 0xFFu),
-                d.x * float((scales >> (shift + 8u)) & 0xFFu), d.y * float((mins >> (shift + 8u)) & 0xFFu));
-}
-
-vec4 bytes_to_vec4(uint word) {
-    return vec4(float(word & 0xFFu), float((word >> 8u) & 0xFFu), float((word >> 16u) & 0xFFu), float(word >> 24u));
+    return vec4(d.x * float(int((scales >> shift) & 0xFFu)), d.y * float(int((mins >> shift) & 0xFFu)),
+                d.x * float(int((scales >> (shift + 8u)) & 0xFFu)), d.y * float(int((mins >> (shift + 8u)) & 0xFFu)));
 }

@@ -14,12 +14,12 @@ uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) {
 
 #include "types/k_header.glsl"
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, out vec4 q[8], out vec4 scale) {
+void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
     const uvec4 nibbles = load_words4(address_add(row, block * 176u + 48u + t * 16u));
-    const uvec4 high = staged_word4(1u + (t & 1u));
+    const uvec4 high = (t & 1u) == 0u ? staged_word4(r, 1u) : staged_word4(r, 2u);
     const uint bit = (t >> 1u) * 2u;
-    scale = k_quant_scales(staged_word4(0u), t);
-    for (uint i = 0u; i < 4u; ++i) {
+    scale = k_quant_scales(staged_word4(r, 0u), t);
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = bytes_to_vec4((nibbles[i] & 0x0F0F0F0Fu) | (((high[i] >> bit) & 0x01010101u) << 4u));
         q[i + 4u] = bytes_to_vec4(((nibbles[i] >> 4u) & 0x0F0F0F0Fu) | (((high[i] >> (bit + 1u)) & 0x01010101u) << 4u));
     }

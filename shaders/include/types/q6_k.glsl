@@ -16,26 +16,25 @@ uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) {
     return uvec4((block & 1u) == 0u ? pair & 0xFFFFu : pair >> 16u, 0u, 0u, 0u);
 }
 
-vec4 centred_bytes(uint word) {
-    return vec4(float(word & 0xFFu), float((word >> 8u) & 0xFFu), float((word >> 16u) & 0xFFu), float(word >> 24u)) - 32.0;
-}
-
 float scale_byte(uvec4 scales, uint i) {
     return float(bitfieldExtract(int(scales[i >> 2u]), int(i & 3u) * 8, 8));
 }
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, out vec4 q[8], out vec4 scale) {
+void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
     const uvec4 nibbles = load_words4(address_add(row, block * 128u + t * 16u));
     const uint half_index = t >> 2u;
     const uint quadrant = (t & 3u) >> 1u;  // 0 or 1: which 32 weights the low nibbles are; the high ones are two further
-    const uvec4 high = staged_word4(half_index * 2u + (t & 1u));
-    const uvec4 scales = staged_word4(4u);
-    const float d = unpackHalf2x16(staged_word4(5u).x).x;
+    // Indices that are constants where the words are in registers.
+    const uvec4 even = half_index == 0u ? staged_word4(r, 0u) : staged_word4(r, 2u);
+    const uvec4 odd = half_index == 0u ? staged_word4(r, 1u) : staged_word4(r, 3u);
+    const uvec4 high = (t & 1u) == 0u ? even : odd;
+    const uvec4 scales = staged_word4(r, 4u);
+    const float d = unpackHalf2x16(staged_word4(r, 5u).x).x;
     const uint scale_index = half_index * 8u + quadrant * 2u + (t & 1u);
     scale = vec4(d * scale_byte(scales, scale_index), 0.0, d * scale_byte(scales, scale_index + 4u), 0.0);
     const uint shift = quadrant * 2u;
-    for (uint i = 0u; i < 4u; ++i) {
-        q[i] = centred_bytes((nibbles[i] & 0x0F0F0F0Fu) | (((high[i] >> shift) & 0x03030303u) << 4u));
-        q[i + 4u] = centred_bytes(((nibbles[i] >> 4u) & 0x0F0F0F0Fu) | (((high[i] >> (shift + 4u)) & 0x03030303u) << 4u));
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+        q[i] = -32.0 + bytes_to_vec4((nibbles[i] & 0x0F0F0F0Fu) | (((high[i] >> shift) & 0x03030303u) << 4u));
+        q[i + 4u] = -32.0 + bytes_to_vec4(((nibbles[i] >> 4u) & 0x0F0F0F0Fu) | (((high[i] >> (shift + 4u)) & 0x03030303u) << 4u));
     }
 }

@@ -14,13 +14,13 @@ vec4 signed_bytes(uint word) {
                 float(bitfieldExtract(value, 16, 8)), float(bitfieldExtract(value, 24, 8)));
 }
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, out vec4 q[8], out vec4 scale) {
+void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
     const uvec4 first = load_words4(address_add(row, block * 32u));
     const uvec4 second = load_words4(address_add(row, block * 32u + 16u));
     const vec2 pair = unpackHalf2x16(load_word(address_add(row, n_blocks * 32u + (block >> 1u) * 4u)));
     const float d = (block & 1u) == 0u ? pair.x : pair.y;
     scale = vec4(d, 0.0, d, 0.0);
-    for (uint i = 0u; i < 4u; ++i) {
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = signed_bytes(first[i]);
         q[i + 4u] = signed_bytes(second[i]);
     }

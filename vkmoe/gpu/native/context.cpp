@@ -69,8 +69,8 @@ void Context::choose_families(std::vector<VkDeviceQueueCreateInfo>& infos) {
     }
     const bool own_memory = properties_.deviceType != VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU &&
                             properties_.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU;
-    // Video families also say "transfer": they are no copy engines.
-    const VkQueueFlags not_copy_engine = graphics_compute | VK_QUEUE_PROTECTED_BIT | 0x20 | 0x40;
+    // Video and optical flow families (younger than our headers) also say "transfer".
+    const VkQueueFlags not_copy_engine = graphics_compute | 0x20 | 0x40 | 0x100;
     uint32_t upload = own_memory
                           ? find_family(families, VK_QUEUE_TRANSFER_BIT, not_copy_engine)
                           : kNone;

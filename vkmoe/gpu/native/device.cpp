@@ -159,8 +159,7 @@ bool Device::join(Submission::Clock::duration limit) noexcept {
 
 void Device::release_all() noexcept {
     in_flight_.clear();
-    // Recordings and kernels come before the storage they use only in number, not in need:
-    // nothing is in flight, and each object's release leaves the others' handles alone.
+    // In any order: nothing is in flight, and no object needs another's handle to go.
     for (const auto& child : children_) {
         if (const auto resource = child.lock()) resource->release();
     }
