@@ -33,7 +33,7 @@ Kernel::Kernel(std::shared_ptr<Context> context, const std::string& spirv,
     const uint32_t max_push = context_->properties().limits.maxPushConstantsSize;
     if (push_bytes % 4 != 0 || push_bytes > max_push) {
         throw std::invalid_argument("kernel \"" + name_ + "\": " + std::to_string(push_bytes) +
-                                    " bytes of push constants, must be a multiple of 4 and at most " +
+                                    " bytes of push constants, not whole words up to " +
                                     std::to_string(max_push));
     }
     const auto words = spirv_words(spirv, name_);

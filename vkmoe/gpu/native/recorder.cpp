@@ -152,7 +152,8 @@ void Recorder::copy(std::shared_ptr<Storage> source, uint64_t source_offset,
                     std::shared_ptr<Storage> target, uint64_t target_offset, uint64_t size) {
     source->require_range(source_offset, size);
     target->require_range(target_offset, size);
-    const bool apart = source_offset + size <= target_offset || target_offset + size <= source_offset;
+    const bool apart =
+        source_offset + size <= target_offset || target_offset + size <= source_offset;
     if (source->handle() == target->handle() && !apart) {
         throw std::invalid_argument("copy within \"" + source->name() + "\" overlaps itself");
     }
