@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
-from vkmoe.errors import DeviceLostError
+from vkmoe.errors import DeviceLostError, VkmoeError
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.backend import Backend
-from vkmoe.gpu.device import Device
+from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Program, Range, TensorRef
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models import read_spec
@@ -108,6 +108,7 @@ class Engine:
         self._recorded = {flag: self._record(flag) for flag in (False, True)}
         self._token_ns = {False: 0, True: 0}
         self._serial = 0
+        self._cleanup.callback(self._wait_idle)  # runs before anything above is freed
 
     # ----- running -----
 
@@ -181,6 +182,11 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:
         self.close()
+
+    def _wait_idle(self) -> None:
+        """An interrupted submit still reads weights and caches: they must outlive it."""
+        with suppress(VkmoeError), translate_errors("closing"):  # a lost device runs nothing
+            self.device.native.wait_idle()
 
     # ----- making -----
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend"]
 
-INTERRUPT_LIMIT_NS = 5_000_000_000  # a submit is bounded far below this
-
 
 class Backend:
     """Binds names to memory, compiles each kernel once, records programs."""
@@ -50,11 +48,18 @@ class Backend:
         """How many pipelines have been compiled."""
         return len(self._kernels)
 
-    def record(self, program: Program, barriers: list[bool] | None = None) -> _native.Recording:
-        """Lower a program. `barriers` overrides the hazard plan (tests only)."""
+    def record(self, program: Program, barriers: list[bool] | None = None,
+               timed: bool = False) -> _native.Recording:
+        """Lower a program. `barriers` overrides the hazard plan (tests only).
+
+        A `timed` recording has two timestamps, before its first and behind its last command; a
+        device without timestamps raises ValueError.
+        """
         planned = plan_barriers(program.commands) if barriers is None else barriers
         with translate_errors(f"recording {program.name}"):
-            recorder = self.device.native.recorder()
+            recorder = self.device.native.recorder(n_timestamps=2 if timed else 0)
+            if timed:
+                recorder.timestamp(0)
             for command, barrier in zip(program.commands, planned, strict=True):
                 if barrier:
                     recorder.barrier()
@@ -62,6 +67,8 @@ class Backend:
                     self._record_copy(recorder, command)
                 else:
                     recorder.dispatch(self._kernel(command), command.groups, command.push)
+            if timed:
+                recorder.timestamp(1)
             return recorder.finish()
 
     def run(self, recording: _native.Recording, expected_ns: int = 0) -> None:
@@ -70,11 +77,10 @@ class Backend:
         Ctrl-C is passed on once the submit has ended: the host must not touch what it reads.
         """
         with translate_errors("running a program"):
-            submission = self.device.native.submit(recording)
             try:
-                submission.wait(expected_ns)
+                self.device.native.submit(recording).wait(expected_ns)
             except KeyboardInterrupt:
-                submission.wait(timeout_ns=INTERRUPT_LIMIT_NS)
+                self.device.native.wait_idle()  # it may have come before the wait began
                 raise
 
     def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
