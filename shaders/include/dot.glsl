@@ -4,7 +4,7 @@
 //                   staged words of a block are loaded once into shared memory. Coalesced: for real GPUs.
 //   BLOCK_PER_LANE  a lane takes whole blocks, its staged words in registers. For CPU drivers, where a load costs the same
 //                   whatever its address: activations are loaded once for all rows, headers once a block.
-// Needs: address.glsl, a TYPE_ define, N_DOTS (constant), and from the op
+// Needs: address.glsl, reduce.glsl, a TYPE_ define, N_DOTS (constant), and from the op
 //   uvec2 dot_row(uint r, uint slot)             address of row r of this workgroup (or lane) in the slot's matrix
 //   vec4 activation4(uint slot, uint index4)     four activations
 //   float slot_weight(uint slot)                 what the slot's dot product is multiplied by
@@ -21,21 +21,24 @@ uvec4 staged_word4(uint r, uint i);
 #define STAGED_ARRAY 1u
 #endif
 
-float chunk_dot(vec4 q[8], vec4 scale, vec4 x[8]) {
-    float a = dot(q[0], x[0]);
-    float b = dot(q[4], x[4]);
-    [[unroll]] for (uint i = 1u; i < 4u; ++i) {
-        a += dot(q[i], x[i]);
-        b += dot(q[i + 4u], x[i + 4u]);
-    }
-    float sum = scale.x * a + scale.z * b;
+// The dot product of one chunk; x_sums: the sums of its two groups of activations, which min terms multiply.
+float chunk_dot(vec4 q[8], vec4 scale, vec4 x[8], vec2 x_sums) {
+    const float a = dot(q[0], x[0]) + dot(q[1], x[1]) + dot(q[2], x[2]) + dot(q[3], x[3]);
+    const float b = dot(q[4], x[4]) + dot(q[5], x[5]) + dot(q[6], x[6]) + dot(q[7], x[7]);
+#ifdef HAS_MIN
+    return scale.x * a + scale.z * b - (scale.y * x_sums.x + scale.w * x_sums.y);
+#else
+    return scale.x * a + scale.z * b;
+#endif
+}
+
+vec2 activation_sums(vec4 x[8]) {
 #ifdef HAS_MIN
     const vec4 ones = vec4(1.0);
-    const float x_a = dot(ones, x[0] + x[1] + x[2] + x[3]);
-    const float x_b = dot(ones, x[4] + x[5] + x[6] + x[7]);
-    sum -= scale.y * x_a + scale.w * x_b;
+    return vec2(dot(ones, x[0] + x[1] + x[2] + x[3]), dot(ones, x[4] + x[5] + x[6] + x[7]));
+#else
+    return vec2(0.0);
 #endif
-    return sum;
 }
 
 void load_activations(uint slot, uint block, uint t, out vec4 x[8]) {
@@ -46,6 +49,19 @@ void load_activations(uint slot, uint block, uint t, out vec4 x[8]) {
     }
 }
 
+#ifdef ONE_SUBGROUP
+float dot_totals[N_DOTS];
+
+float dot_total(uint r) {
+    float total = dot_totals[0];
+    [[unroll]] for (uint i = 1u; i < N_DOTS; ++i) total = r == i ? dot_totals[i] : total;
+    return total;
+}
+
+void reduce_dots(float sums[N_DOTS]) {
+    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) dot_totals[r] = workgroup_sum(sums[r]);
+}
+#else
 shared float dot_scratch[N_DOTS * gl_WorkGroupSize.x];
 
 #ifdef USE_SUBGROUP
@@ -83,6 +99,7 @@ void reduce_dots(float sums[N_DOTS]) {
     }
 }
 #endif
+#endif
 
 #ifdef BLOCK_PER_LANE
 
@@ -106,11 +123,12 @@ void dot_rows(uint n_slots, uint n_blocks) {
         [[dont_unroll]] for (uint t = 0u; t < BLOCK_CHUNKS; ++t) {
             vec4 x[8];
             load_activations(slot, block, t, x);
+            const vec2 x_sums = activation_sums(x);
             [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
                 vec4 q[8];
                 vec4 scale;
                 unpack_chunk(rows[r], n_blocks, block, t, r, q, scale);
-                sums[r] += weight * chunk_dot(q, scale, x);
+                sums[r] += weight * chunk_dot(q, scale, x, x_sums);
             }
         }
     }
@@ -166,11 +184,12 @@ void dot_rows(uint n_slots, uint n_blocks) {
             const float weight = slot_weight(slot);
             vec4 x[8];
             load_activations(slot, block, t, x);
+            const vec2 x_sums = activation_sums(x);
             [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
                 vec4 q[8];
                 vec4 scale;
                 unpack_chunk(dot_row(r, slot), n_blocks, block, t, r, q, scale);
-                sums[r] += weight * chunk_dot(q, scale, x);
+                sums[r] += weight * chunk_dot(q, scale, x, x_sums);
             }
         }
 #ifdef HAS_STAGED

@@ -1,7 +1,20 @@
 // Sums over a workgroup in a fixed order. Works for any workgroup size up to 256 and any subgroup size.
 // Needs: local_size_x_id = 0 declared as `layout(local_size_x_id = 0) in;`. With USE_SUBGROUP: subgroup arithmetic.
 // Every invocation of the workgroup must call these (they contain barriers). The result is valid in all invocations.
-#ifdef USE_SUBGROUP
+// ONE_SUBGROUP: the host promises that a workgroup is one subgroup; then no barrier is needed, which on CPU drivers costs
+// more than the sum (they suspend every invocation). A broken promise gives NaN, not a wrong sum.
+#ifdef ONE_SUBGROUP
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+
+float workgroup_sum(float value) {
+    return gl_NumSubgroups == 1u ? subgroupAdd(value) : uintBitsToFloat(0x7FC00000u);
+}
+
+float workgroup_max(float value) {
+    return gl_NumSubgroups == 1u ? subgroupMax(value) : uintBitsToFloat(0x7FC00000u);
+}
+#elif defined(USE_SUBGROUP)
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 
