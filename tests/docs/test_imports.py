@@ -23,10 +23,8 @@ LAYERS = (
     ("ops", "experts", "cpu"),
     ("models",),
     ("placement",),
-    ("generate",),
-    ("engine",),
-    ("llm",),
-    ("selftest",),
+    ("engine", "generate"),
+    ("llm", "selftest"),
     ("cli", "server"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
