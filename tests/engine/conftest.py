@@ -1,0 +1,46 @@
+"""Tunings, the shared folder, the demo model loaded once per file, and a check for leaks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from tests.generate.conftest import shared
+from vkmoe.gpu import _native as native
+from vkmoe.llm import LLM
+from vkmoe.ops.tuning import Tuning
+
+__all__ = ["shared"]
+
+# The mapping of this driver (None), and the one of real GPUs without and with subgroups.
+TUNINGS = {
+    "default": None,
+    "lanes": Tuning("lanes", 64, 4, False),
+    "lanes+subgroup": Tuning("lanes", 64, 4, True),
+}
+
+
+@pytest.fixture(params=TUNINGS)
+def tuning(request: pytest.FixtureRequest) -> Tuning | None:
+    return TUNINGS[request.param]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    """The demo model, loaded once for the tests of a file that leave it as it was."""
+    with LLM() as llm:
+        yield llm
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """The test must leave as many Vulkan objects as it found."""
+    native.clear_injections()
+    gc.collect()
+    before = native.live_objects()
+    yield
+    native.clear_injections()
+    gc.collect()
+    assert native.live_objects() == before

@@ -1,0 +1,103 @@
+"""The tiny models of the fixtures, and copies of them with something changed.
+
+Owns how a model file is taken apart and written again. Does not own what its tests expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gguf_file import open_gguf
+from vkmoe.quants import quantise
+from vkmoe.quants.types import TYPES
+
+__all__ = ["FOLDER", "NAMES", "Tensor", "expected", "model_path", "retyped", "rewrite"]
+
+FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+
+
+class Tensor(NamedTuple):
+    """A tensor to write: its type by name, row-major shape and bytes."""
+
+    type: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
+
+
+def model_path(name: str) -> Path:
+    return FOLDER / f"{name}.gguf"
+
+
+def expected(name: str) -> dict[str, NDArray[Any]]:
+    """What transformers computed: tokens, logits, router_ids, router_margin."""
+    with np.load(FOLDER / f"{name}.npz") as stored:
+        return dict(stored)
+
+
+def rewrite(source: Path, target: Path, change: Change) -> Path:
+    """Write `source` again as `target` after `change(metadata, tensors)` has had its way.
+
+    Whole numbers are written in 32 bits, or in 64 where they need them.
+    """
+    with open_gguf(source) as file:
+        metadata: dict[str, Any] = dict(file.metadata)
+        tensors = {name: Tensor(info.type, info.shape, file.data(name).copy())
+                   for name, info in file.tensors.items()}  # fmt: skip
+    change(metadata, tensors)
+    writer = gguf.GGUFWriter(target, str(metadata.pop("general.architecture", "none")))
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    for name, tensor in tensors.items():
+        raw_type = gguf.GGMLQuantizationType[tensor.type]
+        block_weights, block_bytes = gguf.GGML_QUANT_SIZES[raw_type]
+        byte_shape = (*tensor.shape[:-1], tensor.shape[-1] // block_weights * block_bytes)
+        writer.add_tensor(name, tensor.data.reshape(byte_shape), raw_dtype=raw_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def retyped(tensor: Tensor, type_name: str) -> Tensor:
+    """An F32 tensor in another type."""
+    assert tensor.type == "F32"
+    values = tensor.data.view(np.float32).reshape(tensor.shape)
+    assert TYPES[type_name].name == type_name
+    return Tensor(type_name, tensor.shape, quantise(type_name, values).reshape(-1))
+
+
+def with_metadata(changes: Mapping[str, Any]) -> Change:
+    """A change of metadata alone; None removes a key."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for key, value in changes.items():
+            if value is None:
+                metadata.pop(key)
+            else:
+                metadata[key] = value
+
+    return change
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        (writer.add_uint32 if 0 <= value < 1 << 32 else writer.add_uint64)(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value.tolist() if isinstance(value, np.ndarray) else value)
