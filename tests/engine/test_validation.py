@@ -1,0 +1,87 @@
+"""A whole generation under synchronisation validation is silent; a missing barrier is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.tiny import NAMES, model_path
+from vkmoe.engine import Engine
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.hazards import plan_barriers
+from vkmoe.gpu.program import MEMORY, Dispatch, Program
+from vkmoe.llm import LLM, demo_model_path
+
+PROMPT = "def add(a, b):\n"
+
+
+@pytest.fixture(scope="module", params=["demo", *NAMES])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    path: Path = demo_model_path() if request.param == "demo" else model_path(request.param)
+    with LLM(path, validation=True, ctx_size=64) as opened:
+        yield opened
+
+
+def needed_by_bound_tensors(program: Program) -> list[int]:
+    """Indices of dispatches that, with only their own barrier gone, read what the one before wrote.
+
+    Only tensors count: what is reached by address is not seen by the layer.
+    """
+    found = []
+    barriers = plan_barriers(program.commands)
+    for index, (before, command) in enumerate(zip(program.commands, program.commands[1:],
+                                                  strict=False), start=1):  # fmt: skip
+        if not (isinstance(before, Dispatch) and isinstance(command, Dispatch)):
+            continue
+        written = [r for r in before.writes if r.resource != MEMORY]
+        if barriers[index] and any(w.overlaps(r) for w in written for r in command.reads):
+            found.append(index)
+    return found
+
+
+def test_a_generation_is_silent(llm: LLM) -> None:
+    result = llm.generate(PROMPT, max_tokens=8, temp=0, ignore_eos=True)
+    assert len(result.token_ids) == 8
+    llm.engine.full_logits()
+    assert llm.engine.device.validation_messages() == []
+
+
+@pytest.mark.parametrize("where", ["attention", "logits"])
+def test_a_missing_barrier_is_reported(where: str) -> None:
+    """The positive control: without it, silence above would prove nothing."""
+    with LLM(model_path("moe_plain"), validation=True, ctx_size=64) as llm:
+        engine = llm.engine
+        program = engine.program()
+        barriers = plan_barriers(program.commands)
+        engine.run_token(1, 0)  # leaves parameters that can be run again
+        engine._backend.run(engine._backend.record(program, barriers))
+        assert engine.device.validation_messages() == [], "the plan as it is"
+        index = next(i for i in needed_by_bound_tensors(program) if where in labels(engine)[i])
+        barriers[index] = False
+        engine._backend.run(engine._backend.record(program, barriers))
+        messages = engine.device.validation_messages()
+        assert any("SYNC-HAZARD-READ-AFTER-WRITE" in message for message in messages)
+
+
+def labels(engine: Engine) -> list[str]:
+    return [command.label for command in engine.program().commands]
+
+
+def test_closing_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    n_closed = 0
+
+    def close(device: Device) -> None:
+        nonlocal n_closed
+        device.native.close()
+        messages.extend(device.validation_messages())
+        device._instance.close()
+        n_closed += 1
+
+    monkeypatch.setattr(Device, "close", close)
+    with LLM(model_path("moe_odd"), validation=True, ctx_size=64) as llm:
+        llm.generate(PROMPT, max_tokens=1)
+    assert n_closed == 1
+    assert messages == []
