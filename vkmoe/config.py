@@ -1,6 +1,7 @@
 """What the user asked: every option, its default, its flags and its one-line help.
 
-The command line and the `VKMOE_*` environment variables are generated from these dataclasses; nothing
+The command line and the `VKMOE_*` environment variables are generated from these dataclasses;
+nothing
 here looks at a file or a device, and nobody writes back into a config.
 """
 
@@ -14,8 +15,9 @@ from vkmoe.errors import UsageError
 __all__ = ["EngineConfig", "SamplingConfig", "check_fields", "environment_name", "option"]
 
 
-def option(default: Any, help: str, *flags: str, minimum: float | None = None,
-           maximum: float | None = None) -> Any:
+def option(
+    default: Any, help: str, *flags: str, minimum: float | None = None, maximum: float | None = None
+) -> Any:
     """A dataclass field that is also a command-line option.
 
     `flags` default to `--field-name`; `minimum` and `maximum` are inclusive.
@@ -34,16 +36,26 @@ class EngineConfig:
     """How a model is loaded and run."""
 
     device: str | None = option(
-        None, "Vulkan device: its index or part of its name (see `vkmoe devices`). "
-        "Default: discrete before integrated before CPU.", "--device")
+        None,
+        "Vulkan device: its index or part of its name (see `vkmoe devices`). "
+        "Default: discrete before integrated before CPU.",
+        "--device",
+    )
     ctx_size: int | None = option(
-        None, "Context length in tokens, prompt and reply together. "
-        "Default: the model's own, at most 8192.", "-c", "--ctx-size", minimum=1)
-    kv_type: Literal["f16", "f32"] = option(
-        "f16", "Number format of the KV cache.", "--kv-type")
+        None,
+        "Context length in tokens, prompt and reply together. "
+        "Default: the model's own, at most 8192.",
+        "-c",
+        "--ctx-size",
+        minimum=1,
+    )
+    kv_type: Literal["f16", "f32"] = option("f16", "Number format of the KV cache.", "--kv-type")
     validation: bool = option(
-        False, "Run under the Vulkan validation layer with synchronisation validation "
-        "(slow; for finding driver and vkmoe bugs).", "--validation")
+        False,
+        "Run under the Vulkan validation layer with synchronisation validation "
+        "(slow; for finding driver and vkmoe bugs).",
+        "--validation",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -54,29 +66,51 @@ class SamplingConfig:
     """How the next token is chosen. Order: penalties, top-k, top-p, min-p, temperature, draw."""
 
     temp: float = option(
-        0.8, "Temperature; 0 always takes the most likely token.", "--temp", minimum=0)
+        0.8, "Temperature; 0 always takes the most likely token.", "--temp", minimum=0
+    )
     top_k: int = option(
-        40, "Keep only the k most likely tokens; 0 keeps all.", "--top-k", minimum=0)
+        40, "Keep only the k most likely tokens; 0 keeps all.", "--top-k", minimum=0
+    )
     top_p: float = option(
-        0.95, "Keep the smallest set of tokens whose probability reaches p; 1 keeps all.",
-        "--top-p", minimum=0, maximum=1)
+        0.95,
+        "Keep the smallest set of tokens whose probability reaches p; 1 keeps all.",
+        "--top-p",
+        minimum=0,
+        maximum=1,
+    )
     min_p: float = option(
-        0.05, "Drop tokens less likely than this times the most likely one; 0 drops none.",
-        "--min-p", minimum=0, maximum=1)
+        0.05,
+        "Drop tokens less likely than this times the most likely one; 0 drops none.",
+        "--min-p",
+        minimum=0,
+        maximum=1,
+    )
     repeat_penalty: float = option(
-        1.0, "Divide the logits of recent tokens by this (multiply negative ones); 1 is off.",
-        "--repeat-penalty", minimum=0.01)
+        1.0,
+        "Divide the logits of recent tokens by this (multiply negative ones); 1 is off.",
+        "--repeat-penalty",
+        minimum=0.01,
+    )
     repeat_last_n: int = option(
-        64, "How many recent tokens the penalties look at; -1 means all.", "--repeat-last-n",
-        minimum=-1)
+        64,
+        "How many recent tokens the penalties look at; -1 means all.",
+        "--repeat-last-n",
+        minimum=-1,
+    )
     presence_penalty: float = option(
-        0.0, "Subtract this from the logit of every recent token once.", "--presence-penalty")
+        0.0, "Subtract this from the logit of every recent token once.", "--presence-penalty"
+    )
     frequency_penalty: float = option(
-        0.0, "Subtract this from the logit of a recent token for each time it occurred.",
-        "--frequency-penalty")
+        0.0,
+        "Subtract this from the logit of a recent token for each time it occurred.",
+        "--frequency-penalty",
+    )
     seed: int | None = option(
-        None, "Seed of the random draw. Default: a random one, printed at the end.", "--seed",
-        minimum=0)
+        None,
+        "Seed of the random draw. Default: a random one, printed at the end.",
+        "--seed",
+        minimum=0,
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

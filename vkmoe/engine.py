@@ -6,53 +6,46 @@ Does not own text, sampling or options.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
-from vkmoe.errors import DeviceLostError, VkmoeError
+from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan, ModelSpec
+from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device, translate_errors
-from vkmoe.gpu.program import Program, Range, TensorRef
+from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models import read_spec
-from vkmoe.models.decoder import PARAM_WORDS, Decoder, KvAddresses, Workspace
+from vkmoe.models.decoder import Decoder, KvAddresses, Workspace
 from vkmoe.models.tensors import read_tensors
 from vkmoe.ops.attention import AttentionShape, choose_split
 from vkmoe.ops.candidates import N_CANDIDATES
+from vkmoe.ops.router import LOG_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.host import available_bytes
 from vkmoe.placement.loader import Progress, load_weights, weight_bytes
-from vkmoe.placement.planner import plan
+from vkmoe.placement.planner import context_size, plan
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["Engine", "TopLogits"]
+__all__ = ["Engine"]
 
-PARAMS = struct.Struct("<4IQ10I")
+LOG, CANDIDATES = 0, 1  # the outputs of a token, in the order of its readback buffer
 _TIME_WEIGHT = 0.25  # of the newest token in the running estimate of the token time
-
-
-class TopLogits(NamedTuple):
-    """The largest logits of a token: descending, equal ones by rising id."""
-
-    ids: NDArray[np.int32]  # [n]
-    logits: NDArray[np.float32]  # [n]
-    log_sum_exp: float  # of the whole vocabulary
-    has_nan: bool  # some logit is NaN: the weights are damaged
 
 
 @dataclass(frozen=True)
@@ -70,8 +63,13 @@ class Engine:
     closed.
     """
 
-    def __init__(self, path: Path, config: EngineConfig, progress: Progress | None = None,
-                 tuning: Tuning | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
         self._cleanup = ExitStack()
         try:
             self._open(path, config, progress, tuning)
@@ -79,8 +77,9 @@ class Engine:
             self._cleanup.close()
             raise
 
-    def _open(self, path: Path, config: EngineConfig, progress: Progress | None,
-              tuning: Tuning | None) -> None:
+    def _open(
+        self, path: Path, config: EngineConfig, progress: Progress | None, tuning: Tuning | None
+    ) -> None:
         # ----- what the file says -----
         self.file: GgufFile = self._cleanup.enter_context(open_gguf(path))
         self.spec: ModelSpec = read_spec(self.file)
@@ -89,25 +88,32 @@ class Engine:
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
         self.tuning = tuning or choose_tuning(self.device.info)
         sizes = weight_bytes(tensors)
-        ctx_guess = config.ctx_size or self.spec.context_length
-        scratch = self._workspace(self._attention_shape(ctx_guess, config.kv_type)).n_bytes
-        self.plan: MemoryPlan = plan(config, self.spec, self.device.info, sizes, scratch,
-                                     available_bytes())
-        # ----- memory -----
-        self._shape = self._attention_shape(self.plan.ctx_size, self.plan.kv_type)
+        self._shape = self._attention_shape(context_size(config, self.spec), config.kv_type)
         self.workspace = self._workspace(self._shape)
+        scratch = self.workspace.n_bytes
+        self.plan: MemoryPlan = plan(
+            config, self.spec, self.device.info, sizes, scratch, available_bytes()
+        )
+        # ----- memory -----
         caches = self._allocate_caches()
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
         self._table_address = loaded.table.address
         # ----- programs -----
         self._backend = Backend(self.device)
-        self._decoder = Decoder(self.spec, self.tuning, loaded.weights, self.workspace, self._shape,
-                                choose_split(self._shape, self.tuning), caches)
-        self._bind_host_buffers()
+        self._decoder = Decoder(
+            self.spec,
+            self.tuning,
+            loaded.weights,
+            self.workspace,
+            self._shape,
+            choose_split(self._shape, self.tuning),
+            caches,
+        )
+        self._transfer = self._cleanup.enter_context(Transfer(self.device))
+        self._io = self._make_io()
         self._recorded = {flag: self._record(flag) for flag in (False, True)}
         self._token_ns = {False: 0, True: 0}
-        self._serial = 0
         self._cleanup.callback(self._wait_idle)  # runs before anything above is freed
 
     # ----- running -----
@@ -116,6 +122,10 @@ class Engine:
     def ctx_size(self) -> int:
         return self.plan.ctx_size
 
+    @property
+    def n_vocab(self) -> int:
+        return self.spec.n_vocab
+
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token. Returns the largest logits, or None without logits.
 
@@ -123,18 +133,12 @@ class Engine:
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
-        self._serial = (self._serial + 1) & 0xFFFFFFFF
-        PARAMS.pack_into(self._params_view, 0, token, position, position + 1, self._serial,
-                         self._table_address, *([0] * 10))
+        self._io.send(token, position, self._table_address)
         started = time.perf_counter_ns()
         expected = 0 if self.device.info.is_cpu else self._token_ns[with_logits]
         self._backend.run(self._recorded[with_logits].recording, expected)
         self._note_time(with_logits, time.perf_counter_ns() - started)
-        self._readback.invalidate(0, self._readback.size)
-        if int(self._log_view[0]) != self._serial:
-            raise DeviceLostError(
-                "the GPU reported a finished token whose log was not written",
-                "the driver reset the GPU (watchdog); close other GPU programs and try again")
+        self._io.receive()
         return self._top_logits() if with_logits else None
 
     def full_logits(self) -> NDArray[np.float32]:
@@ -144,9 +148,11 @@ class Engine:
         return data.view(np.float32)
 
     def routing(self) -> NDArray[np.uint32]:
-        """The experts the last token used: uint32 [n MoE layers, n_used]; empty for dense models."""
+        """The experts the last token used: uint32 [n MoE layers, n_used]; empty for dense
+        models.
+        """
         n_used = self.spec.experts.n_used if self.spec.experts else 1
-        return np.array(self._log_view[4:], np.uint32).reshape(-1, n_used)
+        return self._io.words(LOG)[LOG_HEADER_WORDS:].reshape(-1, n_used)
 
     def memory(self) -> dict[str, int]:
         """Bytes planned by place ("device", "host")."""
@@ -171,16 +177,17 @@ class Engine:
 
     def close(self) -> None:
         """Free everything. May be called twice."""
-        for name in ("_params_view", "_log_view", "_candidates_view"):
-            if hasattr(self, name):
-                delattr(self, name)
         self._cleanup.close()
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _wait_idle(self) -> None:
@@ -192,11 +199,18 @@ class Engine:
 
     def _attention_shape(self, ctx_size: int, kv_type: str) -> AttentionShape:
         spec = self.spec
-        norms: dict[str, object] = {"none": "none", "head": "per_head", "full": "full_width"}
         return AttentionShape(
-            spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.rope.dim, ctx_size, spec.rope.style,
-            norms[spec.qk_norm], spec.norm_eps, spec.head_dim ** -0.5,  # type: ignore[arg-type]
-            "F16" if kv_type == "f16" else "F32")
+            spec.n_heads,
+            spec.n_kv_heads,
+            spec.head_dim,
+            spec.rope.dim,
+            ctx_size,
+            spec.rope.style,
+            spec.qk_norm,
+            spec.norm_eps,
+            spec.head_dim**-0.5,
+            "F16" if kv_type == "f16" else "F32",
+        )
 
     def _workspace(self, shape: AttentionShape) -> Workspace:
         return Workspace(self.spec, self.tuning, choose_split(shape, self.tuning), shape)
@@ -219,52 +233,39 @@ class Engine:
     def _backend_run_once(self, recorder: _native.Recorder) -> None:
         self.device.native.submit(recorder.finish()).wait()
 
-    def _bind_host_buffers(self) -> None:
-        """The parameters the host writes, and the one buffer it reads: log, then candidates."""
+    def _make_io(self) -> TokenIo:
+        """The buffers the host writes and reads, and the tensors behind the workspace's names."""
         space = self.workspace
         for tensor in space.tensors:
             self._backend.tensor(tensor)
-        self._transfer = self._cleanup.enter_context(Transfer(self.device))
-        params = self.device.allocate("host", 4 * PARAM_WORDS, "params")
-        self._cleanup.callback(params.close)
-        n_bytes = space.log.n_bytes + space.candidates.n_bytes
-        self._readback = self.device.allocate("readback", n_bytes, "readback")
-        self._cleanup.callback(self._readback.close)
-        self._backend.bind("host params", params)
-        self._backend.bind("readback", self._readback)
-        self._params_view = memoryview(params.view())
-        words = self._readback.view().view(np.uint32)
-        self._log_view = words[:space.log.n_words]
-        self._candidates_view = words[space.log.n_words:]
+        io = TokenIo(self._backend, space.params, (space.log, space.candidates))
+        self._cleanup.callback(io.close)
+        return io
 
     def _record(self, with_logits: bool) -> _Recorded:
         """The decoder's program between the copy in and the copies out."""
-        space = self.workspace
         body = self._decoder.token_program(with_logits)
         program = Program(body.name)
-        program.copy(Range("host params", 0, space.params.n_bytes), space.params.whole, "params in")
+        self._io.copy_in(program)
         program.commands.extend(body.commands)
         self._decoder.close_program(program)
-        log_bytes = space.log.n_bytes
-        program.copy(space.log.whole, Range("readback", 0, log_bytes), "log out")
-        if with_logits:
-            end = log_bytes + space.candidates.n_bytes
-            program.copy(space.candidates.whole, Range("readback", log_bytes, end),
-                         "candidates out")
+        self._io.copy_out(program, 2 if with_logits else 1)
         return _Recorded(program, self._backend.record(program))
 
     # ----- reading -----
 
     def _top_logits(self) -> TopLogits:
-        words = np.array(self._candidates_view)
+        words = self._io.words(CANDIDATES)
         count = int(words[0])
         return TopLogits(
-            words[4:4 + count].view(np.int32),
-            words[4 + N_CANDIDATES:4 + N_CANDIDATES + count].view(np.float32),
+            words[4 : 4 + count].view(np.int32),
+            words[4 + N_CANDIDATES : 4 + N_CANDIDATES + count].view(np.float32),
             float(words[2:3].view(np.float32)[0]),
-            bool(words[1]))
+            bool(words[1]),
+        )
 
     def _note_time(self, with_logits: bool, elapsed_ns: int) -> None:
         known = self._token_ns[with_logits]
-        self._token_ns[with_logits] = elapsed_ns if not known else int(
-            known + _TIME_WEIGHT * (elapsed_ns - known))
+        self._token_ns[with_logits] = (
+            elapsed_ns if not known else int(known + _TIME_WEIGHT * (elapsed_ns - known))
+        )

@@ -1,8 +1,10 @@
 """The error tree of vkmoe: what the user did or has, never our own bugs.
 
     VkmoeError                 one line that says what was asked and what is there, and a hint
-    ├── UsageError             options that contradict each other or have a malformed value (exit code 2)
-    ├── ModelFileError         a GGUF file that cannot be read: damaged, hostile, unreadable, missing
+    ├── UsageError             options that contradict each other or have a malformed value (exit
+    code 2)
+    ├── ModelFileError         a GGUF file that cannot be read: damaged, hostile, unreadable,
+    missing
     ├── UnsupportedModelError  a sound file that asks for something vkmoe does not do
     ├── PromptError            a prompt that is empty, undecodable or longer than the context
     └── GpuError               anything Vulkan says no to

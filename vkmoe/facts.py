@@ -1,4 +1,7 @@
-"""What was found (device, model) and what was decided (plan): plain data, so that tests invent them."""
+"""What was found (device, model) and what was decided (plan).
+
+Plain data without a GPU behind it, so that tests invent them.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +92,10 @@ class DeviceInfo:
     @classmethod
     def from_native(cls, facts: dict[str, Any]) -> DeviceInfo:
         """From one entry of the extension's `physical_devices()`."""
-        limits = {key: tuple(value) if isinstance(value, list) else value
-                  for key, value in facts["limits"].items()}
+        limits: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in facts["limits"].items()
+        }
         return cls(
             index=facts["index"],
             name=facts["name"],
@@ -103,8 +108,9 @@ class DeviceInfo:
             subgroup_arithmetic=facts["subgroup_arithmetic"],
             features=frozenset(facts["features"]),
             heaps=tuple(Heap(**heap) for heap in facts["heaps"]),
-            memory_types=tuple(MemoryType(item["heap"], frozenset(item["flags"]))
-                               for item in facts["memory_types"]),
+            memory_types=tuple(
+                MemoryType(item["heap"], frozenset(item["flags"])) for item in facts["memory_types"]
+            ),
             limits=DeviceLimits(**limits),
         )
 
@@ -154,7 +160,7 @@ class ModelSpec:
     context_length: int
     norm_eps: float
     rope: RopeSpec
-    qk_norm: Literal["none", "head", "full"]
+    qk_norm: Literal["none", "per_head", "full_width"]
     feed_forward_width: int
     experts: ExpertSpec | None
     tied_embeddings: bool

@@ -1,5 +1,5 @@
 // The per-token parameters, written by the host before each submit and copied device-local at the head of the program.
-// Must be kept in sync with vkmoe/gpu/params.py. Needs: PARAMS_BINDING defined.
+// Must be kept in sync with vkmoe/gpu/token_io.py. Needs: PARAMS_BINDING defined.
 layout(set = 0, binding = PARAMS_BINDING, std430) readonly buffer ParamsBuffer {
     uint token;            // id of the token this program processes
     uint position;         // its position in the context, counted from 0

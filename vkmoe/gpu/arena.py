@@ -40,7 +40,9 @@ def chunk_cap(device: DeviceInfo) -> int:
 
 
 class Arena:
-    """Allocates chunks as spans are placed. `expected_bytes` sizes them; placing more is allowed."""
+    """Allocates chunks as spans are placed. `expected_bytes` sizes them; placing more is
+    allowed.
+    """
 
     def __init__(self, device: Device, intent: Intent, name: str, expected_bytes: int) -> None:
         self._device = device
@@ -71,7 +73,8 @@ class Arena:
             raise OutOfMemoryError(
                 f"{self._name} needs {span_bytes / 2**20:.0f} MiB in one piece, "
                 f"{self._device.info.name} allocates at most {cap / 2**20:.0f} MiB",
-                "choose another device with --device, or a smaller model")
+                "choose another device with --device, or a smaller model",
+            )
         size = max(span_bytes, min(self._remaining, PREFERRED_CHUNK, cap))
         buffer = self._device.allocate(self._intent, size + ALIGNMENT, self._name)
         self._chunks.append(buffer)

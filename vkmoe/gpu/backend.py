@@ -48,8 +48,9 @@ class Backend:
         """How many pipelines have been compiled."""
         return len(self._kernels)
 
-    def record(self, program: Program, barriers: list[bool] | None = None,
-               timed: bool = False) -> _native.Recording:
+    def record(
+        self, program: Program, barriers: list[bool] | None = None, timed: bool = False
+    ) -> _native.Recording:
         """Lower a program. `barriers` overrides the hazard plan (tests only).
 
         A `timed` recording has two timestamps, before its first and behind its last command; a
@@ -85,9 +86,12 @@ class Backend:
 
     def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
         recorder.copy(
-            self._memory(command.source.resource), command.source.start,
-            self._memory(command.target.resource), command.target.start,
-            command.source.end - command.source.start)
+            self._memory(command.source.resource),
+            command.source.start,
+            self._memory(command.target.resource),
+            command.target.start,
+            command.source.end - command.source.start,
+        )
 
     def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
         return self._buffers[name] if name in self._buffers else self._tensors[name]
@@ -100,7 +104,11 @@ class Backend:
             tensors = [self.tensor(ref) for ref in command.tensors]
             with translate_errors(f"compiling {command.variant}"):
                 kernel = self.device.native.kernel(
-                    spirv_words(command.variant), tensors, list(command.constants),
-                    len(command.push), command.variant)
+                    spirv_words(command.variant),
+                    tensors,
+                    list(command.constants),
+                    len(command.push),
+                    command.variant,
+                )
             self._kernels[key] = kernel
         return kernel

@@ -1,4 +1,5 @@
-"""Opens a Vulkan device: choice by index or name, features, memory by intent, errors a user can act on.
+"""Opens a Vulkan device: choice by index or name, features, memory by intent, errors a user can
+act on.
 
 Owns the native instance and device. Only this package imports the extension.
 """
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["REQUIRED_FEATURES", "Device", "choose_device", "list_devices", "translate_errors"]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
-# Switched on when present. Only "int64" is used today, by the kernels for CPU drivers; integer dot products and
+# Switched on when present. Only "int64" is used today, by the kernels for CPU drivers; integer dot
+# products and
 # cooperative matrices belong to variants that a self-test must first have proven.
 OPTIONAL_FEATURES = ("timeline_semaphore", "subgroup_size_control", "int64")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
-_DRIVER_HINT = ("install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
-                "then look at `vkmoe devices`")
+_DRIVER_HINT = (
+    "install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
+    "then look at `vkmoe devices`"
+)
 
 
 @contextmanager
@@ -46,16 +50,21 @@ def translate_errors(doing: str) -> Iterator[None]:
         raise DeviceLostError(
             f"the GPU driver reset the device while {doing} ({error.call})",
             "close other GPU programs, lower --ctx-size, and look in the kernel log",
-            error.result) from error
+            error.result,
+        ) from error
     except _native.VulkanError as error:
         if error.result in ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY"):
             where = "GPU" if "DEVICE" in error.result else "host"
             raise OutOfMemoryError(
                 f"out of {where} memory while {doing} ({error.call})",
                 "close other GPU programs, lower --ctx-size, or take a smaller model",
-                error.result) from error
-        raise GpuError(f"{error.call} failed with {error.result} while {doing}",
-                       "see `vkmoe devices` and the driver's log", error.result) from error
+                error.result,
+            ) from error
+        raise GpuError(
+            f"{error.call} failed with {error.result} while {doing}",
+            "see `vkmoe devices` and the driver's log",
+            error.result,
+        ) from error
 
 
 def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:
@@ -97,7 +106,8 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     if missing:
         raise NoDeviceError(
             f"{chosen.name} cannot run vkmoe: it lacks {', '.join(missing)} (Vulkan 1.2)",
-            f"update its driver, or choose another with --device; there is {listing}")
+            f"update its driver, or choose another with --device; there is {listing}",
+        )
     return chosen
 
 
@@ -115,20 +125,24 @@ def _make_instance(validation: bool) -> _native.Instance:
         return _native.Instance(validation=validation)
     except _native.VulkanError as error:
         if validation and error.result == "VK_ERROR_LAYER_NOT_PRESENT":
-            raise NoDriverError("the Vulkan validation layer is not installed",
-                                "install it (Debian: vulkan-validationlayers) or drop --validation",
-                                error.result) from error
+            raise NoDriverError(
+                "the Vulkan validation layer is not installed",
+                "install it (Debian: vulkan-validationlayers) or drop --validation",
+                error.result,
+            ) from error
         raise _no_driver(error.result) from error
 
 
 def _no_driver(detail: str) -> NoDriverError:
-    blocked = [str(node) for node in sorted(Path("/dev/dri").glob("renderD*"))
-               if not _accessible(node)]
+    blocked = [
+        str(node) for node in sorted(Path("/dev/dri").glob("renderD*")) if not _accessible(node)
+    ]
     if blocked:
         return NoDriverError(
             f"no usable Vulkan device: no permission to open {', '.join(blocked)}",
             "add yourself to the `render` group (sudo usermod -aG render $USER) and log in again",
-            detail)
+            detail,
+        )
     return NoDriverError(f"no Vulkan driver found ({detail})", _DRIVER_HINT, detail)
 
 
@@ -145,8 +159,10 @@ class Device:
         self._instance = _make_instance(validation)
         try:
             self.info = choose_device(list_devices(self._instance), wanted)
-            features = [*REQUIRED_FEATURES,
-                        *(name for name in OPTIONAL_FEATURES if name in self.info.features)]
+            features = [
+                *REQUIRED_FEATURES,
+                *(name for name in OPTIONAL_FEATURES if name in self.info.features),
+            ]
             with translate_errors(f"opening {self.info.name}"):
                 self.native = self._instance.open(self.info.index, features)
         except BaseException:
@@ -175,7 +191,8 @@ class Device:
             f"cannot allocate {n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on "
             f"{self.info.name} (heap of {heap.size / 2**20:.0f} MiB, {result})",
             "lower --ctx-size, close other GPU programs, or take a smaller model",
-            result) from last_error
+            result,
+        ) from last_error
 
     def validation_messages(self) -> list[str]:
         """What the validation layer reported since the last call (empty without --validation)."""
@@ -189,6 +206,10 @@ class Device:
     def __enter__(self) -> Device:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,7 +1,8 @@
 """Decides where a program needs barriers, from the byte ranges its commands read and write.
 
 The only guard for memory reached by address, which the validation layer cannot see (design.md 2.2).
-A barrier is a full one (compute and transfer, reads and writes), so after it nothing is outstanding.
+A barrier is a full one (compute and transfer, reads and writes), so after it nothing is
+outstanding.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ def plan_barriers(commands: Sequence[Command]) -> list[bool]:
     pending_reads, pending_writes = _RangeSet(), _RangeSet()
     barriers = []
     for command in commands:
-        needed = (pending_writes.overlaps(command.reads)
-                  or pending_writes.overlaps(command.writes)
-                  or pending_reads.overlaps(command.writes))
+        needed = (
+            pending_writes.overlaps(command.reads)
+            or pending_writes.overlaps(command.writes)
+            or pending_reads.overlaps(command.writes)
+        )
         if needed:
             pending_reads, pending_writes = _RangeSet(), _RangeSet()
         pending_reads.add(command.reads)

@@ -1,7 +1,8 @@
 """Kernel specifications: bindings with access, push-constant layout, specialisation constants.
 
 A `KernelSpec` is what the host must know of a shader; a test compares each with its SPIR-V.
-Which SPIR-V variants exist is the table `shaders/variants.toml`, compiled when the package is built.
+Which SPIR-V variants exist is the table `shaders/variants.toml`, compiled when the package is
+built.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ KERNELS: dict[str, KernelSpec] = {}
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What the host knows of a shader. `constants` are named in id order; id 0 is the workgroup size."""
+    """What the host knows of a shader. `constants` are named in id order; id 0 is the workgroup
+    size.
+    """
 
     name: str
     bindings: tuple[Binding, ...]
@@ -79,7 +82,10 @@ class KernelSpec:
         Bound tensors count as read or written whole, as the binding says, unless `ranges` narrows
         one. What is reached by address is named in `memory_reads` and `memory_writes`.
         """
-        assert set(constants) == set(self.constants), (self.name, set(constants) ^ set(self.constants))
+        assert set(constants) == set(self.constants), (
+            self.name,
+            set(constants) ^ set(self.constants),
+        )
         assert set(tensors) == {b.name for b in self.bindings}, (self.name, sorted(tensors))
         assert set(push) == {item.name for item in self.push}, (self.name, sorted(push))
         narrowed = ranges or {}
@@ -101,7 +107,9 @@ def kernel(name: str, bindings: str, push: str, constants: str) -> KernelSpec:
     assert name not in KERNELS, f"kernel {name} is registered twice"
     spec = KernelSpec(
         name,
-        tuple(Binding(item.split(":")[1], _access(item.split(":")[0])) for item in bindings.split()),
+        tuple(
+            Binding(item.split(":")[1], _access(item.split(":")[0])) for item in bindings.split()
+        ),
         tuple(PushField(item.split(":")[1], _kind(item.split(":")[0])) for item in push.split()),
         tuple(constants.split()),
     )
@@ -116,7 +124,10 @@ def _access(text: str) -> Access:
 
 def _kind(text: str) -> Literal["u32", "f32", "address"]:
     kinds: dict[str, Literal["u32", "f32", "address"]] = {
-        "u32": "u32", "f32": "f32", "address": "address"}
+        "u32": "u32",
+        "f32": "f32",
+        "address": "address",
+    }
     return kinds[text]
 
 

@@ -1,7 +1,8 @@
 """A program is data: an ordered list of dispatches and copies with the bytes each reads and writes.
 
 Building one touches no device. `hazards.py` decides where barriers go, `backend.py` lowers it.
-Tensors and buffers are named proxies; the memory behind a name is bound when the program is lowered.
+Tensors and buffers are named proxies; the memory behind a name is bound when the program is
+lowered.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 __all__ = ["MEMORY", "Copy", "Dispatch", "Program", "Range", "TensorRef", "memory_range"]
 
-MEMORY = "@memory"  # the resource of everything reached by a 64-bit address; its offsets are addresses
+# the resource of everything reached by a 64-bit address; its offsets are addresses
+MEMORY = "@memory"
 
 
 class Range(NamedTuple):
@@ -23,8 +25,7 @@ class Range(NamedTuple):
     end: int
 
     def overlaps(self, other: Range) -> bool:
-        return (self.resource == other.resource and self.start < other.end
-                and other.start < self.end)
+        return self.resource == other.resource and self.start < other.end and other.start < self.end
 
 
 def memory_range(address: int, n_bytes: int) -> Range:
@@ -45,7 +46,7 @@ class TensorRef:
 
     def words(self, start: int, count: int) -> Range:
         """The range of `count` words from word `start`."""
-        assert 0 <= start and start + count <= self.n_words, (self, start, count)
+        assert start >= 0 and start + count <= self.n_words, (self, start, count)
         return Range(self.name, 4 * start, 4 * (start + count))
 
     @property
@@ -93,8 +94,10 @@ class Copy:
 
     def __str__(self) -> str:
         n_bytes = self.source.end - self.source.start
-        return (f"{self.label:<24} copy {n_bytes} bytes {self.source.resource}+{self.source.start}"
-                f" -> {self.target.resource}+{self.target.start}")
+        return (
+            f"{self.label:<24} copy {n_bytes} bytes {self.source.resource}+{self.source.start}"
+            f" -> {self.target.resource}+{self.target.start}"
+        )
 
 
 Command = Dispatch | Copy
@@ -119,8 +122,11 @@ class Program:
 
     def dispatches(self, label_prefix: str) -> Iterable[Dispatch]:
         """The dispatches whose label starts with a prefix such as `layer 3`."""
-        return (command for command in self.commands
-                if isinstance(command, Dispatch) and command.label.startswith(label_prefix))
+        return (
+            command
+            for command in self.commands
+            if isinstance(command, Dispatch) and command.label.startswith(label_prefix)
+        )
 
     def __str__(self) -> str:
         from vkmoe.gpu.hazards import plan_barriers

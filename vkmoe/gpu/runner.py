@@ -1,8 +1,13 @@
-"""Runs small programs on given arrays and returns what they wrote: for tests, self-test and benchmarks."""
+"""Runs small programs on given arrays and returns what they wrote: for tests, self-test,
+benchmarks.
+
+Owns the arrays it places and one `Backend`, so that programs that name the same tensors share
+their kernels. Does not compare anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SENTINEL", "Runner"]
 
 SENTINEL = 0x7FC0DEAD  # a NaN pattern: what a dispatch that did not run leaves behind
+STAGING_BYTES = 1 << 20
 Words = NDArray[np.uint32]
 
 
@@ -28,8 +34,10 @@ class Runner:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._transfer = Transfer(device)
+        self._backend = Backend(device)
+        self._transfer = Transfer(device, STAGING_BYTES)
         self._buffers: list[_native.Buffer] = []
+        self._recordings: list[tuple[Program, _native.Recording]] = []
 
     def place(self, data: NDArray[np.generic]) -> int:
         """Copy an array to device memory of its own; returns its address (256-byte aligned)."""
@@ -48,29 +56,55 @@ class Runner:
                 return self._transfer.read(buffer, address - buffer.address, n_bytes)
         raise AssertionError(f"no placed memory at {address:#x}")
 
-    def run(
-        self, program: Program, inputs: Mapping[TensorRef, NDArray[np.generic]],
-        outputs: Sequence[TensorRef],
-    ) -> dict[str, Words]:
-        """Run once. Tensors without an input start as SENTINEL; returns the outputs as words."""
-        backend = Backend(self.device)
+    def run(self, program: Program, inputs: Mapping[TensorRef, NDArray[np.generic]],
+            *outputs: TensorRef) -> tuple[Words, ...]:
+        """Run once, recorded at the first run; returns the words of the outputs.
+
+        What has no input, or lies behind it in its tensor, starts as SENTINEL.
+        """
         refs = {ref for command in program.commands for ref in getattr(command, "tensors", ())}
         for ref in sorted(refs | set(inputs) | set(outputs), key=lambda ref: ref.name):
             words = np.full(ref.n_words, SENTINEL, np.uint32)
             if ref in inputs:
                 given = np.ascontiguousarray(inputs[ref]).reshape(-1).view(np.uint32)
                 words[:given.size] = given
-            self._transfer.write(backend.tensor(ref), 0, words.view(np.uint8))
+            self._transfer.write(self._backend.tensor(ref), 0, words.view(np.uint8))
         self._transfer.flush()
-        backend.run(backend.record(program))
-        return {ref.name: self._transfer.read(backend.tensor(ref), 0, ref.n_bytes).view(np.uint32)
-                for ref in outputs}
+        self._backend.run(self._recording(program))
+        return tuple(
+            self._transfer.read(self._backend.tensor(ref), 0, ref.n_bytes).view(np.uint32)
+            for ref in outputs)
+
+    def nanoseconds(self, program: Program, repeats: int = 3) -> int | None:
+        """The shortest time the device took for a program; None if it has no timestamps.
+
+        Its tensors hold what earlier runs left there.
+        """
+        try:
+            recording = self._backend.record(program, timed=True)
+        except ValueError:
+            return None
+        times = []
+        for _ in range(repeats):
+            self._backend.run(recording)
+            start, end = recording.timestamps()
+            times.append(end - start)
+        return min(times)
 
     def close(self) -> None:
+        self._recordings.clear()
         self._transfer.close()
         for buffer in self._buffers:
             buffer.close()
         self._buffers.clear()
+
+    def _recording(self, program: Program) -> _native.Recording:
+        for known, recording in self._recordings:
+            if known is program:
+                return recording
+        recording = self._backend.record(program)
+        self._recordings.append((program, recording))
+        return recording
 
     def __enter__(self) -> Runner:
         return self

@@ -1,4 +1,5 @@
-"""Moves bytes between NumPy and GPU memory: directly where memory is mapped, through staging where not.
+"""Moves bytes between NumPy and GPU memory: directly where memory is mapped, through staging where
+not.
 
 Owns the staging buffers. Does not decide what goes where.
 """
@@ -23,10 +24,13 @@ STAGING_BYTES = 16 << 20
 
 
 class Transfer:
-    """Writes to and reads from device memory. Close it (or leave its `with`) to free the staging."""
+    """Writes to and reads from device memory. Close it (or leave its `with`) to free the
+    staging.
+    """
 
-    def __init__(self, device: Device, staging_bytes: int = STAGING_BYTES,
-                 force_staging: bool = False) -> None:
+    def __init__(
+        self, device: Device, staging_bytes: int = STAGING_BYTES, force_staging: bool = False
+    ) -> None:
         """`force_staging` takes the staged path on mapped memory too (tests)."""
         self._device = device
         self._staging_bytes = staging_bytes
@@ -39,12 +43,12 @@ class Transfer:
         after `flush()`."""
         view = self._view(target)
         if view is not None:
-            view[offset:offset + data.size] = data
+            view[offset : offset + data.size] = data
             return
         for start in range(0, data.size, self._staging_bytes):
-            piece = data[start:start + self._staging_bytes]
+            piece = data[start : start + self._staging_bytes]
             lane = self._free_lane()
-            lane.view[:piece.size] = piece
+            lane.view[: piece.size] = piece
             lane.send(target, offset + start, _round_up(piece.size))
 
     def flush(self) -> None:
@@ -73,8 +77,12 @@ class Transfer:
     def __enter__(self) -> Transfer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _view(self, target: _native.Buffer | _native.Tensor) -> Bytes | None:

@@ -18,7 +18,8 @@ ARCHITECTURES = {"qwen3": qwen3.read_spec, "qwen3moe": qwen3moe.read_spec}
 def read_spec(file: GgufFile) -> ModelSpec:
     """The spec of a model file.
 
-    Raises UnsupportedModelError for an architecture, key or value vkmoe does not know, ModelFileError
+    Raises UnsupportedModelError for an architecture, key or value vkmoe does not know,
+    ModelFileError
     for missing or absurd metadata.
     """
     architecture = file.require("general.architecture", str)
@@ -26,5 +27,6 @@ def read_spec(file: GgufFile) -> ModelSpec:
     if reader is None:
         raise UnsupportedModelError(
             f"{file.path}: architecture {architecture!r} is not supported",
-            f"vkmoe runs {', '.join(sorted(ARCHITECTURES))}")
+            f"vkmoe runs {', '.join(sorted(ARCHITECTURES))}",
+        )
     return reader(file)

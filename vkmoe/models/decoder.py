@@ -1,6 +1,7 @@
 """The forward pass of one token as a program: what all architectures share.
 
-Per layer: q/k/v, attention, its join, output projection, router, top-k, gate/up, down. The norms are
+Per layer: q/k/v, attention, its join, output projection, router, top-k, gate/up, down. The norms
+are
 fused: a producer of `hidden` leaves `gained` = hidden * gain of the next norm and partial sums of
 squares, and its consumer multiplies its dot products by the norm's scale.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.token_io import PARAM_WORDS
 from vkmoe.models.weights import LayerWeights, ModelWeights
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
 from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
@@ -20,9 +22,7 @@ from vkmoe.ops.matvec import NormInput, NormOutput, embed, matvec, matvec_residu
 from vkmoe.ops.router import RouterShape, log_words, router_topk, routing_words
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["PARAM_WORDS", "Decoder", "KvAddresses", "Workspace", "router_shape"]
-
-PARAM_WORDS = 16
+__all__ = ["Decoder", "KvAddresses", "Workspace", "router_shape"]
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,17 @@ class KvAddresses:
 class Workspace:
     """The descriptor-bound tensors of a model, reused by every layer and program."""
 
-    def __init__(self, spec: ModelSpec, tuning: Tuning, split: AttentionSplit,
-                 shape: AttentionShape) -> None:
+    def __init__(
+        self, spec: ModelSpec, tuning: Tuning, split: AttentionSplit, shape: AttentionShape
+    ) -> None:
         experts = spec.experts
         n_slots = experts.n_used if experts else 1
         inner = experts.width if experts else spec.feed_forward_width
         n_logits = experts.n_experts if experts else 1
         # One partial per workgroup of whichever producer has most.
-        n_partials = max(-(-spec.width // tuning.rows),
-                         -(-spec.width // (32 * tuning.workgroup_size)))
+        n_partials = max(
+            -(-spec.width // tuning.rows), -(-spec.width // (32 * tuning.workgroup_size))
+        )
         n_log_layers = spec.n_layers if experts else 0
         self.params = TensorRef("params", PARAM_WORDS)
         self.hidden = TensorRef("hidden", spec.width)
@@ -74,8 +76,9 @@ def router_shape(spec: ModelSpec) -> RouterShape:
     """How the layers of a model with experts route."""
     experts = spec.experts
     assert experts is not None, spec.name
-    return RouterShape(experts.n_experts, experts.n_used, experts.gating, experts.renormalise,
-                       experts.scale)
+    return RouterShape(
+        experts.n_experts, experts.n_used, experts.gating, experts.renormalise, experts.scale
+    )
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,19 @@ class Decoder:
     def token_program(self, with_logits: bool) -> Program:
         """One token through all layers; with logits also the output head and the candidates.
 
-        Reads `params`, leaves `log` (and `logits`, `candidates`). Copies in and out are the engine's.
+        Reads `params`, leaves `log` (and `logits`, `candidates`). Copies in and out are the
+        engine's.
         """
         program = Program("decode" if with_logits else "prompt")
         space, first = self.workspace, self.weights.layers[0]
-        n_partials = embed(program, self.tuning, self.weights.embeddings, space.params,
-                           self._leaves(first.attention_gain), "embed")
+        n_partials = embed(
+            program,
+            self.tuning,
+            self.weights.embeddings,
+            space.params,
+            self._leaves(first.attention_gain),
+            "embed",
+        )
         for index in range(self.spec.n_layers):
             n_partials = self._layer(program, index, n_partials)
         if with_logits:
@@ -112,48 +122,119 @@ class Decoder:
     def _layer(self, program: Program, index: int, n_partials: int) -> int:
         space, layer, label = self.workspace, self.weights.layers[index], f"layer {index}"
         norm = self._norm(n_partials)
-        matvec(program, self.tuning, (layer.q, layer.k, layer.v), space.gained, space.qkv,
-               f"{label} qkv", norm)
+        matvec(
+            program,
+            self.tuning,
+            (layer.q, layer.k, layer.v),
+            space.gained,
+            space.qkv,
+            f"{label} qkv",
+            norm,
+        )
         cache = self.caches[index]
         attention(
-            program, self.attention_shape, self.attention_split,
+            program,
+            self.attention_shape,
+            self.attention_split,
             KvCache(cache.keys, cache.values, self.weights.rope_table, layer.q_gain, layer.k_gain),
-            space.qkv, space.params, space.attention_partials, space.attended,
-            f"{label} attention")
-        n_partials = matvec_residual(program, self.tuning, layer.output, space.attended,
-                                     self._leaves(layer.feed_forward_gain), f"{label} output")
+            space.qkv,
+            space.params,
+            space.attention_partials,
+            space.attended,
+            f"{label} attention",
+        )
+        n_partials = matvec_residual(
+            program,
+            self.tuning,
+            layer.output,
+            space.attended,
+            self._leaves(layer.feed_forward_gain),
+            f"{label} output",
+        )
         last = index + 1 == self.spec.n_layers
         gain = self.weights.output_gain if last else self.weights.layers[index + 1].attention_gain
         return self._feed_forward(program, index, layer, self._norm(n_partials), gain)
 
-    def _feed_forward(self, program: Program, index: int, layer: LayerWeights, norm: NormInput,
-                      gain: int) -> int:
+    def _feed_forward(
+        self, program: Program, index: int, layer: LayerWeights, norm: NormInput, gain: int
+    ) -> int:
         space, label = self.workspace, f"layer {index}"
         n_slots = 1
         if layer.router is not None:
             shape = router_shape(self.spec)
             n_slots = shape.n_slots
-            matvec(program, self.tuning, (layer.router,), space.gained, space.router_logits,
-                   f"{label} router", norm)
-            router_topk(program, self.tuning, shape, index, space.router_logits, space.params,
-                        self.weights.expert_table, space.routing, space.log, f"{label} top-k")
-        expert_gate_up(program, self.tuning, layer.expert_shape, space.gained, space.routing,
-                       space.act, n_slots, norm, layer.expert_homes, f"{label} gate/up",
-                       layer.dense_span)
-        return expert_down(program, self.tuning, layer.expert_shape, space.act, space.routing,
-                           n_slots, self._leaves(gain), layer.expert_homes, f"{label} down",
-                           layer.dense_span)
+            matvec(
+                program,
+                self.tuning,
+                (layer.router,),
+                space.gained,
+                space.router_logits,
+                f"{label} router",
+                norm,
+            )
+            router_topk(
+                program,
+                self.tuning,
+                shape,
+                index,
+                space.router_logits,
+                space.params,
+                self.weights.expert_table,
+                space.routing,
+                space.log,
+                f"{label} top-k",
+            )
+        expert_gate_up(
+            program,
+            self.tuning,
+            layer.expert_shape,
+            space.gained,
+            space.routing,
+            space.act,
+            n_slots,
+            norm,
+            layer.expert_homes,
+            f"{label} gate/up",
+            layer.dense_span,
+        )
+        return expert_down(
+            program,
+            self.tuning,
+            layer.expert_shape,
+            space.act,
+            space.routing,
+            n_slots,
+            self._leaves(gain),
+            layer.expert_homes,
+            f"{label} down",
+            layer.dense_span,
+        )
 
     def _head(self, program: Program, n_partials: int) -> None:
         space = self.workspace
-        matvec(program, self.tuning, (self.weights.output,), space.gained, space.logits, "logits",
-               self._norm(n_partials))
-        candidates(program, self.tuning, space.logits, self.spec.n_vocab, space.candidate_lists,
-                   space.candidates, "candidates")
+        matvec(
+            program,
+            self.tuning,
+            (self.weights.output,),
+            space.gained,
+            space.logits,
+            "logits",
+            self._norm(n_partials),
+        )
+        candidates(
+            program,
+            self.tuning,
+            space.logits,
+            self.spec.n_vocab,
+            space.candidate_lists,
+            space.candidates,
+            "candidates",
+        )
 
     def _norm(self, n_partials: int) -> NormInput:
-        return NormInput(self.workspace.norm_partials, n_partials, self.spec.width,
-                         self.spec.norm_eps)
+        return NormInput(
+            self.workspace.norm_partials, n_partials, self.spec.width, self.spec.norm_eps
+        )
 
     def _leaves(self, gain: int) -> NormOutput:
         space = self.workspace

@@ -72,19 +72,31 @@ class Metadata:
         if scaling == "linear":
             return RopeSpec(dim, base, scaling="linear", factor=factor)
         if scaling == "yarn":
-            return RopeSpec(dim, base, scaling="yarn", factor=factor, original_context=original,
-                            attention_factor=attention or None, beta_fast=fast, beta_slow=slow)
+            return RopeSpec(
+                dim,
+                base,
+                scaling="yarn",
+                factor=factor,
+                original_context=original,
+                attention_factor=attention or None,
+                beta_fast=fast,
+                beta_slow=slow,
+            )
         self._refuse("rope.scaling.type", scaling, "vkmoe knows none, linear and yarn")
 
     def finish(self) -> None:
         """Refuse keys that were not read: each might change what the model computes."""
-        present = {key.removeprefix(self.prefix) for key in self.file.metadata
-                   if key.startswith(self.prefix)}
+        present = {
+            key.removeprefix(self.prefix)
+            for key in self.file.metadata
+            if key.startswith(self.prefix)
+        }
         unknown = sorted(present - self._read - HARMLESS)
         if unknown:
             raise UnsupportedModelError(
                 f"{self.file.path}: unknown metadata {', '.join(self.prefix + k for k in unknown)}",
-                "the model may need something this version of vkmoe does not do; update vkmoe")
+                "the model may need something this version of vkmoe does not do; update vkmoe",
+            )
 
     def _int(self, key: str, default: int | None) -> int:
         self._read.add(key)
@@ -93,5 +105,7 @@ class Metadata:
         return self.file.get(self.prefix + key, int, default)
 
     def _refuse(self, key: str, value: object, why: str) -> NoReturn:
-        raise ModelFileError(f"{self.file.path}: {self.prefix}{key} is {value}: {why}",
-                             "the file was converted wrongly or is damaged")
+        raise ModelFileError(
+            f"{self.file.path}: {self.prefix}{key} is {value}: {why}",
+            "the file was converted wrongly or is damaged",
+        )

@@ -1,4 +1,6 @@
-"""Qwen3 (dense): RMSNorm, q/k norm per head, grouped attention with neox RoPE, SiLU feed-forward."""
+"""Qwen3 (dense): RMSNorm, q/k norm per head, grouped attention with neox RoPE, SiLU
+feed-forward.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def common_spec(metadata: Metadata, experts: ExpertSpec | None) -> ModelSpec:
         raise ModelFileError(
             f"{file.path}: {n_heads} heads of {head_dim}, {n_kv_heads} KV heads of {value_dim}: "
             "heads must be a multiple of KV heads, widths equal and a multiple of 32",
-            "the file was converted wrongly or is damaged")
+            "the file was converted wrongly or is damaged",
+        )
     embeddings = file.tensors.get("token_embd.weight")
     n_vocab = embeddings.shape[0] if embeddings is not None else 0
     return ModelSpec(
@@ -45,7 +48,7 @@ def common_spec(metadata: Metadata, experts: ExpertSpec | None) -> ModelSpec:
         context_length=metadata.size("context_length"),
         norm_eps=metadata.positive("attention.layer_norm_rms_epsilon"),
         rope=metadata.rope(head_dim),
-        qk_norm="head",
+        qk_norm="per_head",
         feed_forward_width=metadata.size("feed_forward_length", experts.width if experts else None),
         experts=experts,
         tied_embeddings="output.weight" not in file.tensors,

@@ -19,13 +19,16 @@ def read_spec(file: GgufFile) -> ModelSpec:
     n_experts = metadata.size("expert_count", largest=1024)
     n_used = metadata.size("expert_used_count", largest=32)
     if n_used > n_experts:
-        raise ModelFileError(f"{file.path}: {n_used} experts used of {n_experts}",
-                             "the file was converted wrongly or is damaged")
+        raise ModelFileError(
+            f"{file.path}: {n_used} experts used of {n_experts}",
+            "the file was converted wrongly or is damaged",
+        )
     gating = metadata.size("expert_gating_func", SOFTMAX_GATING)
     if gating != SOFTMAX_GATING:
         raise UnsupportedModelError(
             f"{file.path}: {metadata.prefix}expert_gating_func is {gating}",
-            f"for {metadata.prefix[:-1]} vkmoe knows softmax ({SOFTMAX_GATING})")
+            f"for {metadata.prefix[:-1]} vkmoe knows softmax ({SOFTMAX_GATING})",
+        )
     width = metadata.size("expert_feed_forward_length", _width_of_tensors(file))
     experts = ExpertSpec(
         n_experts=n_experts,

@@ -59,8 +59,9 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     width = spec.width
     embeddings = finder.matrix("token_embd.weight", spec.n_vocab, width)
     output_gain = finder.gain("output_norm.weight", width)
-    output = embeddings if spec.tied_embeddings else finder.matrix(
-        "output.weight", spec.n_vocab, width)
+    output = (
+        embeddings if spec.tied_embeddings else finder.matrix("output.weight", spec.n_vocab, width)
+    )
     layers = tuple(_layer(finder, spec, f"blk.{i}.") for i in range(spec.n_layers))
     finder.finish()
     return ModelTensors(embeddings, output_gain, output, layers)
@@ -70,10 +71,9 @@ def _layer(finder: _Finder, spec: ModelSpec, prefix: str) -> LayerTensors:
     width, q_width = spec.width, spec.attention_width
     kv_width = spec.n_kv_heads * spec.head_dim
     experts = spec.experts
-    if experts is None:
-        inner, stack, suffix = spec.feed_forward_width, (), ""
-    else:
-        inner, stack, suffix = experts.width, (experts.n_experts,), "_exps"
+    inner = experts.width if experts else spec.feed_forward_width
+    stack = (experts.n_experts,) if experts else ()
+    suffix = "_exps" if experts else ""
     return LayerTensors(
         attention_gain=finder.gain(prefix + "attn_norm.weight", width),
         q=finder.matrix(prefix + "attn_q.weight", q_width, width),
@@ -83,8 +83,9 @@ def _layer(finder: _Finder, spec: ModelSpec, prefix: str) -> LayerTensors:
         q_gain=finder.gain(prefix + "attn_q_norm.weight", spec.head_dim),
         k_gain=finder.gain(prefix + "attn_k_norm.weight", spec.head_dim),
         feed_forward_gain=finder.gain(prefix + "ffn_norm.weight", width),
-        router=None if experts is None else finder.matrix(
-            prefix + "ffn_gate_inp.weight", experts.n_experts, width),
+        router=None
+        if experts is None
+        else finder.matrix(prefix + "ffn_gate_inp.weight", experts.n_experts, width),
         gate=finder.matrix(f"{prefix}ffn_gate{suffix}.weight", *stack, inner, width),
         up=finder.matrix(f"{prefix}ffn_up{suffix}.weight", *stack, inner, width),
         down=finder.matrix(f"{prefix}ffn_down{suffix}.weight", *stack, width, inner),
@@ -104,11 +105,13 @@ class _Finder:
         if tensor.type not in HAS_KERNEL:
             raise UnsupportedModelError(
                 f"{self._path}: {name} is of type {tensor.type}, which vkmoe cannot run yet",
-                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}")
+                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}",
+            )
         if shape[-1] % 32:
             raise UnsupportedModelError(
                 f"{self._path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
-                "vkmoe cannot run this model")
+                "vkmoe cannot run this model",
+            )
         return tensor
 
     def gain(self, name: str, width: int) -> TensorInfo:
@@ -120,11 +123,13 @@ class _Finder:
     def finish(self) -> None:
         unknown = sorted(set(self._tensors) - self._used - IGNORED)
         if unknown:
-            shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3
-                                              else "")
+            shown = ", ".join(unknown[:3]) + (
+                f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            )
             raise UnsupportedModelError(
                 f"{self._path}: tensors vkmoe does not know: {shown}",
-                "leaving them out could change the answer; update vkmoe")
+                "leaving them out could change the answer; update vkmoe",
+            )
 
     def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._tensors.get(name)
@@ -132,6 +137,8 @@ class _Finder:
             raise ModelFileError(f"{self._path}: tensor {name} is missing", _HINT)
         if tuple(tensor.shape) != shape:
             raise ModelFileError(
-                f"{self._path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}", _HINT)
+                f"{self._path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}",
+                _HINT,
+            )
         self._used.add(name)
         return tensor

@@ -1,4 +1,6 @@
-"""A model's weights as the program sees them: matrices and gains with addresses, spans with offsets."""
+"""A model's weights as the program sees them: matrices and gains with addresses, spans with
+offsets.
+"""
 
 from __future__ import annotations
 

@@ -16,18 +16,34 @@ from vkmoe.ops.tuning import Tuning
 __all__ = ["Matrix", "NormInput", "NormOutput", "embed", "matvec", "matvec_residual"]
 
 MATVEC = kernel(
-    "matvec", "r:x w:y r:norm_partials",
+    "matvec",
+    "r:x w:y r:norm_partials",
     "address:weights0 address:weights1 address:weights2 u32:rows_end0 u32:rows_end1 u32:n_rows "
     "u32:row_bytes u32:n_blocks u32:output_offset u32:n_partials f32:inverse_width f32:eps",
-    "workgroup_size rows")
+    "workgroup_size rows",
+)
 MATVEC_RESIDUAL = kernel(
-    "matvec_residual", "r:x rw:hidden w:gained w:partials",
-    "address:weights address:gain u32:n_rows u32:row_bytes u32:n_blocks", "workgroup_size rows")
+    "matvec_residual",
+    "r:x rw:hidden w:gained w:partials",
+    "address:weights address:gain u32:n_rows u32:row_bytes u32:n_blocks",
+    "workgroup_size rows",
+)
 EMBED = kernel(
-    "embed", "r:params w:hidden w:gained w:partials",
-    "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks", "workgroup_size")
+    "embed",
+    "r:params w:hidden w:gained w:partials",
+    "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks",
+    "workgroup_size",
+)
 
-BLOCK_WEIGHTS = {"Q4_K": 256, "Q5_K": 256, "Q6_K": 256, "Q8_0": 32, "F16": 32, "BF16": 32, "F32": 32}
+BLOCK_WEIGHTS = {
+    "Q4_K": 256,
+    "Q5_K": 256,
+    "Q6_K": 256,
+    "Q8_0": 32,
+    "F16": 32,
+    "BF16": 32,
+    "F32": 32,
+}
 CHUNK_WEIGHTS = 32  # what one lane unpacks at a time
 
 
@@ -84,8 +100,14 @@ class NormOutput:
 
 
 def matvec(
-    program: Program, tuning: Tuning, matrices: Sequence[Matrix], x: TensorRef, y: TensorRef,
-    label: str, norm: NormInput | None = None, scratch: TensorRef | None = None,
+    program: Program,
+    tuning: Tuning,
+    matrices: Sequence[Matrix],
+    x: TensorRef,
+    y: TensorRef,
+    label: str,
+    norm: NormInput | None = None,
+    scratch: TensorRef | None = None,
 ) -> None:
     """y = concatenation of matrix @ x over the matrices, all with the same columns.
 
@@ -98,70 +120,121 @@ def matvec(
     for _, same_type in groupby(matrices, key=lambda matrix: matrix.type):
         group = list(same_type)
         for start in range(0, len(group), 3):
-            offset = _matvec_group(program, tuning, group[start:start + 3], x, y, offset, label,
-                                   norm, scratch)
+            offset = _matvec_group(
+                program, tuning, group[start : start + 3], x, y, offset, label, norm, scratch
+            )
 
 
 def _matvec_group(
-    program: Program, tuning: Tuning, group: list[Matrix], x: TensorRef, y: TensorRef,
-    offset: int, label: str, norm: NormInput | None, scratch: TensorRef | None,
+    program: Program,
+    tuning: Tuning,
+    group: list[Matrix],
+    x: TensorRef,
+    y: TensorRef,
+    offset: int,
+    label: str,
+    norm: NormInput | None,
+    scratch: TensorRef | None,
 ) -> int:
     """One dispatch for up to three matrices of one type; returns the offset behind its output."""
     first = group[0]
     assert all(m.n_columns == first.n_columns for m in group)
-    ends = [sum(m.n_rows for m in group[:i + 1]) for i in range(len(group))]
+    ends = [sum(m.n_rows for m in group[: i + 1]) for i in range(len(group))]
     n_rows = ends[-1]
     padded = [*group, *[group[-1]] * (3 - len(group))]
     partials = norm.partials if norm else scratch
     assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
-    program.append(MATVEC.dispatch(
-        f"matvec.{first.type.lower()}{tuning.dot_suffix}",
-        {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
-        {"x": x, "y": y, "norm_partials": partials},
-        {
-            "weights0": padded[0].address, "weights1": padded[1].address,
-            "weights2": padded[2].address,
-            "rows_end0": ends[0], "rows_end1": ends[1] if len(ends) > 1 else n_rows,
-            "n_rows": n_rows, "row_bytes": first.row_bytes, "n_blocks": first.n_blocks,
-            "output_offset": offset, "n_partials": norm.n_partials if norm else 0,
-            "inverse_width": 1.0 / norm.width if norm else 1.0, "eps": norm.eps if norm else 0.0,
-        },
-        (-(-n_rows // tuning.rows), 1, 1), label,
-        ranges={"y": y.words(offset, n_rows),
-                "norm_partials": partials.words(0, norm.n_partials if norm else 0)},
-        memory_reads=tuple(m.memory for m in group)))
+    program.append(
+        MATVEC.dispatch(
+            f"matvec.{first.type.lower()}{tuning.dot_suffix}",
+            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
+            {"x": x, "y": y, "norm_partials": partials},
+            {
+                "weights0": padded[0].address,
+                "weights1": padded[1].address,
+                "weights2": padded[2].address,
+                "rows_end0": ends[0],
+                "rows_end1": ends[1] if len(ends) > 1 else n_rows,
+                "n_rows": n_rows,
+                "row_bytes": first.row_bytes,
+                "n_blocks": first.n_blocks,
+                "output_offset": offset,
+                "n_partials": norm.n_partials if norm else 0,
+                "inverse_width": 1.0 / norm.width if norm else 1.0,
+                "eps": norm.eps if norm else 0.0,
+            },
+            (-(-n_rows // tuning.rows), 1, 1),
+            label,
+            ranges={
+                "y": y.words(offset, n_rows),
+                "norm_partials": partials.words(0, norm.n_partials if norm else 0),
+            },
+            memory_reads=tuple(m.memory for m in group),
+        )
+    )
     return offset + n_rows
 
 
 def matvec_residual(
-    program: Program, tuning: Tuning, matrix: Matrix, x: TensorRef, output: NormOutput, label: str,
+    program: Program,
+    tuning: Tuning,
+    matrix: Matrix,
+    x: TensorRef,
+    output: NormOutput,
+    label: str,
 ) -> int:
     """hidden += matrix @ x; gained = hidden * gain. Returns the number of partials it leaves."""
     n_groups = -(-matrix.n_rows // tuning.rows)
-    program.append(MATVEC_RESIDUAL.dispatch(
-        f"matvec_residual.{matrix.type.lower()}{tuning.dot_suffix}",
-        {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
-        {"x": x, "hidden": output.hidden, "gained": output.gained, "partials": output.partials},
-        {"weights": matrix.address, "gain": output.gain, "n_rows": matrix.n_rows,
-         "row_bytes": matrix.row_bytes, "n_blocks": matrix.n_blocks},
-        (n_groups, 1, 1), label,
-        memory_reads=(matrix.memory, memory_range(output.gain, 4 * matrix.n_rows))))
+    program.append(
+        MATVEC_RESIDUAL.dispatch(
+            f"matvec_residual.{matrix.type.lower()}{tuning.dot_suffix}",
+            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
+            {"x": x, "hidden": output.hidden, "gained": output.gained, "partials": output.partials},
+            {
+                "weights": matrix.address,
+                "gain": output.gain,
+                "n_rows": matrix.n_rows,
+                "row_bytes": matrix.row_bytes,
+                "n_blocks": matrix.n_blocks,
+            },
+            (n_groups, 1, 1),
+            label,
+            memory_reads=(matrix.memory, memory_range(output.gain, 4 * matrix.n_rows)),
+        )
+    )
     return output.n_partials(n_groups)
 
 
 def embed(
-    program: Program, tuning: Tuning, embeddings: Matrix, params: TensorRef, output: NormOutput,
+    program: Program,
+    tuning: Tuning,
+    embeddings: Matrix,
+    params: TensorRef,
+    output: NormOutput,
     label: str,
 ) -> int:
     """hidden = embeddings[params.token]; gained = hidden * gain. Returns its number of partials."""
     n_groups = -(-(embeddings.n_columns // CHUNK_WEIGHTS) // tuning.workgroup_size)
-    program.append(EMBED.dispatch(
-        f"embed.{embeddings.type.lower()}",
-        {"workgroup_size": tuning.workgroup_size},
-        {"params": params, "hidden": output.hidden, "gained": output.gained,
-         "partials": output.partials},
-        {"embeddings": embeddings.address, "gain": output.gain, "n_vocab": embeddings.n_rows,
-         "row_bytes": embeddings.row_bytes, "n_blocks": embeddings.n_blocks},
-        (n_groups, 1, 1), label,
-        memory_reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns))))
+    program.append(
+        EMBED.dispatch(
+            f"embed.{embeddings.type.lower()}",
+            {"workgroup_size": tuning.workgroup_size},
+            {
+                "params": params,
+                "hidden": output.hidden,
+                "gained": output.gained,
+                "partials": output.partials,
+            },
+            {
+                "embeddings": embeddings.address,
+                "gain": output.gain,
+                "n_vocab": embeddings.n_rows,
+                "row_bytes": embeddings.row_bytes,
+                "n_blocks": embeddings.n_blocks,
+            },
+            (n_groups, 1, 1),
+            label,
+            memory_reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns)),
+        )
+    )
     return output.n_partials(n_groups)

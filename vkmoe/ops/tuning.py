@@ -15,7 +15,8 @@ __all__ = ["Tuning", "choose_tuning"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """`lanes`: eight lanes share a superblock, coalesced (GPUs). `blocks`: a lane takes whole blocks
+    """`lanes`: eight lanes share a superblock, coalesced (GPUs). `blocks`: a lane takes whole
+    blocks
     (CPU drivers)."""
 
     mapping: Literal["lanes", "blocks"]
@@ -48,6 +49,12 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     """
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
-        return Tuning("blocks", 8, 8, False, load_64bit="int64" in device.features,
-                      subgroup_size=subgroup_size)
+        return Tuning(
+            "blocks",
+            8,
+            8,
+            False,
+            load_64bit="int64" in device.features,
+            subgroup_size=subgroup_size,
+        )
     return Tuning("lanes", 64, 4, device.subgroup_arithmetic, subgroup_size=subgroup_size)

@@ -9,8 +9,9 @@ __all__ = ["available_bytes"]
 FALLBACK_BYTES = 4 << 30
 
 
-def available_bytes(proc: Path = Path("/proc/meminfo"),
-                    cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(
+    proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int:
     """Bytes of host memory that can be allocated without swapping."""
     available = _meminfo(proc)
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")

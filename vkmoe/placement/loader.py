@@ -44,8 +44,16 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     experts = largest = 0
     total = 0
     for layer in tensors.layers:
-        trunk += [layer.attention_gain, layer.q, layer.k, layer.v, layer.output, layer.q_gain,
-                  layer.k_gain, layer.feed_forward_gain]
+        trunk += [
+            layer.attention_gain,
+            layer.q,
+            layer.k,
+            layer.v,
+            layer.output,
+            layer.q_gain,
+            layer.k_gain,
+            layer.feed_forward_gain,
+        ]
         span_bytes = expert_shape(layer).span_bytes
         if layer.router is None:
             total += span_bytes
@@ -58,7 +66,9 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
 
 
 def expert_shape(layer: LayerTensors) -> ExpertShape:
-    """The span of one expert (or of the dense feed-forward): gate, up, down, each 256-byte aligned."""
+    """The span of one expert (or of the dense feed-forward): gate, up, down, each 256-byte
+    aligned.
+    """
     gate = _span_matrix(layer.gate, 0)
     up = _span_matrix(layer.up, round_up(gate.n_bytes))
     down = _span_matrix(layer.down, up.offset + round_up(up.n_bytes))
@@ -79,9 +89,17 @@ class LoadedWeights:
             arena.close()
 
 
-def load_weights(device: Device, file: GgufFile, spec: ModelSpec, tensors: ModelTensors,
-                 plan: MemoryPlan, progress: Progress | None = None) -> LoadedWeights:
-    """Place and copy all weights. Raises OutOfMemoryError and other GpuErrors; frees all on error."""
+def load_weights(
+    device: Device,
+    file: GgufFile,
+    spec: ModelSpec,
+    tensors: ModelTensors,
+    plan: MemoryPlan,
+    progress: Progress | None = None,
+) -> LoadedWeights:
+    """Place and copy all weights. Raises OutOfMemoryError and other GpuErrors; frees all on
+    error.
+    """
     sizes = weight_bytes(tensors)
     rope = rope_table(spec.rope, plan.ctx_size)
     arenas = [
@@ -108,8 +126,15 @@ def load_weights(device: Device, file: GgufFile, spec: ModelSpec, tensors: Model
 class _Loader:
     """Copies tensors one after another; mapped memory is written by several threads."""
 
-    def __init__(self, file: GgufFile, device: Device, arenas: list[Arena], table: ExpertTable,
-                 total: int, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        file: GgufFile,
+        device: Device,
+        arenas: list[Arena],
+        table: ExpertTable,
+        total: int,
+        progress: Progress | None,
+    ) -> None:
         self._file = file
         self._trunk, self._experts = arenas
         self._table = table
@@ -169,12 +194,15 @@ class _Loader:
         n_spans = 1 if layer.router is None else layer.router.shape[0]
         arena = self._trunk if layer.router is None else self._experts
         spans = [arena.place(shape.span_bytes) for _ in range(n_spans)]
-        for tensor, matrix in ((layer.gate, shape.gate), (layer.up, shape.up),
-                               (layer.down, shape.down)):
+        for tensor, matrix in (
+            (layer.gate, shape.gate),
+            (layer.up, shape.up),
+            (layer.down, shape.down),
+        ):
             rows = self._rows(tensor)
             pieces = []
             for index, span in enumerate(spans):
-                part = rows[index * matrix.n_rows:(index + 1) * matrix.n_rows]
+                part = rows[index * matrix.n_rows : (index + 1) * matrix.n_rows]
                 pieces += self._pieces(tensor, part, span, matrix.offset)
             self._copy(tensor, pieces)
         return spans
@@ -201,13 +229,20 @@ class _Loader:
         n_rows = int(np.prod(tensor.shape[:-1]))
         return self._file.data(tensor.name).reshape(n_rows, -1)
 
-    def _pieces(self, tensor: TensorInfo, rows: Bytes, place: Placement, offset: int,
-                ) -> list[tuple[Bytes, Placement, int]]:
+    def _pieces(
+        self,
+        tensor: TensorInfo,
+        rows: Bytes,
+        place: Placement,
+        offset: int,
+    ) -> list[tuple[Bytes, Placement, int]]:
         """Cut rows into pieces of about PIECE_BYTES: (rows, placement, offset behind it)."""
         row_bytes = device_row_bytes(tensor.type, tensor.shape[-1])
         step = max(1, PIECE_BYTES // row_bytes)
-        return [(rows[start:start + step], place, offset + start * row_bytes)
-                for start in range(0, len(rows), step)]
+        return [
+            (rows[start : start + step], place, offset + start * row_bytes)
+            for start in range(0, len(rows), step)
+        ]
 
     def _copy(self, tensor: TensorInfo, pieces: list[tuple[Bytes, Placement, int]]) -> None:
         n_columns = tensor.shape[-1]
@@ -218,15 +253,16 @@ class _Loader:
             start = place.offset + offset
             n_bytes = len(rows) * row_bytes
             if place.buffer.mapped:
-                out = place.buffer.view()[start:start + n_bytes].reshape(len(rows), row_bytes)
+                out = place.buffer.view()[start : start + n_bytes].reshape(len(rows), row_bytes)
                 to_device(tensor.type, rows, n_columns, out=out)
             else:
                 laid_out = to_device(tensor.type, rows, n_columns)
                 self._transfer.write(place.buffer, start, laid_out.reshape(-1))
 
         mapped = all(place.buffer.mapped for _, place, _ in pieces)
-        for piece, _ in zip(pieces, self._pool.map(copy, pieces) if mapped else map(copy, pieces),
-                            strict=True):
+        for piece, _ in zip(
+            pieces, self._pool.map(copy, pieces) if mapped else map(copy, pieces), strict=True
+        ):
             self._done += len(piece[0]) * row_bytes
             if self._progress is not None:
                 self._progress(min(self._done, self._total), self._total)
@@ -235,8 +271,9 @@ class _Loader:
 
 def _span_matrix(tensor: TensorInfo, offset: int) -> SpanMatrix:
     n_rows, n_columns = tensor.shape[-2:]
-    return SpanMatrix(tensor.type, offset, n_rows, n_columns,
-                      device_row_bytes(tensor.type, n_columns))
+    return SpanMatrix(
+        tensor.type, offset, n_rows, n_columns, device_row_bytes(tensor.type, n_columns)
+    )
 
 
 def _device_bytes(tensor: TensorInfo) -> int:

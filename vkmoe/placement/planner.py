@@ -1,4 +1,5 @@
-"""`plan(config, spec, device, weights, host_bytes)`: what lies where, decided before anything is allocated.
+"""`plan(config, spec, device, weights, host_bytes)`: what lies where, decided before anything is
+allocated.
 
 Pure: tests call it with invented devices. Rules and figures: gpu-facts.md, part A (9-12, 19).
 """
@@ -11,35 +12,55 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine, WeightBytes
 
-__all__ = ["DEFAULT_CTX_SIZE", "device_budget", "plan"]
+__all__ = ["DEFAULT_CTX_SIZE", "context_size", "device_budget", "plan"]
 
 DEFAULT_CTX_SIZE = 8192
 MIB, GIB = 1 << 20, 1 << 30
+MAX_CACHE_BYTES = 1 << 32  # of one layer's keys or values: kernels index them in 32 bits
 
 
-def plan(config: EngineConfig, spec: ModelSpec, device: DeviceInfo, weights: WeightBytes,
-         scratch_bytes: int, available_host_bytes: int) -> MemoryPlan:
+def plan(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: DeviceInfo,
+    weights: WeightBytes,
+    scratch_bytes: int,
+    available_host_bytes: int,
+) -> MemoryPlan:
     """Decide context, expert placement and every line of memory.
 
     Raises UsageError for a context the model cannot have, OutOfMemoryError when it cannot fit.
     """
-    ctx_size = _ctx_size(config, spec)
-    kv_bytes = (2 * spec.n_layers * spec.n_kv_heads * ctx_size * spec.head_dim
-                * (2 if config.kv_type == "f16" else 4))
+    ctx_size = context_size(config, spec)
+    kv_bytes = (
+        2
+        * spec.n_layers
+        * spec.n_kv_heads
+        * ctx_size
+        * spec.head_dim
+        * (2 if config.kv_type == "f16" else 4)
+    )
     rope_bytes = ctx_size * spec.rope.dim * 4
     fixed = weights.trunk + kv_bytes + rope_bytes + scratch_bytes
     budget = device_budget(device, available_host_bytes)
     if fixed > budget:
         raise OutOfMemoryError(
             f"{spec.name} needs {_mib(fixed)} of {device.name}'s memory without its experts "
-            f"(weights {_mib(weights.trunk)}, KV cache {_mib(kv_bytes)}); {_mib(budget)} can be used",
-            "lower --ctx-size" if kv_bytes > weights.trunk else "choose a smaller model")
+            f"(weights {_mib(weights.trunk)}, KV cache {_mib(kv_bytes)}); "
+            f"{_mib(budget)} can be used",
+            "lower --ctx-size" if kv_bytes > weights.trunk else "choose a smaller model",
+        )
     experts_in, reason = _expert_place(weights, device, budget - fixed, available_host_bytes)
     lines = [
         PlanLine("weights used by every token", "device", weights.trunk, "read for each token"),
-        PlanLine(f"KV cache, {ctx_size} tokens, {config.kv_type}", "device", kv_bytes,
-                 "as --ctx-size" if config.ctx_size else "the model's context, at most "
-                 f"{DEFAULT_CTX_SIZE}; --ctx-size changes it"),
+        PlanLine(
+            f"KV cache, {ctx_size} tokens, {config.kv_type}",
+            "device",
+            kv_bytes,
+            "as --ctx-size"
+            if config.ctx_size
+            else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it",
+        ),
         PlanLine("rotary table", "device", rope_bytes, "one entry per position"),
         PlanLine("activations", "device", scratch_bytes, "one token at a time"),
     ]
@@ -60,18 +81,31 @@ def device_budget(device: DeviceInfo, available_host_bytes: int) -> int:
     return max(0, free * 95 // 100)
 
 
-def _ctx_size(config: EngineConfig, spec: ModelSpec) -> int:
-    if config.ctx_size is None:
-        return min(spec.context_length, DEFAULT_CTX_SIZE)
-    if config.ctx_size > spec.context_length:
+def context_size(config: EngineConfig, spec: ModelSpec) -> int:
+    """Tokens the KV cache will hold. Raises UsageError for more than the model can have."""
+    ctx_size = min(spec.context_length, config.ctx_size or DEFAULT_CTX_SIZE)
+    if config.ctx_size is not None and config.ctx_size > spec.context_length:
         raise UsageError(
             f"--ctx-size {config.ctx_size} is more than the {spec.context_length} tokens "
-            f"{spec.name} was trained for", f"use at most {spec.context_length}")
-    return config.ctx_size
+            f"{spec.name} was trained for",
+            f"use at most {spec.context_length}",
+        )
+    head_bytes = spec.n_kv_heads * spec.head_dim * (2 if config.kv_type == "f16" else 4)
+    largest = (MAX_CACHE_BYTES - 1) // head_bytes
+    if ctx_size > largest:
+        raise UsageError(
+            f"a context of {ctx_size} tokens makes the KV cache of a layer larger than 4 GiB",
+            f"use --ctx-size {largest} or less",
+        )
+    return ctx_size
 
 
-def _expert_place(weights: WeightBytes, device: DeviceInfo, free: int, available_host_bytes: int,
-                  ) -> tuple[Literal["device", "host"], str]:
+def _expert_place(
+    weights: WeightBytes,
+    device: DeviceInfo,
+    free: int,
+    available_host_bytes: int,
+) -> tuple[Literal["device", "host"], str]:
     if device.is_uma and weights.experts <= free:
         return "device", "the device shares the host's memory: read in place"
     if weights.experts <= free:
@@ -82,7 +116,8 @@ def _expert_place(weights: WeightBytes, device: DeviceInfo, free: int, available
     raise OutOfMemoryError(
         f"the experts need {_mib(weights.experts)}; {_mib(free)} of {device.name}'s memory and "
         f"{_mib(host_free)} of host memory can be used",
-        "close other programs, or choose a smaller model or quantisation")
+        "close other programs, or choose a smaller model or quantisation",
+    )
 
 
 def _mib(n_bytes: int) -> str:

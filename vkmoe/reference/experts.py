@@ -23,7 +23,11 @@ def expert_gate_up(gate: Floats, up: Floats, x: Floats, scale: float) -> NDArray
 
 
 def expert_down(
-    down: Floats, act: Floats, weights: Floats, hidden: Floats, gain: Floats,
+    down: Floats,
+    act: Floats,
+    weights: Floats,
+    hidden: Floats,
+    gain: Floats,
 ) -> HiddenState:
     """hidden + sum of weights[s] * down[s] @ act[s]; down [n_slots, n_rows, n_columns]."""
     result = hidden.astype(np.float64).copy()
