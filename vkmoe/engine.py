@@ -29,15 +29,13 @@ from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models import read_spec
-from vkmoe.models.decoder import Decoder, KvAddresses, Workspace
+from vkmoe.models.decoder import Decoder, KvAddresses
 from vkmoe.models.tensors import read_tensors
-from vkmoe.ops.attention import AttentionShape, choose_split
 from vkmoe.ops.candidates import N_CANDIDATES
 from vkmoe.ops.router import LOG_HEADER_WORDS
-from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.placement.host import available_bytes
-from vkmoe.placement.loader import Progress, load_weights, weight_bytes
-from vkmoe.placement.planner import context_size, plan
+from vkmoe.ops.tuning import Tuning
+from vkmoe.placement.decide import decide
+from vkmoe.placement.loader import Progress, load_weights
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -86,14 +84,10 @@ class Engine:
         tensors = read_tensors(self.file, self.spec)
         # ----- what the device says, and what is decided -----
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
-        self.tuning = tuning or choose_tuning(self.device.info)
-        sizes = weight_bytes(tensors)
-        self._shape = self._attention_shape(context_size(config, self.spec), config.kv_type)
-        self.workspace = self._workspace(self._shape)
-        scratch = self.workspace.n_bytes
-        self.plan: MemoryPlan = plan(
-            config, self.spec, self.device.info, sizes, scratch, available_bytes()
-        )
+        decision = decide(config, self.spec, tensors, self.device.info, tuning)
+        self.tuning, self.workspace = decision.tuning, decision.workspace
+        self.plan: MemoryPlan = decision.plan
+        self._shape = decision.attention_shape
         # ----- memory -----
         caches = self._allocate_caches()
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
@@ -107,7 +101,7 @@ class Engine:
             loaded.weights,
             self.workspace,
             self._shape,
-            choose_split(self._shape, self.tuning),
+            decision.attention_split,
             caches,
         )
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
@@ -196,24 +190,6 @@ class Engine:
             self.device.native.wait_idle()
 
     # ----- making -----
-
-    def _attention_shape(self, ctx_size: int, kv_type: str) -> AttentionShape:
-        spec = self.spec
-        return AttentionShape(
-            spec.n_heads,
-            spec.n_kv_heads,
-            spec.head_dim,
-            spec.rope.dim,
-            ctx_size,
-            spec.rope.style,
-            spec.qk_norm,
-            spec.norm_eps,
-            spec.head_dim**-0.5,
-            "F16" if kv_type == "f16" else "F32",
-        )
-
-    def _workspace(self, shape: AttentionShape) -> Workspace:
-        return Workspace(self.spec, self.tuning, choose_split(shape, self.tuning), shape)
 
     def _allocate_caches(self) -> tuple[KvAddresses, ...]:
         """K and V of every layer, cleared."""

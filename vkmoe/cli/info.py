@@ -13,7 +13,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import MemoryPlan, ModelSpec
+    from vkmoe.facts import ModelSpec
     from vkmoe.gguf_file import GgufFile
 
 __all__ = ["info"]
@@ -112,7 +112,8 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[str]:
     """The plan on the chosen device, or why there is none."""
     from vkmoe.gpu.device import choose_device, list_devices
-    from vkmoe.placement.preview import preview
+    from vkmoe.models.tensors import read_tensors
+    from vkmoe.placement.decide import decide
 
     try:
         device = choose_device(list_devices(), config.device)
@@ -120,7 +121,7 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
         if config.device is not None:
             raise
         return [f"plan          none: {error}"]
-    decided: MemoryPlan = preview(file, spec, config, device)
+    decided = decide(config, spec, read_tensors(file, spec), device).plan
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(

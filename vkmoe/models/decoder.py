@@ -22,7 +22,7 @@ from vkmoe.ops.matvec import NormInput, NormOutput, embed, matvec, matvec_residu
 from vkmoe.ops.router import RouterShape, log_words, router_topk, routing_words
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["Decoder", "KvAddresses", "Workspace", "router_shape"]
+__all__ = ["Decoder", "KvAddresses", "Workspace", "attention_shape", "router_shape"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,22 @@ class Workspace:
     @property
     def n_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+
+def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionShape:
+    """One layer's attention with `ctx_size` places in its cache; `kv_type` is f16 or f32."""
+    return AttentionShape(
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        rotary_dim=spec.rope.dim,
+        context=ctx_size,
+        rope_style=spec.rope.style,
+        norm=spec.qk_norm,
+        eps=spec.norm_eps,
+        scale=spec.head_dim**-0.5,
+        kv_type="F16" if kv_type == "f16" else "F32",
+    )
 
 
 def router_shape(spec: ModelSpec) -> RouterShape:

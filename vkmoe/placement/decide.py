@@ -1,0 +1,51 @@
+"""Everything that is decided before memory is allocated: tuning, attention split, workspace, plan.
+
+Used by the engine, and by `vkmoe info` to say what loading would do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkmoe.config import EngineConfig
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.models.decoder import Workspace, attention_shape
+from vkmoe.models.tensors import ModelTensors
+from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
+from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.placement.host import available_bytes
+from vkmoe.placement.loader import weight_bytes
+from vkmoe.placement.planner import context_size, plan
+
+__all__ = ["Decision", "decide"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a model will run on a device."""
+
+    tuning: Tuning
+    attention_shape: AttentionShape
+    attention_split: AttentionSplit
+    workspace: Workspace
+    plan: MemoryPlan
+
+
+def decide(
+    config: EngineConfig,
+    spec: ModelSpec,
+    tensors: ModelTensors,
+    device: DeviceInfo,
+    tuning: Tuning | None = None,
+) -> Decision:
+    """Decide with the host memory that is available now.
+
+    Raises UsageError and OutOfMemoryError as the planner does.
+    """
+    tuning = tuning or choose_tuning(device)
+    shape = attention_shape(spec, context_size(config, spec), config.kv_type)
+    split = choose_split(shape, tuning)
+    workspace = Workspace(spec, tuning, split, shape)
+    sizes = weight_bytes(tensors)
+    decided = plan(config, spec, device, sizes, workspace.n_bytes, available_bytes())
+    return Decision(tuning, shape, split, workspace, decided)
