@@ -22,7 +22,8 @@ EXCLUDED = frozenset({"DEVICE_COHERENT", "DEVICE_UNCACHED", "PROTECTED", "LAZILY
 def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
     """Memory type indices that can serve an intent, best first; never empty on a sound driver.
 
-    A CPU or integrated device has one memory, so `device` memory there is also mapped.
+    A CPU or integrated device has one memory, so `device` memory there is also mapped. On a discrete
+    device `device` memory is never the host's: a full card is an error, not a tenfold slowdown.
     """
     scored = []
     for index, item in enumerate(device.memory_types):
@@ -41,6 +42,8 @@ def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:
     coherent = "HOST_COHERENT" in item.flags
     cached = "HOST_CACHED" in item.flags
     if intent == "device":
+        if not local and not is_uma:
+            return None
         # Slots and weights keep out of the small mapped window of discrete cards.
         return 4 * local + 2 * (visible == is_uma) + cached * is_uma
     if not visible:
