@@ -22,8 +22,8 @@ EXCLUDED = frozenset({"DEVICE_COHERENT", "DEVICE_UNCACHED", "PROTECTED", "LAZILY
 def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
     """Memory type indices that can serve an intent, best first; never empty on a sound driver.
 
-    A CPU or integrated device has one memory, so `device` memory there is also mapped. On a discrete
-    device `device` memory is never the host's: a full card is an error, not a tenfold slowdown.
+    A CPU or integrated device has one memory, so `device` memory there is also mapped. On a
+    discrete device it is never the host's: a full card is an error, not a tenfold slowdown.
     """
     scored = []
     for index, item in enumerate(device.memory_types):
