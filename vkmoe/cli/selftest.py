@@ -49,9 +49,9 @@ def selftest(device: str | None, as_json: bool) -> None:
 
 
 def _line(case: Case) -> str:
-    speed = f"{case.gigabytes_per_second:8.2f} GB/s" if case.gigabytes_per_second else " " * 13
+    speed = f" {case.gigabytes_per_second:8.2f} GB/s" if case.gigabytes_per_second else ""
     verdict = "ok" if case.ok else "WRONG"
-    return f"{case.name:36} {verdict:5}  error {case.error:.1e} of {case.limit:.1e} {speed}"
+    return f"{case.name:42} {verdict:5}  error {case.error:.1e} of {case.limit:.1e}{speed}"
 
 
 def _plain(case: Case) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.program import Dispatch, Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Runner:
         self._backend = Backend(device)
         self._transfer = Transfer(device, STAGING_BYTES)
         self._buffers: list[_native.Buffer] = []
+        self.variants: set[str] = set()  # the SPIR-V modules of all programs recorded
         self._recordings: list[tuple[Program, _native.Recording]] = []
 
     def place(self, data: NDArray[np.generic]) -> int:
@@ -56,8 +57,9 @@ class Runner:
                 return self._transfer.read(buffer, address - buffer.address, n_bytes)
         raise AssertionError(f"no placed memory at {address:#x}")
 
-    def run(self, program: Program, inputs: Mapping[TensorRef, NDArray[np.generic]],
-            *outputs: TensorRef) -> tuple[Words, ...]:
+    def run(
+        self, program: Program, inputs: Mapping[TensorRef, NDArray[np.generic]], *outputs: TensorRef
+    ) -> tuple[Words, ...]:
         """Run once, recorded at the first run; returns the words of the outputs.
 
         What has no input, or lies behind it in its tensor, starts as SENTINEL.
@@ -67,15 +69,16 @@ class Runner:
             words = np.full(ref.n_words, SENTINEL, np.uint32)
             if ref in inputs:
                 given = np.ascontiguousarray(inputs[ref]).reshape(-1).view(np.uint32)
-                words[:given.size] = given
+                words[: given.size] = given
             self._transfer.write(self._backend.tensor(ref), 0, words.view(np.uint8))
         self._transfer.flush()
         self._backend.run(self._recording(program))
         return tuple(
             self._transfer.read(self._backend.tensor(ref), 0, ref.n_bytes).view(np.uint32)
-            for ref in outputs)
+            for ref in outputs
+        )
 
-    def nanoseconds(self, program: Program, repeats: int = 3) -> int | None:
+    def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
         """The shortest time the device took for a program; None if it has no timestamps.
 
         Its tensors hold what earlier runs left there.
@@ -102,6 +105,9 @@ class Runner:
         for known, recording in self._recordings:
             if known is program:
                 return recording
+        self.variants |= {
+            command.variant for command in program.commands if isinstance(command, Dispatch)
+        }
         recording = self._backend.record(program)
         self._recordings.append((program, recording))
         return recording
@@ -109,6 +115,10 @@ class Runner:
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

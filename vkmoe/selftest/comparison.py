@@ -1,0 +1,82 @@
+"""What a kernel left against what its twin says: errors as a share of what rounding may cause.
+
+Knows no kernel. A check never raises; `Checks.verify` does, for tests.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SUM_LIMIT", "Check", "Checks"]
+
+SUM_LIMIT = 1e-5  # of the sum of |w * x|: what float32 sums in any order may differ by
+
+Numbers = NDArray[np.generic]
+
+
+class Check(NamedTuple):
+    """One comparison: the largest error found and the largest allowed, in the same unit."""
+
+    what: str
+    error: float
+    limit: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.limit
+
+    @property
+    def badness(self) -> float:
+        """How far beyond its limit an error is; for choosing the worst of several."""
+        if self.limit == 0.0:
+            return 0.0 if self.ok else np.inf
+        return self.error / self.limit
+
+
+class Checks:
+    """The comparisons of one kernel run."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+
+    def close(
+        self,
+        what: str,
+        found: Numbers,
+        wanted: Numbers,
+        magnitude: Numbers | float,
+        limit: float = SUM_LIMIT,
+    ) -> None:
+        """|found - wanted| <= limit * magnitude, everywhere; equal where the magnitude is 0.
+
+        Floats of one shape. NaN is an error wherever it is found.
+        """
+        assert found.shape == wanted.shape, (what, found.shape, wanted.shape)
+        with np.errstate(all="ignore"):
+            difference = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
+            share = np.where(difference == 0.0, 0.0, difference / magnitude)
+        worst = float(np.max(np.where(np.isnan(share), np.inf, share), initial=0.0))
+        self.checks.append(Check(what, worst, limit))
+
+    def equal(self, what: str, found: Numbers, wanted: Numbers) -> None:
+        """The same values everywhere; the error is the share of places that differ."""
+        same = found.shape == wanted.shape
+        differing = float(np.mean(found != wanted)) if same and found.size else float(not same)
+        self.checks.append(Check(what, differing, 0.0))
+
+    @property
+    def worst(self) -> Check:
+        """The check furthest beyond (or nearest to) its limit."""
+        assert self.checks, "nothing was compared"
+        return max(self.checks, key=lambda check: check.badness)
+
+    def verify(self) -> None:
+        """Raises AssertionError that names every failed check."""
+        assert self.checks, "nothing was compared"
+        failed = [check for check in self.checks if not check.ok]
+        assert not failed, "; ".join(
+            f"{check.what}: error {check.error:.2e}, allowed {check.limit:.2e}" for check in failed
+        )

@@ -1,0 +1,192 @@
+"""The cases of each kernel family: small shapes for the comparison, larger ones for the speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.runner import Runner
+from vkmoe.ops.attention import choose_split
+from vkmoe.ops.router import RouterShape
+from vkmoe.ops.tuning import Tuning
+from vkmoe.quants import device_row_bytes
+from vkmoe.selftest.attention import AttentionCase, qwen3_shape
+from vkmoe.selftest.comparison import Checks
+from vkmoe.selftest.experts import DownCase, GateUpCase
+from vkmoe.selftest.matvec import EmbedCase, MatvecCase, ResidualCase
+from vkmoe.selftest.router import RouterCase
+from vkmoe.selftest.vocabulary import CandidatesCase, FinishCase
+from vkmoe.selftest.weights import WEIGHT_TYPES
+
+__all__ = ["FAMILIES", "Family", "Measured", "Setting"]
+
+# Weights read by a measured dispatch.
+CPU_BYTES, GPU_BYTES = 2 << 20, 16 << 20
+WIDTH, INNER, N_SLOTS = 2048, 768, 4  # of the measured shapes
+ROUTERS = (
+    RouterShape(128, 8),
+    RouterShape(60, 4, renormalise=False, shared=True, shared_gate=True),
+    RouterShape(257, 7, gating="sigmoid", shared=True, scale=0.5),
+)
+POSITIONS = (0, 31, 32, 150)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one variant is run with.
+
+    `axis` is its weight or cache type; `timed` asks for its speed.
+    """
+
+    axis: str
+    tuning: Tuning
+    device: Device
+    timed: bool
+
+    def rows_of(self, n_columns: int, n_matrices: int) -> int:
+        """Rows per matrix so that all of them together have the measured size."""
+        n_bytes = CPU_BYTES if self.device.info.is_cpu else GPU_BYTES
+        return max(1, n_bytes // n_matrices // device_row_bytes(self.axis, n_columns))
+
+
+class Measured(NamedTuple):
+    """What came of one case: comparisons, SPIR-V modules that ran, GB/s of weights."""
+
+    what: str
+    checks: Checks
+    variants: set[str]
+    gigabytes_per_second: float | None = None
+
+
+Cases = Callable[[Setting], Iterator[Measured]]
+Compare = Callable[[Runner], Checks]
+
+
+class Family(NamedTuple):
+    """`chosen_by` says which suffix of the tuning selects among its variants."""
+
+    cases: Cases
+    chosen_by: Literal["dot_suffix", "reduce_suffix", "nothing"]
+
+
+def _compare(setting: Setting, what: str, *compares: Compare) -> Measured:
+    """One case of several comparisons, each with a runner of its own."""
+    checks, variants = Checks(), set[str]()
+    for compare in compares:
+        with Runner(setting.device) as runner:
+            checks.checks += compare(runner).checks
+            variants |= runner.variants
+    return Measured(what, checks, variants)
+
+
+def _time(setting: Setting, measured: Measured, time: Callable[[Runner], float | None]) -> Measured:
+    """The case with its speed, if the setting wants one."""
+    if not setting.timed:
+        return measured
+    with Runner(setting.device) as runner:
+        return measured._replace(gigabytes_per_second=time(runner))
+
+
+def _matvec(setting: Setting) -> Iterator[Measured]:
+    kind, tuning = setting.axis, setting.tuning
+    stacked = MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3)
+    single = MatvecCase(tuning, ((kind, 1),), 256)
+    large = MatvecCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, 1)
+    yield _time(setting, _compare(setting, "", stacked.run, single.run), large.time)
+
+
+def _matvec_residual(setting: Setting) -> Iterator[Measured]:
+    kind, tuning = setting.axis, setting.tuning
+    small = ResidualCase(tuning, kind, 13, 512)
+    large = ResidualCase(tuning, kind, setting.rows_of(WIDTH, 1), WIDTH)
+    yield _time(setting, _compare(setting, "", small.run), large.time)
+
+
+def _embed(setting: Setting) -> Iterator[Measured]:
+    yield _compare(
+        setting, "", EmbedCase(setting.tuning, setting.axis, 5, 768, (0, 3, 4, 5, 0xFFFFFFFF)).run
+    )
+
+
+def _expert_gate_up(setting: Setting) -> Iterator[Measured]:
+    kind, tuning = setting.axis, setting.tuning
+    other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
+    routed = GateUpCase(tuning, (kind, kind), 6, 3, 5, 512)
+    fixed = replace(routed, routed=False)
+    large = GateUpCase(
+        tuning, (kind, kind), N_SLOTS, N_SLOTS, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH
+    )
+    yield _time(setting, _compare(setting, "", routed.run, fixed.run), large.time)
+    yield _compare(setting, f"with up {other}", replace(routed, types=(kind, other)).run)
+
+
+def _expert_down(setting: Setting) -> Iterator[Measured]:
+    kind, tuning = setting.axis, setting.tuning
+    routed = DownCase(tuning, kind, 6, 3, 13, 512)
+    fixed = replace(routed, routed=False)
+    large = DownCase(tuning, kind, N_SLOTS, N_SLOTS, setting.rows_of(INNER, N_SLOTS), INNER)
+    yield _time(setting, _compare(setting, "", routed.run, fixed.run), large.time)
+
+
+def _attention(setting: Setting) -> Iterator[Measured]:
+    shape = qwen3_shape(kv_type=setting.axis or "F32")
+    split = replace(
+        choose_split(shape, setting.tuning, n_splits=3), subgroup=setting.tuning.subgroup
+    )
+
+    def compare(runner: Runner) -> Checks:
+        case, checks = AttentionCase(runner, shape, split, POSITIONS[-1]), Checks()
+        for position in POSITIONS:
+            case.step(position, case.token(), checks)
+        return checks
+
+    yield _compare(setting, "", compare)
+
+
+def _router_topk(setting: Setting) -> Iterator[Measured]:
+    def compare(shape: RouterShape) -> Compare:
+        def run(runner: Runner) -> Checks:
+            case, checks = RouterCase(runner, setting.tuning, shape), Checks()
+            case.run(case.random_logits(1), checks)
+            case.run(case.random_logits(2).round(), checks)  # ties
+            return checks
+
+        return run
+
+    yield _compare(setting, "", *(compare(shape) for shape in ROUTERS))
+
+
+def _candidates(setting: Setting) -> Iterator[Measured]:
+    def compare(runner: Runner) -> Checks:
+        case, checks = CandidatesCase(runner, setting.tuning, 5003), Checks()
+        case.run(case.random_logits(), checks)
+        case.run((case.random_logits() * 0.5).round(), checks)  # ties
+        return checks
+
+    yield _compare(setting, "", compare)
+
+
+def _finish(setting: Setting) -> Iterator[Measured]:
+    def compare(runner: Runner) -> Checks:
+        case, checks = FinishCase(runner), Checks()
+        case.run(0xFFFFFFFF, checks)
+        return checks
+
+    yield _compare(setting, "", compare)
+
+
+FAMILIES = {
+    "matvec": Family(_matvec, "dot_suffix"),
+    "matvec_residual": Family(_matvec_residual, "dot_suffix"),
+    "expert_gate_up": Family(_expert_gate_up, "dot_suffix"),
+    "expert_down": Family(_expert_down, "dot_suffix"),
+    "embed": Family(_embed, "nothing"),
+    "attention": Family(_attention, "reduce_suffix"),
+    "attention_combine": Family(_attention, "nothing"),
+    "router_topk": Family(_router_topk, "reduce_suffix"),
+    "candidates_partial": Family(_candidates, "nothing"),
+    "candidates_merge": Family(_candidates, "nothing"),
+    "finish": Family(_finish, "nothing"),
+}

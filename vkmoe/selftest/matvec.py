@@ -1,0 +1,224 @@
+"""matvec, matvec_residual and embed against their twins: one random configuration each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.matvec import NormInput, NormOutput, embed, matvec, matvec_residual
+from vkmoe.ops.tuning import Tuning
+from vkmoe.reference.matvec import HiddenState
+from vkmoe.reference.matvec import embed as embed_twin
+from vkmoe.reference.matvec import matvec as matvec_twin
+from vkmoe.reference.matvec import matvec_residual as residual_twin
+from vkmoe.selftest.comparison import Checks
+from vkmoe.selftest.parameters import PARAMS, params_words
+from vkmoe.selftest.weights import Bytes, Placed, place_matrix
+
+__all__ = ["EmbedCase", "LeftState", "MatvecCase", "NormedInput", "ResidualCase"]
+
+Floats = NDArray[np.float32]
+
+
+class NormedInput:
+    """Activations x [width]; with partials they are scaled by the RMSNorm of some other vector.
+
+    Its mean square is about 20 * width, so that products with weights of size 1 come out below 1,
+    where SiLU bends; eps is large enough to be missed if it were forgotten.
+    """
+
+    def __init__(self, width: int, n_partials: int, rng: np.random.Generator) -> None:
+        self.x = rng.standard_normal(width).astype(np.float32)
+        total = 16.0 * width * width
+        self.partials = (rng.uniform(0.5, 2.0, n_partials) * total / max(1, n_partials)).astype(
+            np.float32
+        )
+        self.x_ref = TensorRef("x", width)
+        self.partials_ref = TensorRef("norm_partials", n_partials + 1)
+        self.norm = NormInput(self.partials_ref, n_partials, width, 5.0 * width)
+
+    @property
+    def scale(self) -> float:
+        """What the kernel multiplies its sums by."""
+        if not self.partials.size:
+            return 1.0
+        mean = float(np.sum(self.partials.astype(np.float64))) / self.x.size
+        return float(1.0 / np.sqrt(mean + self.norm.eps))
+
+    @property
+    def inputs(self) -> dict[TensorRef, NDArray[np.generic]]:
+        return {self.x_ref: self.x, self.partials_ref: self.partials}
+
+
+class LeftState:
+    """The outputs of a producer of hidden, and their comparison with a twin's."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        width: int,
+        n_groups: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self.width, self.n_groups = width, n_groups
+        self.before = rng.standard_normal(width).astype(np.float32)
+        self.gain = rng.uniform(0.5, 1.5, width).astype(np.float32)
+        self.refs = NormOutput(
+            TensorRef("hidden", width + 1),
+            TensorRef("gained", width + 1),
+            TensorRef("partials", n_groups + 1),
+            runner.place(self.gain),
+        )
+
+    @property
+    def outputs(self) -> tuple[TensorRef, TensorRef, TensorRef]:
+        return self.refs.hidden, self.refs.gained, self.refs.partials
+
+    def compare(
+        self,
+        checks: Checks,
+        words: Sequence[NDArray[np.uint32]],
+        wanted: HiddenState,
+        magnitude: NDArray[np.float64],
+        group_width: int,
+    ) -> None:
+        """`magnitude` [width] is the sum of |terms| of each hidden value."""
+        for name, found in zip(("hidden", "gained", "partials"), words, strict=True):
+            checks.equal(f"the word behind {name}", found[-1:], np.array([SENTINEL], np.uint32))
+        hidden, gained, partials = (found[:-1].view(np.float32) for found in words)
+        checks.close("hidden", hidden, wanted.hidden, magnitude)
+        checks.close("gained", gained, wanted.gained, magnitude * np.abs(self.gain))
+        starts = np.arange(0, self.width, group_width)
+        squares = np.add.reduceat(wanted.hidden**2, starts)
+        bounds = np.add.reduceat(2 * np.abs(wanted.hidden) * magnitude + wanted.hidden**2, starts)
+        checks.close("partial sums", partials, squares, bounds)
+
+
+@dataclass(frozen=True)
+class MatvecCase:
+    """Matrices [(type, rows)] of `n_columns` times one x. `n_partials` 0: without the norm."""
+
+    tuning: Tuning
+    segments: tuple[tuple[str, int], ...]
+    n_columns: int
+    n_partials: int = 0
+    seed: int = 0
+
+    def run(self, runner: Runner, file_rows: Sequence[Bytes] | None = None) -> Checks:
+        """Compare; `file_rows` are given matrices in place of random ones."""
+        rng = np.random.default_rng(self.seed)
+        given: Sequence[Bytes | None] = file_rows or [None] * len(self.segments)
+        placed = [
+            place_matrix(runner, kind, n_rows, self.n_columns, rng, rows)
+            for (kind, n_rows), rows in zip(self.segments, given, strict=True)
+        ]
+        source = NormedInput(self.n_columns, self.n_partials, rng)
+        y = TensorRef("y", sum(n_rows for _, n_rows in self.segments) + 1)
+        program = self._program(placed, source, y)
+        (words,) = runner.run(program, source.inputs, y)
+        checks = Checks()
+        values = np.concatenate([item.values for item in placed])
+        sound = np.all(np.isfinite(values), axis=1)
+        wanted = matvec_twin(values[sound], source.x, source.scale)
+        magnitude = matvec_twin(np.abs(values[sound]), np.abs(source.x), source.scale)
+        checks.close("y", words[:-1].view(np.float32)[sound], wanted, magnitude)
+        checks.equal("the word behind y", words[-1:], np.array([SENTINEL], np.uint32))
+        return checks
+
+    def time(self, runner: Runner) -> float | None:
+        """GB of weights per second on the device."""
+        rng = np.random.default_rng(self.seed)
+        placed = [
+            place_matrix(runner, kind, n_rows, self.n_columns, rng)
+            for kind, n_rows in self.segments
+        ]
+        source = NormedInput(self.n_columns, self.n_partials, rng)
+        y = TensorRef("y", sum(n_rows for _, n_rows in self.segments) + 1)
+        program = self._program(placed, source, y)
+        runner.run(program, source.inputs)
+        runtime = runner.nanoseconds(program)
+        n_bytes = sum(item.matrix.n_bytes for item in placed)
+        return n_bytes / runtime if runtime else None
+
+    def _program(self, placed: Sequence[Placed], source: NormedInput, y: TensorRef) -> Program:
+        program = Program("matvec")
+        matvec(
+            program,
+            self.tuning,
+            [item.matrix for item in placed],
+            source.x_ref,
+            y,
+            "matvec",
+            source.norm if self.n_partials else None,
+            source.partials_ref,
+        )
+        return program
+
+
+@dataclass(frozen=True)
+class ResidualCase:
+    """hidden += one matrix times x."""
+
+    tuning: Tuning
+    type: str
+    n_rows: int
+    n_columns: int
+    seed: int = 0
+
+    def run(self, runner: Runner) -> Checks:
+        program, left, placed, x, x_ref = self._make(runner)
+        words = runner.run(program, {x_ref: x, left.refs.hidden: left.before}, *left.outputs)
+        checks = Checks()
+        wanted = residual_twin(placed.values, x, left.before, left.gain)
+        magnitude = np.abs(left.before) + matvec_twin(np.abs(placed.values), np.abs(x))
+        left.compare(checks, words, wanted, magnitude, self.tuning.rows)
+        return checks
+
+    def time(self, runner: Runner) -> float | None:
+        """GB of weights per second on the device."""
+        program, left, placed, x, x_ref = self._make(runner)
+        runner.run(program, {x_ref: x, left.refs.hidden: left.before})
+        runtime = runner.nanoseconds(program)
+        return placed.matrix.n_bytes / runtime if runtime else None
+
+    def _make(self, runner: Runner) -> tuple[Program, LeftState, Placed, Floats, TensorRef]:
+        rng = np.random.default_rng(self.seed)
+        placed = place_matrix(runner, self.type, self.n_rows, self.n_columns, rng)
+        x, x_ref = NormedInput(self.n_columns, 0, rng).x, TensorRef("x", self.n_columns)
+        left = LeftState(runner, self.n_rows, -(-self.n_rows // self.tuning.rows), rng)
+        program = Program("matvec_residual")
+        matvec_residual(program, self.tuning, placed.matrix, x_ref, left.refs, "residual")
+        return program, left, placed, x, x_ref
+
+
+@dataclass(frozen=True)
+class EmbedCase:
+    """Rows of an embedding matrix, token by token; ids beyond the vocabulary are clamped."""
+
+    tuning: Tuning
+    type: str
+    n_vocab: int
+    n_columns: int
+    tokens: tuple[int, ...]
+    seed: int = 0
+
+    def run(self, runner: Runner) -> Checks:
+        rng = np.random.default_rng(self.seed)
+        placed = place_matrix(runner, self.type, self.n_vocab, self.n_columns, rng)
+        group_width = 32 * self.tuning.workgroup_size
+        left = LeftState(runner, self.n_columns, -(-self.n_columns // group_width), rng)
+        program = Program("embed")
+        embed(program, self.tuning, placed.matrix, PARAMS, left.refs, "embed")
+        checks = Checks()
+        for token in self.tokens:
+            words = runner.run(program, {PARAMS: params_words(token=token)}, *left.outputs)
+            wanted = embed_twin(placed.values, token, left.gain)
+            # A weight is a difference of two terms; the row's largest stands for their size.
+            magnitude = np.full(self.n_columns, np.abs(wanted.hidden).max())
+            left.compare(checks, words, wanted, magnitude, group_width)
+        return checks

@@ -1,0 +1,86 @@
+"""router_topk against its twin: ids, addresses and log exactly, weights within rounding."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.router import LOG_HEADER_WORDS, RouterShape, log_words, router_topk, routing_words
+from vkmoe.ops.tuning import Tuning
+from vkmoe.reference.router import router_topk as router_twin
+from vkmoe.selftest.comparison import Checks
+from vkmoe.selftest.parameters import PARAMS, params_words
+
+__all__ = ["RouterCase"]
+
+N_LAYERS, LAYER = 3, 1
+SHARED_ADDRESS = 0x1234_5678_9ABC_DE00
+WEIGHT_LIMIT = 2e-5  # of a weight: the exponential of a float32 driver
+
+
+class RouterCase:
+    """One router of a three-layer model, run with any logits."""
+
+    def __init__(self, runner: Runner, tuning: Tuning, shape: RouterShape) -> None:
+        self.shape, self._runner = shape, runner
+        rng = np.random.default_rng(shape.n_experts)
+        self.table = rng.integers(1, 1 << 63, (N_LAYERS, shape.n_experts), np.uint64)
+        self.table_address = runner.place(self.table)
+        self.logits = TensorRef("logits", shape.n_logits)
+        self.routing = TensorRef("routing", routing_words(shape))
+        self.log = TensorRef("log", log_words(N_LAYERS, shape.n_used))
+        self._program = Program("router")
+        router_topk(
+            self._program,
+            tuning,
+            shape,
+            LAYER,
+            self.logits,
+            PARAMS,
+            memory_range(self.table_address, self.table.nbytes),
+            self.routing,
+            self.log,
+            "router",
+            SHARED_ADDRESS if shape.shared else 0,
+        )
+
+    def run(self, logits: NDArray[np.float32], checks: Checks) -> None:
+        shape = self.shape
+        routing, log = self._runner.run(
+            self._program,
+            {self.logits: logits, PARAMS: params_words(table=self.table_address)},
+            self.routing,
+            self.log,
+        )
+        gate = float(logits[shape.n_experts]) if shape.shared_gate else None
+        wanted = router_twin(
+            logits[: shape.n_experts],
+            shape.n_used,
+            shape.gating,
+            shape.renormalise,
+            shape.scale,
+            gate,
+        )
+        n_slots = shape.n_slots
+        ids = routing[: shape.n_used].astype(np.int64)
+        weights = routing[n_slots : 2 * n_slots].view(np.float32)
+        addresses = routing[2 * n_slots :].view(np.uint64)
+        checks.equal("ids", ids, wanted.ids)
+        checks.close(
+            "weights", weights[: shape.n_used], wanted.weights, wanted.weights + 1e-4, WEIGHT_LIMIT
+        )
+        checks.equal("addresses", addresses[: shape.n_used], self.table[LAYER, wanted.ids])
+        if shape.shared:
+            shared = np.array([wanted.shared_weight])
+            checks.close("shared weight", weights[-1:], shared, shared, WEIGHT_LIMIT)
+            checks.equal("shared address", addresses[-1:], np.array([SHARED_ADDRESS], np.uint64))
+        expected_log = np.full(self.log.n_words, SENTINEL, np.uint32)
+        rows = expected_log[LOG_HEADER_WORDS:].reshape(N_LAYERS, -1)
+        rows[LAYER] = wanted.ids
+        checks.equal("log", log, expected_log)
+
+    def random_logits(self, seed: int) -> NDArray[np.float32]:
+        """float32 [n_logits]."""
+        return np.random.default_rng(seed).normal(0, 2, self.shape.n_logits).astype(np.float32)

@@ -1,0 +1,96 @@
+"""Which cases a device gets: one or more for every compiled kernel variant that it can run.
+
+The variants are those in the folder of compiled shaders, so that one without a case is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.kernels import spirv_folder
+from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.selftest.families import FAMILIES, Family, Setting
+
+__all__ = ["Case", "Variant", "compiled_variants", "run", "runnable"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One result: `error` in the unit of `limit`, and GB of weights per second where measured."""
+
+    name: str
+    ok: bool
+    error: float
+    limit: float
+    gigabytes_per_second: float | None
+
+
+class Variant(NamedTuple):
+    """The parts of a SPIR-V name such as `matvec.q4_k+subgroup`."""
+
+    name: str
+    family: str
+    axis: str  # weight or cache type, upper case; "" for none
+    suffix: str  # "", "+subgroup", "+blocks", "+blocks64"
+
+    @classmethod
+    def parse(cls, name: str) -> Variant:
+        stem, plus, mapping = name.partition("+")
+        family, _, axis = stem.partition(".")
+        return cls(name, family, axis.upper(), plus + mapping)
+
+
+def compiled_variants() -> list[Variant]:
+    """Every variant of this installation."""
+    return sorted(Variant.parse(path.stem) for path in spirv_folder().glob("*.spv"))
+
+
+def runnable(variant: Variant, info: DeviceInfo) -> bool:
+    """Whether a device has what a variant needs."""
+    if variant.suffix == "+subgroup":
+        return info.subgroup_arithmetic
+    return variant.suffix != "+blocks64" or "int64" in info.features
+
+
+def run(device: str | None) -> Iterator[Case]:
+    """Run all cases on a device chosen by index or name, one after another.
+
+    Raises NoDeviceError, NoDriverError, and other GpuErrors if the device fails.
+    """
+    with Device(device) as opened:
+        for variant in compiled_variants():
+            if runnable(variant, opened.info):
+                yield from run_variant(variant, opened)
+
+
+def run_variant(variant: Variant, device: Device) -> Iterator[Case]:
+    """The cases of one variant; a variant of an unknown family is a failure of its own."""
+    family = FAMILIES.get(variant.family)
+    if family is None:
+        yield Case(f"{variant.name} has no case", False, 1.0, 0.0, None)
+        return
+    tuning = tuning_of(variant, family, device.info)
+    setting = Setting(variant.axis, tuning, device, timed=tuning == choose_tuning(device.info))
+    for measured in family.cases(setting):
+        assert variant.name in measured.variants, (variant.name, measured.variants)
+        worst = measured.checks.worst
+        name = f"{variant.name} {measured.what}".strip()
+        yield Case(name, worst.ok, worst.error, worst.limit, measured.gigabytes_per_second)
+
+
+def tuning_of(variant: Variant, family: Family, info: DeviceInfo) -> Tuning:
+    """The tuning that selects a variant: the device's own where it does so, else a small one."""
+    own = choose_tuning(info)
+    if family.chosen_by == "nothing":
+        return own
+    if family.chosen_by == "reduce_suffix":
+        return replace(own, subgroup=variant.suffix == "+subgroup")
+    if variant.suffix == own.dot_suffix:
+        return own
+    if variant.suffix.startswith("+blocks"):
+        return Tuning("blocks", 8, 2, False, load_64bit=variant.suffix == "+blocks64")
+    return Tuning("lanes", 32, 2, variant.suffix == "+subgroup")

@@ -1,0 +1,83 @@
+"""Random weight matrices on a device, with their decoded values.
+
+Harsher than what a model holds: every block has its own scales, of both signs, and its minima have
+nothing to do with its scales, so that a kernel that takes a neighbour's is found out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gpu.runner import Runner
+from vkmoe.ops.matvec import Matrix
+from vkmoe.quants import decode, device_row_bytes, to_device
+from vkmoe.quants.types import TYPES
+
+__all__ = ["WEIGHT_TYPES", "Placed", "decode_rows", "place_matrix", "random_rows"]
+
+WEIGHT_TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32")
+# Where a block holds its float16 scales.
+_HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass
+class Placed:
+    """A matrix on the device and the file rows it was made from."""
+
+    matrix: Matrix
+    rows: Bytes
+
+    @cached_property
+    def values(self) -> NDArray[np.float32]:
+        """float32 [n_rows, n_columns]."""
+        return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
+
+
+def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
+    """uint8 [n_rows, row_bytes] as in a file, finite."""
+    kind = TYPES[type_name]
+    row_bytes = kind.row_bytes(n_columns)
+    if type_name not in _HALVES:
+        return _floats(type_name, n_rows * n_columns, rng).reshape(n_rows, row_bytes)
+    n_blocks = n_rows * row_bytes // kind.block_bytes
+    blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
+    for at in _HALVES[type_name]:
+        halves = rng.uniform(1e-3, 3e-3, n_blocks) * rng.choice([-1.0, 1.0], n_blocks)
+        blocks[:, at : at + 2] = halves.astype("<f2").view(np.uint8).reshape(n_blocks, 2)
+    return blocks.reshape(n_rows, row_bytes)
+
+
+def _floats(type_name: str, n_weights: int, rng: np.random.Generator) -> Bytes:
+    values = rng.standard_normal(n_weights, np.float32)
+    if type_name == "F16":
+        return values.astype("<f2").view(np.uint8)
+    if type_name == "BF16":
+        return np.ascontiguousarray(values.view("<u2")[1::2]).view(np.uint8)
+    return values.view(np.uint8)
+
+
+def place_matrix(
+    runner: Runner,
+    type_name: str,
+    n_rows: int,
+    n_columns: int,
+    rng: np.random.Generator,
+    rows: Bytes | None = None,
+) -> Placed:
+    """A random matrix, or the given file `rows`, on the device."""
+    rows = random_rows(type_name, n_rows, n_columns, rng) if rows is None else rows
+    address = runner.place(to_device(type_name, rows, n_columns))
+    matrix = Matrix(type_name, address, n_rows, n_columns, device_row_bytes(type_name, n_columns))
+    return Placed(matrix, rows)
+
+
+def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float32]:
+    """The values float32 [n_rows, n_columns] of file rows."""
+    values = decode(type_name, np.ascontiguousarray(rows).reshape(-1), len(rows) * n_columns)
+    return values.reshape(len(rows), n_columns)
