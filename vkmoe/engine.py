@@ -197,7 +197,8 @@ class Engine:
         arena = Arena(self.device, "device", "KV cache", 2 * self.spec.n_layers * n_bytes)
         self._cleanup.callback(arena.close)
         caches = []
-        recorder = self.device.native.recorder()
+        with translate_errors("clearing the KV cache"):
+            recorder = self.device.native.recorder()
         for _ in range(self.spec.n_layers):
             keys, values = arena.place(n_bytes), arena.place(n_bytes)
             for place in (keys, values):
@@ -207,7 +208,8 @@ class Engine:
         return tuple(caches)
 
     def _backend_run_once(self, recorder: _native.Recorder) -> None:
-        self.device.native.submit(recorder.finish()).wait()
+        with translate_errors("clearing the KV cache"):
+            self.device.native.submit(recorder.finish()).wait()
 
     def _make_io(self) -> TokenIo:
         """The buffers the host writes and reads, and the tensors behind the workspace's names."""
