@@ -192,7 +192,7 @@ class Decoder:
                 program,
                 self.tuning,
                 shape,
-                index,
+                sum(before.router is not None for before in self.weights.layers[:index]),
                 space.router_logits,
                 space.params,
                 self.weights.expert_table,
