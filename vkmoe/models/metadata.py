@@ -7,12 +7,14 @@ from typing import NoReturn
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import RopeSpec
 from vkmoe.gguf_file import GgufFile
+from vkmoe.gguf_file.cursor import shown
 
 __all__ = ["Metadata"]
 
 # Keys that say nothing the forward pass needs.
 HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "pooling_type", "tokens_per_second"})
 MAX_SIZE = 1 << 24  # no dimension of any real model comes near; absurd files do
+MAX_NUMBER = 1e30  # kernels take f32
 
 
 class Metadata:
@@ -22,6 +24,12 @@ class Metadata:
         self.file = file
         self.prefix = file.require("general.architecture", str) + "."
         self._read: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """The model's name, fit for a one-line message."""
+        text = self.file.get("general.name", str, self.file.path.stem)[:80]
+        return "".join(char if char.isprintable() else " " for char in text)
 
     def has(self, key: str) -> bool:
         return self.prefix + key in self.file.metadata
@@ -36,8 +44,12 @@ class Metadata:
     def number(self, key: str, default: float | None = None) -> float:
         self._read.add(key)
         if default is None:
-            return self.file.require(self.prefix + key, float)
-        return self.file.get(self.prefix + key, float, default)
+            value = self.file.require(self.prefix + key, float)
+        else:
+            value = self.file.get(self.prefix + key, float, default)
+        if abs(value) > MAX_NUMBER:
+            self._refuse(key, value, f"must be at most {MAX_NUMBER:g}")
+        return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
@@ -67,6 +79,8 @@ class Metadata:
         base = self.positive("rope.freq_base", 10000.0)
         if scaling == "yarn" and original < 1:
             self._refuse("rope.scaling.original_context_length", original, "yarn needs it")
+        if scaling == "yarn" and base <= 1:
+            self._refuse("rope.freq_base", base, "yarn needs more than 1")
         if scaling == "none":
             return RopeSpec(dim, base)
         if scaling == "linear":
@@ -82,7 +96,7 @@ class Metadata:
                 beta_fast=fast,
                 beta_slow=slow,
             )
-        self._refuse("rope.scaling.type", scaling, "vkmoe knows none, linear and yarn")
+        self._refuse("rope.scaling.type", shown(scaling), "vkmoe knows none, linear and yarn")
 
     def finish(self) -> None:
         """Refuse keys that were not read: each might change what the model computes."""
@@ -93,8 +107,9 @@ class Metadata:
         }
         unknown = sorted(present - self._read - HARMLESS)
         if unknown:
+            names = ", ".join(shown(self.prefix + key) for key in unknown)
             raise UnsupportedModelError(
-                f"{self.file.path}: unknown metadata {', '.join(self.prefix + k for k in unknown)}",
+                f"{self.file.path}: unknown metadata {names}",
                 "the model may need something this version of vkmoe does not do; update vkmoe",
             )
 

@@ -4,12 +4,14 @@ feed-forward.
 
 from __future__ import annotations
 
-from vkmoe.errors import ModelFileError
+from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import ExpertSpec, ModelSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["common_spec", "read_spec"]
+
+MAX_GROUP = 16  # heads per KV head that attention.comp has room for
 
 
 def read_spec(file: GgufFile) -> ModelSpec:
@@ -34,11 +36,16 @@ def common_spec(metadata: Metadata, experts: ExpertSpec | None) -> ModelSpec:
             "heads must be a multiple of KV heads, widths equal and a multiple of 32",
             "the file was converted wrongly or is damaged",
         )
+    if n_heads // n_kv_heads > MAX_GROUP:
+        raise UnsupportedModelError(
+            f"{file.path}: {n_heads} heads share {n_kv_heads} KV heads",
+            f"vkmoe runs models with at most {MAX_GROUP} heads per KV head",
+        )
     embeddings = file.tensors.get("token_embd.weight")
     n_vocab = embeddings.shape[0] if embeddings is not None else 0
     return ModelSpec(
         architecture=file.require("general.architecture", str),
-        name=file.get("general.name", str, file.path.stem),
+        name=metadata.name,
         n_layers=metadata.size("block_count", largest=4096),
         width=width,
         n_heads=n_heads,

@@ -12,6 +12,7 @@ from pathlib import Path
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.gguf_file.cursor import shown
 from vkmoe.quants import HAS_KERNEL
 
 __all__ = ["LayerTensors", "ModelTensors", "read_tensors"]
@@ -123,11 +124,11 @@ class _Finder:
     def finish(self) -> None:
         unknown = sorted(set(self._tensors) - self._used - IGNORED)
         if unknown:
-            shown = ", ".join(unknown[:3]) + (
+            names = ", ".join(shown(name) for name in unknown[:3]) + (
                 f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             )
             raise UnsupportedModelError(
-                f"{self._path}: tensors vkmoe does not know: {shown}",
+                f"{self._path}: tensors vkmoe does not know: {names}",
                 "leaving them out could change the answer; update vkmoe",
             )
 
