@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import PromptError, UsageError, VkmoeError
+from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.chat_template import ChatTemplate
 from vkmoe.generate.loop import FinishReason, Generation, GenerationStatistics, Piece
@@ -79,13 +79,7 @@ class LLM:
         self.path = Path(model) if model is not None else demo_model_path()
         self.engine = Engine(self.path, config, progress)
         try:
-            self.tokenizer = Tokenizer.from_metadata(self.engine.file.metadata)
-            if self.tokenizer.n_vocab > self.spec.n_vocab:
-                raise VkmoeError(
-                    f"{self.path}: the tokenizer has {self.tokenizer.n_vocab} tokens, the model "
-                    f"{self.spec.n_vocab}",
-                    "the file was converted wrongly or is damaged",
-                )
+            self.tokenizer = self._read_tokenizer()
         except BaseException:
             self.engine.close()
             raise
@@ -200,6 +194,21 @@ class LLM:
         self.close()
 
     # ----- inside -----
+
+    def _read_tokenizer(self) -> Tokenizer:
+        """The file's tokenizer, which knows no tokens that the model does not have."""
+        hint = "the file was converted wrongly or is damaged"
+        try:
+            tokenizer = Tokenizer.from_metadata(self.engine.file.metadata)
+        except (ModelFileError, UnsupportedModelError) as error:
+            raise type(error)(f"{self.path}: {error}", error.hint or hint) from error
+        if tokenizer.n_vocab > self.spec.n_vocab:
+            raise ModelFileError(
+                f"{self.path}: the tokenizer has {tokenizer.n_vocab} tokens, the model "
+                f"{self.spec.n_vocab}",
+                hint,
+            )
+        return tokenizer
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""
