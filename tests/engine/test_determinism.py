@@ -91,7 +91,7 @@ def experts_in_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(*arguments: Any) -> MemoryPlan:
         return replace(plan(*arguments), experts_in="host")
 
-    monkeypatch.setattr("vkmoe.engine.plan", planned)
+    monkeypatch.setattr("vkmoe.placement.decide.plan", planned)
 
 
 def test_experts_in_host_memory_give_the_same_bits(
