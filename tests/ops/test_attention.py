@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from tests.ops.attention_case import AttentionCase, qwen3_shape
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import split_positions
+from vkmoe.selftest.attention import AttentionCase, qwen3_shape
+from vkmoe.selftest.comparison import Checks
 
 CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)
@@ -20,31 +22,41 @@ GPU_TUNING = Tuning("lanes", 64, 4, False)
 SHAPES = {
     "qwen3": qwen3_shape(),
     "qwen3 f32": qwen3_shape(kv_type="F32"),
-    "group 1, full norm": qwen3_shape(n_heads=4, n_kv_heads=4, norm="full_width", head_dim=128,
-                                      rotary_dim=128, kv_type="F32"),
+    "group 1, full norm": qwen3_shape(
+        n_heads=4, n_kv_heads=4, norm="full_width", head_dim=128, rotary_dim=128, kv_type="F32"
+    ),
     "group 8, 128": qwen3_shape(n_heads=16, head_dim=128, rotary_dim=128, scale=0.1),
-    "one kv head, 96": qwen3_shape(n_heads=2, n_kv_heads=1, head_dim=96, rotary_dim=96,
-                                   norm="none"),
+    "one kv head, 96": qwen3_shape(
+        n_heads=2, n_kv_heads=1, head_dim=96, rotary_dim=96, norm="none"
+    ),
     "partial pairs, 32": qwen3_shape(n_heads=6, head_dim=32, rotary_dim=16, rope_style="normal"),
     "partial halves, 160": qwen3_shape(n_heads=3, n_kv_heads=3, head_dim=160, rotary_dim=80),
-    "group 16, 256": qwen3_shape(n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256,
-                                 kv_type="F32"),
+    "group 16, 256": qwen3_shape(
+        n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_type="F32"
+    ),
 }
 POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
 
 
-def run_positions(device: Device, runner: Runner, shape: AttentionShape,
-                  split: AttentionSplit) -> None:
+def step(case: AttentionCase, position: int, qkv: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Run a token and check all it left; returns the output."""
+    checks = Checks()
+    out = case.step(position, qkv, checks)
+    checks.verify()
+    return out
+
+
+def run_positions(runner: Runner, shape: AttentionShape, split: AttentionSplit) -> None:
     """Positions in rising order on one cache whose rows between are random."""
-    case = AttentionCase(device, runner, shape, split, POSITIONS[-1])
+    case = AttentionCase(runner, shape, split, POSITIONS[-1])
     for position in POSITIONS:
-        case.step(position, case.token())
+        step(case, position, case.token())
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_cpu_mapping(device: Device, runner: Runner, name: str) -> None:
+def test_cpu_mapping(runner: Runner, name: str) -> None:
     shape = SHAPES[name]
-    run_positions(device, runner, shape, choose_split(shape, CPU_TUNING, n_splits=2))
+    run_positions(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "group 1, full norm", "one kv head, 96"])
@@ -53,15 +65,16 @@ def test_teams_that_are_subgroups(device: Device, runner: Runner, name: str) -> 
     tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
     split = choose_split(shape, tuning, n_splits=3)
     assert split.subgroup == (shape.head_dim // 8 % device.info.subgroup_size == 0)
-    run_positions(device, runner, shape, split)
+    run_positions(runner, shape, split)
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "group 8, 128", "one kv head, 96", "partial halves, 160"])
-def test_gpu_mapping(device: Device, runner: Runner, name: str) -> None:
+    "name", ["qwen3", "group 8, 128", "one kv head, 96", "partial halves, 160"]
+)
+def test_gpu_mapping(runner: Runner, name: str) -> None:
     """Several teams per workgroup, lanes left over, heads of one group in several workgroups."""
     shape = SHAPES[name]
-    run_positions(device, runner, shape, choose_split(shape, GPU_TUNING))
+    run_positions(runner, shape, choose_split(shape, GPU_TUNING))
 
 
 def test_several_subgroups(device: Device, runner: Runner) -> None:
@@ -70,45 +83,45 @@ def test_several_subgroups(device: Device, runner: Runner) -> None:
     tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
     split = choose_split(shape, tuning, workgroup_size=2 * device.info.subgroup_size)
     assert split.subgroup
-    run_positions(device, runner, shape, split)
-    run_positions(device, runner, shape, replace(split, team_lanes=4))
+    run_positions(runner, shape, split)
+    run_positions(runner, shape, replace(split, team_lanes=4))
 
 
-def test_decoding_in_order(device: Device, runner: Runner) -> None:
+def test_decoding_in_order(runner: Runner) -> None:
     """Every position from 0 past the end of a small context, each reading what the last appended.
 
     Positions beyond the context are clamped to its last row.
     """
     shape = qwen3_shape(context=70)
-    case = AttentionCase(device, runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
     for position in range(72):
-        case.step(position, case.token())
+        step(case, position, case.token())
 
 
-def test_replay_leaves_the_same_bits(device: Device, runner: Runner) -> None:
+def test_replay_leaves_the_same_bits(runner: Runner) -> None:
     shape = SHAPES["qwen3"]
-    case = AttentionCase(device, runner, shape, choose_split(shape, GPU_TUNING), 120)
+    case = AttentionCase(runner, shape, choose_split(shape, GPU_TUNING), 120)
     token = case.token()
-    np.testing.assert_array_equal(case.step(120, token), case.step(120, token))
+    np.testing.assert_array_equal(step(case, 120, token), step(case, 120, token))
 
 
-def test_values_beyond_a_half_saturate(device: Device, runner: Runner) -> None:
+def test_values_beyond_a_half_saturate(runner: Runner) -> None:
     """Subnormal, tiny and huge v round as NumPy rounds them; none becomes infinite."""
     shape = SHAPES["qwen3"]
-    case = AttentionCase(device, runner, shape, choose_split(shape, CPU_TUNING), 5)
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING), 5)
     token = case.token()
     powers = np.repeat(np.arange(-30, 34), 2) * np.tile([1.0, -1.0], 64)
     magnitudes = np.random.default_rng(1).uniform(1, 2, 128) * 2.0 ** np.abs(powers)
     token[-128:] = np.where(powers < 0, 1 / magnitudes, magnitudes).astype(np.float32)
-    token[-4:] = 2.0 ** -25, 2.0 ** -25 * 1.001, 65520.0, 2.0 ** -14 - 2.0 ** -26
-    case.step(5, token)
+    token[-4:] = 2.0**-25, 2.0**-25 * 1.001, 65520.0, 2.0**-14 - 2.0**-26
+    step(case, 5, token)
 
 
-def test_large_scores_do_not_overflow(device: Device, runner: Runner) -> None:
+def test_large_scores_do_not_overflow(runner: Runner) -> None:
     """A running maximum that keeps rising by hundreds."""
     shape = qwen3_shape(norm="none", scale=30.0, kv_type="F32")
-    case = AttentionCase(device, runner, shape, choose_split(shape, CPU_TUNING, n_splits=1), 40)
-    case.step(40, case.token())
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=1), 40)
+    step(case, 40, case.token())
 
 
 def test_split_borders() -> None:
@@ -123,8 +136,14 @@ def test_split_borders() -> None:
 def test_choices_fit_in_shared_memory() -> None:
     for head_dim in range(32, 257, 32):
         for group in (1, 2, 4, 5, 8, 12, 16):
-            shape = qwen3_shape(n_heads=4 * group, n_kv_heads=4, head_dim=head_dim,
-                                rotary_dim=head_dim, context=4096, kv_type="F32")
+            shape = qwen3_shape(
+                n_heads=4 * group,
+                n_kv_heads=4,
+                head_dim=head_dim,
+                rotary_dim=head_dim,
+                context=4096,
+                kv_type="F32",
+            )
             for tuning in (CPU_TUNING, GPU_TUNING, Tuning("lanes", 128, 4, True, subgroup_size=32)):
                 split = choose_split(shape, tuning)
                 assert split.shared_bytes(shape) <= 16384
