@@ -1,0 +1,122 @@
+"""The self-test itself: it covers every compiled variant, and it notices what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vkmoe.gpu import backend, kernels
+from vkmoe.gpu.device import Device
+from vkmoe.selftest.comparison import Checks
+from vkmoe.selftest.families import FAMILIES
+from vkmoe.selftest.suite import Variant, compiled_variants, run_variant, runnable, tuning_of
+
+NOTHING = """#version 460
+layout(local_size_x_id = 0) in;
+void main() {}
+"""
+
+
+@pytest.fixture
+def nothing(tmp_path: Path) -> bytes:
+    """SPIR-V of a shader that leaves every output as it was."""
+    source, out = tmp_path / "nothing.comp", tmp_path / "nothing.spv"
+    source.write_text(NOTHING)
+    command = ["glslangValidator", "--quiet", "--target-env", "vulkan1.2", "-V", str(source)]
+    subprocess.run([*command, "-o", str(out)], check=True)
+    return out.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with Device(os.environ.get("VKMOE_DEVICE")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("variant", compiled_variants(), ids=lambda variant: variant.name)
+def test_every_variant_agrees_with_its_twin(device: Device, variant: Variant) -> None:
+    """Also: every compiled variant has a case, and CI's device can run all of them."""
+    assert runnable(variant, device.info)
+    cases = list(run_variant(variant, device))
+    assert cases and all(case.ok for case in cases), cases
+
+
+def test_every_kernel_and_every_variant_has_a_family() -> None:
+    assert set(FAMILIES) == {variant.family for variant in compiled_variants()}
+    assert set(FAMILIES) == set(kernels.KERNELS)
+
+
+def test_a_variant_without_a_case_is_a_failure(device: Device) -> None:
+    (case,) = run_variant(Variant.parse("new_kernel.q4_k"), device)
+    assert not case.ok and case.name == "new_kernel.q4_k has no case"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "loaded"),
+    [
+        ("matvec.q5_k", "matvec.q4_k"),
+        ("matvec.bf16+blocks", "matvec.f16+blocks"),
+        ("matvec_residual.f16", "matvec_residual.bf16"),
+        ("embed.q5_k", "embed.q4_k"),
+        ("expert_gate_up.f16", "expert_gate_up.bf16"),
+        ("expert_down.q6_k", "expert_down.q4_k"),
+        ("attention.f32", "attention.f16"),
+        ("finish", "nothing"),
+        ("router_topk", "nothing"),
+        ("candidates_merge", "nothing"),
+    ],
+)
+def test_a_wrong_kernel_is_found(
+    device: Device, monkeypatch: pytest.MonkeyPatch, nothing: bytes, wanted: str, loaded: str
+) -> None:
+    """The kernel of a type that is no larger (it must not read past the end), or one of nothing."""
+
+    def swapped(name: str) -> bytes:
+        if name == wanted:
+            return nothing if loaded == "nothing" else kernels.spirv_words(loaded)
+        return kernels.spirv_words(name)
+
+    monkeypatch.setattr(backend, "spirv_words", swapped)
+    assert not all(case.ok for case in run_variant(Variant.parse(wanted), device))
+
+
+def test_what_a_device_lacks_is_left_out(device: Device) -> None:
+    poor = replace(device.info, subgroup_arithmetic=False, features=frozenset())
+    names = {variant.name for variant in compiled_variants() if runnable(variant, poor)}
+    assert "matvec.q4_k" in names and "matvec.q4_k+blocks" in names
+    assert not {name for name in names if name.endswith(("+subgroup", "+blocks64"))}
+
+
+def test_tunings_select_their_variant(device: Device) -> None:
+    """On every kind of device, whatever its own tuning is."""
+    for info in (device.info, replace(device.info, type="discrete")):
+        for variant in compiled_variants():
+            family = FAMILIES[variant.family]
+            tuning = tuning_of(variant, family, info)
+            if family.chosen_by != "nothing":
+                assert getattr(tuning, family.chosen_by) == variant.suffix
+
+
+def test_comparisons_fail_on_what_is_wrong() -> None:
+    checks = Checks()
+    one = np.ones(3, np.float32)
+    checks.close("near", one + np.float32(1e-6), one, 1.0)
+    assert checks.worst.ok
+    for wrong in (one + 1e-4, np.array([1, np.nan, 1]), np.array([1, np.inf, 1])):
+        failing = Checks()
+        failing.close("far", wrong, one, 1.0)
+        assert not failing.worst.ok
+        with pytest.raises(AssertionError, match="far: error"):
+            failing.verify()
+    checks.close("no magnitude", one + 1e-9, one, 0.0)
+    assert checks.worst.what == "no magnitude" and not checks.worst.ok
+    checks.equal("ids", np.arange(4), np.array([0, 1, 2, 4]))
+    assert checks.checks[-1].error == 0.25 and not checks.checks[-1].ok
+    with pytest.raises(AssertionError, match="nothing was compared"):
+        Checks().verify()
