@@ -114,7 +114,7 @@ def test_comparisons_fail_on_what_is_wrong() -> None:
         assert not failing.worst.ok
         with pytest.raises(AssertionError, match="far: error"):
             failing.verify()
-    checks.close("no magnitude", one + 1e-9, one, 0.0)
+    checks.close("no magnitude", np.ones(3) + 1e-9, one, 0.0)
     assert checks.worst.what == "no magnitude" and not checks.worst.ok
     checks.equal("ids", np.arange(4), np.array([0, 1, 2, 4]))
     assert checks.checks[-1].error == 0.25 and not checks.checks[-1].ok
