@@ -57,6 +57,8 @@ class _RangeSet:
 
     def overlaps(self, ranges: Iterable[Range]) -> bool:
         for item in ranges:
+            if item.start >= item.end:
+                continue
             intervals = self._intervals.get(item.resource, [])
             first, last = _touching(intervals, item.start, item.end)
             if any(low < item.end and item.start < high for low, high in intervals[first:last]):

@@ -16,7 +16,9 @@ __all__ = ["Intent", "memory_type_candidates"]
 Intent = Literal["device", "host", "readback", "bar"]
 
 # AMD's debugging types: coherent or uncached on the device, ten times slower.
-EXCLUDED = frozenset({"DEVICE_COHERENT", "DEVICE_UNCACHED", "PROTECTED", "LAZILY_ALLOCATED"})
+EXCLUDED = frozenset(
+    {"DEVICE_COHERENT_AMD", "DEVICE_UNCACHED_AMD", "PROTECTED", "LAZILY_ALLOCATED"}
+)
 
 
 def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
@@ -42,7 +44,8 @@ def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:
     coherent = "HOST_COHERENT" in item.flags
     cached = "HOST_CACHED" in item.flags
     if intent == "device":
-        if not local and not is_uma:
+        # Mapped weights are written without a flush.
+        if (not local and not is_uma) or (visible and not coherent):
             return None
         # Slots and weights keep out of the small mapped window of discrete cards.
         return 4 * local + 2 * (visible == is_uma) + cached * is_uma
