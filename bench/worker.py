@@ -1,0 +1,118 @@
+"""A worker process of bench/decode.py: started, asked, ended; the protocol is in decode_worker.py.
+
+Owns the process and the file its stderr goes to.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.errors import VkmoeError
+
+__all__ = ["Worker", "WorkerError"]
+
+LOG_TAIL = 800  # characters of a failed worker's stderr to show
+END_SECONDS = 60
+
+
+class WorkerError(VkmoeError):
+    """A worker process ended or said something else than asked."""
+
+
+class Worker:
+    """One arm of the comparison. Use it as a context manager; `card` is what it said of itself."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env=dict(environment),
+                cwd=folder,
+            )
+        except OSError as error:
+            self._log.close()
+            raise WorkerError(
+                f"cannot start {command[0]}: {error.strerror}", "name a Python interpreter"
+            ) from error
+        try:
+            self.card = self._receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def logits(self, prompt: Sequence[int]) -> NDArray[np.float32]:
+        """The logits after the prompt: float32 [n_vocab]."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "logits.npy"
+            self._ask({"do": "logits", "prompt": list(prompt), "out": str(out)})
+            values: NDArray[np.float32] = np.load(out)
+            return values
+
+    def decode(self, prompt: Sequence[int], n_tokens: int) -> tuple[list[int], list[float]]:
+        """Tokens (one more than timed) and the seconds of each of the `n_tokens` steps."""
+        answer = self._ask({"do": "decode", "prompt": list(prompt), "tokens": n_tokens})
+        return answer["tokens"], answer["seconds"]
+
+    def log_lines(self, *words: str) -> list[str]:
+        """Lines of the worker's stderr that hold one of the words."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if any(word in line for word in words)]
+
+    def close(self) -> None:
+        """Let the worker end by itself; never in the middle of a submit."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(END_SECONDS)
+        self._process.stdout.close()
+        self._log.close()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._failed() from None
+        return self._receive()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # libraries may print lines of their own
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise self._failed()
+
+    def _failed(self) -> WorkerError:
+        self._process.wait(END_SECONDS)
+        tail = "\n".join(self.log_lines(""))[-LOG_TAIL:]
+        return WorkerError(f"the {self.name} worker ended early:\n{tail}")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
