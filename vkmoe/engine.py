@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
-from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
@@ -108,7 +107,8 @@ class Engine:
         self._io = self._make_io()
         self._recorded = {flag: self._record(flag) for flag in (False, True)}
         self._token_ns = {False: 0, True: 0}
-        self._cleanup.callback(self._wait_idle)  # runs before anything above is freed
+        # Runs before anything above is freed: an interrupted or failed submit may still read it.
+        self._cleanup.callback(self.device.native.close)
 
     # ----- running -----
 
@@ -183,11 +183,6 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _wait_idle(self) -> None:
-        """An interrupted submit still reads weights and caches: they must outlive it."""
-        with suppress(VkmoeError), translate_errors("closing"):  # a lost device runs nothing
-            self.device.native.wait_idle()
 
     # ----- making -----
 

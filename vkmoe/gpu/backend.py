@@ -6,6 +6,7 @@ programs.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vkmoe.gpu.device import Device, translate_errors
@@ -80,8 +81,9 @@ class Backend:
         with translate_errors("running a program"):
             try:
                 self.device.native.submit(recording).wait(expected_ns)
-            except KeyboardInterrupt:
-                self.device.native.wait_idle()  # it may have come before the wait began
+            except BaseException:  # Ctrl-C, perhaps before the wait began, or a wait that failed
+                with suppress(RuntimeError):  # the first error is the one to tell
+                    self.device.native.wait_idle()
                 raise
 
     def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:

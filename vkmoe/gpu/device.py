@@ -182,7 +182,8 @@ class Device:
             try:
                 return self.native.buffer(n_bytes, memory_type, name)
             except _native.DeviceLost:
-                raise
+                with translate_errors(f"allocating {name}"):
+                    raise
             except _native.VulkanError as error:
                 last_error = error
         heap = self.info.heaps[self.info.memory_types[candidates[0]].heap]
