@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.generate.conftest import shared
 from vkmoe.gpu import _native as native
+from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
 
@@ -44,3 +49,20 @@ def nothing_left() -> Iterator[None]:
     native.clear_injections()
     gc.collect()
     assert native.live_objects() == before
+
+
+@pytest.fixture
+def everything_staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """No memory counts as mapped, and staging is small; lists the bytes of each write."""
+    sent: list[int] = []
+    write = Transfer.write
+
+    def counted(self: Transfer, target: Any, offset: int, data: NDArray[np.uint8]) -> None:
+        sent.append(data.size)
+        write(self, target, offset, data)
+
+    monkeypatch.setattr(native.Buffer, "mapped", property(lambda buffer: False))
+    monkeypatch.setattr(Transfer, "write", counted)
+    small = partial(Transfer, staging_bytes=4096)
+    monkeypatch.setattr("vkmoe.placement.loader.Transfer", small)
+    return sent

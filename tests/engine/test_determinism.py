@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from tests.engine.tiny import Tensor, expected, model_path, retyped, rewrite
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.facts import MemoryPlan
-from vkmoe.gpu import _native as native
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Program
-from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.planner import plan
@@ -102,23 +99,6 @@ def test_experts_in_host_memory_give_the_same_bits(
     with Engine(mixed, CONFIG, tuning=tuning) as engine:
         assert engine.plan.experts_in == "host"
         assert_same_bits(rows(engine), in_device)
-
-
-@pytest.fixture
-def everything_staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """No memory counts as mapped, and staging is small; counts what went through it."""
-    sent: list[int] = []
-    write = Transfer.write
-
-    def counted(self: Transfer, target: Any, offset: int, data: NDArray[np.uint8]) -> None:
-        sent.append(data.size)
-        write(self, target, offset, data)
-
-    monkeypatch.setattr(native.Buffer, "mapped", property(lambda buffer: False))
-    monkeypatch.setattr(Transfer, "write", counted)
-    small = partial(Transfer, staging_bytes=4096)
-    monkeypatch.setattr("vkmoe.placement.loader.Transfer", small)
-    return sent
 
 
 def test_staged_uploads_give_the_same_bits(mixed: Path, request: pytest.FixtureRequest) -> None:
