@@ -1,0 +1,11 @@
+"""The order of the test folders."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The native tests demand that no Vulkan object is alive in the process when they begin, so
+    they come before every test that keeps a device or a model open for others."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/native/"))
