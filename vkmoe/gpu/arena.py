@@ -34,9 +34,10 @@ def round_up(n_bytes: int, alignment: int = ALIGNMENT) -> int:
 
 
 def chunk_cap(device: DeviceInfo) -> int:
-    """The largest single allocation to ask this device for."""
+    """The largest span this device can hold: one allocation, less the room for aligning it."""
     limits = device.limits
-    return min(limits.max_memory_allocation_size, limits.max_buffer_size) // ALIGNMENT * ALIGNMENT
+    largest = min(limits.max_memory_allocation_size, limits.max_buffer_size)
+    return largest // ALIGNMENT * ALIGNMENT - ALIGNMENT
 
 
 class Arena:

@@ -39,8 +39,7 @@ class Transfer:
         self._next_lane = 0
 
     def write(self, target: _native.Buffer | _native.Tensor, offset: int, data: Bytes) -> None:
-        """Write bytes at `offset` (a multiple of 4 where staged). Visible to the next submit
-        after `flush()`."""
+        """Write bytes at `offset`, and no others. Visible to the next submit after `flush()`."""
         view = self._view(target)
         if view is not None:
             view[offset : offset + data.size] = data
@@ -49,7 +48,7 @@ class Transfer:
             piece = data[start : start + self._staging_bytes]
             lane = self._free_lane()
             lane.view[: piece.size] = piece
-            lane.send(target, offset + start, _round_up(piece.size))
+            lane.send(target, offset + start, piece.size)
 
     def flush(self) -> None:
         """Wait until everything written has arrived."""
@@ -127,7 +126,3 @@ class _Lane:
     def close(self) -> None:
         del self.view
         self._buffer.close()
-
-
-def _round_up(n_bytes: int) -> int:
-    return -(-n_bytes // 4) * 4

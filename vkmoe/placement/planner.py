@@ -110,7 +110,8 @@ def _expert_place(
         return "device", "the device shares the host's memory: read in place"
     if weights.experts <= free:
         return "device", f"all fit in the {_mib(free)} that are free"
-    host_free = max(0, available_host_bytes * 70 // 100)
+    host_heaps = [heap.size for heap in device.heaps if not heap.device_local]
+    host_free = min(available_host_bytes * 70 // 100, max(host_heaps, default=available_host_bytes))
     if not device.is_uma and weights.experts <= host_free:
         return "host", f"{_mib(free)} are free on the device: read in place over the bus"
     raise OutOfMemoryError(

@@ -1,0 +1,110 @@
+"""Arenas: chunks within the device's caps, aligned spans that never overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from vkmoe.errors import OutOfMemoryError
+from vkmoe.gpu import _native as native
+from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement, chunk_cap, round_up
+from vkmoe.gpu.device import Device
+
+CAP = 64 << 10
+
+
+@pytest.fixture
+def capped(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """The device, as if it allocated at most CAP bytes at once; nothing larger is asked of it."""
+    limits = replace(device.info.limits, max_memory_allocation_size=CAP, max_buffer_size=4 * CAP)
+    monkeypatch.setattr(device, "info", replace(device.info, limits=limits))
+    allocate = Device.allocate
+
+    def checked(self: Device, intent: object, n_bytes: int, name: str) -> native.Buffer:
+        assert n_bytes <= CAP, f"{n_bytes} bytes asked of a device that allocates {CAP}"
+        return allocate(self, intent, n_bytes, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Device, "allocate", checked)
+    yield device
+
+
+def check_spans(spans: list[Placement], sizes: list[int]) -> None:
+    """Aligned, inside their buffer, disjoint, and addressed as their place says."""
+    taken: list[tuple[int, int]] = []
+    for span, size in zip(spans, sizes, strict=True):
+        assert span.address == span.buffer.address + span.offset
+        assert span.address % ALIGNMENT == 0
+        assert span.offset + size <= span.buffer.size
+        taken.append((span.address, span.address + size))
+    ordered = sorted(taken)
+    assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
+
+
+def test_one_chunk_holds_what_was_expected(device: Device) -> None:
+    sizes = [1, 255, 256, 257, 4096, 100_000]
+    arena = Arena(device, "device", "test", sum(round_up(size) for size in sizes))
+    check_spans([arena.place(size) for size in sizes], sizes)
+    assert len({span.buffer.address for span in [arena.place(0)]}) == 1
+    assert arena.n_bytes <= sum(round_up(size) for size in sizes) + ALIGNMENT
+    arena.close()
+
+
+def test_more_than_expected_is_placed_too(device: Device) -> None:
+    arena = Arena(device, "device", "test", 0)
+    sizes = [5000] * 4
+    check_spans([arena.place(size) for size in sizes], sizes)
+    arena.close()
+
+
+def test_chunks_keep_to_the_cap(capped: Device) -> None:
+    """Many spans, in random order of size, in many chunks, none of them too large."""
+    sizes = [int(n) for n in np.random.default_rng(1).integers(1, CAP // 3, 60)]
+    arena = Arena(capped, "device", "test", sum(round_up(size) for size in sizes))
+    spans = [arena.place(size) for size in sizes]
+    check_spans(spans, sizes)
+    assert len({span.buffer.address for span in spans}) > sum(sizes) // CAP
+    assert arena.n_bytes < 2 * sum(sizes)
+    arena.close()
+
+
+def test_the_largest_span_that_fits_is_placed(capped: Device) -> None:
+    """The cap is what a span may have; a byte more is an error that names both sizes."""
+    arena = Arena(capped, "device", "experts", 0)
+    largest = chunk_cap(capped.info)
+    assert CAP - 2 * ALIGNMENT <= largest <= CAP
+    check_spans([arena.place(largest)], [largest])
+    with pytest.raises(OutOfMemoryError, match=r"experts needs .* allocates at most") as caught:
+        arena.place(largest + 1)
+    assert "--device" in caught.value.hint
+    arena.close()
+
+
+def test_unaligned_addresses_are_rounded_up(
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some drivers give addresses that are multiples of 16 only."""
+    real = native.Buffer.address.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(native.Buffer, "address", property(lambda buffer: real(buffer) + 16))
+    sizes = [300, 256, 10]
+    arena = Arena(device, "device", "test", sum(round_up(size) for size in sizes))
+    check_spans([arena.place(size) for size in sizes], sizes)
+    arena.close()
+
+
+def test_an_arena_frees_its_chunks(device: Device) -> None:
+    before = native.live_objects()
+    arena = Arena(device, "host", "test", 1 << 20)
+    arena.place(1000)
+    assert native.live_objects() != before
+    arena.close()
+    assert native.live_objects() == before
+
+
+def test_rounding() -> None:
+    assert [round_up(n) for n in (0, 1, 256, 257)] == [0, 256, 256, 512]
+    assert round_up(17, 16) == 32
