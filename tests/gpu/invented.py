@@ -39,7 +39,7 @@ HOST_TYPES = [(1, f"{VISIBLE} {COHERENT}"), (1, f"{VISIBLE} {COHERENT} {CACHED}"
 SMALL_WINDOW = device(
     "8 GB with a 256 MiB window",
     "discrete",
-    (Heap(8 * GIB, True), Heap(16 * GIB, False), Heap(256 * MIB, True)),
+    (Heap(8 * GIB, True), Heap(32 * GIB, False), Heap(256 * MIB, True)),
     [(1, ""), (0, LOCAL), *HOST_TYPES, (2, f"{LOCAL} {VISIBLE} {COHERENT}")],
 )
 
