@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Arena
-from vkmoe.gpu.backend import Backend
+from vkmoe.gpu.backend import Backend, Recorder, Recording
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import TokenIo
@@ -36,9 +35,6 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import decide
 from vkmoe.placement.loader import Progress, load_weights
 
-if TYPE_CHECKING:
-    from vkmoe.gpu import _native
-
 __all__ = ["Engine"]
 
 LOG, CANDIDATES = 0, 1  # the outputs of a token, in the order of its readback buffer
@@ -50,7 +46,7 @@ class _Recorded:
     """A program, its recording and a running estimate of its time."""
 
     program: Program
-    recording: _native.Recording
+    recording: Recording
 
 
 class Engine:
@@ -202,7 +198,7 @@ class Engine:
         self._backend_run_once(recorder)
         return tuple(caches)
 
-    def _backend_run_once(self, recorder: _native.Recorder) -> None:
+    def _backend_run_once(self, recorder: Recorder) -> None:
         with translate_errors("clearing the KV cache"):
             self.device.native.submit(recorder.finish()).wait()
 

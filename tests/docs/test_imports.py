@@ -22,8 +22,8 @@ LAYERS = (
     ("reference",),
     ("ops", "experts", "cpu"),
     ("models",),
-    ("placement",),
-    ("engine", "generate"),
+    ("placement", "generate"),
+    ("engine",),
     ("llm", "selftest"),
     ("cli", "server"),
 )

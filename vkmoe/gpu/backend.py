@@ -7,7 +7,7 @@ programs.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.hazards import plan_barriers
@@ -17,7 +17,11 @@ from vkmoe.gpu.program import Copy, Dispatch, Program, TensorRef
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Recorder", "Recording"]
+
+# The extension's classes, for those outside this package who hold one.
+Recorder: TypeAlias = "_native.Recorder"
+Recording: TypeAlias = "_native.Recording"
 
 
 class Backend:
