@@ -51,6 +51,11 @@ EXPERT_NAMES = {
 }
 
 
+# The model knows no turns, only code: a conversation is one text that both write in turn.
+CHAT_TEMPLATE = """{{ bos_token }}{% for message in messages %}{{ message.content }}
+{% endfor %}"""
+
+
 def read_safetensors(path: Path) -> dict[str, Floats]:
     """All tensors of a bf16 or f32 safetensors file as float32."""
     raw = path.read_bytes()
@@ -164,6 +169,7 @@ def tokenizer_metadata(
         "tokenizer.ggml.bos_token_id": config["bos_token_id"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
         "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
     }
 
 
