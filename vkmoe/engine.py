@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
@@ -49,7 +49,7 @@ class _Recorded:
     recording: Recording
 
 
-class Engine:
+class Engine(Closing):
     """A model on a device. Use it as a context manager.
 
     Raises ModelFileError, UnsupportedModelError, GpuErrors. After a DeviceLostError it can only be
@@ -168,17 +168,6 @@ class Engine:
     def close(self) -> None:
         """Free everything. May be called twice."""
         self._cleanup.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ----- making -----
 

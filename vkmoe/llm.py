@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError, UsageError
@@ -55,7 +55,7 @@ class GenerationResult:
     statistics: GenerationStatistics
 
 
-class LLM:
+class LLM(Closing):
     """A language model on a Vulkan device.
 
         with LLM("model.gguf") as llm:
@@ -181,17 +181,6 @@ class LLM:
     def close(self) -> None:
         """Free the device. May be called twice."""
         self.engine.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ----- inside -----
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from vkmoe.closing import Closing
 from vkmoe.errors import (
     DeviceLostError,
     GpuError,
@@ -152,7 +152,7 @@ def _accessible(node: Path) -> bool:
     return os.access(node, os.R_OK | os.W_OK)
 
 
-class Device:
+class Device(Closing):
     """An open device. Use it as a context manager; `close()` frees everything made from it."""
 
     def __init__(self, wanted: str | None = None, validation: bool = False) -> None:
@@ -203,14 +203,3 @@ class Device:
         """Wait for submissions in flight, then free everything. May be called twice."""
         self.native.close()
         self._instance.close()
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

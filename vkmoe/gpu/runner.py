@@ -8,12 +8,12 @@ their kernels. Does not compare anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.closing import Closing
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Dispatch, Program, TensorRef
@@ -29,7 +29,7 @@ STAGING_BYTES = 1 << 20
 Words = NDArray[np.uint32]
 
 
-class Runner:
+class Runner(Closing):
     """Places arrays at device addresses, runs programs on tensors. Use it as a context manager."""
 
     def __init__(self, device: Device) -> None:
@@ -111,14 +111,3 @@ class Runner:
         recording = self._backend.record(program)
         self._recordings.append((program, recording))
         return recording
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -6,12 +6,12 @@ Owns the staging buffers. Does not decide what goes where.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.closing import Closing
 from vkmoe.gpu.device import Device, translate_errors
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Bytes = NDArray[np.uint8]
 STAGING_BYTES = 16 << 20
 
 
-class Transfer:
+class Transfer(Closing):
     """Writes to and reads from device memory. Close it (or leave its `with`) to free the
     staging.
     """
@@ -72,17 +72,6 @@ class Transfer:
         for lane in self._lanes:
             lane.close()
         self._lanes.clear()
-
-    def __enter__(self) -> Transfer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _view(self, target: _native.Buffer | _native.Tensor) -> Bytes | None:
         from vkmoe.gpu import _native

@@ -1,0 +1,27 @@
+"""One base for everything that holds device memory: a context manager that closes on exit."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Closing"]
+
+
+class Closing:
+    """`with` support for a class that has `close()`, which may be called twice."""
+
+    def close(self) -> None:
+        """Free what is held."""
+        raise AssertionError(f"{type(self).__name__} has no close()")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
