@@ -17,7 +17,8 @@ from vkmoe.gguf_file import open_gguf
 from vkmoe.quants import quantise
 from vkmoe.quants.types import TYPES
 
-__all__ = ["FOLDER", "NAMES", "Tensor", "expected", "model_path", "retyped", "rewrite"]
+__all__ = ["FOLDER", "NAMES", "Tensor", "expected", "model_path", "retyped", "rewrite",
+           "with_metadata"]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
@@ -47,7 +48,7 @@ def expected(name: str) -> dict[str, NDArray[Any]]:
 def rewrite(source: Path, target: Path, change: Change) -> Path:
     """Write `source` again as `target` after `change(metadata, tensors)` has had its way.
 
-    Whole numbers are written in 32 bits, or in 64 where they need them.
+    Numbers are written in 32 bits, or in 64 where they need them.
     """
     with open_gguf(source) as file:
         metadata: dict[str, Any] = dict(file.metadata)
@@ -93,8 +94,12 @@ def with_metadata(changes: Mapping[str, Any]) -> Change:
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
+    elif isinstance(value, int) and value < 0:
+        writer.add_int64(key, value)
     elif isinstance(value, int):
         (writer.add_uint32 if 0 <= value < 1 << 32 else writer.add_uint64)(key, value)
+    elif isinstance(value, float) and abs(value) > 1e38:
+        writer.add_float64(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, str):
