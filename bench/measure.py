@@ -35,8 +35,9 @@ __all__ = [
     "take_turns",
 ]
 
-# Where the clock runs: round a submit and its wait, on the device, or of the host thread alone.
-Mode = Literal["wall", "gpu_timestamp", "thread_time", "host_wall"]
+# The clock: round a submit and its wait, the device's own, the CPU time of the calling thread,
+# round something larger, or none at all.
+Mode = Literal["wall", "gpu_timestamp", "thread_time", "host_wall", "count"]
 MIN_REPEATS = 5
 N_RESAMPLES = 2000
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -68,8 +69,9 @@ class Row(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        n = f"n={self.value.n}"
-        return f"{self.what:<52} {self.value!s:>30} {self.unit:<7} {self.mode} {n} {self.note}"
+        note = f" ({self.note})" if self.note else ""
+        measured = f"{self.value!s:>30} {self.unit:<6} {self.mode:<13} n={self.value.n:<5}"
+        return f"{measured} {self.what}{note}"
 
 
 def summarise(values: Sequence[float]) -> Summary:

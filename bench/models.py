@@ -35,6 +35,7 @@ __all__ = [
     "add_model_options",
     "chosen_model",
     "custom_model",
+    "default_cache",
     "shape_of",
     "token_bytes",
 ]
@@ -63,7 +64,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
         type=Path,
-        default=_default_cache(),
+        default=default_cache(),
         help="where synthetic models are kept (default: a folder of yours in the temporary folder)",
     )
 
@@ -113,7 +114,8 @@ def token_bytes(path: Path) -> TokenBytes:
         return TokenBytes(trunk, used)
 
 
-def _default_cache() -> Path:
+def default_cache() -> Path:
+    """Where synthetic models are kept unless the user says otherwise."""
     user = os.getuid() if hasattr(os, "getuid") else ""
     return Path(tempfile.gettempdir()) / f"vkmoe-bench-{user}"
 

@@ -9,6 +9,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -79,7 +80,8 @@ class Worker:
     def close(self) -> None:
         """Let the worker end by itself; never in the middle of a submit."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # of a worker that has ended already
+            self._process.stdin.close()
         self._process.wait(END_SECONDS)
         self._process.stdout.close()
         self._log.close()

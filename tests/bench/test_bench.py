@@ -1,0 +1,107 @@
+"""Every benchmark runs with its smallest settings and ends with one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.transfer import PARTS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STUB = Path(__file__).resolve().parent / "stub"
+CARD = {"device", "driver", "os", "cpu", "cores", "vkmoe", "commit", "load_average", "command"}
+TINY = ["--preset", "tiny", "--layers", "1"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return ["--cache", str(tmp_path_factory.mktemp("models"))]
+
+
+def run(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"bench.{name}", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+def document(name: str, *arguments: str, **environment: str) -> dict[str, Any]:
+    """The last line of stdout; the card must be whole and name no folder of this machine."""
+    done = run(name, *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["benchmark"] == name
+    assert set(found["card"]) >= CARD | {"clocks", "link"} and str(ROOT) not in json.dumps(found)
+    return found
+
+
+def positive(rows: list[dict[str, Any]]) -> bool:
+    return bool(rows) and all(row["value"]["median"] > 0 and row["mode"] for row in rows)
+
+
+def test_transfer() -> None:
+    sizes = ["--copy-mib", "0.25,1", "--homes-gib", "0.05", "--read-mib", "0.6"]
+    counts = ["--repeats", "2", "--submits", "10", "--dispatches", "50"]
+    results = document("transfer", *sizes, *counts)["results"]
+    assert set(results) == set(PARTS)
+    for name, part in results.items():
+        # an empty recording, subtracted, may cost more than 50 dispatches on a busy machine
+        assert name == "dispatch" or positive(part["rows"]), (name, part)
+    assert results["homes"]["us_per_gib"] is not None
+    assert all(line["gb_per_s"] > 0 for line in results["copies"]["lines"].values())
+    assert results["address"]["address_over_descriptor"]["median"] > 0
+
+
+def test_transfer_refuses_a_part_that_is_not_there() -> None:
+    done = run("transfer", "nothing")
+    assert done.returncode == 2 and "submit" in done.stderr
+
+
+def test_decode_alone(cache: list[str]) -> None:
+    results = document("decode", *TINY, *cache, "--repeats", "1", "--tokens", "2")["results"]
+    assert positive(results["rows"]) and "ratio" not in results
+    assert results["bytes_per_token"] > 0
+
+
+def test_decode_beside_llama_cpp(cache: list[str]) -> None:
+    """The whole protocol, against vkmoe itself behind llama-cpp-python's names."""
+    path = os.pathsep.join([str(STUB), str(ROOT)])
+    rival = [*TINY, *cache, "--tokens", "2", "--llama-python", sys.executable]
+    results = document("decode", *rival, PYTHONPATH=path)["results"]
+    assert results["checks"]["logits_correlation"] == pytest.approx(1)
+    assert results["checks"]["same_greedy_tokens"] == 3
+    assert {name: len(values) for name, values in results["values"].items()} == {
+        "vkmoe": 5,
+        "llama.cpp": 5,
+    }
+    assert results["ratio"]["low"] <= results["ratio"]["median"] <= results["ratio"]["high"]
+
+
+def test_decode_refuses_to_compare_other_models(cache: list[str]) -> None:
+    path = os.pathsep.join([str(STUB), str(ROOT)])
+    rival = [*TINY, *cache, "--tokens", "2", "--llama-python", sys.executable]
+    done = run("decode", *rival, PYTHONPATH=path, STUB_WRONG_LOGITS="1")
+    assert done.returncode == 1 and "different models" in done.stderr
+    assert "Traceback" not in done.stderr and "ratio" not in done.stdout
+
+
+def test_decode_names_a_worker_that_fails(cache: list[str]) -> None:
+    done = run("decode", *TINY, *cache, "--llama-python", str(ROOT / "nothing"))
+    assert done.returncode == 1 and "cannot start" in done.stderr
+
+
+def test_load(cache: list[str]) -> None:
+    results = document("load", *TINY, *cache, "--repeats", "1")["results"]
+    assert positive(results["rows"]) and set(results["targets_met"]) == {"speed", "memory"}
+
+
+def test_host_time(cache: list[str]) -> None:
+    few = ["--layers", "2", "--tokens", "2", "--repeats", "2"]
+    results = document("host_time", *cache, *few)["results"]
+    assert positive(results["rows"]) and results["dispatches"] > 2 * 5
