@@ -206,7 +206,10 @@ def test_parts_of_a_step_wait_for_each_other_only_where_they_must() -> None:
         if one.label == other.label
     }
     assert waits == {
-        f"layer {index} {step}": step == "gate/up" for index in range(2) for step in ("qkv", "gate/up")
+        "layer 0 qkv": False,
+        "layer 0 gate/up": True,
+        "layer 1 qkv": False,
+        "layer 1 gate/up": True,
     }
 
 

@@ -1,0 +1,274 @@
+"""The class `LLM`: what ends a generation, options, prompts, statistics."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vkmoe
+from tests.engine.tiny import model_path, rewrite, with_metadata
+from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError, UsageError
+from vkmoe.gpu import _native as native
+from vkmoe.llm import LLM, GenerationResult, demo_model_path
+
+TINY = model_path("moe_plain")
+CONTEXT = 32
+PROMPT = [5, 6, 7, 8, 9]
+GREEDY: dict[str, Any] = {"temp": 0, "ignore_eos": True}
+CODE = "class Stack:\n    def push(self, item):\n"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(TINY, ctx_size=CONTEXT) as opened:
+        yield opened
+
+
+# ----- what ends it -----
+
+
+def test_max_tokens_is_obeyed(llm: LLM) -> None:
+    for max_tokens in (0, 1, 5):
+        result = llm.generate(PROMPT, max_tokens=max_tokens, **GREEDY)
+        assert len(result.token_ids) == max_tokens
+        assert result.finish_reason == "length"
+        assert result.statistics.n_generated_tokens == max_tokens
+    assert llm.generate(PROMPT, max_tokens=0).text == ""
+
+
+def test_a_full_context_ends_with_length(llm: LLM) -> None:
+    """The last token is chosen from a full cache; its own state need not fit."""
+    result = llm.generate(PROMPT, **GREEDY)
+    assert result.finish_reason == "length"
+    assert len(result.token_ids) == CONTEXT - len(PROMPT) + 1
+    full = [token % llm.spec.n_vocab for token in range(CONTEXT)]
+    assert len(llm.generate(full, **GREEDY).token_ids) == 1
+    assert llm.generate(PROMPT, **GREEDY).token_ids == result.token_ids
+
+
+def test_an_end_token_stops_and_is_not_part_of_the_reply(tmp_path: Path) -> None:
+    with LLM(TINY, ctx_size=CONTEXT) as llm:
+        free = llm.generate(PROMPT, max_tokens=6, **GREEDY).token_ids
+    end = next(token for token in free[1:] if token != free[0])
+    n_before = free.index(end)
+    change = with_metadata({"tokenizer.ggml.eos_token_id": end})
+    with LLM(rewrite(TINY, tmp_path / "end.gguf", change), ctx_size=CONTEXT) as llm:
+        result = llm.generate(PROMPT, max_tokens=6, temp=0)
+        assert result.finish_reason == "stop"
+        assert result.token_ids == free[:n_before]
+        ignored = llm.generate(PROMPT, max_tokens=20, temp=0, ignore_eos=True)
+        assert ignored.finish_reason == "length" and len(ignored.token_ids) == 20
+        assert end not in ignored.token_ids, "it is banned, not only overlooked"
+
+
+def test_a_stop_string_ends_the_text_before_it(demo: LLM) -> None:
+    whole = demo.generate(CODE, max_tokens=12, temp=0)
+    middle = len(whole.text) // 2
+    for stop in (whole.text[middle : middle + 3], whole.text[0], whole.text[-2:]):
+        result = demo.generate(CODE, max_tokens=12, temp=0, stop=["no such text", stop])
+        assert result.finish_reason == "stop"
+        assert result.text == whole.text[: whole.text.index(stop)]
+        assert len(result.token_ids) <= len(whole.token_ids)
+    assert demo.generate(CODE, max_tokens=12, temp=0, stop=["no such text"]) .text == whole.text
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end(demo: LLM) -> None:
+    whole = demo.generate(CODE, max_tokens=6, temp=0).text
+    pieces = list(demo.stream(CODE, max_tokens=6, temp=0, stop=[whole[-3:] + "never"]))
+    assert "".join(piece.text for piece in pieces) == whole
+    assert pieces[-1].token_id == -1 and whole.endswith(pieces[-1].text)
+
+
+def test_a_closed_stream_is_an_interrupt(llm: LLM) -> None:
+    pieces = llm.stream(PROMPT, **GREEDY)
+    first = next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    assert llm.last_statistics is not None
+    assert llm.last_statistics.finish_reason == "interrupt"
+    assert llm.last_statistics.n_generated_tokens == 1
+    assert llm.generate(PROMPT, max_tokens=1, **GREEDY).token_ids == [first.token_id]
+
+
+# ----- options -----
+
+
+def texts(llm: LLM, seeds: tuple[int, ...]) -> list[list[int]]:
+    return [llm.generate(PROMPT, max_tokens=12, seed=seed, ignore_eos=True).token_ids
+            for seed in seeds]  # fmt: skip
+
+
+def test_a_seed_decides(llm: LLM) -> None:
+    first, again, other = texts(llm, (4, 4, 5))
+    assert first == again != other
+
+
+def test_without_a_seed_one_is_drawn_and_told(llm: LLM) -> None:
+    results = [llm.generate(PROMPT, max_tokens=8, ignore_eos=True) for _ in range(2)]
+    seeds = [result.statistics.seed for result in results]
+    assert seeds[0] != seeds[1]
+    repeated = llm.generate(PROMPT, max_tokens=8, ignore_eos=True, seed=seeds[0])
+    assert repeated.token_ids == results[0].token_ids
+
+
+def test_options_by_config_and_by_keyword_agree(llm: LLM) -> None:
+    config = SamplingConfig(temp=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+    by_config = llm.generate(PROMPT, config, max_tokens=10, ignore_eos=True)
+    by_keyword = llm.generate(
+        PROMPT, temp=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=3, max_tokens=10, ignore_eos=True
+    )
+    assert by_config.token_ids == by_keyword.token_ids
+    other = llm.generate(PROMPT, config, seed=4, max_tokens=10, ignore_eos=True)
+    assert other.token_ids != by_config.token_ids, "a keyword wins"
+
+
+def test_penalties_change_the_reply(llm: LLM) -> None:
+    plain = llm.generate(PROMPT, max_tokens=16, **GREEDY).token_ids
+    presence = llm.generate(PROMPT, max_tokens=16, presence_penalty=1e9, repeat_last_n=-1, **GREEDY)
+    everything = PROMPT + presence.token_ids
+    assert len(set(everything)) == len(everything) > len(set(PROMPT + plain)), "nothing twice"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tempo": 1}, "tempo"),
+        ({"max_token": 4}, "max_token"),
+        ({"temp": -1}, "temp"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"seed": -3}, "seed"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop": [""]}, "stop string"),
+    ],
+)
+def test_wrong_options_of_a_generation_are_named(
+    llm: LLM, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        llm.generate(PROMPT, **options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"context": 64}, "context"),
+        ({"ctx_size": 0}, "ctx_size"),
+        ({"ctx_size": 129}, "129.*128"),
+        ({"kv_type": "q8"}, "q8"),
+    ],
+)
+def test_wrong_options_of_a_model_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        LLM(TINY, **options)
+    assert caught.value.hint
+
+
+def test_a_config_and_keywords_combine() -> None:
+    with LLM(TINY, EngineConfig(ctx_size=48), kv_type="f32") as llm:
+        assert llm.plan.ctx_size == llm.engine.ctx_size == 48
+        assert llm.plan.kv_type == "f32"
+        assert llm.spec.context_length == 128
+
+
+# ----- prompts -----
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ("x " * 100, f"holds {CONTEXT}"),
+        ([1] * (CONTEXT + 1), f"{CONTEXT + 1} tokens"),
+        ([5, 300], "300"),
+        ([-1], "-1"),
+        ([1 << 40], str(1 << 40)),
+    ],
+)
+def test_unusable_prompts_are_refused_before_anything_runs(
+    llm: LLM, prompt: str | list[int], words: str
+) -> None:
+    before = list(llm._in_cache)
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(PromptError, match=words) as caught:
+            call(prompt, max_tokens=1)
+        assert caught.value.hint
+    assert llm._in_cache == before
+    if not isinstance(prompt, str):
+        with pytest.raises(PromptError, match=words):
+            llm.logits(prompt)
+
+
+def test_text_and_its_tokens_are_the_same_prompt(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("the self")
+    assert llm.generate("the self", max_tokens=6, **GREEDY).token_ids == llm.generate(
+        np.array(tokens), max_tokens=6, **GREEDY  # type: ignore[arg-type]
+    ).token_ids
+
+
+# ----- statistics, closing -----
+
+
+def check_statistics(result: GenerationResult, n_prompt: int, n_tokens: int) -> None:
+    s = result.statistics
+    assert (s.n_prompt_tokens, s.n_generated_tokens) == (n_prompt, n_tokens)
+    assert 0 < s.prompt_seconds <= s.ttft_seconds < s.ttft_seconds + s.decode_seconds < 60
+    assert 0 < s.load_seconds < 120
+    assert s.prompt_rate == pytest.approx((n_prompt - s.n_reused_tokens) / s.prompt_seconds)
+    assert s.decode_rate == pytest.approx((n_tokens - 1) / s.decode_seconds)
+    assert s.finish_reason == result.finish_reason
+
+
+def test_statistics_add_up(llm: LLM) -> None:
+    llm._in_cache.clear()
+    first = llm.generate(PROMPT, max_tokens=4, **GREEDY)
+    check_statistics(first, len(PROMPT), 4)
+    assert first.statistics.n_reused_tokens == 0
+    second = llm.generate(PROMPT, max_tokens=4, **GREEDY)
+    check_statistics(second, len(PROMPT), 4)
+    assert second.statistics.n_reused_tokens == len(PROMPT) - 1
+    assert llm.last_statistics is second.statistics
+    assert llm.generate(PROMPT, max_tokens=0).statistics.decode_rate == 0
+
+
+def test_facts_of_the_demo_model(demo: LLM) -> None:
+    assert demo.path == demo_model_path()
+    assert demo.spec.architecture == "qwen3moe"
+    assert demo.spec.experts is not None and demo.spec.experts.n_used < demo.spec.experts.n_experts
+    weights = demo_model_path().stat().st_size
+    assert 0.9 * weights < sum(demo.memory.values()) < 3 * weights
+    assert demo.device_info.name
+
+
+def test_a_model_without_a_chat_template_says_so(llm: LLM) -> None:
+    with pytest.raises(UnsupportedModelError, match="no chat template") as caught:
+        _ = llm.chat_template
+    assert caught.value.hint
+
+
+def test_progress_reaches_the_end() -> None:
+    seen: list[tuple[int, int]] = []
+    with LLM(TINY, progress=lambda done, total: seen.append((done, total))):
+        totals = {total for _, total in seen}
+        done = [done for done, _ in seen]
+        assert len(totals) == 1 and done == sorted(done)
+        assert 0.9 * totals.pop() < done[-1]
+
+
+def test_leaving_the_context_frees_everything(nothing_left: None) -> None:
+    gc.collect()
+    before = native.live_objects()
+    with vkmoe.LLM(TINY, ctx_size=CONTEXT) as llm:
+        llm.generate(PROMPT, max_tokens=2)
+        assert native.live_objects() != before
+    assert native.live_objects() == before, "without the help of the garbage collector"
+    llm.close()
+    with pytest.raises(ModelFileError), LLM(TINY.parent):
+        pass
+    assert native.live_objects() == before
