@@ -202,7 +202,7 @@ class LLM(Closing):
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens or prompt == "":
+        if not tokens or (isinstance(prompt, str) and not prompt):
             raise PromptError("the prompt is empty", "give some text to continue")
         if len(tokens) > self.engine.ctx_size:
             raise PromptError(
