@@ -45,12 +45,13 @@ bool team_is_subgroup;
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
 
-// Where teams and subgroups coincide, lanes are numbered by subgroup and sums need no shared memory.
+// Where teams and subgroups coincide, lanes are numbered by subgroup and sums need no shared memory. The number of subgroups
+// tells: their size is a power of two, so that many of them fill the workgroup only if each holds one team.
 void find_team() {
     lane = gl_LocalInvocationIndex;
     team_is_subgroup = false;
 #ifdef USE_SUBGROUP
-    if (gl_SubgroupSize == TEAM_LANES && gl_NumSubgroups * TEAM_LANES == WORKGROUP_LANES) {
+    if ((TEAM_LANES & (TEAM_LANES - 1u)) == 0u && gl_NumSubgroups * TEAM_LANES == WORKGROUP_LANES) {
         lane = gl_SubgroupID * TEAM_LANES + gl_SubgroupInvocationID;
         team_is_subgroup = true;
     }

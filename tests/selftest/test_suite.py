@@ -13,6 +13,7 @@ import pytest
 
 from vkmoe.gpu import backend, kernels
 from vkmoe.gpu.device import Device
+from vkmoe.ops.tuning import choose_tuning
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.suite import Variant, compiled_variants, run_variant, runnable, tuning_of
@@ -91,6 +92,9 @@ def test_what_a_device_lacks_is_left_out(device: Device) -> None:
     names = {variant.name for variant in compiled_variants() if runnable(variant, poor)}
     assert "matvec.q4_k" in names and "matvec.q4_k+blocks" in names
     assert not {name for name in names if name.endswith(("+subgroup", "+blocks64"))}
+    narrow = replace(device.info, subgroup_size=4, features=frozenset({"int64"}))
+    assert not runnable(Variant.parse("matvec.q4_k+blocks64"), narrow)
+    assert not choose_tuning(narrow).load_64bit
 
 
 def test_tunings_select_their_variant(device: Device) -> None:

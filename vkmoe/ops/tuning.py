@@ -23,7 +23,7 @@ class Tuning:
     workgroup_size: int
     rows: int  # weight rows a workgroup works on at once
     subgroup: bool  # use the variants with subgroup arithmetic
-    load_64bit: bool = False  # blocks: load 64-bit components (needs shaderInt64)
+    load_64bit: bool = False  # blocks: 64-bit loads (needs shaderInt64); one subgroup a workgroup
     subgroup_size: int = 0  # of this device, for teams that may coincide with subgroups; 0 = none
 
     @property
@@ -49,12 +49,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     """
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
-        return Tuning(
-            "blocks",
-            8,
-            8,
-            False,
-            load_64bit="int64" in device.features,
-            subgroup_size=subgroup_size,
-        )
+        # The 64-bit variants take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
+        load_64bit = "int64" in device.features and subgroup_size >= 8
+        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size)
     return Tuning("lanes", 64, 4, device.subgroup_arithmetic, subgroup_size=subgroup_size)

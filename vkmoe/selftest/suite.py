@@ -51,9 +51,10 @@ def compiled_variants() -> list[Variant]:
 
 def runnable(variant: Variant, info: DeviceInfo) -> bool:
     """Whether a device has what a variant needs."""
-    if variant.suffix == "+subgroup":
-        return info.subgroup_arithmetic
-    return variant.suffix != "+blocks64" or "int64" in info.features
+    if variant.suffix == "+blocks64":  # its workgroups of 8 must be one subgroup
+        wide = info.subgroup_arithmetic and info.subgroup_size >= 8
+        return wide and "int64" in info.features
+    return variant.suffix != "+subgroup" or info.subgroup_arithmetic
 
 
 def run(device: str | None) -> Iterator[Case]:

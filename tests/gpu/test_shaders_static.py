@@ -1,0 +1,212 @@
+"""What every compiled shader declares and may touch, read from its SPIR-V; no device involved."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import vkmoe.engine  # noqa: F401  registers every kernel
+from tests.gpu.spirv import (
+    BINDING,
+    LOAD,
+    NON_READABLE,
+    NON_WRITABLE,
+    OFFSET,
+    PHYSICAL,
+    PUSH_CONSTANT,
+    SET,
+    STORAGE_BUFFER,
+    STORE,
+    Access,
+    Module,
+)
+from vkmoe.gpu.kernels import KERNELS, KernelSpec, spirv_folder
+from vkmoe.ops.attention import AttentionShape, choose_split
+from vkmoe.ops.tuning import Tuning
+
+NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
+SHARED_LIMIT = 16384  # the least maxComputeSharedMemorySize Vulkan allows
+SUBGROUP_SIZE, SUBGROUP_EQ_MASK = 36, 4416  # built-ins
+SHADER, INT64, SUBGROUP, SUBGROUP_ARITHMETIC, ADDRESSES = 1, 11, 61, 63, 5347  # capabilities
+WEIGHT_LOADS = {Access(LOAD, "v4u32", 16), Access(LOAD, "v2u64", 16)}
+WORD_LOAD, ENTRY_LOAD = Access(LOAD, "u32", 4), Access(LOAD, "v2u32", 8)
+DOT_FAMILIES = {"matvec", "matvec_residual", "expert_gate_up", "expert_down", "embed"}
+# Besides weights: gains (one float a row) and d of the types that are laid out in planes.
+GAIN_FAMILIES = {"matvec_residual", "expert_down", "embed"}
+PLANE_TYPES = {"q6_k", "q8_0"}
+# One word holds two halves, so a load of 4 bytes is what d takes.
+DEFAULT_TUNINGS = (
+    Tuning("blocks", 8, 8, False, subgroup_size=8),
+    Tuning("blocks", 8, 8, False, load_64bit=True, subgroup_size=8),
+    Tuning("lanes", 64, 4, False),
+    Tuning("lanes", 64, 4, True, subgroup_size=32),
+)
+
+
+@cache
+def module(name: str) -> Module:
+    return Module.parse((spirv_folder() / f"{name}.spv").read_bytes())
+
+
+def family(name: str) -> str:
+    return name.partition("+")[0].partition(".")[0]
+
+
+def weight_type(name: str) -> str:
+    return name.partition("+")[0].partition(".")[2]
+
+
+def spec(name: str) -> KernelSpec:
+    return KERNELS[family(name)]
+
+
+every_variant = pytest.mark.parametrize("name", NAMES)
+
+
+@every_variant
+def test_bindings_are_those_of_the_specification(name: str) -> None:
+    """Set 0, bindings 0 ... n-1; "r" is readonly, "w" writeonly, "rw" neither."""
+    made = module(name)
+    found = {}
+    for variable in made.variables:
+        if variable.storage != STORAGE_BUFFER:
+            continue
+        marks = made.decorations(variable.id)
+        assert marks[SET] == 0
+        flags: set[int] = set(marks)
+        members = made.members(variable.type)
+        for mark in (NON_READABLE, NON_WRITABLE):
+            if all(mark in decorations for _, _, decorations in members):
+                flags.add(mark)
+        readable, writable = NON_READABLE not in flags, NON_WRITABLE not in flags
+        found[marks[BINDING]] = "r" * readable + "w" * writable
+    assert found == {i: binding.access for i, binding in enumerate(spec(name).bindings)}
+
+
+@every_variant
+def test_push_constants_are_those_of_the_specification(name: str) -> None:
+    """Names, types and offsets, in order."""
+    made, kinds = module(name), {"u32": "u32", "f32": "f32", "v2u32": "address"}
+    blocks = [v for v in made.variables if v.storage == PUSH_CONSTANT]
+    found = [
+        (field, kinds[kind], marks[OFFSET])
+        for block in blocks
+        for field, kind, marks in made.members(block.type)
+    ]
+    wanted, offset = [], 0
+    for item in spec(name).push:
+        size = 8 if item.kind == "address" else 4
+        offset = -(-offset // size) * size
+        wanted.append((item.name, item.kind, offset))
+        offset += size
+    assert found == wanted
+    assert offset == spec(name).push_bytes <= 128
+
+
+@every_variant
+def test_specialisation_constants_are_those_of_the_specification(name: str) -> None:
+    """The same ids, and from 1 on the same names."""
+    made, constants = module(name), spec(name).constants
+    assert sorted(made.spec_ids) == list(range(len(constants)))
+    names = [made.names[made.spec_ids[i]].lower() for i in range(1, len(constants))]
+    assert names == list(constants[1:])
+
+
+@every_variant
+def test_no_subgroup_size_is_assumed(name: str) -> None:
+    """Neither the size nor the masks that depend on it are read anywhere."""
+    built_ins = module(name).built_ins
+    assert SUBGROUP_SIZE not in built_ins
+    assert not {mark for mark in built_ins if SUBGROUP_EQ_MASK <= mark <= SUBGROUP_EQ_MASK + 4}
+
+
+@every_variant
+def test_capabilities_are_those_the_name_promises(name: str) -> None:
+    """No 8- or 16-bit types, no float16; 64-bit integers and subgroups only where named."""
+    allowed = {SHADER, ADDRESSES}
+    if name.endswith("+blocks64"):
+        allowed |= {INT64}
+    if name.endswith(("+subgroup", "+blocks64")):
+        allowed |= {SUBGROUP, SUBGROUP_ARITHMETIC}
+    assert module(name).capabilities <= allowed
+
+
+@every_variant
+def test_memory_reached_by_address_is_only_read(name: str) -> None:
+    """But for the attention kernel, which appends whole 16-byte words to the KV cache."""
+    stores = {access for access in module(name).accesses if access.opcode != LOAD}
+    wanted = {Access(STORE, "v4u32", 16)} if family(name) == "attention" else set()
+    assert stores == wanted
+
+
+@every_variant
+def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
+    """Weights come 16 bytes at a time; words only for gains and for d of types in planes.
+
+    The shaders reach memory through one function per width, so a width that is not allowed here
+    occurs nowhere in the module. How often each is called is what test_bytes_loaded.py counts.
+    """
+    loads = {access for access in module(name).accesses if access.opcode == LOAD}
+    if family(name) in DOT_FAMILIES:
+        wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
+        words = family(name) in GAIN_FAMILIES - {"embed"} or weight_type(name) in PLANE_TYPES
+        assert loads == ({wide, WORD_LOAD} if words else {wide})
+    elif family(name) == "router_topk":
+        assert loads == {ENTRY_LOAD}
+    elif family(name) == "attention":
+        assert loads == {Access(LOAD, "v4u32", 16), WORD_LOAD}
+    else:
+        assert not loads
+
+
+def constants_of(name: str, tuning: Tuning) -> list[list[int]]:
+    """The specialisation constants a tuning gives a variant; several where shapes decide too."""
+    size, kind = tuning.workgroup_size, family(name)
+    if kind == "expert_gate_up":
+        return [[size, max(1, tuning.rows // 2), 0], [size, tuning.rows, 1], [size, tuning.rows, 2]]
+    if kind in DOT_FAMILIES - {"embed"}:
+        return [[size, tuning.rows]]
+    if kind == "attention_combine":
+        return [[size, 256, 128]]
+    return [[size]]
+
+
+@every_variant
+def test_shared_memory_of_the_default_tunings(name: str) -> None:
+    made, kind = module(name), family(name)
+    if kind == "attention":
+        return  # its constants follow from the model's heads: next test
+    for tuning in DEFAULT_TUNINGS:
+        suffix = name[name.index("+") :] if "+" in name else ""
+        if kind in DOT_FAMILIES - {"embed"} and suffix != tuning.dot_suffix:
+            continue
+        for constants in constants_of(name, tuning):
+            assert made.shared_bytes(constants) <= SHARED_LIMIT, (tuning, constants)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "attention"])
+@pytest.mark.parametrize("tuning", DEFAULT_TUNINGS, ids=str)
+def test_shared_memory_of_attention(name: str, tuning: Tuning) -> None:
+    """As the host counts it, and within the limit, for the shapes of real models."""
+    for n_heads, n_kv_heads, head_dim in ((32, 4, 128), (16, 16, 128), (64, 4, 64), (8, 1, 256)):
+        kv_type = "F16" if weight_type(name) == "f16" else "F32"
+        shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim, 4096, "neox", "per_head",
+                               1e-6, 1.0, kv_type)  # type: ignore[arg-type]  # fmt: skip
+        split = choose_split(shape, tuning)
+        found = module(name).shared_bytes([
+            split.workgroup_size, head_dim, n_heads, n_kv_heads, head_dim, 0, 1, split.n_splits,
+            split.team_lanes, split.step_positions, split.workgroup_heads])  # fmt: skip
+        assert found <= split.shared_bytes(shape) <= SHARED_LIMIT
+
+
+def test_the_reader_sees_what_is_there() -> None:
+    """The checks above mean something only if the reader finds stores, loads and shared memory."""
+    attention = module("attention.f16")
+    assert {access.opcode for access in attention.accesses} == {LOAD, STORE}
+    assert any(v.storage == STORAGE_BUFFER for v in attention.variables)
+    assert PHYSICAL in {item.words[1] for item in attention.types.values() if item.opcode == 32}
+    plain = module("matvec.q4_k")
+    # dot_scratch, one header of 16 bytes a block and row, reduce_scratch.
+    assert plain.shared_bytes([64, 4]) == 4 * 4 * 64 + 16 * 4 * 8 + 4 * 256
+    assert plain.shared_bytes([128, 2]) == 4 * 2 * 128 + 16 * 2 * 16 + 4 * 256
