@@ -1,0 +1,166 @@
+"""Byte accounting: how much a kernel loads by address for each weight it multiplies.
+
+The kernels run as they are, but for `address.glsl`: each of its load functions also adds the bytes
+of the load to a counter in one more binding. So what is counted is what all lanes really load, in
+either mapping, staged words and tails included; shared memory, into which the "lanes" mapping
+stages a block's scales once for all lanes, counts nothing, as it should. Caches are not counted:
+a kernel whose neighbours load the same bytes again fails here even if a cache would save it.
+
+Embedding rows are left out: one row of a matrix is read once a token, by chunks of 32 weights.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
+from vkmoe.gpu import backend
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.kernels import KERNELS, spirv_words
+from vkmoe.gpu.program import Dispatch, Program, TensorRef
+from vkmoe.gpu.runner import Runner
+from vkmoe.ops.tuning import Tuning
+from vkmoe.quants.types import TYPES
+from vkmoe.selftest.experts import DownCase, GateUpCase
+from vkmoe.selftest.matvec import MatvecCase, ResidualCase
+from vkmoe.selftest.weights import WEIGHT_TYPES
+
+SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
+COUNTER = TensorRef("bytes loaded", 2)  # [by 16-byte loads, by 4-byte loads]
+ALLOWED = 1.1  # bytes loaded for each byte of the type
+LANES, BLOCKS = Tuning("lanes", 32, 2, False), Tuning("blocks", 8, 2, False)
+
+
+def counting_address_file(binding: int) -> str:
+    """address.glsl, with counters in its three load functions."""
+    text = (SHADERS / "include" / "address.glsl").read_text()
+    buffer = f"layout(set = 0, binding = {binding}) buffer Counter {{ uint bytes_loaded[2]; }};\n"
+    for function, index, n_bytes in (
+        ("uvec4 load_words4", 0, 16), ("uint load_word", 1, 4), ("float load_float", 1, 4)
+    ):  # fmt: skip
+        count = f"atomicAdd(bytes_loaded[{index}], {n_bytes}u);"
+        text, found = re.subn(rf"{function}\(uvec2 address\) {{", rf"\g<0> {count}", text)
+        assert found >= 1, function
+    return buffer.join(re.split(r"(?=^// base \+ bytes with carry)", text, flags=re.MULTILINE))
+
+
+def counting_spirv(name: str, binding: int, folder: Path) -> bytes:
+    """The SPIR-V of a variant that counts; the include folder with counters comes first."""
+    (folder / "address.glsl").write_text(counting_address_file(binding))
+    variant = next(variant for variant in read_variants(SHADERS) if variant.name == name)
+    defines = [f"-D{key}={value}" for key, value in variant.recipe()]
+    includes = [f"-I{folder}", f"-I{SHADERS / 'include'}"]
+    out = folder / "out.spv"
+    command = [find_compiler(), "--quiet", "--target-env", TARGET_ENV, "-V", *includes, *defines]
+    subprocess.run([*command, "-o", str(out), str(SHADERS / variant.source)], check=True)
+    return out.read_bytes()
+
+
+class CountingRunner(Runner):
+    """Runs programs of one dispatch with the counter bound behind their tensors."""
+
+    counted: tuple[int, int]
+
+    def run(self, program: Program, inputs: Mapping[TensorRef, NDArray[np.generic]],
+            *outputs: TensorRef) -> tuple[NDArray[np.uint32], ...]:  # fmt: skip
+        made = Program(program.name)
+        for command in program.commands:
+            assert isinstance(command, Dispatch)
+            made.append(replace(command, tensors=(*command.tensors, COUNTER)))
+        zero = np.zeros(COUNTER.n_words, np.uint32)
+        *found, counts = super().run(made, {**inputs, COUNTER: zero}, *outputs, COUNTER)
+        self.counted = int(counts[0]), int(counts[1])
+        return tuple(found)
+
+
+@pytest.fixture
+def counting(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[CountingRunner]:
+    """A runner whose kernels count what they load."""
+
+    def counting_words(name: str) -> bytes:
+        return counting_spirv(name, n_bindings(name), tmp_path)
+
+    monkeypatch.setattr(backend, "spirv_words", counting_words)
+    with CountingRunner(device) as runner:
+        yield runner
+
+
+def n_bindings(name: str) -> int:
+    """Bindings of the shipped kernel; the counter takes the next."""
+    assert spirv_words(name), "a variant that is not shipped"
+    return len(KERNELS[name.partition("+")[0].partition(".")[0]].bindings)
+
+
+def check(runner: CountingRunner, kind: str, n_weights: int, n_gains: int = 0) -> None:
+    """All bytes within the limit; single words only for gains and, in planes, for scales d."""
+    block = TYPES[kind]
+    wide, words = runner.counted[0], runner.counted[1] - 4 * n_gains
+    type_bytes = n_weights // block.block_weights * block.block_bytes
+    assert wide + words <= ALLOWED * type_bytes, (wide, words, type_bytes)
+    n_scales = n_weights // block.block_weights if kind in ("Q6_K", "Q8_0") else 0
+    assert words == 4 * n_scales
+    assert wide >= type_bytes - 2 * n_scales, "fewer bytes than the weights have"
+
+
+@pytest.mark.parametrize("tuning", [LANES, BLOCKS], ids=["lanes", "blocks"])
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_matvec(counting: CountingRunner, tuning: Tuning, kind: str) -> None:
+    """One superblock of columns: the shortest rows, where headers weigh most."""
+    MatvecCase(tuning, ((kind, 6), (kind, 2)), 256).run(counting).verify()
+    check(counting, kind, 8 * 256)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        Tuning("lanes", 64, 4, True),
+        Tuning("lanes", 8, 1, False),
+        Tuning("lanes", 128, 2, False),
+        Tuning("blocks", 8, 8, False, load_64bit=True),
+    ],
+    ids=str,
+)
+def test_other_tunings(counting: CountingRunner, tuning: Tuning, kind: str) -> None:
+    """Several tiles a row, and rows shorter than a tile; 1792 columns are seven superblocks."""
+    MatvecCase(tuning, ((kind, 8),), 1792).run(counting).verify()
+    check(counting, kind, 8 * 1792)
+
+
+@pytest.mark.parametrize("tuning", [LANES, BLOCKS], ids=["lanes", "blocks"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "BF16"])
+def test_residual_and_experts(counting: CountingRunner, tuning: Tuning, kind: str) -> None:
+    """An expert's bytes are read once for each slot that uses it, in either direction."""
+    ResidualCase(tuning, kind, 6, 512).run(counting).verify()
+    check(counting, kind, 6 * 512, n_gains=6)
+
+
+@pytest.mark.parametrize("tuning", [LANES, BLOCKS], ids=["lanes", "blocks"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_gate_and_up(counting: CountingRunner, tuning: Tuning, kind: str) -> None:
+    GateUpCase(tuning, (kind, kind), 4, 3, 4, 256).run(counting).verify()
+    check(counting, kind, 2 * 3 * 4 * 256)
+
+
+@pytest.mark.parametrize("tuning", [LANES, BLOCKS], ids=["lanes", "blocks"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_down(counting: CountingRunner, tuning: Tuning, kind: str) -> None:
+    DownCase(tuning, kind, 4, 3, 6, 768).run(counting).verify()
+    check(counting, kind, 3 * 6 * 768, n_gains=6)
+
+
+def test_a_load_too_many_is_noticed(counting: CountingRunner) -> None:
+    """An odd number of rows makes the last workgroup read its last row twice."""
+    MatvecCase(LANES, (("Q4_K", 3),), 256).run(counting).verify()
+    with pytest.raises(AssertionError):
+        check(counting, "Q4_K", 3 * 256)
