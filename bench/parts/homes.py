@@ -80,7 +80,10 @@ def _slope(rows: list[Row], medians: dict[float, float]) -> dict[str, Any]:
     first, last = min(medians), max(medians)
     slope = 1e6 * (medians[last] - medians[first]) / (last - first)
     noise = max(abs(row.value.high - row.value.low) for row in rows) / (last - first)
-    return {"us_per_gib": slope, "noise_us_per_gib": noise, "flat": slope < FLAT_US_PER_GIB}
+    verdict = "flat" if slope < FLAT_US_PER_GIB else "not flat"
+    if max(noise, abs(slope) if slope < 0 else 0) > FLAT_US_PER_GIB:
+        verdict = "unclear: the noise is larger than the limit"
+    return {"us_per_gib": slope, "noise_us_per_gib": noise, "verdict": verdict}
 
 
 def _limit(device: Device) -> float:
