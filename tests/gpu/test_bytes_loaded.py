@@ -31,6 +31,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
 from vkmoe.selftest.experts import DownCase, GateUpCase
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
+from vkmoe.selftest.spans import Use
 from vkmoe.selftest.weights import WEIGHT_TYPES
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
@@ -148,14 +149,14 @@ def test_residual_and_experts(counting: CountingRunner, tuning: Tuning, kind: st
 @pytest.mark.parametrize("tuning", [LANES, BLOCKS], ids=["lanes", "blocks"])
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
 def test_gate_and_up(counting: CountingRunner, tuning: Tuning, kind: str) -> None:
-    GateUpCase(tuning, (kind, kind), 4, 3, 4, 256).run(counting).verify()
+    GateUpCase(tuning, (kind, kind), Use(4, 3), 4, 256).run(counting).verify()
     check(counting, kind, 2 * 3 * 4 * 256)
 
 
 @pytest.mark.parametrize("tuning", [LANES, BLOCKS], ids=["lanes", "blocks"])
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
 def test_down(counting: CountingRunner, tuning: Tuning, kind: str) -> None:
-    DownCase(tuning, kind, 4, 3, 6, 768).run(counting).verify()
+    DownCase(tuning, kind, Use(4, 3), 6, 768).run(counting).verify()
     check(counting, kind, 3 * 6 * 768, n_gains=6)
 
 

@@ -41,6 +41,7 @@ class Checks:
 
     def __init__(self) -> None:
         self.checks: list[Check] = []
+        self.n_left_out = 0  # values not compared because damaged weights decide them
 
     def close(
         self,

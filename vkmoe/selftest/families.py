@@ -19,6 +19,7 @@ from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.experts import DownCase, GateUpCase
 from vkmoe.selftest.matvec import EmbedCase, MatvecCase, ResidualCase
 from vkmoe.selftest.router import RouterCase
+from vkmoe.selftest.spans import Use
 from vkmoe.selftest.vocabulary import CandidatesCase, FinishCase
 from vkmoe.selftest.weights import WEIGHT_TYPES
 
@@ -32,6 +33,8 @@ ROUTERS = (
     RouterShape(60, 4, renormalise=False, shared=True, shared_gate=True),
     RouterShape(257, 7, gating="sigmoid", shared=True, scale=0.5),
 )
+ROUTED, FIXED = Use(6, 3), Use(6, 1, routed=False)
+ALL_USED = Use(N_SLOTS, N_SLOTS)
 POSITIONS = (0, 31, 32, 150)
 
 
@@ -116,20 +119,18 @@ def _embed(setting: Setting) -> Iterator[Measured]:
 def _expert_gate_up(setting: Setting) -> Iterator[Measured]:
     kind, tuning = setting.axis, setting.tuning
     other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
-    routed = GateUpCase(tuning, (kind, kind), 6, 3, 5, 512)
-    fixed = replace(routed, routed=False)
-    large = GateUpCase(
-        tuning, (kind, kind), N_SLOTS, N_SLOTS, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH
-    )
+    routed = GateUpCase(tuning, (kind, kind), ROUTED, 5, 512)
+    fixed = replace(routed, use=FIXED)
+    large = GateUpCase(tuning, (kind, kind), ALL_USED, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
     yield _time(setting, _compare(setting, "", routed.run, fixed.run), large.time)
     yield _compare(setting, f"with up {other}", replace(routed, types=(kind, other)).run)
 
 
 def _expert_down(setting: Setting) -> Iterator[Measured]:
     kind, tuning = setting.axis, setting.tuning
-    routed = DownCase(tuning, kind, 6, 3, 13, 512)
-    fixed = replace(routed, routed=False)
-    large = DownCase(tuning, kind, N_SLOTS, N_SLOTS, setting.rows_of(INNER, N_SLOTS), INNER)
+    routed = DownCase(tuning, kind, ROUTED, 13, 512)
+    fixed = replace(routed, use=FIXED)
+    large = DownCase(tuning, kind, ALL_USED, setting.rows_of(INNER, N_SLOTS), INNER)
     yield _time(setting, _compare(setting, "", routed.run, fixed.run), large.time)
 
 

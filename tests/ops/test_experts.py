@@ -1,0 +1,92 @@
+"""expert_gate_up and expert_down against their twins: many experts, mixed types, any slots."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
+from vkmoe.gpu.runner import Runner
+from vkmoe.ops.tuning import Tuning
+from vkmoe.quants.types import TYPES
+from vkmoe.selftest.experts import DownCase, GateUpCase
+from vkmoe.selftest.spans import Use
+from vkmoe.selftest.weights import WEIGHT_TYPES
+
+CPU_TUNING = tuning_for("+blocks", 8, 4)
+GPU_TUNING = tuning_for("", 32, 4)
+FIXED = Use(2, 1, routed=False)
+
+
+def step_of(*kinds: str) -> int:
+    """The fewest columns all the types can have."""
+    return max(256 if TYPES[kind].block_weights == 256 else 32 for kind in kinds)
+
+
+@pytest.mark.parametrize("suffix", MAPPINGS)
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_gate_and_up(runner: Runner, kind: str, suffix: str) -> None:
+    """Gate and up of one type in one dispatch, of two types in two; 1 to 8 slots."""
+    i, j = WEIGHT_TYPES.index(kind), MAPPINGS.index(suffix)
+    other = WEIGHT_TYPES[(i + 1 + j) % len(WEIGHT_TYPES)] if (i + j) % 2 else kind
+    rng = np.random.default_rng([i, j])
+    case = GateUpCase(
+        tuning_for(suffix, SIZES[(i + j) % len(SIZES)], 1 + (3 * i + j) % 4),
+        (kind, other),
+        Use(int(rng.integers(8, 20)), 1 + (i + 2 * j) % 8),
+        n_rows=int(rng.integers(1, 30)),
+        n_columns=step_of(kind, other) * int(rng.integers(1, 4)),
+        n_partials=int(rng.integers(1, 100)),
+        seed=i,
+    )
+    case.run(runner).verify()
+
+
+@pytest.mark.parametrize("suffix", MAPPINGS)
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_down(runner: Runner, kind: str, suffix: str) -> None:
+    i, j = WEIGHT_TYPES.index(kind), MAPPINGS.index(suffix)
+    rng = np.random.default_rng([i, j, 1])
+    case = DownCase(
+        tuning_for(suffix, SIZES[(i + j + 2) % len(SIZES)], 1 + (i + 3 * j) % 4),
+        kind,
+        Use(int(rng.integers(8, 20)), 1 + (3 * i + j) % 4),
+        n_rows=int(rng.integers(1, 30)),
+        n_columns=step_of(kind) * int(rng.integers(1, 4)),
+        seed=i,
+    )
+    case.run(runner).verify()
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_eight_of_128_experts(runner: Runner, tuning: Tuning) -> None:
+    """The experts that are not routed to are NaN throughout."""
+    GateUpCase(tuning, ("Q4_K", "Q4_K"), Use(128, 8), 12, 256).run(runner).verify()
+    with Runner(runner.device) as other:
+        DownCase(tuning, "Q6_K", Use(128, 8), 12, 256).run(other).verify()
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_a_fixed_expert_ignores_the_routing(runner: Runner, tuning: Tuning) -> None:
+    """A dense feed-forward: the routing is NaN patterns, the weight is 1."""
+    GateUpCase(tuning, ("Q5_K", "Q4_K"), FIXED, 9, 512).run(runner).verify()
+    with Runner(runner.device) as other:
+        DownCase(tuning, "Q4_K", FIXED, 9, 512).run(other).verify()
+
+
+def test_without_a_norm(runner: Runner) -> None:
+    GateUpCase(CPU_TUNING, ("F16", "F16"), Use(3, 2), 4, 32, n_partials=0).run(runner).verify()
+
+
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str) -> None:
+    """Row 2 of every expert is NaN; the partial sum it takes part in is NaN, no other is."""
+    tuning = CPU_TUNING if WEIGHT_TYPES.index(kind) % 2 else GPU_TUNING
+    use = Use(5, 3, damaged_row=2)
+    with np.errstate(invalid="ignore"):
+        checks = GateUpCase(tuning, (kind, kind), use, 7, 256).run(runner)
+        with Runner(runner.device) as other:
+            left = DownCase(tuning, kind, use, 9, 256).run(other)
+    checks.verify()
+    left.verify()
+    assert checks.n_left_out == 3 and left.n_left_out == 1

@@ -1,0 +1,119 @@
+"""matvec and matvec_residual against their twins: variants, shapes, tunings, damaged rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
+from vkmoe.gpu.runner import Runner
+from vkmoe.ops.tuning import Tuning
+from vkmoe.quants.types import TYPES
+from vkmoe.selftest.matvec import MatvecCase, ResidualCase
+from vkmoe.selftest.weights import WEIGHT_TYPES, Bytes, random_rows
+
+CPU_TUNING = tuning_for("+blocks", 8, 4)
+GPU_TUNING = tuning_for("", 32, 4)
+
+
+def drawn_tuning(kind: str, suffix: str) -> Tuning:
+    """Types and mappings together go through all workgroup sizes and all rows from 1 to 8."""
+    i, j = WEIGHT_TYPES.index(kind), MAPPINGS.index(suffix)
+    return tuning_for(suffix, SIZES[(i + j) % len(SIZES)], 1 + (3 * i + 2 * j) % 8)
+
+
+def drawn_columns(kind: str, rng: np.random.Generator) -> int:
+    """A few blocks, of either parity."""
+    step = 256 if TYPES[kind].block_weights == 256 else 32
+    return step * int(rng.integers(1, 2200 // step))
+
+
+@pytest.mark.parametrize("suffix", MAPPINGS)
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_random_shapes(runner: Runner, kind: str, suffix: str) -> None:
+    """Three stacked matrices of odd heights behind a fused norm."""
+    rng = np.random.default_rng([WEIGHT_TYPES.index(kind), len(suffix)])
+    heights = [int(n) for n in rng.integers(1, 24, 3)]
+    case = MatvecCase(
+        drawn_tuning(kind, suffix),
+        tuple((kind, n_rows) for n_rows in heights),
+        drawn_columns(kind, rng),
+        n_partials=int(rng.integers(1, 300)),
+        seed=int(rng.integers(1000)),
+    )
+    case.run(runner).verify()
+
+
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_residual(runner: Runner, kind: str) -> None:
+    """The mappings take turns; vkmoe/selftest runs every one of them in every type."""
+    i = WEIGHT_TYPES.index(kind)
+    suffix = MAPPINGS[i % len(MAPPINGS)]
+    tuning = tuning_for(suffix, SIZES[(i + 1) % len(SIZES)], 1 + (5 * i) % 8)
+    rng = np.random.default_rng(i)
+    ResidualCase(tuning, kind, int(rng.integers(1, 60)), drawn_columns(kind, rng), i).run(
+        runner
+    ).verify()
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "F32"])
+def test_one_block(runner: Runner, kind: str, tuning: Tuning) -> None:
+    """Most lanes have nothing to do; one row in a workgroup of several."""
+    columns = 256 if TYPES[kind].block_weights == 256 else 32
+    MatvecCase(tuning, ((kind, 1),), columns).run(runner).verify()
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_mixed_types_and_more_than_three_matrices(runner: Runner, tuning: Tuning) -> None:
+    """Several dispatches write one output, each its own part of it."""
+    segments = (("Q4_K", 5), ("Q6_K", 3), ("Q6_K", 4), ("Q6_K", 1), ("Q6_K", 7), ("F32", 2))
+    MatvecCase(tuning, segments, 512, n_partials=7).run(runner).verify()
+
+
+@pytest.mark.parametrize("workgroup_size", SIZES)
+def test_with_and_without_subgroups(runner: Runner, workgroup_size: int) -> None:
+    """Both ways to add over lanes, in workgroups of one subgroup and of many."""
+    for suffix in [suffix for suffix in MAPPINGS if suffix in ("", "+subgroup")]:
+        tuning = tuning_for(suffix, workgroup_size, 2)
+        MatvecCase(tuning, (("Q5_K", 9),), 768, n_partials=200).run(runner).verify()
+
+
+def damaged(kind: str, rows: Bytes, value: float) -> Bytes:
+    """Rows 1 and 4 of file rows [6, row_bytes] with a scale or weight that is not finite."""
+    half_at = {"Q4_K": 0, "Q5_K": 2, "Q6_K": 208, "Q8_0": 0, "F16": 6}
+    rows = rows.copy()
+    for row in (1, 4):
+        if kind in half_at:
+            at = half_at[kind]
+            rows[row, at : at + 2] = np.array([value], "<f2").view(np.uint8)
+        else:
+            bits = np.array([value], "<f4").view(np.uint8)
+            width = 4 if kind == "F32" else 2
+            rows[row, 8 : 8 + width] = bits[-width:]
+    return rows
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf], ids=["nan", "inf"])
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str, value: float) -> None:
+    """Rows of one workgroup share lanes and registers, but no value."""
+    case = MatvecCase(CPU_TUNING if value == np.inf else GPU_TUNING, ((kind, 6),), 512)
+    rows = damaged(kind, random_rows(kind, 6, 512, np.random.default_rng(3)), value)
+    with np.errstate(invalid="ignore"):
+        checks = case.run(runner, [rows])
+    checks.verify()
+    assert checks.n_left_out == 2
+
+
+def test_the_same_bits_twice_and_in_any_company(runner: Runner) -> None:
+    """A row's sum does not depend on the rows beside it, nor on the run."""
+    rows = random_rows("Q4_K", 12, 1024, np.random.default_rng(4))
+    case = MatvecCase(CPU_TUNING, (("Q4_K", 12),), 1024)
+    words = case.words(runner, [rows])
+    np.testing.assert_array_equal(words, case.words(runner, [rows]))
+    alone = replace(case, segments=(("Q4_K", 5),))
+    with Runner(runner.device) as other:
+        np.testing.assert_array_equal(alone.words(other, [rows[7:]]), words[7:])

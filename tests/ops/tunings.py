@@ -1,0 +1,39 @@
+"""The lane mappings this device can run, and the tunings that select them."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.device import choose_device, list_devices
+from vkmoe.ops.tuning import Tuning
+from vkmoe.selftest.suite import Variant, runnable
+
+__all__ = ["MAPPINGS", "SIZES", "chosen_device", "tuning_for"]
+
+SIZES = (8, 32, 64, 128)  # workgroup sizes
+
+
+@cache
+def chosen_device() -> DeviceInfo:
+    """The facts of the device that the fixture `device` opens."""
+    return choose_device(list_devices(), os.environ.get("VKMOE_DEVICE"))
+
+
+def tuning_for(suffix: str, workgroup_size: int, rows: int) -> Tuning:
+    """The tuning that selects the variants with a suffix.
+
+    The 64-bit variants take a workgroup for one subgroup, so theirs is always 8.
+    """
+    if suffix == "+blocks64":
+        return Tuning("blocks", 8, rows, False, load_64bit=True)
+    mapping = "blocks" if suffix == "+blocks" else "lanes"
+    return Tuning(mapping, workgroup_size, rows, suffix == "+subgroup")  # type: ignore[arg-type]
+
+
+MAPPINGS = [
+    suffix
+    for suffix in ("", "+subgroup", "+blocks", "+blocks64")
+    if runnable(Variant.parse(f"matvec.q4_k{suffix}"), chosen_device())
+]

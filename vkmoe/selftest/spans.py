@@ -1,0 +1,119 @@
+"""Random experts in spans on a device, and a routing that points at some of them.
+
+Whatever no kernel may look at is NaN: the gaps between the matrices of a span, the experts that no
+slot uses, and the routing of a fixed span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gpu.program import Range, TensorRef, memory_range
+from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.experts import ExpertShape, SpanMatrix
+from vkmoe.quants import device_row_bytes, to_device
+from vkmoe.selftest.weights import Bytes, decode_rows, random_rows
+
+__all__ = ["Experts", "Use"]
+
+SPAN_ALIGNMENT = 256
+POISON = 0xFF  # bytes that are NaN in every type
+
+
+@dataclass(frozen=True)
+class Use:
+    """How many experts there are and how many slots use them; not `routed`: one fixed span.
+
+    Every slot has an expert of its own if there are as many, else they are drawn. `damaged_row` is
+    a row that is NaN in every matrix of every expert.
+    """
+
+    n_experts: int
+    n_slots: int
+    routed: bool = True
+    damaged_row: int | None = None
+
+
+class Experts:
+    """`use.n_experts` random spans of gate and up [inner, width] and down [width, inner].
+
+    A type of None leaves its matrix empty.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        types: Sequence[str | None],
+        use: Use,
+        inner: int,
+        width: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self._rng, self._use = rng, use
+        self.shape = _layout(types, inner, width)
+        self.ids = self._draw_ids()
+        self.n_slots = len(self.ids)
+        self.weights = rng.uniform(-1.0, 1.0, self.n_slots).astype(np.float32)
+        spans = np.full((use.n_experts, self.shape.span_bytes), POISON, np.uint8)
+        matrices = (self.shape.gate, self.shape.up, self.shape.down)
+        self._rows = [self._fill(spans, matrix) for matrix in matrices]
+        spans[np.setdiff1d(np.arange(use.n_experts), self.ids)] = POISON
+        address = runner.place(spans)
+        self.homes: tuple[Range, ...] = (memory_range(address, spans.nbytes),)
+        self.span = 0 if use.routed else address
+        self.routing_ref = TensorRef("routing", 4 * self.n_slots)
+        self.routing = self._routing(address)
+
+    def of_slots(self, which: int) -> NDArray[np.float32]:
+        """Values of gate (0), up (1) or down (2) of every slot: [n_slots, n_rows, n_columns]."""
+        matrix = (self.shape.gate, self.shape.up, self.shape.down)[which]
+        values = decode_rows(matrix.type, self._rows[which], matrix.n_columns)
+        return values.reshape(-1, matrix.n_rows, matrix.n_columns)[self.ids]
+
+    def _draw_ids(self) -> NDArray[np.int64]:
+        n_experts, n_slots = self._use.n_experts, self._use.n_slots
+        if not self._use.routed:
+            return np.zeros(1, np.int64)
+        if n_slots == n_experts:
+            return self._rng.permutation(n_experts)
+        return self._rng.integers(0, n_experts, n_slots)
+
+    def _fill(self, spans: Bytes, matrix: SpanMatrix) -> Bytes:
+        """Write a matrix into every span; returns its file rows, expert after expert."""
+        n_experts = len(spans)
+        if not matrix.n_rows:
+            return np.zeros((0, 0), np.uint8)
+        rows = random_rows(matrix.type, n_experts * matrix.n_rows, matrix.n_columns, self._rng)
+        if self._use.damaged_row is not None:
+            rows[self._use.damaged_row :: matrix.n_rows] = POISON
+        laid_out = to_device(matrix.type, rows, matrix.n_columns).reshape(n_experts, -1)
+        spans[:, matrix.offset : matrix.offset + matrix.n_bytes] = laid_out
+        return rows
+
+    def _routing(self, address: int) -> NDArray[np.uint32]:
+        """Words of ids, weights and addresses, as router_topk leaves them."""
+        if not self._use.routed:
+            self.weights = np.ones(1, np.float32)
+            return np.full(self.routing_ref.n_words, SENTINEL, np.uint32)
+        span_bytes = np.uint64(self.shape.span_bytes)
+        addresses = np.uint64(address) + self.ids.astype(np.uint64) * span_bytes
+        parts = (self.ids.astype(np.uint32), self.weights, addresses)
+        return np.concatenate([part.view(np.uint32) for part in parts])
+
+
+def _layout(types: Sequence[str | None], inner: int, width: int) -> ExpertShape:
+    """Gate, up and down one after another, each at a multiple of SPAN_ALIGNMENT."""
+    matrices: list[SpanMatrix] = []
+    end = 0
+    shapes = ((inner, width), (inner, width), (width, inner))
+    for kind, (n_rows, n_columns) in zip(types, shapes, strict=True):
+        name = kind or "F32"
+        row_bytes = device_row_bytes(name, n_columns)
+        matrices.append(SpanMatrix(name, end, n_rows if kind else 0, n_columns, row_bytes))
+        end = -(-(end + matrices[-1].n_bytes) // SPAN_ALIGNMENT) * SPAN_ALIGNMENT
+    gate, up, down = matrices
+    return ExpertShape(gate, up, down, end)
