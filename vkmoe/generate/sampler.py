@@ -247,7 +247,10 @@ def _checked(logits: npt.NDArray[np.float32]) -> Floats:
 
 def _check_choice(top: float) -> None:
     if top == -np.inf:
-        raise VkmoeError("no token can be chosen: every logit is minus infinity")
+        raise VkmoeError(
+            "no token can be chosen: every logit is minus infinity",
+            "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
+        )
 
 
 def _bad_logits() -> VkmoeError:

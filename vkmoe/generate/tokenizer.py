@@ -75,12 +75,14 @@ class Tokenizer:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise PromptError(
-                f"the prompt is not valid Unicode text (position {error.start})"
+                f"the prompt is not valid Unicode text (position {error.start})",
+                "save it as UTF-8",
             ) from error
         absent = self._absent_bytes.intersection(raw) if self._absent_bytes else None
         if absent:
             raise PromptError(
-                f"the model's vocabulary has no token for byte 0x{min(absent):02x} of the prompt"
+                f"the model's vocabulary has no token for byte 0x{min(absent):02x} of the prompt",
+                "leave that character out: this model cannot read it",
             )
         with self._parse_lock:
             self._backend.encode_special_tokens = not parse_special
