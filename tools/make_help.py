@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
 
-import click
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from vkmoe.cli.app import root
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "help.md"
-NO_WRAP = "\b\n"  # click's mark for a paragraph whose lines stay as they are
+NO_WRAP = "\b\n"  # typer's mark for a paragraph whose lines stay as they are
 INTRODUCTION = """\
 # Commands and options
 
@@ -37,37 +37,35 @@ def paragraphs(text: str) -> Iterator[str]:
             yield paragraph + "\n"
 
 
-def default_of(option: click.Option) -> str:
+def default_of(option: TyperOption) -> str:
     """The default as a reader would type it; empty where there is none to type."""
     if option.is_flag or option.multiple or not isinstance(option.default, str | int | float):
         return ""
     return f"`{option.default}`"
 
 
-def flags_of(option: click.Option) -> str:
+def flags_of(option: TyperOption) -> str:
     """All spellings, with what they take."""
     flags = ", ".join([*option.opts, *option.secondary_opts])
     if option.is_flag:
         return f"`{flags}`"
-    if isinstance(option.type, click.Choice):
-        return f"`{flags} {' / '.join(option.type.choices)}`"
-    return f"`{flags} {option.metavar or option.type.name.removesuffix(' range').upper()}`"
+    return f"`{flags} {option.metavar}`"
 
 
-def row(option: click.Option) -> str:
+def row(option: TyperOption) -> str:
     """One line of the table of options."""
     variable = f"`{option.envvar}`" if option.envvar else ""
     meaning = (option.help or "").replace("|", "\\|")
     return f"| {flags_of(option)} | {variable} | {default_of(option)} | {meaning} |"
 
 
-def section(command: click.Command, path: str) -> Iterator[str]:
+def section(command: TyperCommand | TyperGroup, path: str) -> Iterator[str]:
     """A command's usage, text and options."""
-    arguments = [item.metavar or "" for item in command.params if isinstance(item, click.Argument)]
+    arguments = [item.metavar or "" for item in command.params if isinstance(item, TyperArgument)]
     yield f"## {path}\n"
     yield f"`{' '.join([path, *arguments, '[OPTIONS]'])}`\n"
     yield from paragraphs(command.help or "")
-    options = [item for item in command.params if isinstance(item, click.Option)]
+    options = [item for item in command.params if isinstance(item, TyperOption)]
     if options:
         header = "| option | variable | default | meaning |\n|---|---|---|---|"
         yield "\n".join([header, *(row(option) for option in options)]) + "\n"
@@ -77,6 +75,7 @@ def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION, *section(root, "vkmoe")]
     for name, command in root.commands.items():
+        assert isinstance(command, TyperCommand)
         parts.extend(section(command, f"vkmoe {name}"))
     return "\n".join(parts)
 

@@ -32,6 +32,11 @@ def test_root_help_is_a_tutorial_in_eight_lines(run: Run) -> None:
         assert any(f"vkmoe {name}" in line for line in lines), name
 
 
+def test_usage_shows_what_may_be_left_out(run: Run) -> None:
+    assert run("generate", "--help").out.startswith("Usage: vkmoe generate [OPTIONS] [MODEL] [-]\n")
+    assert run("chat", "-h").out.startswith("Usage: vkmoe chat [OPTIONS] [MODEL]\n")
+
+
 def test_without_arguments_the_help_appears(run: Run) -> None:
     done = run()
     assert done.code == 2

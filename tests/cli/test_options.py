@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import click
 import pytest
+from typer.core import TyperOption
 
 from vkmoe.cli.app import root
 from vkmoe.config import EngineConfig, SamplingConfig, environment_name
@@ -116,6 +116,6 @@ def test_malformed_variables_of_the_commands_own_options(
 def test_every_option_has_its_variable_and_its_help() -> None:
     for name, command in root.commands.items():
         for parameter in command.params:
-            if isinstance(parameter, click.Option) and parameter.name != "help":
+            if isinstance(parameter, TyperOption):
                 assert parameter.help, (name, parameter.name)
                 assert str(parameter.envvar).startswith("VKMOE_"), (name, parameter.name)

@@ -10,8 +10,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Annotated, Any, cast
 
-import click
+import typer
+from typer.core import TyperArgument, TyperCommand
 
 from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
@@ -24,24 +26,34 @@ from vkmoe.errors import VkmoeError
 __all__ = ["main", "root"]
 
 EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 130, 141
+# The parent of all errors of usage, for which typer has no public name.
+WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 
 
-def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
-        context.invoke(version)
-        context.exit()
+class Command(TyperCommand):
+    """A command whose usage line shows the metavars of its arguments as they are."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [item for item in self.params if isinstance(item, TyperArgument)]
+        return ["[OPTIONS]", *(item.metavar or "" for item in arguments)]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the versions of vkmoe, Kompute and the driver.",
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-def root() -> None:
+
+
+@app.callback(invoke_without_command=True)
+def tutorial(
+    context: typer.Context,
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the versions of vkmoe, Kompute and the driver."),
+    ] = False,
+) -> None:
     """Run quantised mixture-of-experts models (GGUF) on any Vulkan device.
 
     \b
@@ -54,10 +66,25 @@ def root() -> None:
     vkmoe selftest                            does this device compute correctly, how fast
     VKMOE_TEMP=0 vkmoe generate -p "x ="      every option is also a variable
     """
+    if show_version:
+        version()
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
 
 
-for _command in (generate, chat, info, devices, selftest, version):
-    root.add_command(_command)
+for _command, _summary in {
+    generate: "Continue a prompt.",
+    chat: "Talk with a model.",
+    info: "Describe a model file.",
+    devices: "List the Vulkan devices.",
+    selftest: "Check a device against NumPy.",
+    version: "Show versions.",
+}.items():
+    app.command(cls=Command, short_help=_summary)(_command)
+
+root = typer.main.get_group(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,22 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = root.main(arguments, prog_name="vkmoe", standalone_mode=False)
+        with root.make_context("vkmoe", words) as context:
+            root.invoke(context)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return 2
-    except click.UsageError as error:
+        return 0
+    except typer.Exit as wish:
+        sys.stdout.flush()
+        return wish.exit_code
+    except WrongUsage as error:
         command = error.ctx.command_path if error.ctx else "vkmoe"
         return _fail(error.format_message(), f"see `{command} --help`", 2)
-    except SystemExit:  # what click makes of a closed stdout, and of nothing else here
-        return EXIT_PIPE_CLOSED
-    except click.Abort:
-        return _fail("interrupted", "", EXIT_INTERRUPTED)
-    except click.ClickException as error:
-        return _fail(error.format_message(), "", error.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", "", EXIT_INTERRUPTED)
     except VkmoeError as error:
@@ -113,9 +136,9 @@ def _fail(message: str, hint: str, exit_code: int) -> int:
     sys.stdout.flush()
     if os.environ.get("VKMOE_DEBUG", "0") not in ("", "0"):
         traceback.print_exc()
-    click.echo("error: " + " ".join(message.split()), err=True)
+    typer.echo("error: " + " ".join(message.split()), err=True)
     if hint:
-        click.echo("hint: " + " ".join(hint.split()), err=True)
+        typer.echo("hint: " + " ".join(hint.split()), err=True)
     return exit_code
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
-from vkmoe.cli.generate import checked_stop, reply_options
+from vkmoe.cli.generate import reply_limits
 from vkmoe.cli.loading import note, opened
 from vkmoe.cli.options import (
+    IgnoreEos,
+    MaxTokens,
+    Model,
+    Positional,
+    Quiet,
+    Stop,
+    Verbose,
     check_output,
     config_options,
-    engine_config,
     option,
-    output_options,
-    sampling_config,
 )
 from vkmoe.cli.prompt import chosen_model, decoded
 from vkmoe.cli.statistics import statistics_lines
@@ -32,36 +36,39 @@ __all__ = ["chat"]
 RESERVED = ("messages", "add_generation_prompt", "self")
 
 
-@click.command(short_help="Talk with a model.")
-@click.argument("positional", required=False, metavar="[MODEL]")
-@option("-m", "--model", default=None, metavar="FILE", help="The model, a GGUF file.")
-@option("--system", default=None, help="The system message.")
-@option(
-    "--chat-template-kwargs",
-    default=None,
-    metavar="JSON",
-    help="Names for the chat template, such as '{\"enable_thinking\": false}' for Qwen3.",
-)
-@reply_options(max_tokens=-1)
-@config_options(SamplingConfig)
-@config_options(EngineConfig)
-@output_options
-def chat(**values: Any) -> None:
+@config_options
+def chat(
+    context: typer.Context,
+    *,
+    positional: Positional = None,
+    model: Model = None,
+    system: Annotated[str | None, option("--system", help="The system message.")] = None,
+    chat_template_kwargs: Annotated[
+        str | None,
+        option(
+            "--chat-template-kwargs",
+            metavar="JSON",
+            help="Names for the chat template, such as '{\"enable_thinking\": false}' for Qwen3.",
+        ),
+    ] = None,
+    max_tokens: MaxTokens = -1,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    sampling: SamplingConfig,
+    engine: EngineConfig,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
     """Talk with a model. /clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops a reply."""
-    engine, sampling = engine_config(values), sampling_config(values)
-    check_output(values["verbose"], values["quiet"])
-    model = chosen_model(values["positional"], values["model"])
-    names = template_names(values["chat_template_kwargs"])
-    limits = {
-        "max_tokens": None if values["max_tokens"] < 0 else values["max_tokens"],
-        "stop": checked_stop(values["stop"]),
-        "ignore_eos": values["ignore_eos"],
-    }
-    with opened(model, engine, values["verbose"], values["quiet"]) as llm:
-        talk = Conversation(llm, values["system"], names, sampling, limits)
-        if not values["quiet"]:
+    check_output(verbose, quiet)
+    chosen = chosen_model(context, positional, model)
+    names = template_names(chat_template_kwargs)
+    limits = reply_limits(max_tokens, stop, ignore_eos)
+    with opened(chosen, engine, verbose, quiet) as llm:
+        talk = Conversation(llm, system, names, sampling, limits)
+        if not quiet:
             note("/clear begins anew, /exit ends, Ctrl-C stops a reply")
-        _loop(talk, shows_statistics=values["verbose"])
+        _loop(talk, shows_statistics=verbose)
 
 
 def template_names(text: str | None) -> dict[str, Any]:
@@ -118,7 +125,7 @@ class Conversation:
         except PromptError:
             self.messages.pop()
             raise
-        click.echo()
+        typer.echo()
         self.messages.append(_message("assistant", "".join(pieces)))
 
 
@@ -156,7 +163,7 @@ def _next_message() -> str | None:
     while True:
         try:
             if not prompt:
-                click.echo("> ", nl=False, err=True)
+                typer.echo("> ", nl=False, err=True)
             return input(prompt)
         except EOFError:
             note("")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
-from vkmoe.cli.options import option
+from vkmoe.cli.options import Json, option
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["devices"]
 
 
-@click.command(short_help="List the Vulkan devices.")
-@option("--device", default=None, help="Mark this device: its index or part of its name.")
-@option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def devices(device: str | None, as_json: bool) -> None:
+def devices(
+    *,
+    device: Annotated[
+        str | None, option("--device", help="Mark this device: its index or part of its name.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """List the Vulkan devices of all drivers; an asterisk marks the one that would be used."""
     from vkmoe.errors import NoDeviceError
     from vkmoe.gpu.device import choose_device, list_devices
@@ -32,12 +35,12 @@ def devices(device: str | None, as_json: bool) -> None:
             raise
         chosen = None
     if as_json:
-        click.echo(json.dumps([_plain(item, item is chosen) for item in found], indent=2))
+        typer.echo(json.dumps([_plain(item, item is chosen) for item in found], indent=2))
         return
     for item in found:
-        click.echo(_line(item, item is chosen))
+        typer.echo(_line(item, item is chosen))
     if chosen is not None and chosen.is_cpu:
-        click.echo(
+        typer.echo(
             "no GPU found: running on the CPU"
             if all(d.is_cpu for d in found)
             else "this is a CPU device",

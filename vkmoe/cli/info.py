@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import click
+import typer
 
-from vkmoe.cli.options import config_options, engine_config, option
+from vkmoe.cli.options import Model, Positional, config_options
 from vkmoe.cli.prompt import chosen_model
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
@@ -21,11 +21,14 @@ __all__ = ["info"]
 MIB = 1 << 20
 
 
-@click.command(short_help="Describe a model file.")
-@click.argument("positional", required=False, metavar="[MODEL]")
-@option("-m", "--model", default=None, metavar="FILE", help="The model, a GGUF file.")
-@config_options(EngineConfig)
-def info(positional: str | None, model: str | None, **values: object) -> None:
+@config_options
+def info(
+    context: typer.Context,
+    *,
+    positional: Positional = None,
+    model: Model = None,
+    engine: EngineConfig,
+) -> None:
     """Show what is in a model file, and the memory plan on the chosen device.
 
     Loads nothing. Without MODEL it describes the built-in demo model.
@@ -34,16 +37,15 @@ def info(positional: str | None, model: str | None, **values: object) -> None:
     from vkmoe.llm import demo_model_path
     from vkmoe.models import read_spec
 
-    config = engine_config(values)
-    path = chosen_model(positional, model)
+    path = chosen_model(context, positional, model)
     with open_gguf(path if path is not None else demo_model_path()) as file:
         for line in _file_lines(file):
-            click.echo(line)
+            typer.echo(line)
         spec = read_spec(file)
         for line in [*_spec_lines(spec), *_tokenizer_lines(file)]:
-            click.echo(line)
-        for line in _plan_lines(file, spec, config):
-            click.echo(line)
+            typer.echo(line)
+        for line in _plan_lines(file, spec, engine):
+            typer.echo(line)
 
 
 def _file_lines(file: GgufFile) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-import click
+import typer
 
 from vkmoe.config import EngineConfig
 
@@ -62,4 +62,4 @@ def _describe(llm: LLM) -> None:
 def note(text: str) -> None:
     """One line on stderr, which never mixes with the text on stdout."""
     sys.stdout.flush()
-    click.echo(text, err=True)
+    typer.echo(text, err=True)

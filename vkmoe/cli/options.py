@@ -1,4 +1,4 @@
-"""Command-line options: those of the config dataclasses, and the few every command shares.
+"""Command-line options: those of the config dataclasses, and the few that commands share.
 
 Every option is also an environment variable, `VKMOE_` and its name. An empty variable counts as not
 set; a malformed one is a usage error that names the variable and the flag.
@@ -7,94 +7,161 @@ set; a malformed one is a usage error that names the variable and the flag.
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
+import inspect
+import os
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from inspect import Parameter
+from typing import Annotated, Any
 
-import click
+import typer
 
-from vkmoe.config import EngineConfig, SamplingConfig, environment_name
+from vkmoe.cli.values import placeholder, reader
+from vkmoe.config import environment_name
 from vkmoe.errors import UsageError
 
 __all__ = [
-    "Function",
-    "Lines",
+    "IgnoreEos",
+    "Json",
+    "MaxTokens",
+    "Model",
+    "Positional",
+    "Quiet",
+    "Stop",
+    "Verbose",
     "check_output",
     "config_options",
-    "engine_config",
     "option",
-    "output_options",
-    "sampling_config",
+    "typed",
 ]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+
+def option(
+    *flags: str,
+    help: str,
+    kind: Any = str,
+    metavar: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    callback: Callable[..., Any] | None = None,
+) -> Any:
+    """`typer.Option` for use in `Annotated`, with the variable named after the long flag.
+
+    `kind` is the type of the value: str, bool, int, float or a Literal; bounds are inclusive.
+    """
+    return typer.Option(
+        *flags,
+        help=help,
+        envvar=environment_name(_long(flags)),
+        metavar=metavar or placeholder(kind),
+        parser=reader(kind, minimum, maximum),
+        callback=callback,
+    )
 
 
-class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since 8.2
-    """A finite number within inclusive bounds."""
-
-    name = "number"
-
-    def __init__(self, minimum: float | None, maximum: float | None) -> None:
-        self._minimum = -math.inf if minimum is None else minimum
-        self._maximum = math.inf if maximum is None else maximum
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            result = float(value)
-        except ValueError:
-            result = math.nan
-        if not math.isfinite(result):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        if not self._minimum <= result <= self._maximum:
-            upper = "" if self._maximum == math.inf else f" and at most {self._maximum:g}"
-            self.fail(f"{value!r} is not at least {self._minimum:g}{upper}.", param, ctx)
-        return result
+def _long(flags: tuple[str, ...]) -> str:
+    """`("-c", "--ctx-size")` -> `ctx_size`."""
+    return next(flag for flag in flags if flag.startswith("--"))[2:].replace("-", "_")
 
 
-class Lines(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Text; an environment variable may hold several, one per line."""
-
-    name = "text"
-    envvar_list_splitter = "\n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(value)
+def typed(context: typer.Context, name: str) -> bool:
+    """Whether a parameter of the command was given on the command line, not by its variable."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
-def option(*flags: str, name: str | None = None, **more: Any) -> Callable[[Function], Function]:
-    """`click.option` with its environment variable, named after the long flag or `name`."""
-    named = name or next(flag for flag in flags if flag.startswith("--"))[2:].replace("-", "_")
-    more.setdefault("envvar", environment_name(named))
-    return click.option(*flags, show_envvar=True, **more)
+def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
+    """Those typed, or the lines of the variable, which typer would split at every blank."""
+    if not typed(context, "stop"):
+        variable = os.environ.get(environment_name("stop"))
+        stop = variable.split("\n") if variable else []
+    if not all(stop):
+        raise UsageError("--stop is empty", "leave it out for no stop string")
+    return stop
 
 
-def config_options(config: type[Any]) -> Callable[[Function], Function]:
-    """Decorate a command with one option for each field of a config dataclass."""
+# Hidden from the list of options, where typer would show its type; the usage line has its metavar.
+Positional = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
+Model = Annotated[
+    str | None, option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
+]
+MaxTokens = Annotated[
+    int,
+    option(
+        "-n",
+        "--max-tokens",
+        kind=int,
+        minimum=-1,
+        help="Most tokens of a reply; -1: until the context is full.",
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    option(
+        "--stop",
+        callback=_stop_strings,
+        help="End the reply before this text; repeatable (in the variable: one per line).",
+    ),
+]
+IgnoreEos = Annotated[
+    bool, option("--ignore-eos", kind=bool, help="Never choose the tokens that end a reply.")
+]
+Json = Annotated[bool, option("--json", kind=bool, help="Print one JSON document.")]
+Verbose = Annotated[
+    bool, option("-v", "--verbose", kind=bool, help="Print device, memory plan and more.")
+]
+Quiet = Annotated[
+    bool, option("-q", "--quiet", kind=bool, help="Print errors and the result only.")
+]
+
+
+def check_output(verbose: bool, quiet: bool) -> None:
+    """Raises UsageError when both were asked for."""
+    if verbose and quiet:
+        raise UsageError("--verbose and --quiet contradict each other", "give one of them")
+
+
+def config_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command: each parameter that is a config dataclass becomes its fields' options.
+
+    `def f(*, sampling: SamplingConfig)` is shown to typer as `f(*, temp: float, top_k: int, ...)`
+    and called with the config made of their values.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    configs: dict[str, type[Any]] = {
+        item.name: item.annotation
+        for item in signature.parameters.values()
+        if isinstance(item.annotation, type) and dataclasses.is_dataclass(item.annotation)
+    }
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, config in configs.items():
+            names = [item.name for item in dataclasses.fields(config)]
+            values[name] = config(**{field_name: values.pop(field_name) for field_name in names})
+        function(**values)
+
+    parameters: list[Parameter] = []
+    for item in signature.parameters.values():
+        parameters.extend(_fields(configs[item.name]) if item.name in configs else [item])
+    keywords = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in parameters]
+    command.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
+    return command
+
+
+def _fields(config: type[Any]) -> Iterator[Parameter]:
+    """One parameter of a command for each field of a config dataclass."""
     hints = typing.get_type_hints(config)
-
-    def decorate(function: Function) -> Function:
-        for item in reversed(dataclasses.fields(config)):
-            function = _config_option(item, hints[item.name])(function)
-        return function
-
-    return decorate
-
-
-def _config_option(item: dataclasses.Field[Any], hint: Any) -> Callable[[Function], Function]:
-    flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
-    kind = _plain_type(hint)
-    more: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
-    if kind is bool:
-        more["is_flag"] = True
-    else:
-        more["type"] = _click_type(kind, item.metadata["minimum"], item.metadata["maximum"])
-        more["show_default"] = item.default is not None
-    return option(*flags, item.name, name=item.name, **more)
+    for item in dataclasses.fields(config):
+        flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
+        more = {name: item.metadata[name] for name in ("help", "minimum", "maximum")}
+        hint = hints[item.name]
+        annotation = Annotated[hint, option(*flags, kind=_plain_type(hint), **more)]  # type: ignore[valid-type,unused-ignore]
+        yield Parameter(
+            item.name, Parameter.KEYWORD_ONLY, default=item.default, annotation=annotation
+        )
 
 
 def _plain_type(hint: Any) -> Any:
@@ -102,45 +169,3 @@ def _plain_type(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint
-
-
-def _click_type(kind: Any, minimum: float | None, maximum: float | None) -> click.ParamType[Any]:
-    if typing.get_origin(kind) is typing.Literal:
-        return click.Choice([str(choice) for choice in typing.get_args(kind)])
-    if kind is int:
-        low = None if minimum is None else int(minimum)
-        return click.IntRange(min=low, max=None if maximum is None else int(maximum))
-    if kind is float:
-        return Number(minimum, maximum)
-    assert kind is str, f"no command-line form for {kind}"
-    return click.STRING
-
-
-def engine_config(values: dict[str, Any]) -> EngineConfig:
-    """The EngineConfig of a command's values, which are taken out of `values`."""
-    return EngineConfig(**_taken(EngineConfig, values))
-
-
-def sampling_config(values: dict[str, Any]) -> SamplingConfig:
-    """The SamplingConfig of a command's values, which are taken out of `values`."""
-    return SamplingConfig(**_taken(SamplingConfig, values))
-
-
-def _taken(config: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    return {item.name: values.pop(item.name) for item in dataclasses.fields(config)}
-
-
-def output_options(function: Function) -> Function:
-    """Decorate a command with -v and -q; `check_output` refuses both."""
-    function = option("-q", "--quiet", is_flag=True, help="Print errors and the result only.")(
-        function
-    )
-    return option("-v", "--verbose", is_flag=True, help="Print device, memory plan and more.")(
-        function
-    )
-
-
-def check_output(verbose: bool, quiet: bool) -> None:
-    """Raises UsageError when both were asked for."""
-    if verbose and quiet:
-        raise UsageError("--verbose and --quiet contradict each other", "give one of them")

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-from click.core import ParameterSource
+import typer
 
+from vkmoe.cli.options import typed
 from vkmoe.errors import PromptError, UsageError
 
 __all__ = ["chosen_model", "decoded", "prompt_source", "read_prompt", "split_words"]
@@ -31,29 +31,27 @@ def split_words(words: Sequence[str]) -> tuple[str | None, bool]:
     return (models[0] if models else None), STDIN in words
 
 
-def typed(name: str) -> bool:
-    """Whether an option of the current command was given on the command line."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.COMMANDLINE
-
-
-def chosen_model(positional: str | None, option_value: str | None) -> str | None:
+def chosen_model(
+    context: typer.Context, positional: str | None, option_value: str | None
+) -> str | None:
     """MODEL or -m; None for the demo model. Raises UsageError for two of them."""
-    if positional is not None and option_value is not None and typed("model"):
+    if positional is not None and option_value is not None and typed(context, "model"):
         raise UsageError(
             f"two models given: {positional} and -m {option_value}", "name the model once"
         )
     return positional if positional is not None else option_value
 
 
-def prompt_source(text: str | None, file: str | None, stdin: bool) -> tuple[str, str]:
+def prompt_source(
+    context: typer.Context, text: str | None, file: str | None, stdin: bool
+) -> tuple[str, str]:
     """Which source: ("text", TEXT), ("file", PATH) or ("stdin", "-").
 
     Raises UsageError unless there is exactly one.
     """
     given = {"text": text, "file": file, "stdin": STDIN if stdin else None}
     sources = [(kind, value) for kind, value in given.items() if value is not None]
-    on_line = [source for source in sources if source[0] == "stdin" or typed(_OPTION[source[0]])]
+    on_line = [item for item in sources if item[0] == "stdin" or typed(context, _OPTION[item[0]])]
     sources = on_line or sources
     if len(sources) != 1:
         problem = "no prompt" if not sources else "more than one prompt"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+import typer
 
 from vkmoe.cli.loading import note
-from vkmoe.cli.options import option
+from vkmoe.cli.options import Json, option
 from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["selftest"]
 
 
-@click.command(short_help="Check a device against NumPy.")
-@option("--device", default=None, help="Vulkan device: its index or part of its name.")
-@option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def selftest(device: str | None, as_json: bool) -> None:
+def selftest(
+    *,
+    device: Annotated[
+        str | None, option("--device", help="Vulkan device: its index or part of its name.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Run every kernel variant against its NumPy twin on a device: error and GB/s.
 
     Exits with 1 when a kernel's error is above its limit.
@@ -34,10 +37,10 @@ def selftest(device: str | None, as_json: bool) -> None:
     for case in run(device):
         cases.append(case)
         if not as_json:
-            click.echo(_line(case))
+            typer.echo(_line(case))
     if as_json:
         document = {"device": chosen.name, "cases": [_plain(case) for case in cases]}
-        click.echo(json.dumps(document, indent=2))
+        typer.echo(json.dumps(document, indent=2))
     wrong = [case.name for case in cases if not case.ok]
     if wrong:
         raise VkmoeError(
