@@ -45,32 +45,26 @@ def test_real_vocabularies_token_for_token(shared: Path, name: str) -> None:
 
 
 _OPEN = """
-import resource, sys, time
+import sys
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
-before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+def peak():
+    return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])
+before = peak()
 with open_gguf(sys.argv[1]) as file:
     tokenizer = Tokenizer.from_metadata(file.metadata)
 assert tokenizer.n_vocab == 151936
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(time.process_time() - start, (after - before) / 1024)
+print((peak() - before) / 1024)
 """
 
 
 @pytest.mark.shared
-def test_the_large_vocabulary_opens_fast_and_lean(shared: Path) -> None:
+def test_the_large_vocabulary_opens_in_little_memory(shared: Path) -> None:
+    """Its speed is measured by bench/vocabulary.py."""
     path = shared / "vocab" / "ggml-vocab-qwen2.gguf"
-    best_seconds, best_mebibytes = 9.0, 999.0
-    for _ in range(3):  # the machine may be busy with other things
-        run = subprocess.run(
-            [sys.executable, "-c", _OPEN, str(path)], capture_output=True, text=True, check=True
-        )
-        seconds, mebibytes = map(float, run.stdout.split())
-        best_seconds, best_mebibytes = min(best_seconds, seconds), min(best_mebibytes, mebibytes)
-        if best_seconds < 1.0:
-            break
-    assert best_seconds < 1.0
-    assert best_mebibytes < 100
+    command = [sys.executable, "-c", _OPEN, str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 100  # MiB
 
 
 def test_words_merge_and_spaces_count() -> None:

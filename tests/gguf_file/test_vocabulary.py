@@ -1,4 +1,7 @@
-"""A vocabulary of 152k tokens with merges: opened and handed over in a second and 100 MB."""
+"""A vocabulary of 152k tokens with merges: opened and handed over in less than 100 MB.
+
+Its speed is measured by bench/vocabulary.py.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,20 @@ from tools.make_synthetic_model import PRESETS, model_metadata
 from vkmoe.gguf_file import open_gguf
 from vkmoe.gguf_file.writing import write_gguf
 
-# In a process of its own, so that the peak is this file's and nothing else's.
+# In a process of its own, so that the peak is this file's and nothing else's. VmHWM, because
+# getrusage's peak survives exec and would be the test runner's.
 MEASURE = """
-import resource, sys, time
+import sys
 from vkmoe.gguf_file import open_gguf
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start = time.process_time()
+def peak():
+    return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])
+before = peak()
 with open_gguf(sys.argv[1]) as file:
     tokens = file.strings("tokenizer.ggml.tokens")
     merges = file.strings("tokenizer.ggml.merges")
     kinds = file.numbers("tokenizer.ggml.token_type")
-seconds = time.process_time() - start
-added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(len(tokens), len(merges), len(kinds), seconds, added / 1024)
+added = peak() - before
+print(len(tokens), len(merges), len(kinds), added / 1024)
 """
 
 
@@ -36,25 +40,23 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def measured(path: Path) -> tuple[list[int], float, float]:
-    """([tokens, merges, kinds], processor seconds, MB added to the peak)."""
+def measured(path: Path) -> tuple[list[int], float]:
+    """([tokens, merges, kinds], MB added to the peak)."""
     command = [sys.executable, "-c", MEASURE, str(path)]
     words = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    return [int(word) for word in words[:3]], float(words[3]), float(words[4])
+    return [int(word) for word in words[:3]], float(words[3])
 
 
 def test_opening_a_large_vocabulary(synthetic: Path) -> None:
-    counts, seconds, added = measured(synthetic)
+    counts, added = measured(synthetic)
     assert counts == [151936, 151936 - 257, 151936]
-    assert seconds < 1
     assert added < 100
 
 
 @pytest.mark.shared
 def test_opening_a_real_large_vocabulary(shared: Path) -> None:
-    counts, seconds, added = measured(shared / "vocab" / "ggml-vocab-qwen2.gguf")
+    counts, added = measured(shared / "vocab" / "ggml-vocab-qwen2.gguf")
     assert counts == [151936, 151387, 151936]
-    assert seconds < 1
     assert added < 100
 
 
