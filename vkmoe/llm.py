@@ -25,6 +25,9 @@ from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.chat_template import ChatTemplate
 from vkmoe.generate.loop import FinishReason, Generation, GenerationStatistics, Piece
 from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.gguf_file import open_gguf
+from vkmoe.models import read_spec
+from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.loader import Progress
 
 __all__ = [
@@ -77,12 +80,8 @@ class LLM(Closing):
         started = time.perf_counter()
         config = _with_options(config or EngineConfig(), options)
         self.path = Path(model) if model is not None else demo_model_path()
+        self.tokenizer = _read_tokenizer(self.path)  # first: weights may take minutes to load
         self.engine = Engine(self.path, config, progress)
-        try:
-            self.tokenizer = self._read_tokenizer()
-        except BaseException:
-            self.engine.close()
-            raise
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
         self._in_cache: list[int] = []  # tokens whose keys and values are in the KV cache
@@ -184,21 +183,6 @@ class LLM(Closing):
 
     # ----- inside -----
 
-    def _read_tokenizer(self) -> Tokenizer:
-        """The file's tokenizer, which knows no tokens that the model does not have."""
-        hint = "the file was converted wrongly or is damaged"
-        try:
-            tokenizer = Tokenizer.from_metadata(self.engine.file.metadata)
-        except (ModelFileError, UnsupportedModelError) as error:
-            raise type(error)(f"{self.path}: {error}", error.hint or hint) from error
-        if tokenizer.n_vocab > self.spec.n_vocab:
-            raise ModelFileError(
-                f"{self.path}: the tokenizer has {tokenizer.n_vocab} tokens, the model "
-                f"{self.spec.n_vocab}",
-                hint,
-            )
-        return tokenizer
-
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -219,6 +203,23 @@ class LLM(Closing):
 
     def _note_statistics(self, generation: Generation) -> None:
         self.last_statistics = generation.statistics(self.load_seconds)
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a file vkmoe can run, which knows no tokens that the model does not have."""
+    hint = "the file was converted wrongly or is damaged"
+    with open_gguf(path) as file:
+        spec = read_spec(file)
+        read_tensors(file, spec)  # what the model lacks is said before what its tokenizer lacks
+        try:
+            tokenizer = Tokenizer.from_metadata(file.metadata)
+        except (ModelFileError, UnsupportedModelError) as error:
+            raise type(error)(f"{path}: {error}", error.hint or hint) from error
+    if tokenizer.n_vocab > spec.n_vocab:
+        raise ModelFileError(
+            f"{path}: the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}", hint
+        )
+    return tokenizer
 
 
 def _with_options(config: Config, options: dict[str, Any]) -> Config:
