@@ -1,18 +1,21 @@
 """What the user asked: every option, its default, its flags and its one-line help.
 
-The command line and the `VKMOE_*` environment variables are generated from these dataclasses;
-nothing
-here looks at a file or a device, and nobody writes back into a config.
+The command line and the `VKMOE_*` environment variables are generated from these dataclasses.
+Nothing here looks at a file or a device, and nobody writes back into a config.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 from vkmoe.errors import UsageError
 
 __all__ = ["EngineConfig", "SamplingConfig", "check_fields", "environment_name", "option"]
+
+FLOAT_MAX = sys.float_info.max
 
 
 def option(
@@ -117,19 +120,31 @@ class SamplingConfig:
 
 
 def check_fields(config: Any) -> None:
-    """Check ranges and choices of a config made in Python; raises UsageError naming the option."""
+    """Check a config made in Python: numbers, their ranges, choices.
+
+    Numbers must be finite, and of type int where the field is. Raises UsageError naming the field.
+    """
+    hints = get_type_hints(type(config))
     for item in fields(config):
-        _check_range(item, getattr(config, item.name))
+        value, kinds = getattr(config, item.name), get_args(hints[item.name]) or (hints[item.name],)
+        if value is None and NoneType in kinds:
+            continue
+        if int in kinds or float in kinds:
+            _check_number(item.name, value, whole=int in kinds)
+            _check_range(item, value)
     if isinstance(config, EngineConfig) and config.kv_type not in ("f16", "f32"):
         raise UsageError(f"kv_type is {config.kv_type!r}", "use f16 or f32")
 
 
-def _check_range(item: Field[Any], value: Any) -> None:
+def _check_number(name: str, value: Any, whole: bool) -> None:
+    sound = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not sound or not (whole or abs(value) <= FLOAT_MAX):  # false for nan and infinity too
+        noun = "a whole number" if whole else "a finite number"
+        raise UsageError(f"{name} is {value!r}, not {noun}", "see --help for its meaning")
+
+
+def _check_range(item: Field[Any], value: float) -> None:
     low, high = item.metadata.get("minimum"), item.metadata.get("maximum")
-    if value is None or (low is None and high is None):
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise UsageError(f"{item.name} is {value!r}, not a number", "see --help for its meaning")
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
         raise UsageError(f"{item.name} is {value}, must be {bounds}", "see --help for its meaning")
