@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Literal
 
 import numpy as np
@@ -114,3 +115,15 @@ def test_yarn_keeps_fast_pairs_and_slows_slow_ones() -> None:
     np.testing.assert_allclose(ratio[:11], 1, rtol=1e-5)
     np.testing.assert_allclose(ratio[23:], 1 / 8, rtol=1e-3)
     assert (np.diff(ratio[10:24]) < 0).all()
+
+
+def test_a_long_table_holds_no_second_one() -> None:
+    """Computing the 32 MiB of 65536 positions takes a few MiB more, not float64 copies of all."""
+    tracemalloc.start()
+    try:
+        table = rope_table(RopeSpec(128, base=1e6), 65536)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert table.nbytes == 32 << 20
+    assert peak_bytes < table.nbytes + (16 << 20)

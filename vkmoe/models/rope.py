@@ -14,13 +14,19 @@ from vkmoe.facts import RopeSpec
 
 __all__ = ["rope_table"]
 
+SLICE_POSITIONS = 4096  # float64 is held for so many only: a long context has a large table
+
 
 def rope_table(rope: RopeSpec, n_positions: int) -> NDArray[np.float32]:
     """(cos, sin) of each pair at each position: float32 [n_positions, dim / 2, 2]."""
     frequencies, magnitude = _frequencies(rope)
-    angles = np.arange(n_positions, dtype=np.float64)[:, None] * frequencies
-    table = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * magnitude
-    return table.astype(np.float32)
+    table = np.empty((n_positions, len(frequencies), 2), np.float32)
+    for start in range(0, n_positions, SLICE_POSITIONS):
+        rows = table[start : start + SLICE_POSITIONS]
+        angles = np.arange(start, start + len(rows), dtype=np.float64)[:, None] * frequencies
+        rows[..., 0] = np.cos(angles) * magnitude
+        rows[..., 1] = np.sin(angles) * magnitude
+    return table
 
 
 def _frequencies(rope: RopeSpec) -> tuple[NDArray[np.float64], float]:
