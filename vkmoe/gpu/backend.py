@@ -6,13 +6,15 @@ programs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import spirv_words
-from vkmoe.gpu.program import Copy, Dispatch, Program, TensorRef
+from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -22,6 +24,8 @@ __all__ = ["Backend", "Recorder", "Recording"]
 # The extension's classes, for those outside this package who hold one.
 Recorder: TypeAlias = "_native.Recorder"
 Recording: TypeAlias = "_native.Recording"
+
+N_COMPILERS = 4  # threads
 
 
 class Backend:
@@ -62,6 +66,7 @@ class Backend:
         device without timestamps raises ValueError.
         """
         planned = plan_barriers(program.commands) if barriers is None else barriers
+        self._compile(program.commands)
         with translate_errors(f"recording {program.name}"):
             recorder = self.device.native.recorder(n_timestamps=2 if timed else 0)
             if timed:
@@ -72,7 +77,8 @@ class Backend:
                 if isinstance(command, Copy):
                     self._record_copy(recorder, command)
                 else:
-                    recorder.dispatch(self._kernel(command), command.groups, command.push)
+                    kernel = self._kernels[_kernel_key(command)]
+                    recorder.dispatch(kernel, command.groups, command.push)
             if timed:
                 recorder.timestamp(1)
             return recorder.finish()
@@ -102,19 +108,33 @@ class Backend:
     def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
         return self._buffers[name] if name in self._buffers else self._tensors[name]
 
-    def _kernel(self, command: Dispatch) -> _native.Kernel:
-        names = tuple(tensor.name for tensor in command.tensors)
-        key = (command.variant, command.constants, names, len(command.push))
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            tensors = [self.tensor(ref) for ref in command.tensors]
-            with translate_errors(f"compiling {command.variant}"):
-                kernel = self.device.native.kernel(
-                    spirv_words(command.variant),
-                    tensors,
-                    list(command.constants),
-                    len(command.push),
-                    command.variant,
-                )
-            self._kernels[key] = kernel
-        return kernel
+    def _compile(self, commands: Sequence[Command]) -> None:
+        """Compile the kernels that are not there yet, several at a time: drivers take long."""
+        missing = {_kernel_key(c): c for c in commands if isinstance(c, Dispatch)}
+        todo = [command for key, command in missing.items() if key not in self._kernels]
+        if not todo:
+            return
+        for command in todo:
+            for ref in command.tensors:
+                self.tensor(ref)
+        with ThreadPoolExecutor(N_COMPILERS, "compile") as pool:
+            jobs = [(command, pool.submit(self._make_kernel, command)) for command in todo]
+            for command, job in jobs:
+                self._kernels[_kernel_key(command)] = job.result()
+
+    def _make_kernel(self, command: Dispatch) -> _native.Kernel:
+        tensors = [self.tensor(ref) for ref in command.tensors]
+        with translate_errors(f"compiling {command.variant}"):
+            return self.device.native.kernel(
+                spirv_words(command.variant),
+                tensors,
+                list(command.constants),
+                len(command.push),
+                command.variant,
+            )
+
+
+def _kernel_key(command: Dispatch) -> tuple[object, ...]:
+    """What makes two dispatches use the same kernel object."""
+    names = tuple(tensor.name for tensor in command.tensors)
+    return (command.variant, command.constants, names, len(command.push))
