@@ -83,6 +83,16 @@ def test_a_shorter_context_and_what_was_there_before_do_not_matter(mixed: Path) 
         assert_same_bits(rows(engine, TOKENS[:8]), wanted)
 
 
+def test_the_size_of_the_context_does_not_matter(mixed: Path, tuning: Tuning | None) -> None:
+    """At positions of several splits, in a context that they fill and in a larger one."""
+    tokens = (TOKENS * 8)[:80]
+    found = []
+    for ctx_size in (80, 128):
+        with Engine(mixed, replace(CONFIG, ctx_size=ctx_size), tuning=tuning) as engine:
+            found.append(rows(engine, tokens))
+    assert_same_bits(*found)
+
+
 @pytest.fixture
 def experts_in_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(*arguments: Any) -> MemoryPlan:

@@ -133,6 +133,13 @@ def test_split_borders() -> None:
             assert length == 32 or (length - 32) * n_splits <= position
 
 
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_the_context_has_no_say_in_the_split(tuning: Tuning) -> None:
+    """Splits are sums of their own: a larger cache must not cut the same positions otherwise."""
+    splits = {choose_split(qwen3_shape(context=n), tuning) for n in (1, 33, 100, 4096, 1 << 17)}
+    assert len(splits) == 1
+
+
 def test_choices_fit_in_shared_memory() -> None:
     for head_dim in range(32, 257, 32):
         for group in (1, 2, 4, 5, 8, 12, 16):

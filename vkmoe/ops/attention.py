@@ -16,19 +16,23 @@ from vkmoe.ops.tuning import Tuning
 __all__ = ["AttentionShape", "AttentionSplit", "KvCache", "attention", "choose_split"]
 
 ATTENTION = kernel(
-    "attention", "r:qkv r:params w:partials",
+    "attention",
+    "r:qkv r:params w:partials",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
     "u32:context f32:eps f32:scale",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
-    "team_lanes step_positions workgroup_heads")
+    "team_lanes step_positions workgroup_heads",
+)
 ATTENTION_COMBINE = kernel(
-    "attention_combine", "r:partials r:params w:out", "u32:context",
-    "workgroup_size head_dim n_splits")
+    "attention_combine",
+    "r:partials r:params w:out",
+    "u32:context",
+    "workgroup_size head_dim n_splits",
+)
 
 ROPE_STYLES = {"neox": 0, "normal": 1}
 NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
 UNIT_DIMS = 8  # dims a lane loads at once
-SPLIT_STEP = 32  # attention_split.glsl
 MAX_SPLITS = 128  # attention_combine.comp
 SHARED_BYTES = 16384
 CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 128  # enough to fill the device
@@ -114,13 +118,17 @@ class AttentionSplit:
 
 
 def choose_split(
-    shape: AttentionShape, tuning: Tuning, workgroup_size: int = 0, n_splits: int = 0,
+    shape: AttentionShape,
+    tuning: Tuning,
+    workgroup_size: int = 0,
+    n_splits: int = 0,
 ) -> AttentionSplit:
     """A split for a device; 0 = the tuning's workgroup size, and enough splits to fill the device.
 
     Teams are as wide as subgroups where those divide a row, so that sums stay in registers; else as
     wide as a row has units, so that GPU lanes coalesce. The code unrolls over a workgroup's heads
     and its positions per step: CPU drivers take seconds to compile more, GPUs run out of registers.
+    The context has no say in it, so that its size cannot change a bit; unused splits return early.
     """
     on_cpu = tuning.mapping != "lanes"
     size = workgroup_size or tuning.workgroup_size
@@ -132,8 +140,7 @@ def choose_split(
     most_heads = 4 if on_cpu else max(1, 8 // (units // lanes))
     heads = max(n for n in _divisors(shape.group) if n <= most_heads)
     wanted = CPU_WORKGROUPS if on_cpu else GPU_WORKGROUPS
-    useful = min(-(-shape.context // SPLIT_STEP), MAX_SPLITS)
-    splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), useful)
+    splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), MAX_SPLITS)
     for step_positions in (2, 1) if on_cpu else (4, 2, 1):
         split = AttentionSplit(size, splits, lanes, step_positions, heads, subgroup)
         if split.shared_bytes(shape) <= SHARED_BYTES:
@@ -146,8 +153,15 @@ def _divisors(number: int) -> list[int]:
 
 
 def attention(
-    program: Program, shape: AttentionShape, split: AttentionSplit, cache: KvCache,
-    qkv: TensorRef, params: TensorRef, partials: TensorRef, out: TensorRef, label: str,
+    program: Program,
+    shape: AttentionShape,
+    split: AttentionSplit,
+    cache: KvCache,
+    qkv: TensorRef,
+    params: TensorRef,
+    partials: TensorRef,
+    out: TensorRef,
+    label: str,
 ) -> None:
     """out = attention of the token in `params` over the cache, to which its k and v are appended.
 
@@ -160,32 +174,65 @@ def attention(
     assert shape.group % split.workgroup_heads == 0
     assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
     suffix = "+subgroup" if split.subgroup else ""
-    caches = (memory_range(cache.keys, shape.cache_bytes),
-              memory_range(cache.values, shape.cache_bytes))
-    program.append(ATTENTION.dispatch(
-        f"attention.{shape.kv_type.lower()}{suffix}",
-        {"workgroup_size": split.workgroup_size, "head_dim": shape.head_dim,
-         "n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads,
-         "rotary_dim": shape.rotary_dim, "rope_style": ROPE_STYLES[shape.rope_style],
-         "norm_mode": NORM_MODES[shape.norm], "n_splits": split.n_splits,
-         "team_lanes": split.team_lanes, "step_positions": split.step_positions,
-         "workgroup_heads": split.workgroup_heads},
-        {"qkv": qkv, "params": params, "partials": partials},
-        {"k_cache": cache.keys, "v_cache": cache.values, "q_gain": cache.q_gain,
-         "k_gain": cache.k_gain, "rope_table": cache.rope_table, "context": shape.context,
-         "eps": shape.eps, "scale": shape.scale},
-        (shape.n_heads // split.workgroup_heads, split.n_splits, 1), label,
-        ranges={"qkv": qkv.words(0, shape.qkv_width),
-                "partials": partials.words(0, split.partials_words(shape))},
-        memory_reads=(*caches, *_constant_reads(shape, cache)), memory_writes=caches))
-    program.append(ATTENTION_COMBINE.dispatch(
-        "attention_combine",
-        {"workgroup_size": split.workgroup_size, "head_dim": shape.head_dim,
-         "n_splits": split.n_splits},
-        {"partials": partials, "params": params, "out": out}, {"context": shape.context},
-        (shape.n_heads, 1, 1), f"{label} combine",
-        ranges={"partials": partials.words(0, split.partials_words(shape)),
-                "out": out.words(0, shape.n_heads * shape.head_dim)}))
+    caches = (
+        memory_range(cache.keys, shape.cache_bytes),
+        memory_range(cache.values, shape.cache_bytes),
+    )
+    program.append(
+        ATTENTION.dispatch(
+            f"attention.{shape.kv_type.lower()}{suffix}",
+            {
+                "workgroup_size": split.workgroup_size,
+                "head_dim": shape.head_dim,
+                "n_heads": shape.n_heads,
+                "n_kv_heads": shape.n_kv_heads,
+                "rotary_dim": shape.rotary_dim,
+                "rope_style": ROPE_STYLES[shape.rope_style],
+                "norm_mode": NORM_MODES[shape.norm],
+                "n_splits": split.n_splits,
+                "team_lanes": split.team_lanes,
+                "step_positions": split.step_positions,
+                "workgroup_heads": split.workgroup_heads,
+            },
+            {"qkv": qkv, "params": params, "partials": partials},
+            {
+                "k_cache": cache.keys,
+                "v_cache": cache.values,
+                "q_gain": cache.q_gain,
+                "k_gain": cache.k_gain,
+                "rope_table": cache.rope_table,
+                "context": shape.context,
+                "eps": shape.eps,
+                "scale": shape.scale,
+            },
+            (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
+            label,
+            ranges={
+                "qkv": qkv.words(0, shape.qkv_width),
+                "partials": partials.words(0, split.partials_words(shape)),
+            },
+            memory_reads=(*caches, *_constant_reads(shape, cache)),
+            memory_writes=caches,
+        )
+    )
+    program.append(
+        ATTENTION_COMBINE.dispatch(
+            "attention_combine",
+            {
+                "workgroup_size": split.workgroup_size,
+                "head_dim": shape.head_dim,
+                "n_splits": split.n_splits,
+            },
+            {"partials": partials, "params": params, "out": out},
+            {"context": shape.context},
+            (shape.n_heads, 1, 1),
+            f"{label} combine",
+            ranges={
+                "partials": partials.words(0, split.partials_words(shape)),
+                "out": out.words(0, shape.n_heads * shape.head_dim),
+            },
+        )
+    )
 
 
 def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
