@@ -16,9 +16,11 @@ from vkmoe.gpu.token_io import PARAM_WORDS
 from vkmoe.models.weights import LayerWeights, ModelWeights
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
 from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
+from vkmoe.ops.embed import embed
 from vkmoe.ops.experts import expert_down, expert_gate_up
 from vkmoe.ops.finish import finish
-from vkmoe.ops.matvec import NormInput, NormOutput, embed, matvec, matvec_residual
+from vkmoe.ops.matvec import matvec, matvec_residual
+from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import RouterShape, log_words, router_topk, routing_words
 from vkmoe.ops.tuning import Tuning
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
-from vkmoe.ops.matvec import BLOCK_WEIGHTS, NormInput, NormOutput
+from vkmoe.ops.matvec import BLOCK_WEIGHTS
+from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 
 __all__ = ["ExpertShape", "SpanMatrix", "expert_down", "expert_gate_up"]

@@ -1,6 +1,6 @@
 """Matrix times vector for quantised matrices: plain (q/k/v, router, output head) and with residual.
 
-Shaders: matvec.comp, embed.comp. Twins: vkmoe/reference/matvec.py.
+Shader: matvec.comp. Twins: vkmoe/reference/matvec.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from itertools import groupby
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
+from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["Matrix", "NormInput", "NormOutput", "embed", "matvec", "matvec_residual"]
+__all__ = ["Matrix", "matvec", "matvec_residual"]
 
 MATVEC = kernel(
     "matvec",
@@ -28,12 +29,6 @@ MATVEC_RESIDUAL = kernel(
     "address:weights address:gain u32:n_rows u32:row_bytes u32:n_blocks",
     "workgroup_size rows",
 )
-EMBED = kernel(
-    "embed",
-    "r:params w:hidden w:gained w:partials",
-    "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks",
-    "workgroup_size",
-)
 
 BLOCK_WEIGHTS = {
     "Q4_K": 256,
@@ -44,8 +39,6 @@ BLOCK_WEIGHTS = {
     "BF16": 32,
     "F32": 32,
 }
-CHUNK_WEIGHTS = 32  # what one lane unpacks at a time
-
 
 @dataclass(frozen=True)
 class Matrix:
@@ -73,30 +66,6 @@ class Matrix:
     @property
     def memory(self) -> Range:
         return memory_range(self.address, self.n_bytes)
-
-
-@dataclass(frozen=True)
-class NormInput:
-    """The fused RMSNorm of an input: its producer left `n_partials` partial sums of h^2."""
-
-    partials: TensorRef
-    n_partials: int
-    width: int
-    eps: float
-
-
-@dataclass(frozen=True)
-class NormOutput:
-    """What a producer of hidden leaves for the next norm. `gain` is f32 [width] by address."""
-
-    hidden: TensorRef
-    gained: TensorRef
-    partials: TensorRef
-    gain: int
-
-    def n_partials(self, n_workgroups: int) -> int:
-        assert n_workgroups <= self.partials.n_words, (n_workgroups, self.partials)
-        return n_workgroups
 
 
 def matvec(
@@ -200,41 +169,6 @@ def matvec_residual(
             (n_groups, 1, 1),
             label,
             memory_reads=(matrix.memory, memory_range(output.gain, 4 * matrix.n_rows)),
-        )
-    )
-    return output.n_partials(n_groups)
-
-
-def embed(
-    program: Program,
-    tuning: Tuning,
-    embeddings: Matrix,
-    params: TensorRef,
-    output: NormOutput,
-    label: str,
-) -> int:
-    """hidden = embeddings[params.token]; gained = hidden * gain. Returns its number of partials."""
-    n_groups = -(-(embeddings.n_columns // CHUNK_WEIGHTS) // tuning.workgroup_size)
-    program.append(
-        EMBED.dispatch(
-            f"embed.{embeddings.type.lower()}",
-            {"workgroup_size": tuning.workgroup_size},
-            {
-                "params": params,
-                "hidden": output.hidden,
-                "gained": output.gained,
-                "partials": output.partials,
-            },
-            {
-                "embeddings": embeddings.address,
-                "gain": output.gain,
-                "n_vocab": embeddings.n_rows,
-                "row_bytes": embeddings.row_bytes,
-                "n_blocks": embeddings.n_blocks,
-            },
-            (n_groups, 1, 1),
-            label,
-            memory_reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns)),
         )
     )
     return output.n_partials(n_groups)

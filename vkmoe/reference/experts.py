@@ -33,4 +33,4 @@ def expert_down(
     result = hidden.astype(np.float64).copy()
     for slot_down, slot_act, weight in zip(down, act, weights, strict=True):
         result += float(weight) * (slot_down.astype(np.float64) @ slot_act.astype(np.float64))
-    return HiddenState(result, result * gain.astype(np.float64), float(np.sum(result * result)))
+    return HiddenState(result, result * gain.astype(np.float64))

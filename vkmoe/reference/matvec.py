@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HiddenState", "embed", "matvec", "matvec_residual", "rms_scale"]
+__all__ = ["HiddenState", "embed", "matvec", "matvec_residual"]
 
 Floats = NDArray[np.floating]
 
@@ -17,13 +17,6 @@ class HiddenState(NamedTuple):
 
     hidden: NDArray[np.float64]  # [width]
     gained: NDArray[np.float64]  # [width], hidden * gain of the next norm
-    square_sum: float  # sum of hidden^2, the total of all partials
-
-
-def rms_scale(hidden: Floats, eps: float) -> float:
-    """1 / sqrt(mean(h^2) + eps): RMSNorm without its gain (Zhang & Sennrich 2019, eq. 4)."""
-    wide = hidden.astype(np.float64)
-    return float(1.0 / np.sqrt(np.mean(wide * wide) + eps))
 
 
 def matvec(weights: Floats, x: Floats, scale: float = 1.0) -> NDArray[np.float64]:
@@ -42,4 +35,4 @@ def embed(embeddings: Floats, token: int, gain: Floats) -> HiddenState:
 
 
 def _leave(hidden: NDArray[np.float64], gain: Floats) -> HiddenState:
-    return HiddenState(hidden, hidden * gain.astype(np.float64), float(np.sum(hidden * hidden)))
+    return HiddenState(hidden, hidden * gain.astype(np.float64))

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.matvec import NormInput, NormOutput, embed, matvec, matvec_residual
+from vkmoe.ops.embed import embed
+from vkmoe.ops.matvec import matvec, matvec_residual
+from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.matvec import HiddenState
 from vkmoe.reference.matvec import embed as embed_twin
