@@ -12,9 +12,11 @@ from vkmoe.ops.tuning import Tuning
 __all__ = ["CANDIDATE_WORDS", "N_CANDIDATES", "candidates", "list_words", "n_lists"]
 
 CANDIDATES_PARTIAL = kernel(
-    "candidates_partial", "r:logits w:lists", "u32:n_vocab", "workgroup_size")
+    "candidates_partial", "r:logits w:lists", "u32:n_vocab", "workgroup_size"
+)
 CANDIDATES_MERGE = kernel(
-    "candidates_merge", "r:lists w:candidates", "u32:n_lists", "workgroup_size")
+    "candidates_merge", "r:lists w:candidates", "u32:n_lists", "workgroup_size"
+)
 
 N_CANDIDATES = 64
 # The output: [count, NaN flag, log-sum-exp (float bits), 0, 64 ids, 64 logits (float bits)].
@@ -35,19 +37,38 @@ def list_words(tuning: Tuning, n_vocab: int) -> int:
 
 
 def candidates(
-    program: Program, tuning: Tuning, logits: TensorRef, n_vocab: int, lists: TensorRef,
-    output: TensorRef, label: str,
+    program: Program,
+    tuning: Tuning,
+    logits: TensorRef,
+    n_vocab: int,
+    lists: TensorRef,
+    output: TensorRef,
+    label: str,
 ) -> None:
     """output [CANDIDATE_WORDS] = the largest logits f32 [n_vocab], descending. Two dispatches."""
     assert 1 <= n_vocab <= MAX_VOCAB and logits.n_words >= n_vocab
     assert lists.n_words >= list_words(tuning, n_vocab) and output.n_words >= CANDIDATE_WORDS
     n_chunks = n_lists(tuning, n_vocab)
     lists_range = lists.words(0, n_chunks * LIST_WORDS)
-    program.append(CANDIDATES_PARTIAL.dispatch(
-        "candidates_partial", {"workgroup_size": tuning.workgroup_size},
-        {"logits": logits, "lists": lists}, {"n_vocab": n_vocab}, (n_chunks, 1, 1), label,
-        ranges={"logits": logits.words(0, n_vocab), "lists": lists_range}))
-    program.append(CANDIDATES_MERGE.dispatch(
-        "candidates_merge", {"workgroup_size": tuning.workgroup_size},
-        {"lists": lists, "candidates": output}, {"n_lists": n_chunks}, (1, 1, 1), f"{label} merge",
-        ranges={"lists": lists_range, "candidates": output.words(0, CANDIDATE_WORDS)}))
+    program.append(
+        CANDIDATES_PARTIAL.dispatch(
+            "candidates_partial",
+            {"workgroup_size": tuning.workgroup_size},
+            {"logits": logits, "lists": lists},
+            {"n_vocab": n_vocab},
+            (n_chunks, 1, 1),
+            label,
+            ranges={"logits": logits.words(0, n_vocab), "lists": lists_range},
+        )
+    )
+    program.append(
+        CANDIDATES_MERGE.dispatch(
+            "candidates_merge",
+            {"workgroup_size": tuning.workgroup_size},
+            {"lists": lists, "candidates": output},
+            {"n_lists": n_chunks},
+            (1, 1, 1),
+            f"{label} merge",
+            ranges={"lists": lists_range, "candidates": output.words(0, CANDIDATE_WORDS)},
+        )
+    )

@@ -20,6 +20,15 @@ def finish(program: Program, params: TensorRef, log: TensorRef, label: str = "fi
     It claims to read all that was written, so that the hazard plan puts a barrier before it.
     """
     written = dict.fromkeys(r for command in program.commands for r in command.writes)
-    program.append(FINISH.dispatch(
-        "finish", {"workgroup_size": WORKGROUP_SIZE}, {"params": params, "log": log}, {},
-        (1, 1, 1), label, ranges={"log": log.words(0, 1)}, memory_reads=tuple(written)))
+    program.append(
+        FINISH.dispatch(
+            "finish",
+            {"workgroup_size": WORKGROUP_SIZE},
+            {"params": params, "log": log},
+            {},
+            (1, 1, 1),
+            label,
+            ranges={"log": log.words(0, 1)},
+            memory_reads=tuple(written),
+        )
+    )

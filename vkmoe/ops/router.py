@@ -15,9 +15,11 @@ from vkmoe.ops.tuning import Tuning
 __all__ = ["LOG_HEADER_WORDS", "RouterShape", "log_words", "router_topk", "routing_words"]
 
 ROUTER_TOPK = kernel(
-    "router_topk", "r:logits r:params w:routing w:log",
+    "router_topk",
+    "r:logits r:params w:routing w:log",
     "address:shared_address u32:layer u32:n_experts u32:n_used u32:flags f32:scale",
-    "workgroup_size")
+    "workgroup_size",
+)
 
 MAX_EXPERTS, MAX_USED = 1024, 32  # shared arrays of router_topk.comp
 LOG_HEADER_WORDS = 4  # word 0 is the serial number that `finish` writes
@@ -56,8 +58,12 @@ class RouterShape:
 
     @property
     def flags(self) -> int:
-        return (RENORMALISE * self.renormalise | SIGMOID * (self.gating == "sigmoid")
-                | SHARED * self.shared | SHARED_GATE * self.shared_gate)
+        return (
+            RENORMALISE * self.renormalise
+            | SIGMOID * (self.gating == "sigmoid")
+            | SHARED * self.shared
+            | SHARED_GATE * self.shared_gate
+        )
 
 
 def routing_words(shape: RouterShape) -> int:
@@ -71,8 +77,16 @@ def log_words(n_layers: int, n_used: int) -> int:
 
 
 def router_topk(
-    program: Program, tuning: Tuning, shape: RouterShape, layer: int, logits: TensorRef,
-    params: TensorRef, table: Range, routing: TensorRef, log: TensorRef, label: str,
+    program: Program,
+    tuning: Tuning,
+    shape: RouterShape,
+    layer: int,
+    logits: TensorRef,
+    params: TensorRef,
+    table: Range,
+    routing: TensorRef,
+    log: TensorRef,
+    label: str,
     shared_address: int = 0,
 ) -> None:
     """routing = the n_used experts of largest logit, their weights and addresses; log = their ids.
@@ -84,13 +98,26 @@ def router_topk(
     assert (layer + 1) * shape.n_experts * 8 <= table.end - table.start
     assert bool(shared_address) == shape.shared
     log_range = log.words(LOG_HEADER_WORDS + layer * shape.n_used, shape.n_used)
-    program.append(ROUTER_TOPK.dispatch(
-        f"router_topk{tuning.reduce_suffix}",
-        {"workgroup_size": tuning.workgroup_size},
-        {"logits": logits, "params": params, "routing": routing, "log": log},
-        {"shared_address": shared_address, "layer": layer, "n_experts": shape.n_experts,
-         "n_used": shape.n_used, "flags": shape.flags, "scale": shape.scale},
-        (1, 1, 1), label,
-        ranges={"logits": logits.words(0, shape.n_logits),
-                "routing": routing.words(0, routing_words(shape)), "log": log_range},
-        memory_reads=(table,)))
+    program.append(
+        ROUTER_TOPK.dispatch(
+            f"router_topk{tuning.reduce_suffix}",
+            {"workgroup_size": tuning.workgroup_size},
+            {"logits": logits, "params": params, "routing": routing, "log": log},
+            {
+                "shared_address": shared_address,
+                "layer": layer,
+                "n_experts": shape.n_experts,
+                "n_used": shape.n_used,
+                "flags": shape.flags,
+                "scale": shape.scale,
+            },
+            (1, 1, 1),
+            label,
+            ranges={
+                "logits": logits.words(0, shape.n_logits),
+                "routing": routing.words(0, routing_words(shape)),
+                "log": log_range,
+            },
+            memory_reads=(table,),
+        )
+    )

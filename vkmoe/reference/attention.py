@@ -8,8 +8,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AttentionInputs", "AttentionResult", "attention", "attention_combine", "cache_row",
-           "rotate", "split_positions"]
+__all__ = [
+    "AttentionInputs",
+    "AttentionResult",
+    "attention",
+    "attention_combine",
+    "cache_row",
+    "rotate",
+    "split_positions",
+]
 
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
@@ -70,7 +77,11 @@ def cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
 
 
 def attention(
-    inputs: AttentionInputs, k_cache: Floats, v_cache: Floats, position: int, n_splits: int,
+    inputs: AttentionInputs,
+    k_cache: Floats,
+    v_cache: Floats,
+    position: int,
+    n_splits: int,
     appended_key: Floats | None = None,
 ) -> AttentionResult:
     """Partials of each split. Caches [n_kv_heads, context, head_dim]; rows below position count.
@@ -103,7 +114,7 @@ def attention(
 def attention_combine(partials: Floats, position: int) -> Wide:
     """The heads' outputs [n_heads, head_dim] from partials [n_heads, n_splits, head_dim + 2]."""
     n_splits = partials.shape[1]
-    used = partials[:, :position // split_positions(position, n_splits) + 1].astype(np.float64)
+    used = partials[:, : position // split_positions(position, n_splits) + 1].astype(np.float64)
     sums, top, totals = used[..., :-2], used[..., -2], used[..., -1]
     factors = np.exp(top - top.max(axis=1, keepdims=True))
     joined: Wide = np.einsum("hs,hsd->hd", factors, sums)

@@ -37,7 +37,7 @@ def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[Candid
     chunk = -(-len(logits) // n_lists)
     lists = []
     for start in range(0, len(logits), chunk):
-        part = candidates(logits[start:start + chunk])
+        part = candidates(logits[start : start + chunk])
         lists.append(part._replace(ids=part.ids + start))
     return lists
 
@@ -45,6 +45,6 @@ def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[Candid
 def read_candidates(words: NDArray[np.uint32]) -> Candidates:
     """Unpack the output tensor: [count, NaN flag, log-sum-exp, 0, 64 ids, 64 logits]."""
     count = int(words[0])
-    ids = words[4:4 + count].astype(np.int64)
-    logits = words[68:68 + count].view(np.float32)
+    ids = words[4 : 4 + count].astype(np.int64)
+    logits = words[68 : 68 + count].view(np.float32)
     return Candidates(ids, logits, float(words[2:3].view(np.float32)[0]), bool(words[1]))

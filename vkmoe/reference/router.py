@@ -21,8 +21,12 @@ class Routing(NamedTuple):
 
 
 def router_topk(
-    logits: NDArray[np.float32], n_used: int, gating: str = "softmax", renormalise: bool = True,
-    scale: float = 1.0, gate_logit: float | None = None,
+    logits: NDArray[np.float32],
+    n_used: int,
+    gating: str = "softmax",
+    renormalise: bool = True,
+    scale: float = 1.0,
+    gate_logit: float | None = None,
 ) -> Routing:
     """The n_used largest logits [n_experts] (lower id wins ties) and their weights.
 
