@@ -14,7 +14,9 @@ from tests.gpu.invented import (
     GIB,
     LAVAPIPE,
     MIB,
+    NOT_COHERENT,
     SMALL_WINDOW,
+    device,
 )
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
@@ -26,10 +28,21 @@ SPEC = ModelSpec(
     head_dim=128, n_vocab=151936, context_length=40960, norm_eps=1e-6, rope=RopeSpec(128, 1e6),
     qk_norm="per_head", feed_forward_width=0, experts=None, tied_embeddings=False,
 )  # fmt: skip
-WEIGHTS = WeightBytes(trunk=GIB, experts=17 * GIB, largest_span=3 * MIB)
+WEIGHTS = WeightBytes(trunk=GIB, experts=17 * GIB)
 SCRATCH = 2 * MIB
 RAM = 32 * GIB
 KV_BYTES_PER_TOKEN = 2 * 48 * 4 * 128 * 2
+
+# An APU whose firmware gives the GPU a part of the RAM, and the driver a little more of the rest.
+SMALL_APU = device(
+    "APU with small heaps", "integrated",
+    (Heap(4 * GIB, True), Heap(2 * GIB, False), Heap(GIB, False)),
+    [
+        (0, "DEVICE_LOCAL HOST_VISIBLE HOST_COHERENT"),
+        (1, "HOST_VISIBLE HOST_COHERENT"),
+        (2, "HOST_VISIBLE HOST_CACHED"),  # must be flushed: never for weights
+    ],
+)  # fmt: skip
 
 
 def planned(
@@ -58,12 +71,14 @@ def test_where_experts_lie(info: DeviceInfo, experts_in: str) -> None:
     assert made.lines[-1].item == "experts" and made.lines[-1].place == experts_in
 
 
-@pytest.mark.parametrize("info", DEVICES, ids=lambda info: info.name)
+@pytest.mark.parametrize("info", [*DEVICES, SMALL_APU], ids=lambda info: info.name)
 def test_a_plan_fits_and_explains_itself(info: DeviceInfo) -> None:
-    made = planned(info)
+    small = info.name in (SMALL_APU.name, NOT_COHERENT.name)
+    weights = WeightBytes(GIB, 3 * GIB) if small else WEIGHTS
+    made = planned(info, weights=weights)
     assert made.total("device") <= device_budget(info, RAM)
     assert made.total("device") + made.total("host") == (
-        WEIGHTS.trunk + WEIGHTS.experts + SCRATCH
+        weights.trunk + weights.experts + SCRATCH
         + DEFAULT_CTX_SIZE * (KV_BYTES_PER_TOKEN + 4 * SPEC.rope.dim)
     )  # fmt: skip
     assert all(line.reason and line.n_bytes > 0 for line in made.lines)
@@ -99,11 +114,28 @@ def test_a_reported_budget_counts_what_others_use() -> None:
     assert device_budget(replace(DISCRETE_12, heaps=full), RAM) == 0
 
 
-@pytest.mark.parametrize("info", [APU, LAVAPIPE], ids=lambda info: info.name)
-def test_shared_memory_is_the_host_s(info: DeviceInfo) -> None:
-    """Whatever its heaps claim: the heap of an APU can be larger than what is free, or than RAM."""
-    assert device_budget(info, 5 * GIB) == 4 * GIB
+@pytest.mark.parametrize(("info", "reserve"), [(APU, 4 * GIB), (LAVAPIPE, GIB)], ids=("APU", "CPU"))
+def test_shared_memory_is_the_host_s(info: DeviceInfo, reserve: int) -> None:
+    """The heaps of an APU can be larger than what is free, or than RAM: the host's memory binds,
+    less what the rest of the machine needs."""
+    assert device_budget(info, 5 * GIB) == 5 * GIB - reserve
     assert device_budget(info, GIB // 2) == 0
+
+
+def test_heaps_of_an_apu_can_be_smaller_than_ram() -> None:
+    """Of 32 GiB, only the heaps that weights can come from count, less what is used of them."""
+    assert device_budget(SMALL_APU, RAM) == 6 * GIB * 95 // 100
+    assert device_budget(SMALL_APU, 7 * GIB) == 3 * GIB
+    used = (replace(SMALL_APU.heaps[0], usage=GIB), *SMALL_APU.heaps[1:])
+    assert device_budget(replace(SMALL_APU, heaps=used), RAM) == 5 * GIB * 95 // 100
+    with pytest.raises(OutOfMemoryError, match="experts need 17,408 MiB"):
+        planned(SMALL_APU)
+
+
+def test_a_cpu_s_heap_is_no_limit() -> None:
+    """Mesa 22.3's lavapipe reports 2 GiB, whatever the machine has, and allocates more."""
+    small = replace(LAVAPIPE, heaps=(Heap(2 * GIB, True),))
+    assert device_budget(small, RAM) == RAM - GIB
 
 
 def test_the_window_is_not_the_card() -> None:
@@ -155,7 +187,7 @@ def test_a_context_beyond_the_model_s_is_refused() -> None:
 
 
 def test_a_layer_s_cache_stays_below_4_gib() -> None:
-    """Kernels index it in 32 bits; the hint names the largest context that can be had."""
+    """ops/attention.py asserts it; the hint names the largest context that can be had."""
     wide = replace(SPEC, context_length=10**7, n_kv_heads=8)
     with pytest.raises(UsageError, match="4 GiB") as caught:
         context_size(EngineConfig(ctx_size=3 * 10**6), wide)

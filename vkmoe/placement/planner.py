@@ -1,5 +1,4 @@
-"""`plan(config, spec, device, weights, host_bytes)`: what lies where, decided before anything is
-allocated.
+"""`plan`: what lies where, decided before anything is allocated.
 
 Pure: tests call it with invented devices. Rules and figures: gpu-facts.md, part A (9-12, 19).
 """
@@ -11,12 +10,14 @@ from typing import Literal
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine, WeightBytes
+from vkmoe.gpu.memory_types import memory_type_candidates
 
 __all__ = ["DEFAULT_CTX_SIZE", "context_size", "device_budget", "plan"]
 
 DEFAULT_CTX_SIZE = 8192
 MIB, GIB = 1 << 20, 1 << 30
-MAX_CACHE_BYTES = 1 << 32  # of one layer's keys or values: kernels index them in 32 bits
+RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the rest of the machine
+MAX_CACHE_BYTES = 1 << 32  # of one layer's keys or values, as ops/attention.py asserts
 
 
 def plan(
@@ -70,15 +71,27 @@ def plan(
 
 
 def device_budget(device: DeviceInfo, available_host_bytes: int) -> int:
-    """Bytes of device memory vkmoe may use; integrated and CPU devices share the host's."""
+    """Bytes of device memory vkmoe may use; integrated and CPU devices share the host's.
+
+    What an integrated device can use of it ends at its heaps, which can be smaller than RAM. A CPU
+    device has no other limit than the host's: Mesa 22.3 reports 2 GiB of heap on any machine.
+    """
     if device.is_uma:
-        return max(0, available_host_bytes - GIB)
+        shared = max(0, available_host_bytes - RESERVE_BYTES[device.type])
+        return shared if device.is_cpu else min(shared, _heaps_in_use(device))
     local = [heap for heap in device.heaps if heap.device_local]
     heap = max(local or device.heaps, key=lambda item: item.size)
     free = heap.size - 512 * MIB
     if heap.budget:
         free = min(free, heap.budget - (heap.usage or 0))
     return max(0, free * 95 // 100)
+
+
+def _heaps_in_use(device: DeviceInfo) -> int:
+    """Bytes free in the heaps that allocations of `device` memory fall back through, less 5 %."""
+    types = memory_type_candidates(device, "device")
+    heaps = [device.heaps[index] for index in {device.memory_types[item].heap for item in types}]
+    return sum(max(0, heap.size - (heap.usage or 0)) for heap in heaps) * 95 // 100
 
 
 def context_size(config: EngineConfig, spec: ModelSpec) -> int:
