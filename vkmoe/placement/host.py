@@ -1,39 +1,87 @@
-"""How much host memory may be used: what the kernel calls available, within the cgroup's limit."""
+"""How much host memory may be used: what the kernel calls available, within every cgroup's limit.
+
+Owns the reading of /proc/meminfo and of both versions of the memory cgroup. Page cache counts as
+free: the kernel drops it before it refuses memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["available_bytes"]
 
 FALLBACK_BYTES = 4 << 30
 
 
+class _Names(NamedTuple):
+    """What one version of the memory cgroup calls its files, and its page cache in memory.stat."""
+
+    limit: str
+    used: str
+    page_cache: tuple[str, str]
+
+
+V1 = _Names(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+)
+V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
 def available_bytes(
-    proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+    meminfo: Path = Path("/proc/meminfo"),
+    cgroups: Path = Path("/sys/fs/cgroup"),
+    membership: Path = Path("/proc/self/cgroup"),
 ) -> int:
     """Bytes of host memory that can be allocated without swapping."""
-    available = _meminfo(proc)
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is not None:
-        available = min(available, max(0, limit - (used or 0)))
+    available = _meminfo(meminfo)
+    for folder, names in _cgroups(cgroups, membership):
+        limit = _number(folder / names.limit)
+        if limit is not None:
+            available = min(available, max(0, limit - _needed(folder, names)))
     return available
 
 
+def _cgroups(root: Path, membership: Path) -> Iterator[tuple[Path, _Names]]:
+    """The cgroups this process is in, each with those around it, whose limits hold as well."""
+    yield root, V2
+    yield root / "memory", V1
+    for line in _lines(membership):
+        parts = line.split(":", 2)  # hierarchy:controllers:path
+        if len(parts) < 3 or not (parts[1] == "" or "memory" in parts[1].split(",")):
+            continue
+        names, folder = (V1, root / "memory") if parts[1] else (V2, root)
+        for name in parts[2].strip("/").split("/"):
+            if name in ("", ".."):  # the root, or outside of what this container sees
+                break
+            folder /= name
+            yield folder, names
+
+
+def _needed(folder: Path, names: _Names) -> int:
+    """Bytes a cgroup uses without the page cache."""
+    fields = (line.split() for line in _lines(folder / "memory.stat"))
+    stat = {field[0]: int(field[1]) for field in fields if len(field) == 2 and field[1].isdigit()}
+    page_cache = sum(stat.get(name, 0) for name in names.page_cache)
+    return max(0, (_number(folder / names.used) or 0) - page_cache)
+
+
 def _meminfo(path: Path) -> int:
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return FALLBACK_BYTES
-    for line in lines:
+    for line in _lines(path):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return FALLBACK_BYTES
 
 
 def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+    """The number in a file; None for `max` or where there is no such file."""
+    text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
