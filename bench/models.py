@@ -27,7 +27,7 @@ from vkmoe.gguf_file import open_gguf
 from vkmoe.gguf_file.writing import write_gguf
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.loader import weight_bytes
+from vkmoe.placement.sizes import weight_bytes
 from vkmoe.quants import device_row_bytes
 
 __all__ = [

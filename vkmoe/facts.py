@@ -180,7 +180,6 @@ class WeightBytes:
 
     trunk: int
     experts: int
-    largest_span: int = 0
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ class PlanLine:
     """One decided amount of memory: for what, where, how much, and why there."""
 
     item: str
-    place: Literal["device", "host", "readback", "file"]
+    place: Literal["device", "host"]
     n_bytes: int
     reason: str
 

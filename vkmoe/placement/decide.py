@@ -14,8 +14,8 @@ from vkmoe.models.tensors import ModelTensors
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.host import available_bytes
-from vkmoe.placement.loader import weight_bytes
 from vkmoe.placement.planner import context_size, plan
+from vkmoe.placement.sizes import weight_bytes
 
 __all__ = ["Decision", "decide"]
 

@@ -1,8 +1,8 @@
 """Puts a model's weights into GPU memory and says where they lie.
 
-Owns the arenas of the weights. Copies the file's bytes into their device layout (several threads;
-NumPy copies without the GIL) and drops the file's pages behind itself, so that host memory is never
-held twice.
+Owns the arenas of the weights; how large they are is the subject of sizes.py. Copies the file's
+bytes into their device layout (several threads; NumPy copies without the GIL) and drops the file's
+pages behind itself, so that host memory is never held twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.table import ExpertTable
-from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
@@ -24,55 +24,17 @@ from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import LayerTensors, ModelTensors
 from vkmoe.models.weights import LayerWeights, ModelWeights
-from vkmoe.ops.experts import ExpertShape, SpanMatrix
+from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
+from vkmoe.placement.sizes import expert_shape, weight_bytes
 from vkmoe.quants import decode, device_row_bytes, to_device
 
-__all__ = ["LoadedWeights", "Progress", "load_weights", "weight_bytes"]
+__all__ = ["LoadedWeights", "Progress", "load_weights"]
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Bytes = NDArray[np.uint8]
 N_THREADS = 4
 PIECE_BYTES = 16 << 20  # rows are laid out in pieces of about this size
-
-
-def weight_bytes(tensors: ModelTensors) -> WeightBytes:
-    """Bytes the weights will take in device layout, rounded as they are placed."""
-    trunk = [tensors.embeddings, tensors.output_gain]
-    if tensors.output is not tensors.embeddings:
-        trunk.append(tensors.output)
-    experts = largest = 0
-    total = 0
-    for layer in tensors.layers:
-        trunk += [
-            layer.attention_gain,
-            layer.q,
-            layer.k,
-            layer.v,
-            layer.output,
-            layer.q_gain,
-            layer.k_gain,
-            layer.feed_forward_gain,
-        ]
-        span_bytes = expert_shape(layer).span_bytes
-        if layer.router is None:
-            total += span_bytes
-        else:
-            trunk.append(layer.router)
-            experts += layer.router.shape[0] * span_bytes
-            largest = max(largest, span_bytes)
-    total += sum(round_up(_device_bytes(tensor)) for tensor in trunk)
-    return WeightBytes(total, experts, largest)
-
-
-def expert_shape(layer: LayerTensors) -> ExpertShape:
-    """The span of one expert (or of the dense feed-forward): gate, up, down, each 256-byte
-    aligned.
-    """
-    gate = _span_matrix(layer.gate, 0)
-    up = _span_matrix(layer.up, round_up(gate.n_bytes))
-    down = _span_matrix(layer.down, up.offset + round_up(up.n_bytes))
-    return ExpertShape(gate, up, down, down.offset + round_up(down.n_bytes))
 
 
 @dataclass
@@ -97,9 +59,7 @@ def load_weights(
     plan: MemoryPlan,
     progress: Progress | None = None,
 ) -> LoadedWeights:
-    """Place and copy all weights. Raises OutOfMemoryError and other GpuErrors; frees all on
-    error.
-    """
+    """Place and copy all weights. Raises GpuErrors such as OutOfMemoryError, with all freed."""
     sizes = weight_bytes(tensors)
     rope = rope_table(spec.rope, plan.ctx_size)
     arenas = [
@@ -267,19 +227,6 @@ class _Loader:
             if self._progress is not None:
                 self._progress(min(self._done, self._total), self._total)
         self._file.drop_pages(tensor.name)
-
-
-def _span_matrix(tensor: TensorInfo, offset: int) -> SpanMatrix:
-    n_rows, n_columns = tensor.shape[-2:]
-    return SpanMatrix(
-        tensor.type, offset, n_rows, n_columns, device_row_bytes(tensor.type, n_columns)
-    )
-
-
-def _device_bytes(tensor: TensorInfo) -> int:
-    if len(tensor.shape) == 1:
-        return 4 * tensor.shape[0]
-    return int(np.prod(tensor.shape[:-1])) * device_row_bytes(tensor.type, tensor.shape[-1])
 
 
 def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
