@@ -25,7 +25,14 @@ from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["REQUIRED_FEATURES", "Device", "choose_device", "list_devices", "translate_errors"]
+__all__ = [
+    "REQUIRED_FEATURES",
+    "Device",
+    "blocked_render_nodes",
+    "choose_device",
+    "list_devices",
+    "translate_errors",
+]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
 # Switched on when present. Only "int64" is used today, by the kernels for CPU drivers; integer dot
@@ -133,11 +140,14 @@ def _make_instance(validation: bool) -> _native.Instance:
         raise _no_driver(error.result) from error
 
 
+def blocked_render_nodes() -> list[str]:
+    """Render nodes of GPUs which this user may not open, so that their drivers list nothing."""
+    nodes = sorted(Path("/dev/dri").glob("renderD*"))
+    return [str(node) for node in nodes if not _accessible(node)]
+
+
 def _no_driver(detail: str) -> NoDriverError:
-    blocked = [
-        str(node) for node in sorted(Path("/dev/dri").glob("renderD*")) if not _accessible(node)
-    ]
-    if blocked:
+    if blocked := blocked_render_nodes():
         return NoDriverError(
             f"no usable Vulkan device: no permission to open {', '.join(blocked)}",
             "add yourself to the `render` group (sudo usermod -aG render $USER) and log in again",
