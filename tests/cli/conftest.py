@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,6 +36,7 @@ class FakeLLM:
     calls: list[dict[str, Any]] = []  # noqa: RUF012  # emptied by the fixture
     pieces: Sequence[str] = ("one ", "two", " thrée")
     fail_after: tuple[int, BaseException] | None = None
+    validation_messages: Sequence[str] = ()  # what the layer says in each run
     template: str | None = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
 
     def __init__(
@@ -46,6 +48,9 @@ class FakeLLM:
         self.plan = MemoryPlan(1024, "f16", "device", (PlanLine("things", "device", 5, "why"),))
         self.memory = {"device": 5 << 20, "host": 0}
         self.load_seconds = 0.5
+        reported = list(self.validation_messages)
+        device = SimpleNamespace(validation_messages=lambda: reported)
+        self.engine = SimpleNamespace(device=device)
         self.last_statistics: GenerationStatistics | None = None
 
     @property

@@ -247,3 +247,9 @@ def test_a_closed_pipe_ends_it_quietly() -> None:
         err = process.stderr.read()
     assert process.returncode == 141
     assert err == ""
+
+
+def test_a_run_under_validation_is_silent(run: Run) -> None:
+    done = run("generate", "-p", "x", "-n", "2", "-c", "64", "--validation")
+    assert done.code == 0, done.err
+    assert "validation: no messages" in done.err

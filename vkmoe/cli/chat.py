@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkmoe.cli.generate import reply_limits
-from vkmoe.cli.loading import note, opened
+from vkmoe.cli.loading import opened
+from vkmoe.cli.notes import note
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,

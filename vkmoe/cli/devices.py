@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vkmoe.cli.notes import cpu_notes, note
 from vkmoe.cli.options import Json, option
 
 if TYPE_CHECKING:
@@ -39,13 +40,8 @@ def devices(
         return
     for item in found:
         typer.echo(_line(item, item is chosen))
-    if chosen is not None and chosen.is_cpu:
-        typer.echo(
-            "no GPU found: running on the CPU"
-            if all(d.is_cpu for d in found)
-            else "this is a CPU device",
-            err=True,
-        )
+    for line in cpu_notes(chosen, found) if chosen is not None else []:
+        note(line)
 
 
 def _line(device: DeviceInfo, chosen: bool) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.loading import note, opened
+from vkmoe.cli.loading import opened
+from vkmoe.cli.notes import note
 from vkmoe.cli.options import (
     IgnoreEos,
     Json,

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-import typer
-
+from vkmoe.cli.notes import cpu_notes, note
+from vkmoe.cli.validation import validated
 from vkmoe.config import EngineConfig
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
 
-__all__ = ["note", "opened"]
+__all__ = ["opened"]
 
 
 @contextmanager
 def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) -> Iterator[LLM]:
-    """The model, loaded. Without `quiet`, stderr tells about progress and a missing GPU."""
+    """The model, loaded. Without `quiet`, stderr tells about progress and a missing GPU.
+
+    Raises VkmoeError at the end of a run under validation that was not silent.
+    """
     if model is None and not quiet:
         note("no model given: using the built-in demo model, which writes Python")
-    with _load(model, config, quiet) as llm:
+    with (
+        _load(model, config, quiet) as llm,
+        validated(llm, quiet) if config.validation else nullcontext(),
+    ):
         if llm.device_info.is_cpu and not quiet:
-            note("no GPU found: running on the CPU")
+            _explain_cpu(llm)
         if verbose:
             _describe(llm)
         yield llm
+
+
+def _explain_cpu(llm: LLM) -> None:
+    from vkmoe.gpu.device import list_devices
+
+    for line in cpu_notes(llm.device_info, list_devices()):
+        note(line)
 
 
 def _load(model: str | None, config: EngineConfig, quiet: bool) -> AbstractContextManager[LLM]:
@@ -57,9 +70,3 @@ def _describe(llm: LLM) -> None:
     note(f"device {device.index}: {device.name} ({device.type}, {device.driver})")
     for line in llm.plan.lines:
         note(f"{line.n_bytes / 2**20:10.1f} MiB {line.place}: {line.item} ({line.reason})")
-
-
-def note(text: str) -> None:
-    """One line on stderr, which never mixes with the text on stdout."""
-    sys.stdout.flush()
-    typer.echo(text, err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.loading import note
+from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, option
 from vkmoe.errors import VkmoeError
 
