@@ -4,7 +4,7 @@
 // Inputs    x f32 [32 * BLOCK_CHUNKS * n_blocks], W by address, rows of row_bytes; norm_partials f32 [n_partials].
 // Who       workgroup -> ROWS rows; its lanes share the columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8.
-// Dispatch  (ceil(n_rows / ROWS), 1, 1)
+// Dispatch  (x, y, 1) with x * y >= ceil(n_rows / ROWS): devices may take no more than 65535 workgroups in x.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -87,7 +87,8 @@ void store_row(uint row, float value) { y[output_offset + row] = value * input_s
 
 void main() {
     const uint lane = gl_LocalInvocationIndex;
-    const uint group = gl_WorkGroupID.x;
+    const uint group = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    if (group * ROWS >= n_rows) return; // the last y has more than it needs
 #ifndef RESIDUAL
     input_scale = fused_rms_scale(n_partials, inverse_width, eps);
 #endif

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
+from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
+from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
@@ -64,6 +66,36 @@ def test_one_block(runner: Runner, kind: str, tuning: Tuning) -> None:
     """Most lanes have nothing to do; one row in a workgroup of several."""
     columns = 256 if TYPES[kind].block_weights == 256 else 32
     MatvecCase(tuning, ((kind, 1),), columns).run(runner).verify()
+
+
+def groups_of(n_rows: int, rows: int) -> tuple[int, int, int]:
+    """The workgroups of a matrix [n_rows, 256] that lies nowhere."""
+    program, matrix = Program("wide"), Matrix("Q4_K", 256, n_rows, 256, 144)
+    x, y = TensorRef("x", 256), TensorRef("y", n_rows)
+    matvec(program, tuning_for("", 32, rows), (matrix,), x, y, "logits", scratch=x)
+    (dispatch,) = program.dispatches("logits")
+    return dispatch.groups
+
+
+def test_large_vocabularies_keep_to_the_limit_of_workgroups() -> None:
+    """Vulkan promises 65535 workgroups in x; a vocabulary of 262144 makes 65536 of four rows."""
+    assert groups_of(4 * 65535, 4) == (65535, 1, 1)
+    assert groups_of(262144, 4) == (32768, 2, 1)
+    for n_rows in (262145, 1000003, 1 << 24):
+        x, y, z = groups_of(n_rows, 1)
+        assert x <= 65535 and y <= 65535 and z == 1
+        assert n_rows <= x * y < n_rows + y
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_workgroups_beyond_the_limit_go_on_in_y(
+    runner: Runner, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of three makes 11 workgroups four lines, of which the last has one too many."""
+    monkeypatch.setattr("vkmoe.ops.matvec.MAX_GROUPS", 3)
+    MatvecCase(tuning, (("Q4_K", 30), ("Q4_K", 12)), 512, n_partials=5).run(runner).verify()
+    with Runner(runner.device) as other:
+        ResidualCase(tuning, "Q8_0", 42, 512).run(other).verify()
 
 
 @pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])

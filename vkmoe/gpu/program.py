@@ -11,7 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["MEMORY", "Copy", "Dispatch", "Program", "Range", "TensorRef", "memory_range"]
+__all__ = [
+    "MAX_GROUPS",
+    "MEMORY",
+    "Copy",
+    "Dispatch",
+    "Program",
+    "Range",
+    "TensorRef",
+    "memory_range",
+]
+
+MAX_GROUPS = 65535  # workgroups in each direction that every Vulkan device takes
 
 # the resource of everything reached by a 64-bit address; its offsets are addresses
 MEMORY = "@memory"
@@ -66,6 +77,9 @@ class Dispatch:
     reads: tuple[Range, ...]
     writes: tuple[Range, ...]
     label: str
+
+    def __post_init__(self) -> None:
+        assert all(1 <= n <= MAX_GROUPS for n in self.groups), self
 
     def __str__(self) -> str:
         x, y, z = self.groups

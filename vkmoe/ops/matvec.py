@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
+from vkmoe.gpu.program import MAX_GROUPS, Program, Range, TensorRef, memory_range
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 
@@ -39,6 +39,7 @@ BLOCK_WEIGHTS = {
     "BF16": 32,
     "F32": 32,
 }
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -94,6 +95,12 @@ def matvec(
             )
 
 
+def _grid(n_groups: int) -> tuple[int, int, int]:
+    """At least `n_groups` workgroups, as few as fit within the limit in x; the rest return."""
+    n_lines = -(-n_groups // MAX_GROUPS)
+    return (-(-n_groups // n_lines), n_lines, 1)
+
+
 def _matvec_group(
     program: Program,
     tuning: Tuning,
@@ -132,7 +139,7 @@ def _matvec_group(
                 "inverse_width": 1.0 / norm.width if norm else 1.0,
                 "eps": norm.eps if norm else 0.0,
             },
-            (-(-n_rows // tuning.rows), 1, 1),
+            _grid(-(-n_rows // tuning.rows)),
             label,
             ranges={
                 "y": y.words(offset, n_rows),
@@ -166,7 +173,7 @@ def matvec_residual(
                 "row_bytes": matrix.row_bytes,
                 "n_blocks": matrix.n_blocks,
             },
-            (n_groups, 1, 1),
+            _grid(n_groups),
             label,
             memory_reads=(matrix.memory, memory_range(output.gain, 4 * matrix.n_rows)),
         )
