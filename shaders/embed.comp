@@ -1,4 +1,4 @@
-// Computes  hidden = scale * E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup.
+// Computes  hidden = E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup.
 // Inputs    params.token (clamped to the vocabulary), E by address: [n_vocab] rows of n_blocks quantised blocks.
 // Who       invocation -> one chunk of 32 weights.
 // Assumes   rows are 16-byte aligned.

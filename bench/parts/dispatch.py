@@ -20,7 +20,7 @@ from vkmoe.ops.finish import finish
 
 __all__ = ["measure"]
 
-SERIAL_WORD, SERIAL = 3, 0x5EED
+SERIAL_WORD, SERIAL = 4, 0x5EED
 
 
 def measure(device: Device, settings: Settings) -> dict[str, Any]:

@@ -12,8 +12,8 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Wo
 #else
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { uvec4 words; };
 #endif
-// One 4-byte load or store. The address must be a multiple of 4.
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer Word { uint word; };
+// One 4-byte load. The address must be a multiple of 4.
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Word { uint word; };
 // One 8-byte load (an address in a table). The address must be a multiple of 8.
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer AddressEntry { uvec2 address; };
 

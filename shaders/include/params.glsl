@@ -3,8 +3,7 @@
 layout(set = 0, binding = PARAMS_BINDING, std430) readonly buffer ParamsBuffer {
     uint token;            // id of the token this program processes
     uint position;         // its position in the context, counted from 0
-    uint kv_length;        // position + 1
-    uint serial;           // number of this submit; the last dispatch writes it into the log
     uvec2 expert_table;    // address of the expert table version in force, uvec2 [n_layers][n_experts]
-    uint reserved[10];
+    uint serial;           // number of this submit; the last dispatch writes it into the log
+    uint reserved[11];
 } params;

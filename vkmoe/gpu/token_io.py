@@ -18,9 +18,9 @@ from vkmoe.gpu.program import Program, Range, TensorRef
 
 __all__ = ["PARAM_WORDS", "TokenIo"]
 
-# token, position, kv length, serial, expert table address, ten reserved words.
+# token, position, expert table address, serial, eleven reserved words.
 # Must be kept in sync with shaders/include/params.glsl.
-PARAMS = struct.Struct("<4IQ10I")
+PARAMS = struct.Struct("<2IQ12I")
 PARAM_WORDS = PARAMS.size // 4
 
 
@@ -55,8 +55,8 @@ class TokenIo:
     def send(self, token: int, position: int, table_address: int) -> None:
         """Write the parameters of the next submit. No submit may be in flight."""
         self.serial = (self.serial + 1) & 0xFFFFFFFF
-        head = (token, position, position + 1, self.serial, table_address)
-        PARAMS.pack_into(self._params_view, 0, *head, *([0] * 10))
+        head = (token, position, table_address, self.serial)
+        PARAMS.pack_into(self._params_view, 0, *head, *([0] * 11))
 
     def receive(self) -> None:
         """Make the results readable and check that they are of the submit just waited for.

@@ -20,5 +20,5 @@ def params_words(
 ) -> NDArray[np.uint32]:
     """uint32 [16]; `table` is the address of the expert table."""
     words = np.zeros(PARAMS.n_words, np.uint32)
-    words[:6] = token, position, position + 1, serial, table & 0xFFFFFFFF, table >> 32
+    words[:5] = token, position, table & 0xFFFFFFFF, table >> 32, serial
     return words
