@@ -29,7 +29,7 @@ from vkmoe.gpu.transfer import Transfer
 from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder, KvAddresses
 from vkmoe.models.tensors import read_tensors
-from vkmoe.ops.candidates import N_CANDIDATES
+from vkmoe.ops.candidates import read_candidates
 from vkmoe.ops.router import LOG_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import decide
@@ -213,14 +213,7 @@ class Engine(Closing):
     # ----- reading -----
 
     def _top_logits(self) -> TopLogits:
-        words = self._io.words(CANDIDATES)
-        count = int(words[0])
-        return TopLogits(
-            words[4 : 4 + count].view(np.int32),
-            words[4 + N_CANDIDATES : 4 + N_CANDIDATES + count].view(np.float32),
-            float(words[2:3].view(np.float32)[0]),
-            bool(words[1]),
-        )
+        return TopLogits(*read_candidates(self._io.words(CANDIDATES)))
 
     def _note_time(self, with_logits: bool, elapsed_ns: int) -> None:
         known = self._token_ns[with_logits]

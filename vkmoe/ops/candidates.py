@@ -5,11 +5,27 @@ Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["CANDIDATE_WORDS", "N_CANDIDATES", "candidates", "list_words", "n_lists"]
+__all__ = [
+    "CANDIDATE_WORDS",
+    "IDS_AT",
+    "LIST_WORDS",
+    "LOGITS_AT",
+    "N_CANDIDATES",
+    "Candidates",
+    "candidates",
+    "list_words",
+    "n_lists",
+    "read_candidates",
+]
 
 CANDIDATES_PARTIAL = kernel(
     "candidates_partial", "r:logits w:lists", "u32:n_vocab", "workgroup_size"
@@ -20,9 +36,30 @@ CANDIDATES_MERGE = kernel(
 
 N_CANDIDATES = 64
 # The output: [count, NaN flag, log-sum-exp (float bits), 0, 64 ids, 64 logits (float bits)].
-CANDIDATE_WORDS = 4 + 2 * N_CANDIDATES
-LIST_WORDS = 4 + 2 * N_CANDIDATES
+# A chunk's list has its ids and logits at the same places (candidate_lists.glsl).
+IDS_AT, LOGITS_AT = 4, 4 + N_CANDIDATES
+CANDIDATE_WORDS = LIST_WORDS = 4 + 2 * N_CANDIDATES
 MAX_VOCAB = 1 << 24
+
+
+class Candidates(NamedTuple):
+    """What the output says: the largest logits, descending; lower ids first among equals."""
+
+    ids: NDArray[np.int32]  # [n]
+    logits: NDArray[np.float32]  # [n], NaN reads as -inf
+    log_sum_exp: float  # of the whole vocabulary
+    has_nan: bool
+
+
+def read_candidates(words: NDArray[np.uint32]) -> Candidates:
+    """Unpack the output tensor's words; ids and logits are views of them."""
+    count = int(words[0])
+    return Candidates(
+        words[IDS_AT : IDS_AT + count].view(np.int32),
+        words[LOGITS_AT : LOGITS_AT + count].view(np.float32),
+        float(words[2:3].view(np.float32)[0]),
+        bool(words[1]),
+    )
 
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:

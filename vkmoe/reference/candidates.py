@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Candidates", "candidates", "candidates_partial", "read_candidates"]
+__all__ = ["Candidates", "candidates", "candidates_partial"]
 
 N_CANDIDATES = 64
 FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -40,11 +40,3 @@ def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[Candid
         part = candidates(logits[start : start + chunk])
         lists.append(part._replace(ids=part.ids + start))
     return lists
-
-
-def read_candidates(words: NDArray[np.uint32]) -> Candidates:
-    """Unpack the output tensor: [count, NaN flag, log-sum-exp, 0, 64 ids, 64 logits]."""
-    count = int(words[0])
-    ids = words[4 : 4 + count].astype(np.int64)
-    logits = words[68 : 68 + count].view(np.float32)
-    return Candidates(ids, logits, float(words[2:3].view(np.float32)[0]), bool(words[1]))

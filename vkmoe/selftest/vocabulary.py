@@ -7,12 +7,20 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words, n_lists
+from vkmoe.ops.candidates import (
+    CANDIDATE_WORDS,
+    IDS_AT,
+    LIST_WORDS,
+    LOGITS_AT,
+    candidates,
+    list_words,
+    n_lists,
+    read_candidates,
+)
 from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.candidates import candidates as candidates_twin
 from vkmoe.reference.candidates import candidates_partial as partial_twin
-from vkmoe.reference.candidates import read_candidates
 from vkmoe.reference.finish import finish as finish_twin
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.parameters import PARAMS, params_words
@@ -20,8 +28,6 @@ from vkmoe.selftest.parameters import PARAMS, params_words
 __all__ = ["CandidatesCase", "FinishCase"]
 
 Logits = NDArray[np.float32]
-LIST_WORDS = 132
-IDS, LOGITS, END = 4, 68, 132  # where they start in a list or in the output
 NO_ID, NO_LOGIT = 0xFFFFFFFF, -np.inf  # behind the last entry
 
 
@@ -69,12 +75,12 @@ def _entries(
     logits: Logits,
 ) -> None:
     """Ids and logits in order, exactly; what lies behind them says that nothing is there."""
-    wanted_ids = np.full(LOGITS - IDS, NO_ID, np.int64)
-    wanted_logits = np.full(END - LOGITS, NO_LOGIT, np.float32)
+    wanted_ids = np.full(LOGITS_AT - IDS_AT, NO_ID, np.int64)
+    wanted_logits = np.full(LIST_WORDS - LOGITS_AT, NO_LOGIT, np.float32)
     wanted_ids[: len(ids)], wanted_logits[: len(ids)] = ids, logits
     checks.equal(f"{what}: count", np.array(count), np.array(len(ids)))
-    checks.equal(f"{what}: ids", words[IDS:LOGITS].astype(np.int64), wanted_ids)
-    checks.equal(f"{what}: logits", words[LOGITS:END].view(np.float32), wanted_logits)
+    checks.equal(f"{what}: ids", words[IDS_AT:LOGITS_AT].astype(np.int64), wanted_ids)
+    checks.equal(f"{what}: logits", words[LOGITS_AT:LIST_WORDS].view(np.float32), wanted_logits)
 
 
 def _sum(checks: Checks, what: str, found: float, wanted: float) -> None:
