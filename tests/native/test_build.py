@@ -119,3 +119,28 @@ def test_a_malformed_table_is_refused(shaders, tmp_path, table, message):
     (shaders / "variants.toml").write_text(table)
     with pytest.raises(compile_shaders.ShaderError, match=message):
         compile_shaders.compile_all(shaders, tmp_path / "out")
+
+
+def test_a_damaged_download_is_refused_and_removed(tmp_path):
+    """The next configure downloads again, instead of meeting the same file for ever."""
+    damaged = tmp_path / "kp" / "kp-0.9.0.tar.gz"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"half a download")
+    script = Path(__file__).parents[2] / "vkmoe" / "gpu" / "native" / "cmake" / "kompute.cmake"
+    environment = {name: text for name, text in os.environ.items() if name != "VKMOE_KP_SDIST"}
+
+    def configure(**more: str) -> str:
+        done = subprocess.run(
+            ["cmake", "-P", str(script)],
+            cwd=tmp_path,
+            env=environment | more,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode != 0
+        return done.stderr
+
+    assert "has SHA-256" in configure(VKMOE_KP_SDIST=str(damaged))
+    assert damaged.exists(), "a file that the user named is the user's"
+    assert "has SHA-256" in configure()
+    assert not damaged.exists()
