@@ -71,6 +71,19 @@ def test_chunks_keep_to_the_cap(capped: Device) -> None:
     arena.close()
 
 
+@pytest.mark.parametrize("span_bytes", [5_000, 20_000, CAP * 5 // 8])
+def test_equal_spans_leave_no_tails(capped: Device, span_bytes: int) -> None:
+    """The planner counts spans; a chunk that ends in the middle of one would need more."""
+    n_spans = 20
+    arena = Arena(capped, "device", "experts", n_spans * round_up(span_bytes))
+    spans = [arena.place(span_bytes) for _ in range(n_spans)]
+    check_spans(spans, [span_bytes] * n_spans)
+    n_chunks = len({id(span.buffer) for span in spans})
+    assert n_chunks > 1
+    assert arena.n_bytes <= n_spans * round_up(span_bytes) + n_chunks * ALIGNMENT
+    arena.close()
+
+
 def test_the_largest_span_that_fits_is_placed(capped: Device) -> None:
     """The cap is what a span may have; a byte more is an error that names both sizes."""
     arena = Arena(capped, "device", "experts", 0)

@@ -41,9 +41,7 @@ def chunk_cap(device: DeviceInfo) -> int:
 
 
 class Arena:
-    """Allocates chunks as spans are placed. `expected_bytes` sizes them; placing more is
-    allowed.
-    """
+    """Allocates chunks as spans are placed. `expected_bytes` sizes them, and may be exceeded."""
 
     def __init__(self, device: Device, intent: Intent, name: str, expected_bytes: int) -> None:
         self._device = device
@@ -76,7 +74,9 @@ class Arena:
                 f"{self._device.info.name} allocates at most {cap / 2**20:.0f} MiB",
                 "choose another device with --device, or a smaller model",
             )
-        size = max(span_bytes, min(self._remaining, PREFERRED_CHUNK, cap))
+        # Whole spans like this one, the usual case: a tail that none fits in would be lost.
+        whole = min(PREFERRED_CHUNK, cap) // max(span_bytes, 1) * span_bytes
+        size = max(span_bytes, min(self._remaining, whole))
         buffer = self._device.allocate(self._intent, size + ALIGNMENT, self._name)
         self._chunks.append(buffer)
         self._used = -buffer.address % ALIGNMENT
