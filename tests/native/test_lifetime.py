@@ -179,3 +179,45 @@ def test_the_interpreter_may_exit_with_work_in_flight(ending, compile_glsl: Comp
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == (3 if "SystemExit" in ending else 0), done.stderr
     assert done.stderr == ""
+
+
+UNFINISHED = """
+    import sys
+    import time
+    from pathlib import Path
+    from vkmoe.gpu import _native as native
+    instance = native.Instance()
+    device = instance.open(0, [])
+    host = next(i for i, t in enumerate(instance.physical_devices()[0]["memory_types"])
+                if "HOST_COHERENT" in t["flags"])
+    buffer = device.buffer(4096, host)
+    spirv = Path(sys.argv[1]).read_bytes()
+    kernel = device.kernel(spirv, [device.tensor(64)], [], 0)
+    recorder = device.recorder()
+    recorder.dispatch(kernel, (int(sys.argv[2]), 1, 1))
+    submission = device.submit(recorder.finish())
+    before = native.live_objects()
+    started = time.monotonic()
+    try:
+        device.close(timeout_ns=50_000_000)
+    except native.VulkanError as error:
+        print(error.result, time.monotonic() - started < 0.5)
+    buffer.close()
+    del kernel, recorder, submission
+    device.close()
+    del device
+    instance.close()
+    after = native.live_objects()
+    print({kind: n for kind, n in before.items() if after.get(kind, 0) < n})
+"""
+
+
+def test_a_device_that_does_not_finish_keeps_its_memory(compile_glsl: CompileGlsl, tmp_path):
+    """Closing it fails in time, frees nothing of what may still be read, and fails only once."""
+    spirv = tmp_path / "slow.spv"
+    spirv.write_bytes(compile_glsl(SLOW))
+    n_groups = 1 + round(1000 * slow_groups_per_ms(spirv.read_bytes()))
+    command = [sys.executable, "-c", textwrap.dedent(UNFINISHED), str(spirv), str(n_groups)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["VK_TIMEOUT True", "{}"]

@@ -156,3 +156,35 @@ def test_unknown_names_are_refused(device, instance):
         instance.open(0, ["robust_buffer_access"])
     with pytest.raises(IndexError):
         instance.open(99, [])
+
+
+def test_settling_is_deaf_to_signals(device, slow):
+    submission = device.submit(slow_recording(device, slow, 500))
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):  # once the wait is over
+        device.settle(10**10)
+        timer.join()
+    assert submission.done() is True
+    assert device.settle(0) is True, "there is nothing left to wait for"
+    assert device.submit(empty(device)).wait() is True
+
+
+def test_what_a_submit_reads_outlives_its_owners_when_it_does_not_settle(instance, host, slow):
+    """Kernels read by address what no recording holds; Python lets go of it after Ctrl-C."""
+    device = instance.open(0, [])
+    buffer = device.buffer(4096, host)
+    submission = device.submit(slow_recording(device, slow, 700))
+    before = native.live_objects()
+    started = time.monotonic()
+    assert device.settle(50_000_000) is False
+    assert time.monotonic() - started < 0.4, "it waited for the submit"
+    assert device.lost
+    for further in (submission.wait, submission.done, lambda: device.submit(empty(device))):
+        with pytest.raises(native.DeviceLost):
+            further()
+    buffer.close()
+    assert native.live_objects()["memory"] == before["memory"]
+    device.close()  # waits for the rest of the submit
+    instance.close()
+    assert native.live_objects() == {}

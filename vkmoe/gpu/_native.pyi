@@ -89,8 +89,19 @@ class Device:
     def wait_idle(self) -> None:
         """Wait for all submissions; interruptible."""
 
-    def close(self) -> None:
-        """Wait for submissions in flight and release everything but memory under live views."""
+    def settle(self, timeout_ns: int) -> bool:
+        """Wait for all submissions, deaf to Ctrl-C, at most `timeout_ns`.
+
+        False when that runs out: the device counts as lost from then on, and what was made from it
+        stays alive until `close`, whoever lets go of it.
+        """
+
+    def close(self, timeout_ns: int = 5_000_000_000) -> None:
+        """Wait for submissions in flight and release everything but memory under live views.
+
+        Raises VulkanError "VK_TIMEOUT" if some remain: then nothing is released, ever. Does nothing
+        the second time.
+        """
 
 class Buffer:
     @property

@@ -26,6 +26,8 @@ Recorder: TypeAlias = "_native.Recorder"
 Recording: TypeAlias = "_native.Recording"
 
 N_COMPILERS = 4  # threads
+# How long a submit may go on after Ctrl-C; CPU drivers are slow, but they do not hang.
+SETTLE_NS, SETTLE_CPU_NS = 5_000_000_000, 30_000_000_000
 
 
 class Backend:
@@ -86,14 +88,16 @@ class Backend:
     def run(self, recording: _native.Recording, expected_ns: int = 0) -> None:
         """Submit and wait. Raises DeviceLostError and other GpuErrors.
 
-        Ctrl-C is passed on once the submit has ended: the host must not touch what it reads.
+        Ctrl-C is passed on once the submit has ended: the host must not touch what it reads. One
+        that does not end within seconds loses the device, and its memory is kept.
         """
         with translate_errors("running a program"):
             try:
                 self.device.native.submit(recording).wait(expected_ns)
             except BaseException:  # Ctrl-C, perhaps before the wait began, or a wait that failed
                 with suppress(RuntimeError):  # the first error is the one to tell
-                    self.device.native.wait_idle()
+                    is_cpu = self.device.info.is_cpu
+                    self.device.native.settle(SETTLE_CPU_NS if is_cpu else SETTLE_NS)
                 raise
 
     def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:

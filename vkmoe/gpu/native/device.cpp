@@ -12,12 +12,32 @@ namespace vkmoe {
 
 namespace {
 
-constexpr std::chrono::seconds kJoinLimit{5};
-
 // Never destroyed, like the ledger. Guarded by the GIL.
 std::set<Device*>& open_devices() {
     static auto* const devices = new std::set<Device*>;
     return *devices;
+}
+
+/// What devices that never finished may still use: leaking it is the lesser evil.
+struct Abandoned {
+    std::vector<std::shared_ptr<Resource>> resources;
+    std::vector<std::shared_ptr<Submission>> submissions;
+};
+
+// Never destroyed. Guarded by the GIL.
+Abandoned& abandoned() {
+    static auto* const leaked = new Abandoned;
+    return *leaked;
+}
+
+std::chrono::nanoseconds duration(uint64_t timeout_ns) {
+    return std::chrono::nanoseconds(std::min<uint64_t>(timeout_ns, INT64_MAX / 4));
+}
+
+template <class Item>
+void move_to(std::vector<Item>& target, std::vector<Item>& source) {
+    target.insert(target.end(), source.begin(), source.end());
+    source.clear();
 }
 
 }  // namespace
@@ -29,12 +49,7 @@ Device::Device(std::shared_ptr<Context> context) : context_(std::move(context)) 
 Device::~Device() {
     open_devices().erase(this);
     if (!context_) return;
-    if (join(kJoinLimit)) {
-        release_all();
-    } else {
-        // The driver still uses these objects: leaking them is the lesser evil.
-        new std::vector<std::shared_ptr<Submission>>(std::move(in_flight_));
-    }
+    join(kJoinLimit) ? release_all() : abandon();
 }
 
 Context& Device::context() const {
@@ -135,26 +150,52 @@ void Device::wait_idle() {
     }
 }
 
-void Device::close() {
+bool Device::settle(uint64_t timeout_ns) {
+    context();
+    if (join(duration(timeout_ns))) return true;
+    pin();
+    return false;
+}
+
+void Device::close(uint64_t timeout_ns) {
     if (!context_) return;
-    try {
-        if (!context_->lost()) wait_idle();
-    } catch (const VulkanError&) {
-        // The device is going away; join() below waits for what the driver still has.
-    }
-    if (!join(kJoinLimit)) {
-        throw VulkanError(VK_TIMEOUT, "vkWaitForFences", "the device does not finish its work");
-    }
-    release_all();
+    const bool finished = join(duration(timeout_ns));
+    if (!context_) return;  // another thread has closed it meanwhile
+    if (finished) return release_all();
+    abandon();
+    throw VulkanError(VK_TIMEOUT, "vkWaitForFences", "the device does not finish its work");
 }
 
 bool Device::join(Submission::Clock::duration limit) noexcept {
     const auto deadline = Submission::Clock::now() + limit;
-    bool all = true;
-    for (const auto& submission : in_flight_) {
-        all = submission->join(deadline - Submission::Clock::now()) && all;
+    while (!in_flight_.empty()) {
+        const auto oldest = in_flight_.front();
+        if (!oldest->join(deadline - Submission::Clock::now())) return false;
+        // Not by position: other threads may have submitted and reaped during the wait.
+        in_flight_.erase(std::remove(in_flight_.begin(), in_flight_.end(), oldest),
+                         in_flight_.end());
     }
-    return all;
+    return true;
+}
+
+/// Keeps alive what Python may let go of while the device still uses it, and refuses more work.
+void Device::pin() {
+    if (!context_) return;
+    context_->note(VK_ERROR_DEVICE_LOST);
+    std::vector<std::shared_ptr<Resource>> alive;
+    for (const auto& child : children_) {
+        if (auto resource = child.lock()) alive.push_back(std::move(resource));
+    }
+    pinned_ = std::move(alive);  // what was pinned before is among them
+}
+
+void Device::abandon() {
+    pin();
+    move_to(abandoned().resources, pinned_);
+    move_to(abandoned().submissions, in_flight_);
+    children_.clear();
+    placeholder_.reset();
+    context_.reset();
 }
 
 void Device::release_all() noexcept {
@@ -164,13 +205,18 @@ void Device::release_all() noexcept {
         if (const auto resource = child.lock()) resource->release();
     }
     children_.clear();
+    pinned_.clear();
     placeholder_.reset();
     context_->upload_pools().close();
     context_.reset();
 }
 
 void join_all_devices() noexcept {
-    for (Device* const device : open_devices()) device->join(kJoinLimit);
+    const auto devices = open_devices();  // a copy: waiting lets other threads run
+    for (Device* const device : devices) {
+        if (open_devices().count(device) > 0) device->join(kJoinLimit);
+    }
+    for (const auto& submission : abandoned().submissions) submission->join(kJoinLimit);
 }
 
 }  // namespace vkmoe

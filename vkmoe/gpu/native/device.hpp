@@ -28,12 +28,18 @@ class Device {
     bool lost() const { return context().lost(); }
     /// Waits for all submissions in flight; interruptible, throws like Submission::wait.
     void wait_idle();
-    /// Waits like wait_idle, then releases all that was made here. Does nothing the second time.
-    void close();
+    /// Waits at most `timeout_ns` for submissions in flight, deaf to signals. When that runs out
+    /// the device counts as lost, all that was made here is kept until close(), and it is false.
+    bool settle(uint64_t timeout_ns);
+    /// Waits at most `timeout_ns`, then releases all that was made here. Does nothing the second
+    /// time. Throws VK_TIMEOUT if submissions remain; what was made here is then never released.
+    void close(uint64_t timeout_ns);
     /// Waits at most `limit` for submissions in flight, silently; false if some remain.
     bool join(Submission::Clock::duration limit) noexcept;
 
   private:
+    void pin();
+    void abandon();
     Context& context() const;
     template <class Made>
     std::shared_ptr<Made> keep(std::shared_ptr<Made> made);
@@ -44,8 +50,12 @@ class Device {
     std::vector<std::weak_ptr<Resource>> children_;
     size_t prune_at_ = 64;
     std::vector<std::shared_ptr<Submission>> in_flight_;
+    std::vector<std::shared_ptr<Resource>> pinned_;  // the children, once it did not settle
     std::shared_ptr<Tensor> placeholder_;  // bound where a kernel has no tensors
 };
+
+/// How long close() and interpreter exit wait for a device.
+constexpr std::chrono::nanoseconds kJoinLimit{5'000'000'000};
 
 /// For interpreter exit: no process may end with work in flight.
 void join_all_devices() noexcept;

@@ -183,7 +183,9 @@ void add_device(py::module_& module) {
         .def_property_readonly("has_upload_queue", &Device::has_upload_queue)
         .def_property_readonly("lost", &Device::lost)
         .def("wait_idle", &Device::wait_idle)
-        .def("close", &Device::close);
+        .def("settle", &Device::settle, "timeout_ns"_a)
+        .def("close", &Device::close,
+             "timeout_ns"_a = static_cast<uint64_t>(kJoinLimit.count()));
 }
 
 }  // namespace

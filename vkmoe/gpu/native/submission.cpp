@@ -106,12 +106,14 @@ bool Submission::wait(uint64_t expected_ns, uint64_t timeout_ns) {
 }
 
 bool Submission::join(Clock::duration limit) noexcept {
-    if (finished_ || !fence_) return true;
-    const VkFence handle = fence();
+    const auto fence = fence_;  // another thread may close the device during the wait
+    if (finished_ || !fence) return true;
+    const VkFence handle = fence->handle.get();
     const auto wait_ns = std::chrono::duration_cast<nanoseconds>(limit).count();
-    const VkResult result = vkWaitForFences(fence_->context->device(), 1, &handle, VK_TRUE,
+    const py::gil_scoped_release no_gil;
+    const VkResult result = vkWaitForFences(fence->context->device(), 1, &handle, VK_TRUE,
                                             static_cast<uint64_t>(std::max<int64_t>(wait_ns, 0)));
-    if (result == VK_SUCCESS) finish(!fence_->context->lost());
+    if (result == VK_SUCCESS) finish(!fence->context->lost());
     // A lost device has nothing in flight any more: its objects may be destroyed.
     return result == VK_SUCCESS || result == VK_ERROR_DEVICE_LOST;
 }

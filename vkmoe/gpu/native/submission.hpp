@@ -25,6 +25,7 @@ class Submission : public Resource {
     /// Asks the fence, without waiting.
     bool done();
     /// Waits at most `limit` for the driver alone: no injections, no signals, no exceptions.
+    /// Needs the GIL, and releases it while it waits.
     bool join(Clock::duration limit) noexcept;
 
   private:
