@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.needs import missing
 from vkmoe.generate.tokenizer import Tokenizer, byte_alphabet
 from vkmoe.generate.vocabulary import TokenType
 
@@ -45,6 +45,4 @@ def shared() -> Path:
     for parent in Path(__file__).resolve().parents:
         if (parent / "shared" / "vocab").is_dir():
             return parent / "shared"
-    if os.environ.get("CI"):
-        pytest.fail("CI is set but there is no folder shared/ beside the checkout")
-    pytest.skip("no folder shared/ beside the checkout: real vocabularies are not tested")
+    missing("no folder shared/ beside the checkout: real vocabularies are not tested")

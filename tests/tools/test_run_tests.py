@@ -1,0 +1,58 @@
+"""tools/test: what makes it fail, in a checkout whose programs are stand-ins."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Everything succeeds here, but SwiftShader cannot be had."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "test", tmp_path / "tools")
+    stand_in(tmp_path / "tools" / "setup", "exit 0")
+    for name in ("ruff", "mypy"):
+        stand_in(tmp_path / ".venv" / "bin" / name, "exit 0")
+    stand_in(tmp_path / ".venv" / "bin" / "python", 'test "$1" != tools/fetch_swiftshader.py')
+    return tmp_path
+
+
+def stand_in(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def run(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [checkout / "tools" / "test"],
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("value", ["true", "1"])
+def test_ci_fails_without_the_second_driver(checkout: Path, value: str) -> None:
+    done = run(checkout, CI=value)
+    assert done.returncode == 1
+    assert done.stderr == "tools/test: FAILED: swiftshader\n"
+
+
+def test_elsewhere_it_may_be_missing(checkout: Path) -> None:
+    assert run(checkout).returncode == 0
+    assert run(checkout, CI="").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["ruff", "mypy"])
+def test_a_failing_check_is_named(checkout: Path, name: str) -> None:
+    stand_in(checkout / ".venv" / "bin" / name, "exit 1")
+    done = run(checkout)
+    assert done.returncode == 1
+    assert done.stderr == f"tools/test: FAILED: {name}\n"
