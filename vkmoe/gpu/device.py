@@ -1,5 +1,4 @@
-"""Opens a Vulkan device: choice by index or name, features, memory by intent, errors a user can
-act on.
+"""Opens a Vulkan device: its choice, its features, memory by intent, and errors to act on.
 
 Owns the native instance and device. Only this package imports the extension.
 """
@@ -20,6 +19,7 @@ from vkmoe.errors import (
     OutOfMemoryError,
 )
 from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.extension import native
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
-# Switched on when present. Only "int64" is used today, by the kernels for CPU drivers; integer dot
-# products and
-# cooperative matrices belong to variants that a self-test must first have proven.
-OPTIONAL_FEATURES = ("timeline_semaphore", "subgroup_size_control", "int64")
+# Switched on when present, for the kernels of CPU drivers. The extension knows more names; what no
+# kernel uses is not asked for.
+OPTIONAL_FEATURES = ("int64",)
+OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
 _DRIVER_HINT = (
     "install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
@@ -49,18 +49,23 @@ _DRIVER_HINT = (
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
     """Turn the extension's VulkanError into the VkmoeError a user can act on."""
-    from vkmoe.gpu import _native
-
+    extension = native()
     try:
         yield
-    except _native.DeviceLost as error:
+    except extension.DeviceLost as error:
         raise DeviceLostError(
             f"the GPU driver reset the device while {doing} ({error.call})",
             "close other GPU programs, lower --ctx-size, and look in the kernel log",
             error.result,
         ) from error
-    except _native.VulkanError as error:
-        if error.result in ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY"):
+    except extension.VulkanError as error:
+        if error.result == "VK_TIMEOUT":
+            raise DeviceLostError(
+                f"the GPU did not finish its work in time while {doing} ({error.call})",
+                "it may hang: look in the kernel log; its memory is free once vkmoe has ended",
+                error.result,
+            ) from error
+        if error.result in OUT_OF_MEMORY:
             where = "GPU" if "DEVICE" in error.result else "host"
             raise OutOfMemoryError(
                 f"out of {where} memory while {doing} ({error.call})",
@@ -76,12 +81,11 @@ def translate_errors(doing: str) -> Iterator[None]:
 
 def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:
     """All Vulkan devices, in the loader's order. Raises NoDriverError when there is no driver."""
-    from vkmoe.gpu import _native
-
+    extension = native()
     own = instance or _make_instance(validation=False)
     try:
         found = [DeviceInfo.from_native(facts) for facts in own.physical_devices()]
-    except _native.VulkanError as error:
+    except extension.VulkanError as error:
         raise _no_driver(error.result) from error
     finally:
         if instance is None:
@@ -126,11 +130,10 @@ def _missing(device: DeviceInfo) -> list[str]:
 
 
 def _make_instance(validation: bool) -> _native.Instance:
-    from vkmoe.gpu import _native
-
+    extension = native()
     try:
-        return _native.Instance(validation=validation)
-    except _native.VulkanError as error:
+        made: _native.Instance = extension.Instance(validation=validation)
+    except extension.VulkanError as error:
         if validation and error.result == "VK_ERROR_LAYER_NOT_PRESENT":
             raise NoDriverError(
                 "the Vulkan validation layer is not installed",
@@ -138,6 +141,7 @@ def _make_instance(validation: bool) -> _native.Instance:
                 error.result,
             ) from error
         raise _no_driver(error.result) from error
+    return made
 
 
 def blocked_render_nodes() -> list[str]:
@@ -182,34 +186,60 @@ class Device(Closing):
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> _native.Buffer:
         """A raw buffer of `n_bytes` for an intent; falls back to the next fitting memory type.
 
-        Raises OutOfMemoryError with what was asked and what the heap has.
+        Raises OutOfMemoryError with what was asked and what the heap has, GpuError when the driver
+        has no memory type for buffers like this.
         """
-        from vkmoe.gpu import _native
-
-        candidates = memory_type_candidates(self.info, intent)
-        last_error: _native.VulkanError | None = None
-        for memory_type in candidates:
+        extension = native()
+        refused: list[tuple[int, _native.VulkanError]] = []
+        for memory_type in memory_type_candidates(self.info, intent):
             try:
                 return self.native.buffer(n_bytes, memory_type, name)
-            except _native.DeviceLost:
+            except extension.DeviceLost:
                 with translate_errors(f"allocating {name}"):
                     raise
-            except _native.VulkanError as error:
-                last_error = error
-        heap = self.info.heaps[self.info.memory_types[candidates[0]].heap]
-        result = last_error.result if last_error else ""
-        raise OutOfMemoryError(
-            f"cannot allocate {n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on "
-            f"{self.info.name} (heap of {heap.size / 2**20:.0f} MiB, {result})",
+            except extension.VulkanError as error:
+                refused.append((memory_type, error))
+        raise self._not_allocated(intent, n_bytes, name, refused) from refused[-1][1]
+
+    def _not_allocated(
+        self,
+        intent: Intent,
+        n_bytes: int,
+        name: str,
+        refused: list[tuple[int, _native.VulkanError]],
+    ) -> GpuError:
+        """What to raise when every memory type was refused; running out counts before the rest."""
+        full = [item for item in refused if item[1].result in OUT_OF_MEMORY]
+        memory_type, error = (full or refused)[0]
+        what = f"{n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on {self.info.name}"
+        if not full:
+            return GpuError(
+                f"cannot allocate {what}: {error.call} failed with {error.result}",
+                "update its driver, or choose another device with --device",
+                error.result,
+            )
+        heap = self.info.heaps[self.info.memory_types[memory_type].heap]
+        return OutOfMemoryError(
+            f"cannot allocate {what} (heap of {heap.size / 2**20:.0f} MiB, {error.result})",
             "lower --ctx-size, close other GPU programs, or take a smaller model",
-            result,
-        ) from last_error
+            error.result,
+        )
 
     def validation_messages(self) -> list[str]:
         """What the validation layer reported since the last call (empty without --validation)."""
         return list(self._instance.messages())
 
+    def finish(self) -> None:
+        """Wait for submissions in flight, then free everything made from this device.
+
+        Raises DeviceLostError when they do not end within seconds: nothing is freed then.
+        """
+        with translate_errors(f"closing {self.info.name}"):
+            self.native.close()
+
     def close(self) -> None:
-        """Wait for submissions in flight, then free everything. May be called twice."""
-        self.native.close()
-        self._instance.close()
+        """Finish, and let go of Vulkan. May be called twice."""
+        try:
+            self.finish()
+        finally:
+            self._instance.close()

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from vkmoe.gpu.extension import native
 from vkmoe.gpu.program import Dispatch, Range, TensorRef
 
 __all__ = ["KERNELS", "Binding", "KernelSpec", "PushField", "kernel", "spirv_folder", "spirv_words"]
@@ -133,9 +134,7 @@ def _kind(text: str) -> Literal["u32", "f32", "address"]:
 
 def spirv_folder() -> Path:
     """Where the compiled shaders lie: beside the extension."""
-    from vkmoe.gpu import _native
-
-    return Path(_native.__file__).parent / "spirv"
+    return Path(str(native().__file__)).parent / "spirv"
 
 
 @cache

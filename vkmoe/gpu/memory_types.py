@@ -1,5 +1,4 @@
-"""Which Vulkan memory type serves which intent: a pure choice by flags, tested with invented
-devices.
+"""Which Vulkan memory type serves which intent: a pure choice by flags.
 
 Intents (design.md 2.1): `device` for weights, caches and slots; `host` for homes and staging;
 `readback` for what the CPU reads; `bar` for small tables the CPU writes and the GPU reads.

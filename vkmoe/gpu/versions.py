@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from vkmoe.gpu.extension import native
+
 __all__ = ["kompute_version"]
 
 
 def kompute_version() -> str:
     """The version of the Kompute classes inside the extension."""
-    from vkmoe.gpu import _native
-
-    return str(_native.kompute_version)
+    return str(native().kompute_version)
