@@ -189,3 +189,12 @@ def test_closed_things_say_so(device, host):
     for call in (device.recorder, device.wait_idle, lambda: device.submit(recording)):
         with pytest.raises(RuntimeError, match="closed"):
             call()
+
+
+def test_a_refused_memory_type_is_a_vulkan_error(device, host):
+    """RADV lists twin types that hold no buffers: the caller takes the next one."""
+    native.inject_failure("vkGetBufferMemoryRequirements", result="VK_ERROR_FEATURE_NOT_PRESENT")
+    with pytest.raises(native.VulkanError, match=f"memory type {host} cannot hold") as caught:
+        device.buffer(64, host)
+    assert caught.value.result == "VK_ERROR_FEATURE_NOT_PRESENT"
+    device.buffer(64, host)
