@@ -27,7 +27,12 @@ __all__ = ["MemoryKind", "TypedMemory", "distinct_types", "measure"]
 
 ALIGNMENT = 256
 MAPPED_BYTES = 4 * MIB
-OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
+# No room, or a type that holds no storage buffers.
+REFUSED = (
+    "VK_ERROR_OUT_OF_DEVICE_MEMORY",
+    "VK_ERROR_OUT_OF_HOST_MEMORY",
+    "VK_ERROR_FEATURE_NOT_PRESENT",
+)
 Bytes = NDArray[np.uint8]
 
 
@@ -69,8 +74,8 @@ class TypedMemory:
             return cls(
                 device.native.buffer(n_bytes + ALIGNMENT, kind.memory_type, kind.label), n_bytes
             )
-        except (ValueError, _native.VulkanError) as error:
-            if isinstance(error, _native.VulkanError) and error.result not in OUT_OF_MEMORY:
+        except _native.VulkanError as error:
+            if error.result not in REFUSED:
                 raise
             return None
 
