@@ -104,7 +104,7 @@ class Engine(Closing):
         self._recorded = {flag: self._record(flag) for flag in (False, True)}
         self._token_ns = {False: 0, True: 0}
         # Runs before anything above is freed: an interrupted or failed submit may still read it.
-        self._cleanup.callback(self.device.native.close)
+        self._cleanup.callback(self.device.finish)
 
     # ----- running -----
 
