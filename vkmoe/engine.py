@@ -25,7 +25,7 @@ from vkmoe.gpu.backend import Backend, Recorder, Recording
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import TokenIo
-from vkmoe.gpu.transfer import Transfer
+from vkmoe.gpu.transfer import Readback, Transfer
 from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder, KvAddresses
 from vkmoe.models.tensors import read_tensors
@@ -101,6 +101,10 @@ class Engine(Closing):
         )
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         self._io = self._make_io()
+        logits = self.workspace.logits
+        self._logits = self._cleanup.enter_context(
+            Readback(self.device, self._backend.tensor(logits), 0, logits.n_bytes)
+        )
         self._recorded = {flag: self._record(flag) for flag in (False, True)}
         self._token_ns = {False: 0, True: 0}
         # Runs before anything above is freed: an interrupted or failed submit may still read it.
@@ -133,9 +137,7 @@ class Engine(Closing):
 
     def full_logits(self) -> NDArray[np.float32]:
         """All logits of the last token run with logits: float32 [n_vocab]."""
-        source = self._backend.tensor(self.workspace.logits)
-        data = self._transfer.read(source, 0, self.workspace.logits.n_bytes)
-        return data.view(np.float32)
+        return self._logits.read().view(np.float32)
 
     def routing(self) -> NDArray[np.uint32]:
         """The experts the last token used: uint32 [n MoE layers, n_used]; empty for dense

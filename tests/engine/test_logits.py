@@ -148,3 +148,14 @@ def test_the_demo_model_agrees_with_llama_cpp(
 @pytest.mark.parametrize("name", ["demo_llama_cpp.npz", "demo_transformers.npz"])
 def test_the_stored_figures_are_of_the_demo_model_shipped(name: str) -> None:
     assert str(load(name)["sha256"]) == hashlib.sha256(demo_model_path().read_bytes()).hexdigest()
+
+
+def test_full_logits_allocate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --top-k 0 they are read after every token; the buffer for it is made once."""
+    with Engine(model_path("moe_plain"), EngineConfig(ctx_size=64)) as engine:
+        monkeypatch.delattr("vkmoe.gpu.device.Device.allocate")
+        found = []
+        for position in range(2):
+            engine.run_token(5 + position, position)
+            found.append(engine.full_logits())
+        assert not np.array_equal(*found)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.transfer import Transfer
+from vkmoe.gpu.transfer import Readback, Transfer
 
 STAGING = 256
 N_BYTES = 4096
@@ -84,6 +84,23 @@ def test_what_is_read_is_a_copy(transfer: Transfer, buffer: native.Buffer) -> No
     transfer.write(buffer, 0, random_bytes(N_BYTES, seed=4))
     transfer.flush()
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_readback_reads_what_is_there_now(device: Device, transfer: Transfer) -> None:
+    """One buffer and one recording, made once; what was read before stays as it was."""
+    tensor = device.native.tensor(300, "words")
+    with Readback(device, tensor, 8, 64) as readback:
+        found = []
+        made = []
+        for seed in (5, 6):
+            transfer.write(tensor, 0, random_bytes(1200, seed))
+            transfer.flush()
+            before = native.live_objects()
+            found.append(readback.read())
+            made.append(native.live_objects() == before)
+        for seed, data in zip((5, 6), found, strict=True):
+            np.testing.assert_array_equal(data, random_bytes(1200, seed)[8:72])
+        assert made[-1]
 
 
 def test_nothing_is_left_behind(device: Device) -> None:

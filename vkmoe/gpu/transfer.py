@@ -17,7 +17,7 @@ from vkmoe.gpu.device import Device, translate_errors
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["Transfer"]
+__all__ = ["Readback", "Transfer"]
 
 Bytes = NDArray[np.uint8]
 STAGING_BYTES = 16 << 20
@@ -57,14 +57,9 @@ class Transfer(Closing):
 
     def read(self, source: _native.Buffer | _native.Tensor, offset: int, n_bytes: int) -> Bytes:
         """Read bytes back (a copy). Never reads device-local memory through a mapping."""
-        readback = self._device.allocate("readback", max(n_bytes, 4), "readback")
-        with translate_errors("reading GPU memory"):
-            recorder = self._device.native.recorder()
-            recorder.copy(source, offset, readback, 0, n_bytes)
-            self._device.native.submit(recorder.finish()).wait()
-            readback.invalidate(0, n_bytes)
-        data = readback.view()[:n_bytes].copy()
-        readback.close()
+        readback = Readback(self._device, source, offset, n_bytes)
+        data = readback.read()
+        readback.close()  # not after Ctrl-C: the copy may still be under way
         return data
 
     def close(self) -> None:
@@ -89,6 +84,39 @@ class Transfer(Closing):
         self._next_lane = 1 - self._next_lane
         lane.wait()
         return lane
+
+
+class Readback(Closing):
+    """Reads the same bytes again and again: one buffer, and a copy recorded once.
+
+    Raises OutOfMemoryError and other GpuErrors when made or read.
+    """
+
+    def __init__(
+        self, device: Device, source: _native.Buffer | _native.Tensor, offset: int, n_bytes: int
+    ) -> None:
+        self._device, self._n_bytes = device, n_bytes
+        self._buffer = device.allocate("readback", max(n_bytes, 4), "readback")
+        try:
+            with translate_errors("reading GPU memory"):
+                recorder = device.native.recorder()
+                recorder.copy(source, offset, self._buffer, 0, n_bytes)
+                self._recording: _native.Recording | None = recorder.finish()
+        except BaseException:
+            self._buffer.close()
+            raise
+
+    def read(self) -> Bytes:
+        """The bytes as they are now (a copy). No submit may be in flight that writes them."""
+        assert self._recording is not None, "closed"
+        with translate_errors("reading GPU memory"):
+            self._device.native.submit(self._recording).wait()
+            self._buffer.invalidate(0, self._n_bytes)
+        return self._buffer.view()[: self._n_bytes].copy()
+
+    def close(self) -> None:
+        self._recording = None
+        self._buffer.close()
 
 
 class _Lane:
