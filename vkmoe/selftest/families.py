@@ -25,8 +25,8 @@ from vkmoe.selftest.weights import WEIGHT_TYPES
 
 __all__ = ["FAMILIES", "Family", "Measured", "Setting"]
 
-# Weights read by a measured dispatch.
-CPU_BYTES, GPU_BYTES = 2 << 20, 16 << 20
+# Weights read by a measured dispatch: on GPUs more than their caches hold (up to 128 MiB).
+CPU_BYTES, GPU_BYTES = 2 << 20, 256 << 20
 WIDTH, INNER, N_SLOTS = 2048, 768, 4  # of the measured shapes
 ROUTERS = (
     RouterShape(128, 8),

@@ -23,6 +23,9 @@ WEIGHT_TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32")
 # Where a block holds its float16 scales.
 _HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
 
+# Larger matrices repeat their rows: they are for the measurement only, and drawing takes long.
+DISTINCT_BYTES = 8 << 20
+
 Bytes = NDArray[np.uint8]
 
 
@@ -43,6 +46,9 @@ def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Gene
     """uint8 [n_rows, row_bytes] as in a file, finite."""
     kind = TYPES[type_name]
     row_bytes = kind.row_bytes(n_columns)
+    n_distinct = max(1, DISTINCT_BYTES // row_bytes)
+    if n_rows > n_distinct:
+        return np.resize(random_rows(type_name, n_distinct, n_columns, rng), (n_rows, row_bytes))
     if type_name not in _HALVES:
         return _floats(type_name, n_rows * n_columns, rng).reshape(n_rows, row_bytes)
     n_blocks = n_rows * row_bytes // kind.block_bytes
