@@ -158,4 +158,4 @@ def test_full_logits_allocate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         for position in range(2):
             engine.run_token(5 + position, position)
             found.append(engine.full_logits())
-        assert not np.array_equal(*found)
+        assert not np.array_equal(found[0], found[1])
