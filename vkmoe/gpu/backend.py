@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.device import Device, translate_errors, translated
+from vkmoe.gpu.extension import native
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import spirv_words
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
@@ -91,14 +92,15 @@ class Backend:
         Ctrl-C is passed on once the submit has ended: the host must not touch what it reads. One
         that does not end within seconds loses the device, and its memory is kept.
         """
-        with translate_errors("running a program"):
-            try:
-                self.device.native.submit(recording).wait(expected_ns)
-            except BaseException:  # Ctrl-C, perhaps before the wait began, or a wait that failed
-                with suppress(RuntimeError):  # the first error is the one to tell
-                    is_cpu = self.device.info.is_cpu
-                    self.device.native.settle(SETTLE_CPU_NS if is_cpu else SETTLE_NS)
-                raise
+        try:  # no context manager: this is the one thing done for every token
+            self.device.native.submit(recording).wait(expected_ns)
+        except BaseException as error:  # Ctrl-C, perhaps before the wait began, or a failed wait
+            with suppress(RuntimeError):  # the first error is the one to tell
+                is_cpu = self.device.info.is_cpu
+                self.device.native.settle(SETTLE_CPU_NS if is_cpu else SETTLE_NS)
+            if isinstance(error, native().VulkanError):
+                raise translated(error, "running a program") from error
+            raise
 
     def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
         recorder.copy(

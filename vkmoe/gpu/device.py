@@ -32,6 +32,7 @@ __all__ = [
     "choose_device",
     "list_devices",
     "translate_errors",
+    "translated",
 ]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
@@ -52,31 +53,36 @@ def translate_errors(doing: str) -> Iterator[None]:
     extension = native()
     try:
         yield
-    except extension.DeviceLost as error:
-        raise DeviceLostError(
+    except extension.VulkanError as error:
+        raise translated(error, doing) from error
+
+
+def translated(error: _native.VulkanError, doing: str) -> GpuError:
+    """The VkmoeError that tells what the extension's error means for the user."""
+    if isinstance(error, native().DeviceLost):
+        return DeviceLostError(
             f"the GPU driver reset the device while {doing} ({error.call})",
             "close other GPU programs, lower --ctx-size, and look in the kernel log",
             error.result,
-        ) from error
-    except extension.VulkanError as error:
-        if error.result == "VK_TIMEOUT":
-            raise DeviceLostError(
-                f"the GPU did not finish its work in time while {doing} ({error.call})",
-                "it may hang: look in the kernel log; its memory is free once vkmoe has ended",
-                error.result,
-            ) from error
-        if error.result in OUT_OF_MEMORY:
-            where = "GPU" if "DEVICE" in error.result else "host"
-            raise OutOfMemoryError(
-                f"out of {where} memory while {doing} ({error.call})",
-                "close other GPU programs, lower --ctx-size, or take a smaller model",
-                error.result,
-            ) from error
-        raise GpuError(
-            f"{error.call} failed with {error.result} while {doing}",
-            "see `vkmoe devices` and the driver's log",
+        )
+    if error.result == "VK_TIMEOUT":
+        return DeviceLostError(
+            f"the GPU did not finish its work in time while {doing} ({error.call})",
+            "it may hang: look in the kernel log; its memory is free once vkmoe has ended",
             error.result,
-        ) from error
+        )
+    if error.result in OUT_OF_MEMORY:
+        where = "GPU" if "DEVICE" in error.result else "host"
+        return OutOfMemoryError(
+            f"out of {where} memory while {doing} ({error.call})",
+            "close other GPU programs, lower --ctx-size, or take a smaller model",
+            error.result,
+        )
+    return GpuError(
+        f"{error.call} failed with {error.result} while {doing}",
+        "see `vkmoe devices` and the driver's log",
+        error.result,
+    )
 
 
 def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:

@@ -37,6 +37,8 @@ class TokenIo:
         backend.bind("readback", self._out)
         self._params_view: Any = self._in.view()  # a buffer, which NumPy's stubs do not say
         self._words = self._out.view().view(np.uint32)
+        ends = np.cumsum([output.n_words for output in outputs]).tolist()
+        self._views = np.split(self._words, ends[:-1])
         self.serial = 0
 
     def copy_in(self, program: Program) -> None:
@@ -73,10 +75,9 @@ class TokenIo:
 
     def words(self, output: int) -> NDArray[np.uint32]:
         """A copy of one output, as of the last `receive`."""
-        start = sum(ref.n_words for ref in self._outputs[:output])
-        return np.array(self._words[start : start + self._outputs[output].n_words])
+        return self._views[output].copy()
 
     def close(self) -> None:
-        del self._params_view, self._words
+        del self._params_view, self._words, self._views
         self._in.close()
         self._out.close()
