@@ -50,7 +50,7 @@ def test_down(runner: Runner, kind: str, suffix: str) -> None:
     case = DownCase(
         tuning_for(suffix, SIZES[(i + j + 2) % len(SIZES)], 1 + (i + 3 * j) % 4),
         kind,
-        Use(int(rng.integers(8, 20)), 1 + (3 * i + j) % 4),
+        Use(int(rng.integers(8, 20)), 1 + (3 * i + j) % 8),
         n_rows=int(rng.integers(1, 30)),
         n_columns=step_of(kind) * int(rng.integers(1, 4)),
         seed=i,
