@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.closing import Closing
 from vkmoe.errors import VkmoeError
 
 __all__ = ["Worker", "WorkerError"]
@@ -29,7 +29,7 @@ class WorkerError(VkmoeError):
     """A worker process ended or said something else than asked."""
 
 
-class Worker:
+class Worker(Closing):
     """One arm of the comparison. Use it as a context manager; `card` is what it said of itself."""
 
     def __init__(
@@ -107,14 +107,3 @@ class Worker:
         self._process.wait(END_SECONDS)
         tail = "\n".join(self.log_lines(""))[-LOG_TAIL:]
         return WorkerError(f"the {self.name} worker ended early:\n{tail}")
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
