@@ -110,14 +110,19 @@ def record_slow(device: native.Device, slow: bytes, n_groups: int) -> native.Rec
 
 @functools.cache
 def slow_groups_per_ms(slow: bytes) -> float:
-    """How many workgroups of SLOW this driver does in a millisecond, measured once."""
+    """How many workgroups of SLOW this driver does in a millisecond: the best of five runs.
+
+    Other work on the machine makes a run longer, and the recordings made from it too short.
+    """
     instance = native.Instance()
     device = instance.open(0, [])
     recording = record_slow(device, slow, 8)
     device.submit(recording).wait()  # the first run may compile
-    started = time.monotonic()
-    device.submit(recording).wait()
-    elapsed_ms = (time.monotonic() - started) * 1e3
+    elapsed_ms = float("inf")
+    for _ in range(5):
+        started = time.monotonic()
+        device.submit(recording).wait()
+        elapsed_ms = min(elapsed_ms, (time.monotonic() - started) * 1e3)
     device.close()
     instance.close()
     return 8 / elapsed_ms
