@@ -125,7 +125,7 @@ def _expert_gate_up(setting: Setting) -> Iterator[Measured]:
     fixed = replace(routed, use=FIXED)
     large = GateUpCase(tuning, (kind, kind), ALL_USED, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
     yield _time(setting, _compare(setting, "", routed.run, fixed.run), large.time)
-    if setting.timed or kind == MIXED_TYPE:
+    if kind == MIXED_TYPE:
         yield _compare(setting, f"with up {other}", replace(routed, types=(kind, other)).run)
 
 
