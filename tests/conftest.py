@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 
@@ -9,3 +11,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The native tests demand that no Vulkan object is alive in the process when they begin, so
     they come before every test that keeps a device or a model open for others."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/native/"))
+
+
+def pytest_configure() -> None:
+    """Ctrl-C is tested; a shell that starts a job in the background makes it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
