@@ -1,4 +1,4 @@
-"""The order of the test folders."""
+"""How the tests are run: their order, and Ctrl-C."""
 
 from __future__ import annotations
 
