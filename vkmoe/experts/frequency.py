@@ -1,0 +1,51 @@
+"""How often each expert was used, with old uses counting less.
+
+A count halves every `half_life` tokens: a cache follows the subject of the text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DecayedCounts"]
+
+_RESCALE_ABOVE = 1e100
+
+
+class DecayedCounts:
+    """Decayed uses of the experts of a model. One `advance()` per token.
+
+    Instead of decaying every count, new uses weigh more and more; values are scaled on reading.
+    """
+
+    def __init__(self, n_keys: int, half_life: float) -> None:
+        """`half_life` in tokens."""
+        assert half_life > 0, half_life
+        self._raw = np.zeros(n_keys, np.float64)
+        self._growth = 2.0 ** (1.0 / half_life)
+        self._weight = 1.0  # of a use now
+        self.now = 0  # tokens seen
+        # Relative counts, comparable with each other at one moment, as a fast sequence of float.
+        self.relative = memoryview(self._raw.data)
+
+    def use(self, keys: NDArray[np.int64]) -> None:
+        """Count one use of each key; they must be distinct."""
+        self._raw[keys] += self._weight
+
+    def advance(self) -> None:
+        """A token has passed."""
+        self.now += 1
+        self._weight *= self._growth
+        if self._weight > _RESCALE_ABOVE:
+            self._raw /= self._weight
+            self._weight = 1.0
+
+    def values(self) -> NDArray[np.float64]:
+        """The decayed counts as of now: [n_keys], a use of this moment counts 1."""
+        return self._raw / self._weight
+
+    def restore(self, values: NDArray[np.float64]) -> None:
+        """Begin from counts such as `values()` gave."""
+        assert values.shape == self._raw.shape, values.shape
+        self._raw[:] = values * self._weight
