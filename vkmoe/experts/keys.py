@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["ExpertKey", "KeySpace"]
 
 
@@ -37,6 +40,10 @@ class KeySpace:
 
     def key(self, number: int) -> ExpertKey:
         return ExpertKey(*divmod(number, self.n_experts))
+
+    def numbers(self, layer: int) -> NDArray[np.int64]:
+        """The numbers of all experts of a layer."""
+        return np.arange(layer * self.n_experts, (layer + 1) * self.n_experts, dtype=np.int64)
 
     def layer(self, number: int) -> int:
         return number // self.n_experts

@@ -1,0 +1,242 @@
+"""Which experts have a slot: decided from what the tokens used, without a GPU.
+
+The engine and the simulator ask the same object, so that their hits agree exactly. Owns the
+policies, the counts and the pins; does not own slots, addresses or copies: it answers with moves,
+and is told when they have landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts import pins
+from vkmoe.experts.create import create_policy
+from vkmoe.experts.frequency import DecayedCounts
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.policy import Policy
+from vkmoe.experts.settings import CacheSettings, PoolSpec
+
+__all__ = ["Move", "Residency"]
+
+FREE = -1
+
+
+class Move(NamedTuple):
+    """An expert to copy from its home into a slot."""
+
+    pool: int
+    key: int  # its number
+    victim: int  # whose slot it takes; FREE: one that nobody has
+
+
+@dataclass(frozen=True, eq=False)
+class _Pool:
+    """A pool of slots at work."""
+
+    index: int
+    spec: PoolSpec
+    policy: Policy
+    in_flight: set[int]  # keys that hold a slot whose copy has not landed
+
+    @property
+    def n_free(self) -> int:
+        return self.spec.capacity - len(self.policy)
+
+
+class Residency:
+    """Orders experts into slots, token by token.
+
+    A key of a move holds its slot at once and is `published` when the move has landed. Experts the
+    current token used, and those in flight, are never victims.
+    """
+
+    def __init__(
+        self,
+        space: KeySpace,
+        pools: Sequence[PoolSpec],
+        settings: CacheSettings,
+        seed: NDArray[np.float64] | None = None,
+    ) -> None:
+        """`seed` are decayed counts [n_keys] of an earlier run: the start is warm."""
+        self.space, self.settings = space, settings
+        self.counts = DecayedCounts(space.n_keys, settings.half_life)
+        self._seeded = seed is not None
+        if seed is not None:
+            self.counts.restore(seed)
+        self._pools = [
+            _Pool(index, spec, self._policy(spec), set()) for index, spec in enumerate(pools)
+        ]
+        self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
+        self._published = self.published.reshape(-1)
+        self.uses: NDArray[np.int64] = np.zeros(space.n_keys, np.int64)
+        self.n_tokens = 0
+        self.warm_at: int | None = None  # tokens seen when the pins were last chosen by use
+        self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
+        self._residents: list[int] = []
+        self._warm: list[int] = []
+
+    @property
+    def pinned(self) -> list[list[int]]:
+        """The ids of the pinned experts of each layer, ascending."""
+        found: list[list[int]] = [[] for _ in range(self.space.n_layers)]
+        for number in sorted({*self._residents, *self._warm}):
+            layer, expert = self.space.key(number)
+            found[layer].append(expert)
+        return found
+
+    def start(self) -> list[Move]:
+        """The moves before the first token: residents, then the experts of the profile."""
+        settings, moves = self.settings, []
+        if settings.selection == "frequency" and self._seeded:
+            moves += self._pin_residents(self._most_used(self.counts.values()))
+        elif settings.selection != "none":
+            moves += self._pin_residents(self._listed_residents())
+        if self._seeded:
+            if settings.warmpin:
+                moves += self._pin_warm()
+            for pool in self._pools:
+                wanted = pins.fill(self.counts.values(), pool.spec, self.space)
+                absent = [key for key in wanted if key not in pool.policy]
+                moves += self._promote(pool, absent[: pool.n_free], set())
+        return moves
+
+    def hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """[n_layers, n_used]: which of these experts the next token would find in a slot."""
+        found: NDArray[np.bool_] = self._published[routing + self._first]
+        return found
+
+    def use(self, routing: NDArray[np.uint32]) -> list[Move]:
+        """A token used these experts [n_layers, n_used]; what should move before the next one."""
+        keys = routing + self._first
+        flat = keys.reshape(-1)
+        self.counts.use(flat)
+        self.uses[flat] += 1
+        self.n_tokens += 1
+        moves: list[Move] = []
+        rows = keys.tolist()
+        for pool in self._pools:
+            layers = pool.spec.layers
+            # With several layers the highest ranks of all come first.
+            used = rows[layers[0]] if len(layers) == 1 else keys[list(layers)].T.ravel().tolist()
+            misses = pool.policy.use(used)
+            if misses:
+                moves += self._promote(pool, misses, set(used))
+        moves += self._choose_pins(flat)
+        self.counts.advance()
+        return moves
+
+    def landed(self, moves: Iterable[Move]) -> None:
+        """The copies are done: the next token finds these experts in their slots."""
+        for move in moves:
+            self._pools[move.pool].in_flight.discard(move.key)
+            self._published[move.key] = True
+
+    def failed(self, moves: Iterable[Move]) -> None:
+        """The copies were not done: their slots are free."""
+        for move in moves:
+            pool = self._pools[move.pool]
+            pool.in_flight.discard(move.key)
+            pool.policy.remove(move.key)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if policies, published experts and pins contradict each other."""
+        published = set(np.flatnonzero(self._published).tolist())
+        for pool in self._pools:
+            pool.policy.check_integrity()
+            held = set(pool.policy)
+            assert len(held) == len(pool.policy) <= pool.spec.capacity, pool.spec
+            assert {self.space.layer(key) for key in held} <= set(pool.spec.layers), pool.spec
+            assert pool.in_flight <= held, pool.in_flight - held
+            assert held - pool.in_flight == published & held, "published and resident differ"
+            published -= held
+        assert not published, f"published without a slot: {published}"
+        for key in (*self._residents, *self._warm):
+            assert any(pool.policy.is_pinned(key) for pool in self._pools), key
+
+    # ----- inside -----
+
+    def _choose_pins(self, used: NDArray[np.int64]) -> list[Move]:
+        """What follows from the counts at the tokens where the settings say so."""
+        settings, moves = self.settings, []
+        if settings.warmpin and self.n_tokens == settings.warmpin_after and self.warm_at is None:
+            moves += self._pin_warm(set(used.tolist()))
+        if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
+            moves += self._pin_residents(self._most_used(self.uses))
+            self.warm_at = self.n_tokens
+        return moves
+
+    def _policy(self, spec: PoolSpec) -> Policy:
+        return create_policy(
+            self.settings.policy, spec.capacity, self.space, self.counts, spec.floor
+        )
+
+    def _promote(self, pool: _Pool, newcomers: Sequence[int], needed: set[int]) -> list[Move]:
+        """Give slots to newcomers as long as somebody may leave for them."""
+        policy, moves = pool.policy, []
+        needed |= pool.in_flight
+        for key in newcomers:
+            victim = FREE
+            if len(policy) >= pool.spec.capacity:
+                found = policy.victim(key, needed)
+                if found is None:
+                    continue
+                victim = found
+                policy.remove(victim)
+                self._published[victim] = False
+            policy.insert(key)
+            pool.in_flight.add(key)
+            needed.add(key)
+            moves.append(Move(pool.index, key, victim))
+        return moves
+
+    def _pin(self, keys: Sequence[int], needed: set[int]) -> list[Move]:
+        """Pin these; those without a slot get one, if somebody may leave for them."""
+        moves: list[Move] = []
+        for pool in self._pools:
+            ours = [key for key in keys if self.space.layer(key) in pool.spec.layers]
+            for key in ours:
+                pool.policy.pin(key)
+            absent = [key for key in ours if key not in pool.policy]
+            moves += self._promote(pool, absent, set(needed))
+        return moves
+
+    def _pin_residents(self, keys: list[int]) -> list[Move]:
+        """Make these the residents, and those before them ordinary experts."""
+        for pool in self._pools:
+            for key in set(self._residents) - set(keys) - set(self._warm):
+                pool.policy.unpin(key)
+        self._residents = keys
+        return self._pin(keys, set())
+
+    def _pin_warm(self, needed: Iterable[int] = ()) -> list[Move]:
+        """Pin the hottest experts of each layer, at most half of every pool."""
+        values = self.counts.values()
+        self._warm = [
+            key
+            for pool in self._pools
+            for key in pins.hottest(
+                values, pool.spec, self.space, self.settings.warmpin, self._residents
+            )
+        ]
+        self.warm_at = self.n_tokens
+        return self._pin(self._warm, set(needed))
+
+    def _slotted_layers(self) -> NDArray[np.int64]:
+        """Numbers of the experts of each layer with slots: [n such layers, n_experts]."""
+        layers = sorted(layer for pool in self._pools for layer in pool.spec.layers)
+        return self._first[layers] + np.arange(self.space.n_experts)
+
+    def _most_used(self, values: NDArray[Any]) -> list[int]:
+        return pins.most_used(values, self._slotted_layers(), self.settings.n_resident)
+
+    def _listed_residents(self) -> list[int]:
+        ids = list(range(self.space.n_experts))
+        if self.settings.selection == "manual":
+            ids = list(self.settings.resident_ids)
+        chosen = self._slotted_layers()[:, ids[: self.settings.n_resident]]
+        return [int(key) for key in chosen.reshape(-1)]
