@@ -1,0 +1,114 @@
+"""Counts how often each expert was used, and how often it was found in device memory.
+
+Pure NumPy. Does not decide anything; the decayed counts that do are in frequency.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts.keys import KeySpace
+
+__all__ = ["ExpertProfiler", "Tally"]
+
+
+class Tally(NamedTuple):
+    """Uses of experts, and how many of them device memory served."""
+
+    n_uses: int
+    n_hits: int
+
+    @property
+    def hit_rate(self) -> float | None:
+        """From 0 to 1; None if nothing was used."""
+        return self.n_hits / self.n_uses if self.n_uses else None
+
+
+class ExpertProfiler:
+    """Uses and hits of every expert since the model was loaded, whatever the placement.
+
+    Layers count MoE layers from 0; `layer_numbers` are the model's own, for display.
+    """
+
+    def __init__(self, space: KeySpace, layer_numbers: Sequence[int]) -> None:
+        assert len(layer_numbers) == space.n_layers, (layer_numbers, space)
+        self.space = space
+        self.layer_numbers = tuple(layer_numbers)
+        self.n_tokens = 0
+        self.pinned: tuple[tuple[int, ...], ...] = ()  # expert ids per layer, as last told
+        self.n_tokens_before: int | None = None  # tokens before warm-pinning; None: not yet
+        # One row of uses and one of hits; an expert's column is its number in the key space.
+        self._counts = np.zeros((2, space.n_keys), np.uint64)
+        self._before: NDArray[np.uint64] | None = None
+        self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
+
+    def record(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> None:
+        """Count one token; both are [n_layers, n_used].
+
+        Must hold: ids are below n_experts, and the experts of a layer are distinct.
+        """
+        keys = routing + self._first  # [n_layers, n_used]
+        uses, found = self._counts
+        uses[keys] += np.uint64(1)
+        found[keys] += hits
+        self.n_tokens += 1
+
+    def mark_warm(self, pinned: Sequence[Sequence[int]]) -> None:
+        """Warm-pinning happened: what was counted until now becomes "before".
+
+        `pinned` are expert ids per layer. A second call replaces them and leaves the split.
+        """
+        assert len(pinned) == self.space.n_layers, len(pinned)
+        self.pinned = tuple(tuple(sorted(layer)) for layer in pinned)
+        if self._before is None:
+            self._before = self._counts.copy()
+            self.n_tokens_before = self.n_tokens
+
+    @property
+    def uses(self) -> NDArray[np.uint64]:
+        """[n_layers, n_experts]; a view that must not be written."""
+        return self._shaped(self._counts[0])
+
+    @property
+    def hits(self) -> NDArray[np.uint64]:
+        """[n_layers, n_experts]; a view that must not be written."""
+        return self._shaped(self._counts[1])
+
+    def total(self, layer: int | None = None) -> Tally:
+        """Of one layer or of all."""
+        return self._tally(self._counts, layer)
+
+    def before(self, layer: int | None = None) -> Tally | None:
+        """Until warm-pinning; None if there was none."""
+        return None if self._before is None else self._tally(self._before, layer)
+
+    def after(self, layer: int | None = None) -> Tally | None:
+        """Since warm-pinning; None if there was none."""
+        return None if self._before is None else self._tally(self._counts - self._before, layer)
+
+    def hit_rate(self, layer: int | None = None) -> float | None:
+        """Hits per use, from 0 to 1; None if nothing was recorded."""
+        return self.total(layer).hit_rate
+
+    def top_experts(self, layer: int, n: int) -> list[int]:
+        """The most used experts of a layer, at most `n`: only used ones; ties to the lower id."""
+        uses = self.uses[layer]
+        used = np.flatnonzero(uses)
+        # Stable on rising ids; counts are below 2^63, so the sign can be taken.
+        order = np.argsort(-uses[used].astype(np.int64), kind="stable")
+        return [int(expert) for expert in used[order[:n]]]
+
+    def _shaped(self, row: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        view = row.reshape(self.space.n_layers, self.space.n_experts)
+        view.flags.writeable = False
+        return view
+
+    def _tally(self, counts: NDArray[np.uint64], layer: int | None) -> Tally:
+        first = 0 if layer is None else layer * self.space.n_experts
+        end = self.space.n_keys if layer is None else first + self.space.n_experts
+        n_uses, n_hits = counts[:, first:end].sum(axis=1)
+        return Tally(int(n_uses), int(n_hits))
