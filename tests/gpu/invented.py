@@ -68,6 +68,14 @@ AMD = device(
     ],
 )
 
+# No mapped device memory at all, as under some hypervisors and on old drivers.
+NO_WINDOW = device(
+    "virtual without a window",
+    "virtual",
+    (Heap(16 * GIB, True), Heap(32 * GIB, False)),
+    [(0, LOCAL), *HOST_TYPES],
+)
+
 # An APU: one memory, a local heap that is claimed to be larger than the machine's RAM.
 APU = device(
     "APU",
@@ -97,5 +105,5 @@ NOT_COHERENT = device(
     [(0, f"{LOCAL} {VISIBLE} {CACHED}"), (0, f"{LOCAL} {VISIBLE} {COHERENT}")],
 )
 
-DEVICES = [SMALL_WINDOW, DISCRETE_12, AMD, APU, LAVAPIPE, NOT_COHERENT]
+DEVICES = [SMALL_WINDOW, DISCRETE_12, AMD, NO_WINDOW, APU, LAVAPIPE, NOT_COHERENT]
 DEVICES = [replace(item, index=index) for index, item in enumerate(DEVICES)]

@@ -2,6 +2,10 @@
 
 Intents (design.md 2.1): `device` for weights, caches and slots; `host` for homes and staging;
 `readback` for what the CPU reads; `bar` for small tables the CPU writes and the GPU reads.
+
+Tables are never in host memory on a discrete device: every workgroup would read them over the bus,
+26 us each (gpu-facts.md, 1.2). Where device memory is not mapped they are in `device` memory, and
+their writes are staged.
 """
 
 from __future__ import annotations
@@ -26,6 +30,13 @@ def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
     A CPU or integrated device has one memory, so `device` memory there is also mapped. On a
     discrete device it is never the host's: a full card is an error, not a tenfold slowdown.
     """
+    if intent == "bar" and not device.is_uma:
+        window = _ranked(device, "bar")
+        return window + [index for index in _ranked(device, "device") if index not in window]
+    return _ranked(device, intent)
+
+
+def _ranked(device: DeviceInfo, intent: Intent) -> list[int]:
     scored = []
     for index, item in enumerate(device.memory_types):
         if item.flags & EXCLUDED:
@@ -56,4 +67,6 @@ def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:
         return None
     if intent == "host":
         return 4 * (not local) + 2 * (not cached) if not is_uma else 4 * cached + 2 * local
+    if not local and not is_uma:
+        return None
     return 4 * local + 2 * (not cached)
