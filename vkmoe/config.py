@@ -6,26 +6,41 @@ Nothing here looks at a file or a device, and nobody writes back into a config.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import Field, dataclass, field, fields
-from types import NoneType
-from typing import Any, Literal, get_args, get_type_hints
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from vkmoe.errors import UsageError
+from vkmoe.config_checks import check_expert_choices, check_fields, parse_ids, parse_size
 
-__all__ = ["EngineConfig", "SamplingConfig", "check_fields", "environment_name", "option"]
-
-FLOAT_MAX = sys.float_info.max
+__all__ = [
+    "EngineConfig",
+    "SamplingConfig",
+    "check_fields",
+    "environment_name",
+    "option",
+    "parse_ids",
+    "parse_size",
+]
 
 
 def option(
-    default: Any, help: str, *flags: str, minimum: float | None = None, maximum: float | None = None
+    default: Any,
+    help: str,
+    *flags: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    metavar: str | None = None,
+    check: Callable[[str], object] | None = None,
 ) -> Any:
     """A dataclass field that is also a command-line option.
 
-    `flags` default to `--field-name`; `minimum` and `maximum` are inclusive.
+    `flags` default to `--field-name`; `minimum` and `maximum` are inclusive. `metavar` stands for
+    the value in help texts. `check` reads a text and raises UsageError where it is malformed.
     """
-    metadata = {"help": help, "flags": flags, "minimum": minimum, "maximum": maximum}
+    metadata = {
+        "help": help, "flags": flags, "minimum": minimum, "maximum": maximum,
+        "metavar": metavar, "check": check,
+    }  # fmt: skip
     return field(default=default, metadata=metadata)
 
 
@@ -60,8 +75,95 @@ class EngineConfig:
         "--validation",
     )
 
+    # ----- the expert cache -----
+    expert_cache: str | None = option(
+        None,
+        "Device memory for experts, all layers together, such as 6GiB, 500MiB or plain bytes; the "
+        "other experts are read from host memory. Default: what weights, KV cache and activations "
+        "leave of the device.",
+        "--expert-cache",
+        metavar="SIZE",
+        check=parse_size,
+    )
+    expert_slots: int | None = option(
+        None,
+        "How many experts of each layer the device holds; instead of --expert-cache. "
+        "Default: as many as fit.",
+        "--expert-slots",
+        "--moe-expert-cache-size",
+        minimum=1,
+    )
+    expert_policy: Literal["lru", "slru", "lfru"] = option(
+        "slru",
+        "Which expert leaves the device when another needs its slot: the one unused for longest "
+        "(lru), the least used that was not used again soon (slru), or the one with the least "
+        "frequent and recent uses (lfru).",
+        "--expert-policy",
+    )
+    expert_allocation: Literal["layer", "global"] = option(
+        "layer",
+        "Whether each layer keeps its own slots, or layers with experts of one size share them.",
+        "--expert-allocation",
+    )
+    expert_half_life: float = option(
+        256.0,
+        "Tokens after which a use of an expert counts half; fewer follow a new subject sooner.",
+        "--expert-half-life",
+        minimum=1,
+    )
+    moe_warmpin: int | None = option(
+        None,
+        "Experts of each layer to keep on the device once their uses are known: the most used, in "
+        "at most half of the slots; 0: none. Default: as many as a token uses, where not all fit.",
+        "--moe-warmpin",
+        minimum=0,
+    )
+    moe_warmpin_after: int = option(
+        64, "Tokens after which --moe-warmpin chooses.", "--moe-warmpin-after", minimum=1
+    )
+    expert_resident_selection: Literal["first_n", "frequency", "manual"] | None = option(
+        None,
+        "Experts to keep on the device from the start: the first of each layer (first_n), those "
+        "used most in the warm-up (frequency), or those named (manual). Default: none, manual with "
+        "--expert-resident-ids.",
+        "--expert-resident-selection",
+    )
+    expert_num_resident: int | None = option(
+        None,
+        "How many experts of each layer --expert-resident-selection keeps. Default: all slots.",
+        "--expert-num-resident",
+        minimum=1,
+    )
+    expert_warmup_tokens: int = option(
+        4096,
+        "Tokens after which --expert-resident-selection frequency chooses, once.",
+        "--expert-warmup-tokens",
+        minimum=1,
+    )
+    expert_resident_ids: str | None = option(
+        None,
+        "Experts to keep on the device, the same of every layer, such as 1,2,3.",
+        "--expert-resident-ids",
+        metavar="IDS",
+        check=parse_ids,
+    )
+    expert_profile: str | None = option(
+        None,
+        "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
+        "written at the end.",
+        "--expert-profile",
+        metavar="FILE",
+    )
+    expert_stats: str | None = option(
+        None,
+        "Write hit rates by layer to this file at the end, as text, and as JSON beside it.",
+        "--expert-stats",
+        metavar="FILE",
+    )
+
     def __post_init__(self) -> None:
         check_fields(self)
+        check_expert_choices(self)
 
 
 @dataclass(frozen=True)
@@ -117,34 +219,3 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-def check_fields(config: Any) -> None:
-    """Check a config made in Python: numbers, their ranges, choices.
-
-    Numbers must be finite, and of type int where the field is. Raises UsageError naming the field.
-    """
-    hints = get_type_hints(type(config))
-    for item in fields(config):
-        value, kinds = getattr(config, item.name), get_args(hints[item.name]) or (hints[item.name],)
-        if value is None and NoneType in kinds:
-            continue
-        if int in kinds or float in kinds:
-            _check_number(item.name, value, whole=int in kinds)
-            _check_range(item, value)
-    if isinstance(config, EngineConfig) and config.kv_type not in ("f16", "f32"):
-        raise UsageError(f"kv_type is {config.kv_type!r}", "use f16 or f32")
-
-
-def _check_number(name: str, value: Any, whole: bool) -> None:
-    sound = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not sound or not (whole or abs(value) <= FLOAT_MAX):  # false for nan and infinity too
-        noun = "a whole number" if whole else "a finite number"
-        raise UsageError(f"{name} is {value!r}, not {noun}", "see --help for its meaning")
-
-
-def _check_range(item: Field[Any], value: float) -> None:
-    low, high = item.metadata.get("minimum"), item.metadata.get("maximum")
-    if (low is not None and value < low) or (high is not None and value > high):
-        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise UsageError(f"{item.name} is {value}, must be {bounds}", "see --help for its meaning")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 __all__ = [
+    "CacheSizing",
     "DeviceInfo",
     "DeviceLimits",
     "ExpertSpec",
@@ -18,7 +19,12 @@ __all__ = [
     "ModelSpec",
     "PlanLine",
     "RopeSpec",
+    "SizingStatus",
     "WeightBytes",
+]
+
+SizingStatus = Literal[
+    "ok", "below_recommended", "budget_exhausted", "unknown_expert_size", "empty"
 ]
 
 
@@ -176,30 +182,66 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Bytes of the weights in device layout, rounded as they will be allocated."""
+    """Bytes of the weights in device layout, rounded as they will be allocated.
+
+    `spans` are the bytes of one expert in each MoE layer; empty where they are not known.
+    """
 
     trunk: int
     experts: int
+    spans: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CacheSizing:
+    """How many experts the device holds, compared with what a model needs to run well.
+
+    `experts/sizing.py` makes it and says it in words.
+    """
+
+    status: SizingStatus
+    n_slots_smallest_layer: int
+    n_slots: int  # of all layers
+    n_total: int  # experts of all layers
+    n_experts: int  # of one layer
+    n_bytes: int  # of all slots
+    recommended: int  # slots per layer
+    ratio: float  # slots of the smallest layer / recommended
+    remedy: str  # empty when all is well
 
 
 @dataclass(frozen=True)
 class PlanLine:
-    """One decided amount of memory: for what, where, how much, and why there."""
+    """One decided amount of memory: for what, where, how much, why there, in which Vulkan heap."""
 
     item: str
     place: Literal["device", "host"]
     n_bytes: int
     reason: str
+    heap: int = 0
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What was decided before anything is allocated."""
+    """What was decided before anything is allocated.
+
+    "device": all experts resident. "cache": each has its home in host memory, and
+    `expert_slots[layer]` (MoE layers) of them a copy on the device. "host": homes alone.
+    """
 
     ctx_size: int
     kv_type: Literal["f16", "f32"]
-    experts_in: Literal["device", "host"]
+    experts_in: Literal["device", "host", "cache"]
     lines: tuple[PlanLine, ...]
+    expert_slots: tuple[int, ...] = ()
+    sizing: CacheSizing | None = None
 
     def total(self, place: str) -> int:
         return sum(line.n_bytes for line in self.lines if line.place == place)
+
+    def heap_totals(self) -> dict[int, int]:
+        """Bytes of the lines in each Vulkan heap that has any."""
+        totals: dict[int, int] = {}
+        for line in self.lines:
+            totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes
+        return totals

@@ -20,6 +20,19 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "ctx_size": ("77", 77, "many"),
     "kv_type": ("f32", "f32", "f64"),
     "validation": ("yes", True, "perhaps"),
+    "expert_cache": ("1.5 gib", "1.5 gib", "0"),
+    "expert_slots": ("9", 9, "0"),
+    "expert_policy": ("lfru", "lfru", "fifo"),
+    "expert_allocation": ("Global", "global", "both"),
+    "expert_half_life": ("12.5", 12.5, "0"),
+    "moe_warmpin": ("0", 0, "-1"),
+    "moe_warmpin_after": ("5", 5, "0"),
+    "expert_resident_selection": (" first_n", "first_n", "first"),
+    "expert_num_resident": ("3", 3, "0"),
+    "expert_warmup_tokens": ("6", 6, "1.5"),
+    "expert_resident_ids": ("1, 2,,3", "1, 2,,3", "1,two"),
+    "expert_profile": ("uses.npz", "uses.npz", None),
+    "expert_stats": ("stats.txt", "stats.txt", None),
     "temp": ("0.25", 0.25, "warm"),
     "top_k": ("3", 3, "3.5"),
     "top_p": ("0.5", 0.5, "1.5"),
@@ -30,6 +43,10 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "frequency_penalty": ("-0.5", -0.5, "inf"),
     "seed": ("123", 123, "-1"),
 }
+
+
+# What a field needs beside itself.
+BESIDE = {"expert_num_resident": {"VKMOE_EXPERT_RESIDENT_SELECTION": "first_n"}}
 
 
 def configured(fake: type[FakeLLM], name: str) -> Any:
@@ -56,11 +73,12 @@ def test_flag_and_variable_set_the_field(
     run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
 ) -> None:
     text, value, _ = GIVEN[item.name]
+    beside = BESIDE.get(item.name, {})
     words = [flag_of(item)] if value is True else [flag_of(item), text]
-    assert run("generate", "-p", "x", *words).code == 0
+    assert run("generate", "-p", "x", *words, **beside).code == 0
     assert configured(fake, item.name) == value
     fake.calls.clear()
-    assert run("generate", "-p", "x", **{environment_name(item.name): text}).code == 0
+    assert run("generate", "-p", "x", **{environment_name(item.name): text}, **beside).code == 0
     assert configured(fake, item.name) == value
     fake.calls.clear()
     assert run("generate", "-p", "x", **{environment_name(item.name): ""}).code == 0

@@ -37,6 +37,8 @@ __all__ = [
     "typed",
 ]
 
+PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
+
 
 def option(
     *flags: str,
@@ -45,18 +47,20 @@ def option(
     metavar: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
+    check: Callable[[str], object] | None = None,
     callback: Callable[..., Any] | None = None,
 ) -> Any:
     """`typer.Option` for use in `Annotated`, with the variable named after the long flag.
 
     `kind` is the type of the value: str, bool, int, float or a Literal; bounds are inclusive.
+    `check` raises UsageError for a text that is malformed.
     """
     return typer.Option(
         *flags,
         help=help,
         envvar=environment_name(_long(flags)),
         metavar=metavar or placeholder(kind),
-        parser=reader(kind, minimum, maximum),
+        parser=reader(kind, minimum, maximum, check),
         callback=callback,
     )
 
@@ -156,7 +160,7 @@ def _fields(config: type[Any]) -> Iterator[Parameter]:
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
         flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
-        more = {name: item.metadata[name] for name in ("help", "minimum", "maximum")}
+        more = {name: item.metadata[name] for name in PASSED_ON}
         hint = hints[item.name]
         annotation = Annotated[hint, option(*flags, kind=_plain_type(hint), **more)]  # type: ignore[valid-type,unused-ignore]
         yield Parameter(

@@ -13,9 +13,12 @@ from typing import Any, Literal
 
 import typer
 
+from vkmoe.errors import UsageError
+
 __all__ = ["placeholder", "reader"]
 
-TRUE, FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+TRUE = ("1", "true", "t", "yes", "y", "on", "enabled")
+FALSE = ("0", "false", "f", "no", "n", "off", "disabled")
 
 
 def placeholder(kind: Any) -> str | None:
@@ -26,27 +29,29 @@ def placeholder(kind: Any) -> str | None:
 
 
 def reader(
-    kind: Any, minimum: float | None = None, maximum: float | None = None
+    kind: Any,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    check: Callable[[str], object] | None = None,
 ) -> Callable[[Any], Any] | None:
     """A function from text (or the default) to int, float, bool or one of a Literal's words.
 
-    It raises typer.BadParameter. Bounds are inclusive. None for str, which needs no reading.
+    It raises typer.BadParameter. Bounds are inclusive; words may be in capitals. None for a str
+    without `check`, which needs no reading.
     """
     if typing.get_origin(kind) is Literal:
         return _one_of({word: word for word in typing.get_args(kind)})
     if kind is bool:
-        return _one_of(dict.fromkeys(TRUE, True) | dict.fromkeys(FALSE, False), str.lower)
+        return _one_of(dict.fromkeys(TRUE, True) | dict.fromkeys(FALSE, False))
     if kind in (int, float):
         return _number(kind, minimum, maximum)
     assert kind is str, f"no command-line form for {kind}"
-    return None
+    return None if check is None else _checked(check)
 
 
-def _one_of(
-    meanings: dict[str, Any], normalise: Callable[[str], str] = str
-) -> Callable[[Any], Any]:
+def _one_of(meanings: dict[str, Any]) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        text = normalise(str(value))
+        text = str(value).strip().lower()
         if text not in meanings:
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(meanings)}.")
         return meanings[text]
@@ -71,5 +76,16 @@ def _number(
         if maximum is not None and result > maximum:
             raise typer.BadParameter(f"{value!r} is more than {maximum:g}.")
         return result
+
+    return read
+
+
+def _checked(check: Callable[[str], object]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        try:
+            check(str(value))
+        except UsageError as error:
+            raise typer.BadParameter(f"{error} ({error.hint}).") from error
+        return str(value)
 
     return read
