@@ -17,18 +17,26 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
+from vkmoe.experts.cache import ExpertCache, ExpertMemory
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.profiler import ExpertProfiler
+from vkmoe.experts.residency import Residency
+from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.tracker import ExpertTracker
+from vkmoe.experts.uploads import Uploads
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
-from vkmoe.gpu.arena import Arena
-from vkmoe.gpu.backend import Backend, Recorder, Recording
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.backend import Backend, Recording
+from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback, Transfer
 from vkmoe.models import read_spec
-from vkmoe.models.decoder import Decoder, KvAddresses
+from vkmoe.models.decoder import Decoder
+from vkmoe.models.kv_cache import KvCaches
 from vkmoe.models.tensors import read_tensors
+from vkmoe.models.weights import with_slots
 from vkmoe.ops.candidates import read_candidates
 from vkmoe.ops.router import LOG_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning
@@ -62,16 +70,30 @@ class Engine(Closing):
         config: EngineConfig,
         progress: Progress | None = None,
         tuning: Tuning | None = None,
+        *,
+        seed: NDArray[np.float64] | None = None,
+        checks: bool = False,
     ) -> None:
+        """`seed` are the counts of an earlier run, as `expert_counts()` gave them: a warm start.
+
+        `checks` makes a wrong read of an expert visible, and looks for contradictions after every
+        token (slow; for tests).
+        """
         self._cleanup = ExitStack()
         try:
-            self._open(path, config, progress, tuning)
+            self._open(path, config, progress, tuning, seed, checks)
         except BaseException:
             self._cleanup.close()
             raise
 
     def _open(
-        self, path: Path, config: EngineConfig, progress: Progress | None, tuning: Tuning | None
+        self,
+        path: Path,
+        config: EngineConfig,
+        progress: Progress | None,
+        tuning: Tuning | None,
+        seed: NDArray[np.float64] | None,
+        checks: bool,
     ) -> None:
         # ----- what the file says -----
         self.file: GgufFile = self._cleanup.enter_context(open_gguf(path))
@@ -82,22 +104,40 @@ class Engine(Closing):
         decision = decide(config, self.spec, tensors, self.device.info, tuning)
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
-        self._shape = decision.attention_shape
         # ----- memory -----
-        caches = self._allocate_caches()
+        n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
+        caches = self._cleanup.enter_context(KvCaches(self.device, n_layers, cache_bytes))
+        slots = SlotManager(self.device, decision.pools, poison=checks)
+        self._cleanup.callback(slots.close)
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
-        self._table_address = loaded.table.address
+        weights = with_slots(loaded.weights, slots.ranges)
+        # ----- experts -----
+        self._table = loaded.table
+        n_experts = self.spec.experts.n_experts if self.spec.experts else 1
+        space = KeySpace(len(loaded.homes), n_experts)
+        residency = Residency(space, decision.pools, decision.cache_settings, seed)
+        memory = ExpertMemory(loaded.table, slots, loaded.homes, weights.span_bytes)
+        cache = ExpertCache(residency, memory, Uploads(self.device)) if decision.pools else None
+        self._table.publish()
+        self._experts = ExpertTracker(
+            weights.moe_layers,
+            self._table,
+            residency,
+            cache,
+            on_device=self.plan.experts_in == "device",
+            checks=checks,
+        )
         # ----- programs -----
         self._backend = Backend(self.device)
         self._decoder = Decoder(
             self.spec,
             self.tuning,
-            loaded.weights,
+            weights,
             self.workspace,
-            self._shape,
+            decision.attention_shape,
             decision.attention_split,
-            caches,
+            caches.addresses,
         )
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         self._io = self._make_io()
@@ -127,12 +167,18 @@ class Engine(Closing):
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
-        self._io.send(token, position, self._table_address)
-        started = time.perf_counter_ns()
         expected = 0 if self.device.info.is_cpu else self._token_ns[with_logits]
-        self._backend.run(self._recorded[with_logits].recording, expected)
-        self._note_time(with_logits, time.perf_counter_ns() - started)
-        self._io.receive()
+        version = self._experts.begin_token()
+        try:
+            self._io.send(token, position, self._table.address)
+            started = time.perf_counter_ns()
+            self._backend.run(self._recorded[with_logits].recording, expected)
+            self._note_time(with_logits, time.perf_counter_ns() - started)
+            self._io.receive()
+        except BaseException:  # the submit is over all the same
+            self._experts.abandon_token(version)
+            raise
+        self._experts.end_token(version, self.routing())
         return self._top_logits() if with_logits else None
 
     def full_logits(self) -> NDArray[np.float32]:
@@ -144,7 +190,22 @@ class Engine(Closing):
         models.
         """
         n_used = self.spec.experts.n_used if self.spec.experts else 1
-        return self._io.words(LOG)[LOG_HEADER_WORDS:].reshape(-1, n_used)
+        rows = self._io.words(LOG)[LOG_HEADER_WORDS:].reshape(-1, n_used)
+        return rows[: self._experts.residency.space.n_layers]
+
+    @property
+    def cache(self) -> ExpertCache | None:
+        """The expert cache; None where all experts are resident, or none."""
+        return self._experts.cache
+
+    @property
+    def profiler(self) -> ExpertProfiler | None:
+        """What was used and found on the device; None for a model without experts."""
+        return self._experts.profiler if self.spec.experts else None
+
+    def expert_counts(self) -> NDArray[np.float64]:
+        """How often each expert was used lately: decayed counts [n MoE layers * n_experts]."""
+        return self._experts.residency.counts.values()
 
     def memory(self) -> dict[str, int]:
         """Bytes planned by place ("device", "host")."""
@@ -172,26 +233,6 @@ class Engine(Closing):
         self._cleanup.close()
 
     # ----- making -----
-
-    def _allocate_caches(self) -> tuple[KvAddresses, ...]:
-        """K and V of every layer, cleared."""
-        n_bytes = self._shape.cache_bytes
-        arena = Arena(self.device, "device", "KV cache", 2 * self.spec.n_layers * n_bytes)
-        self._cleanup.callback(arena.close)
-        caches = []
-        with translate_errors("clearing the KV cache"):
-            recorder = self.device.native.recorder()
-        for _ in range(self.spec.n_layers):
-            keys, values = arena.place(n_bytes), arena.place(n_bytes)
-            for place in (keys, values):
-                recorder.fill(place.buffer, place.offset, n_bytes, 0)
-            caches.append(KvAddresses(keys.address, values.address))
-        self._backend_run_once(recorder)
-        return tuple(caches)
-
-    def _backend_run_once(self, recorder: Recorder) -> None:
-        with translate_errors("clearing the KV cache"):
-            self.device.native.submit(recorder.finish()).wait()
 
     def _make_io(self) -> TokenIo:
         """The buffers the host writes and reads, and the tensors behind the workspace's names."""

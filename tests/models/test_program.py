@@ -102,7 +102,7 @@ def layer(memory: Memory, types: Types, is_moe: bool) -> LayerWeights:
         feed_forward_gain=memory.take(4 * WIDTH),
         router=memory.matrix("F32", EXPERTS.n_experts, WIDTH) if is_moe else None,
         expert_shape=ExpertShape(spans[0], spans[1], spans[2], span_at),
-        expert_homes=(memory_range(home, homes),) if is_moe else (),
+        expert_ranges=(memory_range(home, homes),) if is_moe else (),
         dense_span=0 if is_moe else home,
     )
 

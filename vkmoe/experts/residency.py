@@ -68,9 +68,8 @@ class Residency:
         self._seeded = seed is not None
         if seed is not None:
             self.counts.restore(seed)
-        self._pools = [
-            _Pool(index, spec, self._policy(spec), set()) for index, spec in enumerate(pools)
-        ]
+        self._specs = tuple(pools)
+        self._pools = self._empty_pools()
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
         self.uses: NDArray[np.int64] = np.zeros(space.n_keys, np.int64)
@@ -143,6 +142,15 @@ class Residency:
             pool.in_flight.discard(move.key)
             pool.policy.remove(move.key)
 
+    def reset(self) -> None:
+        """All slots are empty; counts and pins stay."""
+        self._pools = self._empty_pools()
+        self.published[:] = False
+        for pool in self._pools:
+            for key in (*self._residents, *self._warm):
+                if self.space.layer(key) in pool.spec.layers:
+                    pool.policy.pin(key)
+
     def check_integrity(self) -> None:
         """Raises AssertionError if policies, published experts and pins contradict each other."""
         published = set(np.flatnonzero(self._published).tolist())
@@ -170,10 +178,12 @@ class Residency:
             self.warm_at = self.n_tokens
         return moves
 
-    def _policy(self, spec: PoolSpec) -> Policy:
-        return create_policy(
-            self.settings.policy, spec.capacity, self.space, self.counts, spec.floor
-        )
+    def _empty_pools(self) -> list[_Pool]:
+        name, space, counts = self.settings.policy, self.space, self.counts
+        return [
+            _Pool(index, spec, create_policy(name, spec.capacity, space, counts, spec.floor), set())
+            for index, spec in enumerate(self._specs)
+        ]
 
     def _promote(self, pool: _Pool, newcomers: Sequence[int], needed: set[int]) -> list[Move]:
         """Give slots to newcomers as long as somebody may leave for them."""
@@ -207,8 +217,8 @@ class Residency:
 
     def _pin_residents(self, keys: list[int]) -> list[Move]:
         """Make these the residents, and those before them ordinary experts."""
-        for pool in self._pools:
-            for key in set(self._residents) - set(keys) - set(self._warm):
+        for key in set(self._residents) - set(keys) - set(self._warm):
+            for pool in self._pools:
                 pool.policy.unpin(key)
         self._residents = keys
         return self._pin(keys, set())

@@ -56,6 +56,11 @@ class Arena:
         """Bytes allocated."""
         return sum(chunk.size for chunk in self._chunks)
 
+    @property
+    def chunks(self) -> tuple[_native.Buffer, ...]:
+        """The allocations, oldest first."""
+        return tuple(self._chunks)
+
     def place(self, n_bytes: int) -> Placement:
         """A 256-byte aligned span of its own. Raises OutOfMemoryError."""
         span_bytes = round_up(n_bytes)

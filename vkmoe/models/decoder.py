@@ -211,7 +211,7 @@ class Decoder:
             space.act,
             n_slots,
             norm,
-            layer.expert_homes,
+            layer.expert_ranges,
             f"{label} gate/up",
             layer.dense_span,
         )
@@ -223,7 +223,7 @@ class Decoder:
             space.routing,
             n_slots,
             self._leaves(gain),
-            layer.expert_homes,
+            layer.expert_ranges,
             f"{label} down",
             layer.dense_span,
         )

@@ -4,13 +4,14 @@ offsets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from vkmoe.gpu.program import Range
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
 
-__all__ = ["LayerWeights", "ModelWeights"]
+__all__ = ["LayerWeights", "ModelWeights", "with_slots"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class LayerWeights:
     feed_forward_gain: int
     router: Matrix | None  # None: a dense layer, whose only span is `dense_span`
     expert_shape: ExpertShape
-    expert_homes: tuple[Range, ...]  # the bytes the routed experts may lie in
+    expert_ranges: tuple[Range, ...]  # the memory in which the routed experts may lie
     dense_span: int = 0
 
 
@@ -41,3 +42,23 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     rope_table: int
     expert_table: Range
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with experts; the expert table counts only these."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.router is not None)
+
+    @property
+    def span_bytes(self) -> tuple[int, ...]:
+        """Bytes of one expert in each layer with experts."""
+        return tuple(self.layers[i].expert_shape.span_bytes for i in self.moe_layers)
+
+
+def with_slots(weights: ModelWeights, slots: Callable[[int], tuple[Range, ...]]) -> ModelWeights:
+    """The same weights, whose experts may also lie in `slots(MoE layer)`."""
+    layers = list(weights.layers)
+    for moe_layer, index in enumerate(weights.moe_layers):
+        layer = layers[index]
+        ranges = (*layer.expert_ranges, *slots(moe_layer))
+        layers[index] = replace(layer, expert_ranges=ranges)
+    return replace(weights, layers=tuple(layers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vkmoe.config import EngineConfig
+from vkmoe.experts.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.models.decoder import Workspace, attention_shape
 from vkmoe.models.tensors import ModelTensors
@@ -29,6 +30,8 @@ class Decision:
     attention_split: AttentionSplit
     workspace: Workspace
     plan: MemoryPlan
+    pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
+    cache_settings: CacheSettings
 
 
 def decide(
@@ -48,4 +51,8 @@ def decide(
     workspace = Workspace(spec, tuning, split, shape)
     sizes = weight_bytes(tensors)
     decided = plan(config, spec, device, sizes, workspace.n_bytes, available_bytes())
-    return Decision(tuning, shape, split, workspace, decided)
+    n_used = spec.experts.n_used if spec.experts else 1
+    slots = decided.expert_slots
+    pools = make_pools(slots, sizes.spans, n_used, config.expert_allocation) if slots else ()
+    settings = CacheSettings(config.expert_policy, config.expert_half_life)
+    return Decision(tuning, shape, split, workspace, decided, pools, settings)

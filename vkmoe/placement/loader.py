@@ -19,6 +19,7 @@ from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.rope import rope_table
@@ -43,6 +44,7 @@ class LoadedWeights:
 
     weights: ModelWeights
     table: ExpertTable
+    homes: list[list[Placement]]  # of the routed experts: [n MoE layers][n_experts]
     arenas: list[Arena]
 
     def close(self) -> None:
@@ -59,12 +61,16 @@ def load_weights(
     plan: MemoryPlan,
     progress: Progress | None = None,
 ) -> LoadedWeights:
-    """Place and copy all weights. Raises GpuErrors such as OutOfMemoryError, with all freed."""
+    """Place and copy all weights; the table leads to the experts' homes, and is not published.
+
+    Raises GpuErrors such as OutOfMemoryError, with all freed.
+    """
     sizes = weight_bytes(tensors)
     rope = rope_table(spec.rope, plan.ctx_size)
+    expert_intent: Intent = "device" if plan.experts_in == "device" else "host"
     arenas = [
         Arena(device, "device", "weights", sizes.trunk + round_up(rope.nbytes)),
-        Arena(device, plan.experts_in, "experts", sizes.experts),
+        Arena(device, expert_intent, "experts", sizes.experts),
     ]
     n_moe_layers = sum(layer.router is not None for layer in tensors.layers)
     n_experts = spec.experts.n_experts if spec.experts else 1
@@ -72,7 +78,6 @@ def load_weights(
     loader = _Loader(file, device, arenas, table, sizes.trunk + sizes.experts, progress)
     try:
         weights = loader.load(tensors, rope)
-        table.publish()
     except BaseException:
         loader.abandon()
         for arena in arenas:
@@ -80,7 +85,7 @@ def load_weights(
         table.close()
         raise
     loader.finish()
-    return LoadedWeights(weights, table, arenas)
+    return LoadedWeights(weights, table, loader.homes, arenas)
 
 
 class _Loader:
@@ -102,15 +107,12 @@ class _Loader:
         self._pool = ThreadPoolExecutor(N_THREADS, "load")
         self._progress = progress
         self._done, self._total = 0, total
+        self.homes: list[list[Placement]] = []
 
     def load(self, tensors: ModelTensors, rope: NDArray[np.float32]) -> ModelWeights:
         embeddings = self._matrix(tensors.embeddings)
         tied = tensors.output is tensors.embeddings
-        layers = []
-        n_moe_layers = 0
-        for layer in tensors.layers:
-            layers.append(self._layer(layer, n_moe_layers))
-            n_moe_layers += layer.router is not None
+        layers = [self._layer(layer) for layer in tensors.layers]
         return ModelWeights(
             embeddings=embeddings,
             output_gain=self._gain(tensors.output_gain),
@@ -128,12 +130,13 @@ class _Loader:
         self._pool.shutdown(cancel_futures=True)
         self._transfer.close()
 
-    def _layer(self, layer: LayerTensors, moe_index: int) -> LayerWeights:
+    def _layer(self, layer: LayerTensors) -> LayerWeights:
         shape = expert_shape(layer)
         spans = self._spans(layer, shape)
         if layer.router is not None:
             for expert, span in enumerate(spans):
-                self._table.set(moe_index, expert, span.address)
+                self._table.set(len(self.homes), expert, span.address)
+            self.homes.append(spans)
         return LayerWeights(
             attention_gain=self._gain(layer.attention_gain),
             q=self._matrix(layer.q),
@@ -145,7 +148,7 @@ class _Loader:
             feed_forward_gain=self._gain(layer.feed_forward_gain),
             router=self._matrix(layer.router) if layer.router is not None else None,
             expert_shape=shape,
-            expert_homes=_merged(spans, shape.span_bytes) if layer.router is not None else (),
+            expert_ranges=_merged(spans, shape.span_bytes) if layer.router is not None else (),
             dense_span=0 if layer.router is not None else spans[0].address,
         )
 

@@ -1,0 +1,155 @@
+"""A cache over real device memory whose "submits" are read by the host, early and late.
+
+Owns slow and failing uploads, and a reader that stands for a submit in flight: it looks experts up
+in the table version it was given and checks their bytes when it begins and again when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.closing import Closing
+from vkmoe.errors import GpuError
+from vkmoe.experts.cache import ExpertCache, ExpertMemory
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.residency import Residency
+from vkmoe.experts.settings import CacheSettings, PoolSpec
+from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.table import N_VERSIONS, ExpertTable
+from vkmoe.experts.uploads import Copy, Upload, Uploads
+from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.transfer import Transfer
+
+__all__ = ["DelayedUploads", "Rig"]
+
+Routing = NDArray[np.uint32]
+
+
+@dataclass
+class DelayedUploads:
+    """A second queue that is slow: bytes arrive only after `delay` questions whether they have.
+
+    `failures` counts down: as long as it is positive, an upload fails; at its start with
+    `fail_at_start`, otherwise when it is waited for.
+    """
+
+    real: Uploads
+    delay: int = 0
+    failures: int = 0
+    fail_at_start: bool = False
+    error: type[GpuError] = GpuError
+    copied: list[Copy] = field(default_factory=list)
+
+    def start(self, copies: Sequence[Copy]) -> Upload:
+        if self.failures > 0 and self.fail_at_start:
+            self.failures -= 1
+            raise self.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
+        return _Delayed(self, copies)
+
+
+class _Delayed:
+    def __init__(self, owner: DelayedUploads, copies: Sequence[Copy]) -> None:
+        self._owner, self._copies, self._left = owner, copies, owner.delay
+
+    def done(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def wait(self) -> None:
+        if self._owner.failures > 0:
+            self._owner.failures -= 1
+            raise self._owner.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
+        self._owner.real.start(self._copies).wait()
+        self._owner.copied += self._copies
+
+
+class Rig(Closing):
+    """A cache with tiny spans. Byte b of expert n is (7 n + b + 1) mod 251: never poison."""
+
+    def __init__(
+        self,
+        device: Device,
+        space: KeySpace,
+        pools: Sequence[PoolSpec],
+        settings: CacheSettings,
+        delay: int | None = None,
+        seed: NDArray[np.float64] | None = None,
+    ) -> None:
+        """`delay` in tokens of the uploads; None is the plain way."""
+        self.space, self.pools = space, pools
+        self.table = ExpertTable(device, space.n_layers, space.n_experts)
+        sizes = {layer: pool.slot_bytes for pool in pools for layer in pool.layers}
+        self.span_bytes = [sizes.get(layer, 256) for layer in range(space.n_layers)]
+        self.arena = Arena(device, "host", "homes", sum(self.span_bytes) * space.n_experts)
+        self.transfer = Transfer(device, 1 << 16)
+        self.homes = [
+            [self._home(layer, expert) for expert in range(space.n_experts)]
+            for layer in range(space.n_layers)
+        ]
+        self.slots = SlotManager(device, pools, poison=True)
+        self.uploads = DelayedUploads(Uploads(device), delay or 0)
+        memory = ExpertMemory(self.table, self.slots, self.homes, self.span_bytes)
+        self.residency = Residency(space, pools, settings, seed)
+        self.cache = ExpertCache(self.residency, memory, self.uploads, wait=delay is None)
+        self.table.publish()
+
+    def content(self, number: int) -> NDArray[np.uint8]:
+        """The bytes of an expert."""
+        n_bytes = self.span_bytes[self.space.layer(number)]
+        return ((7 * number + np.arange(n_bytes) + 1) % 251).astype(np.uint8)
+
+    def token(self, routing: Routing) -> NDArray[np.bool_]:
+        """One token: its submit begins, reads, ends. Checks everything; returns the hits."""
+        version = self.begin()
+        self.read(version, routing)
+        hits = self.end(version, routing)
+        self.cache.check_integrity()
+        return hits
+
+    def begin(self) -> int:
+        return self.cache.begin_token()
+
+    def end(self, version: int, routing: Routing) -> NDArray[np.bool_]:
+        self.read(version, routing)
+        return self.cache.end_token(version, routing)
+
+    def read(self, version: int, routing: Routing) -> None:
+        """What a submit of a table version reads now: of all experts used, the right bytes."""
+        n_bytes = self.table.entries.nbytes
+        raw = self._bytes(self.table_place(), (version % N_VERSIONS) * n_bytes, n_bytes)
+        table = raw.view(np.uint64).reshape(self.table.entries.shape)
+        by_address = {slot.address: slot.place for slot in self.slots.all}
+        by_address |= {home.address: home for row in self.homes for home in row}
+        for layer, row in enumerate(routing.tolist()):
+            for expert in row:
+                number = layer * self.space.n_experts + expert
+                place = by_address[int(table[layer, expert])]
+                found = self._bytes(place, 0, self.span_bytes[layer])
+                assert (found == self.content(number)).all(), (version, layer, expert, found[:4])
+
+    def table_place(self) -> Placement:
+        buffer = self.table._buffer
+        return Placement(buffer, 0, buffer.address)
+
+    def close(self) -> None:
+        for part in (self.table, self.slots, self.transfer, self.arena):
+            part.close()
+
+    def _home(self, layer: int, expert: int) -> Placement:
+        place = self.arena.place(self.span_bytes[layer])
+        self.transfer.write(place.buffer, place.offset,
+                            self.content(layer * self.space.n_experts + expert))  # fmt: skip
+        self.transfer.flush()
+        self.table.set(layer, expert, place.address)
+        return place
+
+    def _bytes(self, place: Placement, offset: int, n_bytes: int) -> NDArray[np.uint8]:
+        start = place.offset + offset
+        if place.buffer.mapped:
+            return place.buffer.view()[start : start + n_bytes]
+        return self.transfer.read(place.buffer, start, n_bytes)

@@ -1,0 +1,180 @@
+"""The expert table's versions, and the slots' owners and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vkmoe.errors import OutOfMemoryError
+from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.table import N_VERSIONS, ExpertTable
+from vkmoe.gpu import _native as native
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.transfer import Transfer
+
+POOLS = (PoolSpec((0,), 3, 0, 256), PoolSpec((1,), 2, 0, 1024), PoolSpec((2,), 4, 0, 256))
+
+
+@pytest.fixture
+def table(device: Device, nothing_left: None) -> Iterator[ExpertTable]:
+    with ExpertTable(device, 3, 4) as made:
+        yield made
+
+
+@pytest.fixture
+def slots(device: Device, nothing_left: None) -> Iterator[SlotManager]:
+    with SlotManager(device, POOLS, poison=True) as made:
+        yield made
+
+
+def read(device: Device, table: ExpertTable, version: int) -> list[list[int]]:
+    """A version as the GPU has it."""
+    n_bytes = table.entries.nbytes
+    with Transfer(device) as transfer:
+        raw = transfer.read(table._buffer, version % N_VERSIONS * n_bytes, n_bytes)
+    found: list[list[int]] = raw.view(np.uint64).reshape(3, 4).tolist()
+    return found
+
+
+def test_a_version_keeps_its_addresses_while_the_next_is_made(
+    device: Device, table: ExpertTable
+) -> None:
+    for expert in range(4):
+        table.set(1, expert, (1 << 40) + expert)
+    table.publish()
+    first, first_address = table.begin(), table.address
+    old = read(device, table, first)
+    table.set(1, 2, 77)
+    table.set(2, 0, 88)
+    table.publish()
+    assert read(device, table, first) == old, "a version in use was written"
+    assert table.address != first_address
+    new = read(device, table, table.version)
+    assert new[1][2] == 77 and new[2][0] == 88 and new[1][3] == (1 << 40) + 3
+
+
+def test_each_copy_gets_the_rows_it_missed(device: Device, table: ExpertTable) -> None:
+    """Rows changed one version ago are stale in the other copy."""
+    for step in range(12):
+        table.set(step % 3, step % 4, 1000 + step)
+        table.publish()
+        assert read(device, table, table.version) == table.entries.tolist()
+
+
+def test_no_change_means_no_version_and_no_write(table: ExpertTable) -> None:
+    table.publish()
+    version, n_writes = table.version, table.n_writes
+    for _ in range(3):
+        table.publish()
+    assert (table.version, table.n_writes) == (version, n_writes)
+
+
+def test_a_version_that_is_read_is_not_written_over(table: ExpertTable) -> None:
+    table.publish()
+    table.begin()
+    table.set(0, 0, 1)
+    table.publish()
+    table.set(0, 0, 2)
+    with pytest.raises(AssertionError, match="still reads"):
+        table.publish()
+
+
+def test_a_submit_needs_all_changes_published(table: ExpertTable) -> None:
+    with pytest.raises(AssertionError, match="publish first"):
+        table.begin()
+    table.publish()
+    table.set(0, 0, 1)
+    with pytest.raises(AssertionError, match="publish first"):
+        table.begin()
+
+
+def test_a_slot_is_writable_when_its_last_reader_has_ended(
+    table: ExpertTable, slots: SlotManager
+) -> None:
+    slot = slots.take(1, key=4)
+    assert slots.writable(slot, table), "never mapped"
+    table.publish()
+    version = table.begin()
+    slots.release(4, table.version)
+    table.set(1, 0, 5)  # leads elsewhere from the next version on
+    assert not slots.writable(slot, table), "the submit in flight reads it"
+    table.publish()
+    second = table.begin()
+    assert not slots.writable(slot, table)
+    table.end(version)
+    assert slots.writable(slot, table), "only a later version is read"
+    table.end(second)
+
+
+def test_a_slot_unmapped_in_no_published_version_is_not_writable(
+    table: ExpertTable, slots: SlotManager
+) -> None:
+    table.publish()
+    slot = slots.take(0, key=1)
+    slots.release(1, table.version)
+    assert not slots.writable(slot, table), "the next submit would still find it"
+
+
+def test_slots_are_cleared_or_poisoned_and_lie_in_the_stated_memory(
+    device: Device, slots: SlotManager
+) -> None:
+    with SlotManager(device, POOLS) as clean, Transfer(device) as transfer:
+        for manager, byte in ((clean, 0), (slots, 0xFF)):
+            for slot in manager.all:
+                n_bytes = POOLS[slot.pool].slot_bytes
+                found = transfer.read(slot.place.buffer, slot.place.offset, n_bytes)
+                assert (found == byte).all()
+                layer = POOLS[slot.pool].layers[0]
+                assert any(r.start <= slot.address and slot.address + n_bytes <= r.end
+                           for r in manager.ranges(layer))  # fmt: skip
+
+
+def test_slots_do_not_overlap(slots: SlotManager) -> None:
+    spans = sorted((s.address, s.address + POOLS[s.pool].slot_bytes) for s in slots.all)
+    assert len(spans) == 9
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_slots_come_in_chunks_of_what_the_device_allocates(
+    device: Device, monkeypatch: pytest.MonkeyPatch, nothing_left: None
+) -> None:
+    limits = replace(device.info.limits, max_memory_allocation_size=4096)
+    monkeypatch.setattr(device, "info", replace(device.info, limits=limits))
+    with SlotManager(device, (PoolSpec((0,), 9, 0, 1024),)) as many:
+        assert len(many.ranges(0)) >= 3 and many.n_bytes >= 9 * 1024
+        many.check_integrity()
+
+
+def test_no_memory_for_slots_leaves_nothing_behind(device: Device, nothing_left: None) -> None:
+    native.inject_failure("vkAllocateMemory", 1)
+    with pytest.raises(OutOfMemoryError, match="expert slots"):
+        SlotManager(device, POOLS)
+
+
+@settings(max_examples=40, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=40))
+def test_any_order_of_taking_and_releasing_keeps_the_slots_whole(
+    slots: SlotManager, steps: list[tuple[int, int]]
+) -> None:
+    held: dict[int, int] = {}  # key -> pool
+    for pool, key in steps:
+        if key in held:
+            slots.release(key, key)
+            del held[key]
+        elif sum(p == pool for p in held.values()) < POOLS[pool].capacity:
+            assert slots.take(pool, key).pool == pool
+            held[key] = pool
+        slots.check_integrity()
+        assert slots.keys == set(held)
+        assert all(slots.of(key).key == key for key in held)
+    slots.reset(0)
+    slots.check_integrity()
+    assert not slots.keys

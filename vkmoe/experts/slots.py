@@ -1,0 +1,154 @@
+"""The device memory that experts are copied into: one slot holds one expert's span, whole.
+
+Owns the arenas, which key holds which slot, and since when a slot is no longer read. Does not
+choose keys, and does not copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vkmoe.closing import Closing
+from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.table import ExpertTable
+from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.program import Range, memory_range
+
+__all__ = ["NOBODY", "Slot", "SlotManager"]
+
+NOBODY = -1
+POISON = 0xFFFFFFFF  # NaN in every weight type: a read too early or too late cannot stay unseen
+
+
+@dataclass(eq=False)
+class Slot:
+    """Room for one span of its pool's size."""
+
+    place: Placement
+    pool: int
+    key: int = NOBODY
+    last_mapped: int = -1  # the last table version that led to it
+
+    @property
+    def address(self) -> int:
+        return self.place.address
+
+
+class SlotManager(Closing):
+    """The slots of all pools. Raises OutOfMemoryError when made, with nothing left allocated.
+
+    Slots are cleared when made: fresh memory read before its first write gave differing results on
+    some drivers. With `poison`, slots nobody holds are filled with NaN (tests).
+    """
+
+    def __init__(self, device: Device, pools: Sequence[PoolSpec], poison: bool = False) -> None:
+        self._device, self._pools, self._poison = device, tuple(pools), poison
+        self._arenas: dict[int, Arena] = {}  # by slot bytes
+        self._free: list[deque[Slot]] = [deque() for _ in pools]
+        self._held: dict[int, Slot] = {}
+        self.all: list[Slot] = []
+        try:
+            self._allocate()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes allocated."""
+        return sum(arena.n_bytes for arena in self._arenas.values())
+
+    def ranges(self, layer: int) -> tuple[Range, ...]:
+        """The memory in which copies of a layer's experts can lie."""
+        return tuple(
+            memory_range(chunk.address, chunk.size)
+            for size in {pool.slot_bytes for pool in self._pools if layer in pool.layers}
+            for chunk in self._arenas[size].chunks
+        )
+
+    def take(self, pool: int, key: int) -> Slot:
+        """Give `key` the slot of its pool that has been free longest. Must hold: there is one."""
+        assert key not in self._held, key
+        slot = self._free[pool].popleft()
+        slot.key = key
+        self._held[key] = slot
+        return slot
+
+    def release(self, key: int, version: int | None) -> None:
+        """`key` leaves its slot, to which table versions up to `version` may lead; None: none."""
+        slot = self._held.pop(key)
+        slot.key = NOBODY
+        if version is not None:
+            slot.last_mapped = version
+        self._free[slot.pool].append(slot)
+
+    def reset(self, version: int) -> None:
+        """Everybody leaves; table versions up to `version` may lead anywhere."""
+        self._held.clear()
+        for free in self._free:
+            free.clear()
+        for slot in self.all:
+            slot.key, slot.last_mapped = NOBODY, version
+            self._free[slot.pool].append(slot)
+
+    def writable(self, slot: Slot, table: ExpertTable) -> bool:
+        """Whether no submit, in flight or to come, can read this slot, which nobody published."""
+        return slot.last_mapped < table.oldest_read
+
+    def of(self, key: int) -> Slot:
+        """The slot that `key` holds. Must hold: it has one."""
+        return self._held[key]
+
+    @property
+    def keys(self) -> set[int]:
+        """Who holds a slot."""
+        return set(self._held)
+
+    def poison(self, slots: Sequence[Slot]) -> None:
+        """Fill slots nobody may read with NaN; does nothing unless asked for when made."""
+        if self._poison and slots:
+            self._fill([(slot.place, self._pools[slot.pool].slot_bytes) for slot in slots])
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if a slot is lost, held twice, or of another pool's."""
+        free = [slot for slots in self._free for slot in slots]
+        held = list(self._held.values())
+        assert len(free) + len(held) == len(self.all) == len({*map(id, [*free, *held])})
+        assert all(slot.key == NOBODY for slot in free), "a free slot has a key"
+        assert all(slot.key == key for key, slot in self._held.items()), "keys differ"
+        for index, spec in enumerate(self._pools):
+            ours = [slot for slot in self.all if slot.pool == index]
+            assert len(ours) == spec.capacity, (spec, len(ours))
+
+    def close(self) -> None:
+        for arena in self._arenas.values():
+            arena.close()
+        self._arenas.clear()
+        for waiting in self._free:
+            waiting.clear()
+        self._held.clear()
+        self.all.clear()
+
+    def _allocate(self) -> None:
+        for spec in self._pools:
+            if spec.slot_bytes not in self._arenas:
+                n_slots = sum(p.capacity for p in self._pools if p.slot_bytes == spec.slot_bytes)
+                total = n_slots * spec.slot_bytes
+                self._arenas[spec.slot_bytes] = Arena(self._device, "device", "expert slots", total)
+        for index, spec in enumerate(self._pools):
+            arena = self._arenas[spec.slot_bytes]
+            for _ in range(spec.capacity):
+                slot = Slot(arena.place(spec.slot_bytes), index)
+                self.all.append(slot)
+                self._free[index].append(slot)
+        self._fill([(slot.place, self._pools[slot.pool].slot_bytes) for slot in self.all])
+
+    def _fill(self, places: Sequence[tuple[Placement, int]]) -> None:
+        with translate_errors("clearing the expert slots"):
+            recorder = self._device.native.recorder()
+            for place, n_bytes in places:
+                recorder.fill(place.buffer, place.offset, n_bytes, POISON if self._poison else 0)
+            self._device.native.submit(recorder.finish()).wait()
