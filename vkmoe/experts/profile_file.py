@@ -106,8 +106,8 @@ def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None
             data = stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise VkmoeError(f"the expert profile {path} cannot be read: {reason}", _REMEDY) from error
     if len(data) > limit:
         _refuse(path, f"is larger than the {limit} bytes a profile of this model can have")

@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["reason_against_writing", "write_whole"]
+__all__ = ["is_special", "reason_against_writing", "write_whole"]
 
 _DEVICES = ("/dev/", "/proc/")
 
@@ -20,7 +20,7 @@ def write_whole(path: Path, data: bytes) -> None:
     A link stays a link, a file keeps its permissions. What is no plain file, such as a pipe or a
     terminal, is written to directly.
     """
-    if _is_special(path):
+    if is_special(path):
         with open(path, "ab", buffering=0) as stream:
             stream.write(data)
         return
@@ -43,7 +43,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def reason_against_writing(path: Path) -> str | None:
     """Why `write_whole` would fail, as far as one can know before; None: it may work."""
     try:
-        if _is_special(path):
+        if is_special(path):
             return None
         target = Path(os.path.realpath(path))
         folder = target.parent
@@ -53,12 +53,13 @@ def reason_against_writing(path: Path) -> str | None:
             return f"{folder} is not a folder" if folder.exists() else f"no folder {folder}"
         if not os.access(folder, os.W_OK | os.X_OK):
             return f"no permission to write in {folder}"
-    except (OSError, ValueError) as error:  # ValueError: a null character
+    except OSError as error:
         return str(error)
     return None
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
+    """Whether `path` is something to write to that is no plain file."""
     if str(path).startswith(_DEVICES):
         return True
     try:

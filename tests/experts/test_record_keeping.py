@@ -1,0 +1,223 @@
+"""The two files of a run: when they are read and written, and what a failure may not destroy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import DEVICE
+from tests.experts.test_profile_file import COUNTS, MODEL, SPEC, TENSORS
+from vkmoe.config import EngineConfig
+from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.experts.profile_file import load_profile, save_profile
+from vkmoe.experts.profiler import ExpertProfiler
+from vkmoe.experts.record_keeping import RecordKeeper, setup_of, stats_paths
+from vkmoe.experts.report import ExpertReport, Setup, make_report
+from vkmoe.facts import MemoryPlan
+
+LAYERS = [TENSORS[0:3], TENSORS[3:6], TENSORS[6:9]]
+SETUP = Setup("toy", "qwen3moe", "Invented GPU", "device", 8, 2)
+
+
+def keeper(folder: Path, stats: str | None = None, profile: str | None = None) -> RecordKeeper:
+    paths = {"expert_stats": stats, "expert_profile": profile}
+    config = EngineConfig(
+        **{name: str(folder / path) for name, path in paths.items() if path is not None}  # type: ignore[arg-type]
+    )
+    return RecordKeeper(config, SPEC, LAYERS)
+
+
+def report() -> ExpertReport:
+    return make_report(SETUP, ExpertProfiler(MODEL.space, range(3)), None)
+
+
+def write(records: RecordKeeper) -> None:
+    records.take(report(), COUNTS)
+    records.write()
+
+
+# ----- names -----
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "document"),
+    [
+        ("a/stats.txt", "a/stats.txt", "a/stats.json"),
+        ("a/stats.json", "a/stats.txt", "a/stats.json"),
+        ("a/stats", "a/stats", "a/stats.json"),
+        ("run.1", "run.1", "run.1.json"),
+        ("a.b/.txt", "a.b/.txt", "a.b/.txt.json"),
+        ("stats.log", "stats.log", "stats.log.json"),
+    ],
+)
+def test_text_and_json_lie_side_by_side(path: str, text: str, document: str) -> None:
+    assert stats_paths(Path(path)) == (Path(text), Path(document))
+
+
+def test_nothing_is_written_unless_asked(tmp_path: Path) -> None:
+    write(keeper(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_both_files_are_written_and_the_profile_comes_back(tmp_path: Path) -> None:
+    records = keeper(tmp_path, "stats.txt", "profile.json")
+    assert records.seed is None and os.listdir(tmp_path) == []
+    write(records)
+    assert sorted(os.listdir(tmp_path)) == ["profile.json", "stats.json", "stats.txt"]
+    assert (tmp_path / "stats.txt").read_text().startswith("vkmoe expert statistics\n")
+    assert json.loads((tmp_path / "stats.json").read_text())["model"] == "toy"
+    seed = keeper(tmp_path, profile="profile.json").seed
+    assert seed is not None and np.array_equal(seed, COUNTS)
+
+
+def test_it_writes_once(tmp_path: Path) -> None:
+    records = keeper(tmp_path, "stats.txt")
+    records.write()
+    assert os.listdir(tmp_path) == [], "nothing was taken"
+    write(records)
+    (tmp_path / "stats.txt").unlink()
+    records.write()
+    assert os.listdir(tmp_path) == ["stats.json"]
+
+
+# ----- what goes wrong -----
+
+
+def test_a_failure_is_raised_in_one_line_with_a_hint(tmp_path: Path) -> None:
+    records = keeper(tmp_path, "none/stats.txt")
+    with pytest.raises(VkmoeError, match=r"statistics could not be written to .*none/stats\.txt: No"
+                       " such file") as caught:  # fmt: skip
+        write(records)
+    assert "\n" not in str(caught.value) and caught.value.hint and caught.value.exit_code == 1
+
+
+def test_every_failure_is_told_and_the_other_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "stats.txt").mkdir()
+    records = keeper(tmp_path, "stats.txt", "none/p.json")
+    with pytest.raises(VkmoeError) as caught:
+        write(records)
+    assert f"statistics could not be written to {tmp_path}/stats.txt: Is a dir" in str(caught.value)
+    assert f"profile could not be written to {tmp_path}/none/p.json: No such" in str(caught.value)
+    assert (tmp_path / "stats.json").is_file()
+    records = keeper(tmp_path, "stats.txt", "p.json")
+    with pytest.raises(VkmoeError):
+        write(records)
+    assert load_profile(tmp_path / "p.json", MODEL) is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the first"), SystemExit(3)])
+def test_an_error_under_way_is_not_replaced(
+    tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = keeper(tmp_path, "none/stats", "none/p")
+    caplog.clear()
+    with pytest.raises(type(error)) as caught:
+        try:
+            raise error
+        finally:
+            write(records)
+    assert caught.value is error
+    assert [entry.levelno for entry in caplog.records] == [logging.ERROR] * 3
+    messages = [entry.getMessage() for entry in caplog.records]
+    assert [name in message for name, message in zip(("stats:", "stats.json:", "p:"), messages,
+                                                     strict=True)] == [True] * 3  # fmt: skip
+
+
+def test_a_path_that_will_fail_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    keeper(tmp_path, "none/stats", "file/p")
+    keeper(tmp_path, "folder")
+    messages = [entry.getMessage() for entry in caplog.records]
+    assert [entry.levelno for entry in caplog.records] == [logging.WARNING] * 3
+    assert messages[0].endswith(f"statistics will not be written at the end: no folder "
+                                f"{tmp_path}/none")  # fmt: skip
+    assert messages[1].endswith(f"profile will not be written at the end: {tmp_path}/file is not a "
+                                "folder")  # fmt: skip
+    assert messages[2].endswith(f"{tmp_path}/folder is a folder")
+
+
+def test_a_folder_without_permission_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs the tests may write
+    keeper(tmp_path, "stats")
+    assert f"no permission to write in {tmp_path}" in caplog.text
+
+
+def test_a_good_path_is_not_worth_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_profile(tmp_path / "p", MODEL, COUNTS)
+    (tmp_path / "stats").write_text("older")
+    write(keeper(tmp_path, "stats", "p"))
+    assert caplog.text == ""
+    assert "older" not in (tmp_path / "stats").read_text()
+
+
+def test_a_damaged_profile_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("{")
+    with pytest.raises(VkmoeError, match="not an expert profile"):
+        keeper(tmp_path, profile="p")
+    assert (tmp_path / "p").read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    ("stats", "profile", "words"),
+    [
+        ("model.gguf", None, "--expert-stats .* would overwrite a model"),
+        (None, "model.GGUF", "--expert-profile .* would overwrite a model"),
+        ("run.json", "run.json", "overwrite each other"),
+        ("run.txt", "run.json", "overwrite each other"),
+        ("run", "run", "overwrite each other"),
+        ("run\0", None, "null character"),
+    ],
+)
+def test_dangerous_paths_are_refused(
+    tmp_path: Path, stats: str | None, profile: str | None, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        keeper(tmp_path, stats, profile)
+    assert caught.value.hint
+
+
+def test_a_device_gets_the_text_and_no_json_beside_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(keeper(tmp_path, "pipe"))
+        assert os.read(reader, 1 << 16).startswith(b"vkmoe expert statistics\n")
+    finally:
+        os.close(reader)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_dense_model_keeps_no_profile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_profile(tmp_path / "p", MODEL, COUNTS)
+    before = (tmp_path / "p").read_bytes()
+    config = EngineConfig(expert_profile=str(tmp_path / "p"), expert_stats=str(tmp_path / "stats"))
+    records = RecordKeeper(config, SPEC, [])
+    assert records.seed is None and "has no experts" in caplog.text
+    records.take(make_report(SETUP, None, None), np.zeros(0))
+    records.write()
+    assert (tmp_path / "p").read_bytes() == before
+    assert "the model is dense" in (tmp_path / "stats").read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"), [("cache", ("lfru", "global")), ("device", (None, None))]
+)
+def test_a_policy_is_named_only_where_one_decides(place: Any, expected: tuple[Any, Any]) -> None:
+    config = EngineConfig(expert_policy="lfru", expert_allocation="global")
+    plan = MemoryPlan(128, "f16", place, (), expert_slots=(4, 4, 2) if place == "cache" else ())
+    setup = setup_of(SPEC, plan, DEVICE, config)
+    assert (setup.policy, setup.allocation) == expected
+    assert (setup.n_experts, setup.n_used, setup.experts_in) == (8, 2, place)
+    assert setup.slots == plan.expert_slots and setup.device == DEVICE.name

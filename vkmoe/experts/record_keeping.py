@@ -1,0 +1,152 @@
+"""The files a run leaves behind: `--expert-stats` and `--expert-profile`.
+
+Owns where they lie, when they are read and written, and what happens when that fails. Does not own
+what stands in them (report.py, profile_file.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.config import EngineConfig
+from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.experts.profile_file import load_profile, profiled_model, save_profile
+from vkmoe.experts.report import ExpertReport, Setup, as_document, as_text
+from vkmoe.experts.writing import is_special, reason_against_writing, write_whole
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.gguf_file import TensorInfo
+
+__all__ = ["RecordKeeper", "setup_of", "stats_paths"]
+
+log = logging.getLogger("vkmoe")
+_HINT = "give a path in a folder that exists and where you may write"
+_Writing = tuple[str, Path, Callable[[], None]]  # of what, where, how
+
+
+class RecordKeeper:
+    """Reads the profile before the model is loaded, and writes both files at the end.
+
+    `seed` are the counts of the profile [n_keys]; None without one, and for a dense model.
+    """
+
+    def __init__(
+        self, config: EngineConfig, spec: ModelSpec, expert_layers: Sequence[Sequence[TensorInfo]]
+    ) -> None:
+        """`expert_layers` are the expert tensors of each MoE layer; empty for a dense model.
+
+        Raises UsageError for paths that would destroy something, VkmoeError for a profile that is
+        damaged or of another model. A path that cannot be written is a warning in the log.
+        """
+        self._stats = Path(config.expert_stats) if config.expert_stats is not None else None
+        self._profile = Path(config.expert_profile) if config.expert_profile is not None else None
+        self._report: ExpertReport | None = None
+        self._counts: NDArray[np.float64] | None = None
+        self.seed: NDArray[np.float64] | None = None
+        _refuse_dangerous(self._stats, self._profile)
+        if self._profile is not None and not expert_layers:
+            log.warning(
+                "the model has no experts: the expert profile %s is not used", self._profile
+            )
+            self._profile = None
+        if self._profile is not None:
+            tensors = [tensor for layer in expert_layers for tensor in layer]
+            self._model = profiled_model(spec, len(expert_layers), tensors)
+            self.seed = load_profile(self._profile, self._model)
+        for what, path in (("statistics", self._stats), ("profile", self._profile)):
+            reason = reason_against_writing(path) if path is not None else None
+            if reason:
+                log.warning("the expert %s will not be written at the end: %s", what, reason)
+
+    def take(self, report: ExpertReport, counts: NDArray[np.float64]) -> None:
+        """Note what `write` writes: the statistics, and the decayed counts [n_keys]."""
+        self._report, self._counts = report, counts
+
+    def write(self) -> None:
+        """Write what was taken, once. One file that fails does not keep the other from it.
+
+        Raises VkmoeError naming what failed; while another exception is on its way, or is being
+        handled, it logs that instead. Does nothing when nothing was taken.
+        """
+        another_error = sys.exc_info()[1] is not None
+        failures = []
+        for what, path, write in self._writings():
+            try:
+                write()
+            except OSError as error:
+                reason = error.strerror or error
+                failures.append(f"the expert {what} could not be written to {path}: {reason}")
+        self._report = self._counts = None
+        if another_error:
+            for failure in failures:
+                log.error(failure)
+        elif failures:
+            raise VkmoeError("; ".join(failures), _HINT)
+
+    def _writings(self) -> Iterator[_Writing]:
+        report, counts, profile = self._report, self._counts, self._profile
+        if report is not None and self._stats is not None:
+            text_path, json_path = stats_paths(self._stats)
+            yield "statistics", text_path, lambda: _write_text(text_path, report)
+            if not is_special(self._stats):
+                yield "statistics", json_path, lambda: _write_json(json_path, report)
+        if counts is not None and profile is not None:
+            yield "profile", profile, lambda: save_profile(profile, self._model, counts)
+
+
+def _write_text(path: Path, report: ExpertReport) -> None:
+    write_whole(path, as_text(report).encode("utf-8", "replace"))
+
+
+def _write_json(path: Path, report: ExpertReport) -> None:
+    text = json.dumps(as_document(report), indent=1, allow_nan=False)
+    write_whole(path, text.encode() + b"\n")
+
+
+def stats_paths(path: Path) -> tuple[Path, Path]:
+    """Where text and JSON of the statistics go.
+
+    `stats.txt` and `stats.json` belong together, whichever is asked for; to any other name of the
+    text, .json is appended.
+    """
+    if path.suffix == ".json":
+        return path.with_suffix(".txt"), path
+    return path, path.with_suffix(".json") if path.suffix == ".txt" else Path(f"{path}.json")
+
+
+def setup_of(spec: ModelSpec, plan: MemoryPlan, device: DeviceInfo, config: EngineConfig) -> Setup:
+    """What the statistics of a run belong to."""
+    moves = plan.experts_in == "cache"
+    return Setup(
+        spec.name,
+        spec.architecture,
+        device.name,
+        plan.experts_in,
+        spec.experts.n_experts if spec.experts else 0,
+        spec.experts.n_used if spec.experts else 0,
+        plan.expert_slots,
+        config.expert_policy if moves else None,
+        config.expert_allocation if moves else None,
+    )
+
+
+def _refuse_dangerous(stats: Path | None, profile: Path | None) -> None:
+    """No file of ours may take the place of a model or of the other."""
+    for flag, path in (("--expert-stats", stats), ("--expert-profile", profile)):
+        if path is not None and "\0" in str(path):
+            raise UsageError(f"{flag} has a null character in it", "give a path")
+        if path is not None and path.suffix.lower() == ".gguf":
+            raise UsageError(f"{flag} {path} would overwrite a model", "give it another name")
+    if stats is not None and profile is not None:
+        ours = [path.resolve() for path in stats_paths(stats)]
+        if profile.resolve() in ours:
+            raise UsageError(
+                f"--expert-stats {stats} and --expert-profile {profile} would overwrite each other",
+                "give one of them another name",
+            )
