@@ -61,6 +61,15 @@ class Device:
     def has_upload_queue(self) -> bool: ...
     @property
     def lost(self) -> bool: ...
+    def memory_bytes(self) -> list[int]:
+        """Bytes allocated from each heap by this device, as the driver rounded them; tensors too.
+
+        After `close` what live views still hold.
+        """
+
+    def memory_peak_bytes(self) -> list[int]:
+        """The most bytes ever allocated at once, by heap."""
+
     def buffer(self, size: int, memory_type: int, name: str = "") -> Buffer:
         """A raw buffer of `size` bytes with memory of its own, mapped if host visible."""
 
@@ -80,7 +89,8 @@ class Device:
     def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
         """Begin a recording with a full memory barrier, for queue "compute" or "upload".
 
-        Upload recordings reuse their command buffers; at most 64 may be alive.
+        Upload recordings reuse their command buffers; at most 64 may be alive. ValueError if there
+        are to be timestamps and the queue has none (a queue for copies only never has).
         """
 
     def submit(self, recording: Recording, queue: str = "compute") -> Submission:

@@ -25,7 +25,12 @@ Memory::Memory(std::shared_ptr<Context> context, VkMemoryRequirements requiremen
     info.memoryTypeIndex = memory_type;
     VkDeviceMemory memory = VK_NULL_HANDLE;
     VKMOE_CHECKED(vkAllocateMemory, device, &info, nullptr, &memory);
-    memory_ = {"memory", memory, [=] { vkFreeMemory(device, memory, nullptr); }};
+    const auto heaps = context_->heap_bytes();
+    memory_ = {"memory", memory, [=, n_bytes = n_bytes_] {
+                   vkFreeMemory(device, memory, nullptr);
+                   heaps->freed(memory_type, n_bytes);
+               }};
+    heaps->allocated(memory_type, n_bytes_);
 
     const auto properties = context_->memory().memoryTypes[memory_type].propertyFlags;
     coherent_ = (properties & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT) != 0;

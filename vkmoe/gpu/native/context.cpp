@@ -48,6 +48,7 @@ Context::Context(std::shared_ptr<Instance> instance, size_t index,
     : instance_(std::move(instance)), physical_(instance_->physical_device(index)) {
     vkGetPhysicalDeviceProperties(physical_, &properties_);
     vkGetPhysicalDeviceMemoryProperties(physical_, &memory_);
+    heap_bytes_ = std::make_shared<HeapBytes>(memory_);
     has_addresses_ = std::find(features.begin(), features.end(), "buffer_device_address") !=
                      features.end();
     create_device(features);

@@ -10,6 +10,7 @@
 #include <vulkan/vulkan.hpp>
 
 #include "command_pool.hpp"
+#include "heap_bytes.hpp"
 #include "instance.hpp"
 
 namespace vkmoe {
@@ -37,6 +38,7 @@ class Context {
     Instance& instance() const { return *instance_; }
     const VkPhysicalDeviceProperties& properties() const { return properties_; }
     const VkPhysicalDeviceMemoryProperties& memory() const { return memory_; }
+    const std::shared_ptr<HeapBytes>& heap_bytes() const { return heap_bytes_; }
     bool has_addresses() const { return has_addresses_; }
 
     Queue& compute_queue() { return compute_; }
@@ -65,6 +67,7 @@ class Context {
     VkPhysicalDevice physical_;
     VkPhysicalDeviceProperties properties_{};
     VkPhysicalDeviceMemoryProperties memory_{};
+    std::shared_ptr<HeapBytes> heap_bytes_;
     bool has_addresses_ = false;
     std::atomic<bool> lost_{false};
     Owned<VkDevice> device_;

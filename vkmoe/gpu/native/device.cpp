@@ -42,7 +42,8 @@ void move_to(std::vector<Item>& target, std::vector<Item>& source) {
 
 }  // namespace
 
-Device::Device(std::shared_ptr<Context> context) : context_(std::move(context)) {
+Device::Device(std::shared_ptr<Context> context)
+    : context_(std::move(context)), heap_bytes_(context_->heap_bytes()) {
     open_devices().insert(this);
 }
 

@@ -25,6 +25,9 @@ class Device {
 
     uint32_t n_queues() const { return context().has_upload_queue() ? 2 : 1; }
     bool has_upload_queue() const { return context().has_upload_queue(); }
+    /// Bytes allocated here by heap, and the most there ever were; also after close().
+    std::vector<uint64_t> memory_bytes() const { return heap_bytes_->now(); }
+    std::vector<uint64_t> memory_peak_bytes() const { return heap_bytes_->peak(); }
     bool lost() const { return context().lost(); }
     /// Waits for all submissions in flight; interruptible, throws like Submission::wait.
     void wait_idle();
@@ -47,6 +50,7 @@ class Device {
     void release_all() noexcept;
 
     std::shared_ptr<Context> context_;  // null once closed
+    std::shared_ptr<HeapBytes> heap_bytes_;
     std::vector<std::weak_ptr<Resource>> children_;
     size_t prune_at_ = 64;
     std::vector<std::shared_ptr<Submission>> in_flight_;

@@ -1,5 +1,9 @@
 #include "kompute_calls.hpp"
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 VULKAN_HPP_DEFAULT_DISPATCH_LOADER_DYNAMIC_STORAGE
 
 namespace vkmoe {
@@ -47,7 +51,6 @@ VKMOE_OBJECT(PipelineLayout, "pipeline_layout")
 VKMOE_OBJECT(PipelineCache, "pipeline_cache")
 VKMOE_OBJECT(CommandPool, "command_pool")
 VKMOE_DESTROY(vkDestroyBuffer, Buffer, "buffer")
-VKMOE_DESTROY(vkFreeMemory, DeviceMemory, "memory")
 VKMOE_DESTROY(vkDestroyPipeline, Pipeline, "pipeline")
 
 VKAPI_ATTR VkResult VKAPI_CALL create_buffer(VkDevice device, const VkBufferCreateInfo* info,
@@ -69,14 +72,52 @@ VKAPI_ATTR void VKAPI_CALL buffer_requirements(VkDevice device, VkBuffer buffer,
     if (buffer != VK_NULL_HANDLE) vkGetBufferMemoryRequirements(device, buffer, out);
 }
 
+/// Live allocations of Kompute's tensors: it frees them without saying how large they were.
+struct Allocations {
+    struct Entry {
+        std::shared_ptr<HeapBytes> heaps;
+        uint32_t memory_type;
+        uint64_t n_bytes;
+    };
+    std::mutex mutex;
+    std::map<std::pair<VkDevice, VkDeviceMemory>, Entry> live;
+};
+
+// Never destroyed, like the ledger.
+Allocations& allocations() {
+    static auto* const instance = new Allocations;
+    return *instance;
+}
+
 VKAPI_ATTR VkResult VKAPI_CALL allocate_memory(VkDevice device, const VkMemoryAllocateInfo* info,
                                                const VkAllocationCallbacks* host,
                                                VkDeviceMemory* out) {
     *out = VK_NULL_HANDLE;
-    if (guarded("vkAllocateMemory", vkAllocateMemory, device, info, host, out)) {
-        count_created("memory");
-    }
+    if (!guarded("vkAllocateMemory", vkAllocateMemory, device, info, host, out)) return VK_SUCCESS;
+    count_created("memory");
+    if (KomputeScope::current() == nullptr) return VK_SUCCESS;
+    const auto& heaps = KomputeScope::current()->context().heap_bytes();
+    heaps->allocated(info->memoryTypeIndex, info->allocationSize);
+    const std::lock_guard lock(allocations().mutex);
+    allocations().live[{device, *out}] = {heaps, info->memoryTypeIndex, info->allocationSize};
     return VK_SUCCESS;
+}
+
+VKAPI_ATTR void VKAPI_CALL free_memory(VkDevice device, VkDeviceMemory memory,
+                                       const VkAllocationCallbacks* host) {
+    if (memory == VK_NULL_HANDLE) return;
+    {
+        // Out of the book before the handle can be given to another allocation.
+        const std::lock_guard lock(allocations().mutex);
+        const auto found = allocations().live.find({device, memory});
+        if (found != allocations().live.end()) {
+            const auto& entry = found->second;
+            entry.heaps->freed(entry.memory_type, entry.n_bytes);
+            allocations().live.erase(found);
+        }
+    }
+    vkFreeMemory(device, memory, host);
+    count_destroyed("memory");
 }
 
 VKAPI_ATTR VkResult VKAPI_CALL bind_memory(VkDevice device, VkBuffer buffer, VkDeviceMemory memory,
@@ -166,7 +207,7 @@ void fill_kompute_dispatch() {
     table.vkDestroyBuffer = destroy_Buffer;
     table.vkGetBufferMemoryRequirements = buffer_requirements;
     table.vkAllocateMemory = allocate_memory;
-    table.vkFreeMemory = destroy_DeviceMemory;
+    table.vkFreeMemory = free_memory;
     table.vkBindBufferMemory = bind_memory;
 
     table.vkCreateDescriptorPool = create_DescriptorPool;

@@ -182,6 +182,8 @@ void add_device(py::module_& module) {
         .def_property_readonly("n_queues", &Device::n_queues)
         .def_property_readonly("has_upload_queue", &Device::has_upload_queue)
         .def_property_readonly("lost", &Device::lost)
+        .def("memory_bytes", &Device::memory_bytes)
+        .def("memory_peak_bytes", &Device::memory_peak_bytes)
         .def("wait_idle", &Device::wait_idle)
         .def("settle", &Device::settle, "timeout_ns"_a)
         .def("close", &Device::close,

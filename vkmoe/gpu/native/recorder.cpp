@@ -28,7 +28,8 @@ Recording::Recording(std::shared_ptr<Context> context, const std::string& queue,
       is_upload_(queue == "upload"),
       n_timestamps_(n_timestamps) {
     if (n_timestamps > 0) {
-        if (queue_.timestamp_bits == 0) {
+        // A queue without compute cannot reset queries.
+        if (queue_.timestamp_bits == 0 || !queue_.has_compute) {
             throw std::invalid_argument("the " + queue + " queue has no timestamps");
         }
         queries_ = make_queries(context_->device(), n_timestamps);
