@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-import vkmoe.engine  # noqa: F401  registers every kernel
+import vkmoe.selftest  # noqa: F401  registers every kernel
 from tests.gpu.spirv import (
     BINDING,
     LOAD,
@@ -156,6 +156,8 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == {ENTRY_LOAD}
     elif family(name) == "attention":
         assert loads == {Access(LOAD, "v4u32", 16), WORD_LOAD}
+    elif family(name) == "read_words":
+        assert loads == {Access(LOAD, "v4u32", 16)}
     else:
         assert not loads
 

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention import choose_split
 from vkmoe.ops.router import RouterShape
@@ -17,6 +18,7 @@ from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.attention import AttentionCase, qwen3_shape
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.experts import DownCase, GateUpCase
+from vkmoe.selftest.link import ReadCase
 from vkmoe.selftest.matvec import EmbedCase, MatvecCase, ResidualCase
 from vkmoe.selftest.router import RouterCase
 from vkmoe.selftest.spans import Use
@@ -184,6 +186,19 @@ def _finish(setting: Setting) -> Iterator[Measured]:
     yield _compare(setting, "", compare)
 
 
+def _read_words(setting: Setting) -> Iterator[Measured]:
+    def compare(runner: Runner) -> Checks:
+        checks = Checks()
+        ReadCase(runner, 5).run(checks)
+        return checks
+
+    def time(runner: Runner) -> float | None:
+        n_bytes = CPU_BYTES if setting.device.info.is_cpu else GPU_BYTES
+        return ReadCase(runner, n_bytes // GROUP_BYTES).time()
+
+    yield _time(setting, _compare(setting, "", compare), time)
+
+
 FAMILIES = {
     "matvec": Family(_matvec, "dot_suffix"),
     "matvec_residual": Family(_matvec_residual, "dot_suffix"),
@@ -196,4 +211,5 @@ FAMILIES = {
     "candidates_partial": Family(_candidates, "nothing"),
     "candidates_merge": Family(_candidates, "nothing"),
     "finish": Family(_finish, "nothing"),
+    "read_words": Family(_read_words, "nothing"),
 }

@@ -1,0 +1,124 @@
+"""The speed of the link: what the user is told, and that measuring it leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vkmoe.errors import GpuError, OutOfMemoryError
+from vkmoe.gpu import _native as native
+from vkmoe.gpu import link_speed
+from vkmoe.gpu.backend import Backend
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.link_speed import LinkSpeed, measure_link
+
+# What an open device keeps: the commands that the next upload takes, the fence of the last submit.
+KEPT = Counter(("instance", "device", "command_pool", "command_buffer", "fence"))
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    """Nothing that was made from it may be left at the end."""
+    before = Counter(native.live_objects())
+    with Device(os.environ.get("VKMOE_DEVICE")) as opened:
+        yield opened
+        native.clear_injections()
+        gc.collect()
+        assert Counter(native.live_objects()) - before <= KEPT
+        assert sum(opened.native.memory_bytes()) == 0
+    assert native.live_objects() == before
+
+
+def test_slow_reads_are_told_with_both_figures() -> None:
+    slow = LinkSpeed(4.06e9, 11.94e9)
+    assert slow.reads_are_slow
+    assert slow.note() == (
+        "this GPU reads host memory at 4.1 GB/s but copies at 11.9: "
+        "misses are expensive; a larger --expert-cache helps"
+    )
+
+
+@pytest.mark.parametrize("read", [6e9, 9e9, 12e9, 40e9])
+def test_reads_at_half_the_copy_speed_or_more_are_not_worth_a_note(read: float) -> None:
+    speed = LinkSpeed(read, 12e9)
+    assert not speed.reads_are_slow and speed.note() is None
+
+
+def test_this_device_has_a_speed(device: Device) -> None:
+    speed = measure_link(device)
+    assert 1e6 < speed.read_bytes_per_second < 1e13
+    assert 1e6 < speed.copy_bytes_per_second < 1e13
+
+
+def test_the_best_of_the_repeats_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Invented:
+        def __init__(self, *speeds: float) -> None:
+            self._speeds = iter(speeds)
+
+        def bytes_per_second(self) -> float:
+            return next(self._speeds)
+
+    monkeypatch.setattr(link_speed, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(link_speed, "MIN_ROUNDS", 4)
+    reads: list[Any] = [Invented(2e9, 5e9), Invented(3e9, 1e9)]  # taken in turns
+    copy: Any = Invented(7e9, 8e9, 9e9, 6e9)
+    assert link_speed._best(reads, copy) == LinkSpeed(5e9, 9e9)
+
+
+def test_without_timestamps_the_wall_clock_counts(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Backend.record
+
+    def without(self: Backend, program: Any, barriers: Any = None, timed: bool = False) -> Any:
+        if timed:
+            raise ValueError("the compute queue has no timestamps")
+        return record(self, program, barriers)
+
+    def never(recording: native.Recording) -> list[int]:
+        raise AssertionError("there are no timestamps")
+
+    class Extension:
+        """The device without timestamps."""
+
+        def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> native.Recorder:
+            if n_timestamps:
+                raise ValueError(f"the {queue} queue has no timestamps")
+            return extension.recorder(queue=queue)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(extension, name)
+
+    extension = device.native
+    monkeypatch.setattr(Backend, "record", without)
+    monkeypatch.setattr(native.Recording, "timestamps", never)
+    monkeypatch.setattr(device, "native", Extension())
+    speed = measure_link(device)
+    monkeypatch.undo()
+    assert speed.read_bytes_per_second > 1e6 and speed.copy_bytes_per_second > 1e6
+
+
+def test_a_counter_that_starts_again_is_not_believed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native.Recording, "timestamps", lambda recording: [5, 3])
+    speed = measure_link(device)
+    assert 1e6 < speed.copy_bytes_per_second < 1e13
+
+
+@pytest.mark.parametrize("call", ["vkAllocateMemory", "vkQueueSubmit", "vkCreateQueryPool"])
+def test_a_failure_leaves_nothing(device: Device, call: str) -> None:
+    """At the first, second, ... such call; the fixture looks at what is left."""
+    for after in range(3):
+        native.inject_failure(call, after)
+        with pytest.raises(GpuError) as caught:
+            measure_link(device)
+        assert isinstance(caught.value, OutOfMemoryError) and caught.value.result
+        del caught
+        gc.collect()
+        assert sum(device.native.memory_bytes()) == 0

@@ -1,0 +1,165 @@
+"""How fast a GPU reads host memory in place, and how fast it copies from there.
+
+Owns the kernel read_words.comp (twin: vkmoe/reference/read_words.py), which does nothing but load.
+Does not decide where experts live.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from vkmoe.gpu.backend import Backend
+from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.kernels import kernel
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+
+if TYPE_CHECKING:
+    from vkmoe.gpu import _native
+
+__all__ = [
+    "GROUP_BYTES",
+    "UNITS_PER_LANE",
+    "WORKGROUP_SIZE",
+    "LinkSpeed",
+    "measure_link",
+    "read_words",
+    "sums_words",
+]
+
+READ_WORDS = kernel("read_words", "w:sums", "address:source", "workgroup_size")
+WORKGROUP_SIZE = 64
+UNITS_PER_LANE, UNIT_BYTES = 16, 16
+GROUP_BYTES = WORKGROUP_SIZE * UNITS_PER_LANE * UNIT_BYTES
+
+SLOW_SHARE = 0.5  # of the copy speed: below it a miss costs more than twice its copy
+# Each read takes the next slice, and a copy of all of them follows: no cache helps twice.
+N_SLICES = 4
+SLICE_BYTES, SLICE_BYTES_CPU = 8 << 20, 2 << 20
+MIN_ROUNDS, MIN_SECONDS = 3, 0.03  # an idle link needs milliseconds to come up to speed
+
+
+class LinkSpeed(NamedTuple):
+    """What crosses from host memory to this GPU, in bytes per second."""
+
+    read_bytes_per_second: float  # by a kernel, in place
+    copy_bytes_per_second: float  # to device memory, on the upload queue
+
+    @property
+    def reads_are_slow(self) -> bool:
+        """Whether experts read in place cost more than twice what copying them costs."""
+        return self.read_bytes_per_second < SLOW_SHARE * self.copy_bytes_per_second
+
+    def note(self) -> str | None:
+        """One line for the user where host reads are slow, else None."""
+        if not self.reads_are_slow:
+            return None
+        return (
+            f"this GPU reads host memory at {self.read_bytes_per_second / 1e9:.1f} GB/s but copies "
+            f"at {self.copy_bytes_per_second / 1e9:.1f}: misses are expensive; "
+            "a larger --expert-cache helps"
+        )
+
+
+def read_words(
+    program: Program, address: int, n_bytes: int, sums: TensorRef, label: str = "read words"
+) -> None:
+    """Read whole workgroups' bytes at a 16-byte aligned address; `sums` gets a word per lane."""
+    assert n_bytes % GROUP_BYTES == 0 and address % UNIT_BYTES == 0, (n_bytes, address)
+    program.append(
+        READ_WORDS.dispatch(
+            "read_words",
+            {"workgroup_size": WORKGROUP_SIZE},
+            {"sums": sums},
+            {"source": address},
+            (n_bytes // GROUP_BYTES, 1, 1),
+            label,
+            ranges={"sums": sums.words(0, sums_words(n_bytes))},
+            memory_reads=(memory_range(address, n_bytes),),
+        )
+    )
+
+
+def sums_words(n_bytes: int) -> int:
+    """How many words of `sums` a read of `n_bytes` writes."""
+    return n_bytes // (UNITS_PER_LANE * UNIT_BYTES)
+
+
+def measure_link(device: Device) -> LinkSpeed:
+    """Time kernel reads of host memory, and copies of it to the device; the best of some repeats.
+
+    Takes a few tens of milliseconds and up to 64 MiB, which it frees. Times are the device's where
+    the queue has timestamps; elsewhere the wall's, which counts the cost of a submit too. Raises
+    OutOfMemoryError and other GpuErrors.
+    """
+    slice_bytes = SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
+    source = device.allocate("host", N_SLICES * slice_bytes, "link source")
+    try:
+        target = device.allocate("device", source.size, "link target")
+        try:
+            source.view()[:] = 1  # pages that nobody wrote may be one and the same
+            reads = _reads(device, source, slice_bytes)
+            return _best(reads, _copy(device, source, target))
+        finally:
+            target.close()
+    finally:
+        source.close()
+
+
+class _Timed:
+    """A recording that can be timed again and again."""
+
+    def __init__(
+        self, device: Device, recording: _native.Recording, n_bytes: int, queue: str, stamped: bool
+    ) -> None:
+        self._device, self._recording, self._n_bytes = device, recording, n_bytes
+        self._queue, self._stamped = queue, stamped
+
+    def bytes_per_second(self) -> float:
+        with translate_errors("measuring the link"):
+            started = time.perf_counter()
+            self._device.native.submit(self._recording, self._queue).wait()
+            elapsed = time.perf_counter() - started
+            if self._stamped:
+                first, last = self._recording.timestamps()
+                if last > first:  # not where the counter started again meanwhile
+                    elapsed = (last - first) / 1e9
+        return self._n_bytes / elapsed
+
+
+def _best(reads: list[_Timed], copy: _Timed) -> LinkSpeed:
+    best, n_rounds, started = LinkSpeed(0.0, 0.0), 0, time.perf_counter()
+    while n_rounds < MIN_ROUNDS or time.perf_counter() - started < MIN_SECONDS:
+        read = reads[n_rounds % len(reads)]
+        best = LinkSpeed(*map(max, best, (read.bytes_per_second(), copy.bytes_per_second())))
+        n_rounds += 1
+    return best
+
+
+def _reads(device: Device, source: _native.Buffer, slice_bytes: int) -> list[_Timed]:
+    """A read of each slice; all leave their sums in the same tensor."""
+    backend, sums = Backend(device), TensorRef("sums", sums_words(slice_bytes))
+    reads = []
+    for index in range(N_SLICES):
+        program = Program(f"read slice {index}")
+        read_words(program, source.address + index * slice_bytes, slice_bytes, sums)
+        try:
+            recording, stamped = backend.record(program, timed=True), True
+        except ValueError:
+            recording, stamped = backend.record(program), False
+        reads.append(_Timed(device, recording, slice_bytes, "compute", stamped))
+    return reads
+
+
+def _copy(device: Device, source: _native.Buffer, target: _native.Buffer) -> _Timed:
+    with translate_errors("measuring the link"):
+        try:
+            recorder, stamped = device.native.recorder(n_timestamps=2, queue="upload"), True
+        except ValueError:
+            recorder, stamped = device.native.recorder(queue="upload"), False
+        if stamped:
+            recorder.timestamp(0)
+        recorder.copy(source, 0, target, 0, source.size)
+        if stamped:
+            recorder.timestamp(1)
+        return _Timed(device, recorder.finish(), source.size, "upload", stamped)
