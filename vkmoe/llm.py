@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError, UsageError
+from vkmoe.errors import PromptError, UsageError
+from vkmoe.experts.record_keeping import RecordKeeper, setup_of
+from vkmoe.experts.report import ExpertReport, make_report
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.chat_template import ChatTemplate
 from vkmoe.generate.loop import FinishReason, Generation, GenerationStatistics, Piece
-from vkmoe.generate.tokenizer import Tokenizer
-from vkmoe.gguf_file import open_gguf
-from vkmoe.models import read_spec
-from vkmoe.models.tensors import read_tensors
+from vkmoe.generate.model_file import read_model_file
 from vkmoe.placement.loader import Progress
 
 __all__ = [
@@ -65,7 +64,7 @@ class LLM(Closing):
             print(llm.generate("def fib(n):", max_tokens=64).text)
 
     Without a model the small demo model is used. Options are those of `EngineConfig`. One thread
-    at a time. Raises VkmoeError subclasses only, each with a hint.
+    at a time. Raises VkmoeError and its subclasses only, each with a hint.
     """
 
     def __init__(
@@ -80,8 +79,11 @@ class LLM(Closing):
         started = time.perf_counter()
         config = _with_options(config or EngineConfig(), options)
         self.path = Path(model) if model is not None else demo_model_path()
-        self.tokenizer = _read_tokenizer(self.path)  # first: weights may take minutes to load
-        self.engine = Engine(self.path, config, progress)
+        file = read_model_file(self.path)  # first: weights may take minutes to load
+        self.tokenizer = file.tokenizer
+        self._config = config
+        self._records: RecordKeeper | None = RecordKeeper(config, file.spec, file.expert_layers)
+        self.engine = Engine(self.path, config, progress, seed=self._records.seed)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
         self._in_cache: list[int] = []  # tokens whose keys and values are in the KV cache
@@ -104,6 +106,17 @@ class LLM(Closing):
     def memory(self) -> dict[str, int]:
         """Bytes planned by place: "device" and "host"."""
         return self.engine.memory()
+
+    @property
+    def expert_statistics(self) -> ExpertReport:
+        """How often device memory served the experts' uses since the model was loaded."""
+        engine, cache = self.engine, self.engine.cache
+        return make_report(
+            setup_of(self.spec, self.plan, self.device_info, self._config),
+            engine.profiler,
+            cache.counters if cache is not None else None,
+            cache.residency.pinned if cache is not None else None,
+        )
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -178,8 +191,21 @@ class LLM(Closing):
         return rows
 
     def close(self) -> None:
-        """Free the device. May be called twice."""
-        self.engine.close()
+        """Free the device, then write what `expert_stats` and `expert_profile` ask for.
+
+        May be called twice. Raises VkmoeError if a file cannot be written; while another exception
+        is on its way, that is logged instead.
+        """
+        records, self._records = self._records, None
+        try:
+            if records is not None:
+                records.take(self.expert_statistics, self.engine.expert_counts())
+        finally:
+            try:
+                self.engine.close()
+            finally:
+                if records is not None:
+                    records.write()
 
     # ----- inside -----
 
@@ -203,23 +229,6 @@ class LLM(Closing):
 
     def _note_statistics(self, generation: Generation) -> None:
         self.last_statistics = generation.statistics(self.load_seconds)
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file vkmoe can run, which knows no tokens that the model does not have."""
-    hint = "the file was converted wrongly or is damaged"
-    with open_gguf(path) as file:
-        spec = read_spec(file)
-        read_tensors(file, spec)  # what the model lacks is said before what its tokenizer lacks
-        try:
-            tokenizer = Tokenizer.from_metadata(file.metadata)
-        except (ModelFileError, UnsupportedModelError) as error:
-            raise type(error)(f"{path}: {error}", error.hint or hint) from error
-    if tokenizer.n_vocab > spec.n_vocab:
-        raise ModelFileError(
-            f"{path}: the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}", hint
-        )
-    return tokenizer
 
 
 def _with_options(config: Config, options: dict[str, Any]) -> Config:

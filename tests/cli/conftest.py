@@ -15,6 +15,8 @@ from tests.generate.conftest import tiny_metadata
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UnsupportedModelError
+from vkmoe.experts.profiler import Tally
+from vkmoe.experts.report import ExpertReport, Setup
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryPlan, PlanLine
 from vkmoe.generate.chat_template import ChatTemplate
 from vkmoe.generate.tokenizer import Tokenizer
@@ -30,6 +32,12 @@ class FakeSpec(NamedTuple):
     name: str = "fake model"
 
 
+NO_CACHE = ExpertReport(
+    Setup("fake model", "fake", "Invented GPU", "device", 8, 2), 3, Tally(9, 9),
+    None, None, None, (), None,
+)  # fmt: skip
+
+
 class FakeLLM:
     """Replies with fixed pieces and remembers how it was called."""
 
@@ -37,6 +45,8 @@ class FakeLLM:
     pieces: Sequence[str] = ("one ", "two", " thrée")
     fail_after: tuple[int, BaseException] | None = None
     validation_messages: Sequence[str] = ()  # what the layer says in each run
+    expert_statistics = NO_CACHE
+    fail_at_close: BaseException | None = None
     template: str | None = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
 
     def __init__(
@@ -86,6 +96,8 @@ class FakeLLM:
 
     def __exit__(self, *_: object) -> None:
         self.calls.append({"closed": True})
+        if self.fail_at_close is not None:
+            raise self.fail_at_close
 
 
 class Ran(NamedTuple):

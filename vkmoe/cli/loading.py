@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from vkmoe.cli.notes import cpu_notes, note
+from vkmoe.cli.notes import cpu_notes, log_as_notes, note
 from vkmoe.cli.validation import validated
 from vkmoe.config import EngineConfig
 
@@ -26,6 +26,7 @@ def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) 
     if model is None and not quiet:
         note("no model given: using the built-in demo model, which writes Python")
     with (
+        log_as_notes(quiet),
         _load(model, config, quiet) as llm,
         validated(llm, quiet) if config.validation else nullcontext(),
     ):

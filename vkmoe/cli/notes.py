@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -10,13 +13,32 @@ import typer
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
 
-__all__ = ["cpu_notes", "note"]
+__all__ = ["cpu_notes", "log_as_notes", "note"]
 
 
 def note(text: str) -> None:
     """One line on stderr, which never mixes with the text on stdout."""
     sys.stdout.flush()
     typer.echo(text, err=True)
+
+
+class _Notes(logging.Handler):
+    """Shows each message of the log as a note."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}")
+
+
+@contextmanager
+def log_as_notes(quiet: bool) -> Iterator[None]:
+    """Show the warnings and errors that vkmoe logs; with `quiet` the errors alone."""
+    log = logging.getLogger("vkmoe")
+    handler = _Notes(logging.ERROR if quiet else logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def cpu_notes(chosen: DeviceInfo, devices: list[DeviceInfo]) -> list[str]:

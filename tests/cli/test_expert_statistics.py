@@ -1,0 +1,79 @@
+"""What the commands tell of the expert cache, and what they do when its files cannot be written."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from vkmoe.errors import VkmoeError
+from vkmoe.experts.counters import CacheCounters
+from vkmoe.experts.profiler import Tally
+
+from .conftest import NO_CACHE, FakeLLM, Run
+
+CACHED = replace(NO_CACHE, total=Tally(1000, 874), counters=CacheCounters(9, 43306189, 4, 77, 5, 1))
+LINE = "experts: 87 % of uses from device memory, 41.3 MiB uploaded"
+REFUSED = VkmoeError("the expert statistics could not be written to a/b: No", "give a path")
+
+
+def test_the_statistics_tell_of_the_cache(run: Run, fake: type[FakeLLM]) -> None:
+    fake.expert_statistics = CACHED
+    assert LINE in run("generate", "-p", "x").err.splitlines()
+    assert LINE in run("chat", "-v", stdin=b"hello\n").err.splitlines()
+    assert LINE not in run("generate", "-p", "x", "-q").err
+
+
+def test_without_a_cache_or_a_token_nothing_is_claimed(run: Run, fake: type[FakeLLM]) -> None:
+    assert "experts:" not in run("generate", "-p", "x").err
+    fake.expert_statistics = replace(CACHED, total=Tally(0, 0))
+    assert "experts:" not in run("generate", "-p", "x").err
+
+
+def test_json_has_the_counters_of_the_cache(run: Run, fake: type[FakeLLM]) -> None:
+    assert json.loads(run("generate", "-p", "x", "--json").out)["expert_cache"] is None
+    fake.expert_statistics = CACHED
+    assert json.loads(run("generate", "-p", "x", "--json").out)["expert_cache"] == {
+        "hit_rate": 0.874,
+        "n_uses": 1000,
+        "n_hits": 874,
+        "n_uploads": 9,
+        "upload_bytes": 43306189,
+        "n_evictions": 4,
+        "missed_bytes": 77,
+        "n_table_writes": 5,
+        "n_failed_uploads": 1,
+    }
+
+
+def test_a_file_that_cannot_be_written_is_an_error_after_the_text(
+    run: Run, fake: type[FakeLLM]
+) -> None:
+    fake.fail_at_close = REFUSED
+    done = run("generate", "-p", "x", "-q")
+    assert done == (1, "one two thrée!\n", f"error: {REFUSED}\nhint: give a path\n")
+
+
+@pytest.mark.parametrize(("flags", "n_lines"), [((), 2), (("-q",), 1)])
+def test_what_is_logged_becomes_a_note(
+    run: Run, fake: type[FakeLLM], flags: tuple[str, ...], n_lines: int
+) -> None:
+    class Logging(FakeLLM):
+        def __exit__(self, *_: object) -> None:
+            logging.getLogger("vkmoe").warning("a\nwarning")
+            logging.getLogger("vkmoe").error("an %s", "error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vkmoe.llm.LLM", Logging)
+        err = run("generate", "-p", "x", *flags).err
+    assert err.splitlines()[-n_lines:] == ["warning: a warning", "error: an error"][-n_lines:]
+    assert "warning" in err or flags
+    assert logging.getLogger("vkmoe").handlers == []
+
+
+def test_options_reach_the_model(run: Run, fake: type[FakeLLM]) -> None:
+    run("generate", "-p", "x", "--expert-stats", "s.txt", VKMOE_EXPERT_PROFILE="p.json")
+    config = fake.calls[0]["config"]
+    assert (config.expert_stats, config.expert_profile) == ("s.txt", "p.json")
