@@ -184,12 +184,14 @@ class ModelSpec:
 class WeightBytes:
     """Bytes of the weights in device layout, rounded as they will be allocated.
 
-    `spans` are the bytes of one expert in each MoE layer; empty where they are not known.
+    `spans` are the bytes of one expert in each MoE layer, `pieces` those of the trunk in the order
+    they are placed; empty where they are not known.
     """
 
     trunk: int
     experts: int
     spans: tuple[int, ...] = ()
+    pieces: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 
 def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[str]:
     """The plan on the chosen device, or why there is none."""
+    from vkmoe.experts.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.models.tensors import read_tensors
     from vkmoe.placement.decide import decide
@@ -129,4 +130,6 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
         lines.append(
             f"  {line.n_bytes / MIB:12,.1f} MiB {line.place:8} {line.item} ({line.reason})"
         )
+    if decided.sizing is not None:
+        lines.append(sizing_line(decided.sizing))
     return lines

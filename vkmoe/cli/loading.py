@@ -30,8 +30,10 @@ def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) 
         _load(model, config, quiet) as llm,
         validated(llm, quiet) if config.validation else nullcontext(),
     ):
-        if llm.device_info.is_cpu and not quiet:
-            _explain_cpu(llm)
+        if not quiet:
+            if llm.device_info.is_cpu:
+                _explain_cpu(llm)
+            _explain_cache(llm)
         if verbose:
             _describe(llm)
         yield llm
@@ -42,6 +44,15 @@ def _explain_cpu(llm: LLM) -> None:
 
     for line in cpu_notes(llm.device_info, list_devices()):
         note(line)
+
+
+def _explain_cache(llm: LLM) -> None:
+    """How much of the experts is on the device, unless it is all of them."""
+    from vkmoe.experts.sizing import sizing_line
+
+    sizing = llm.plan.sizing
+    if sizing is not None and (llm.plan.experts_in != "device" or sizing.status == "empty"):
+        note(sizing_line(sizing))
 
 
 def _load(model: str | None, config: EngineConfig, quiet: bool) -> AbstractContextManager[LLM]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vkmoe.config import EngineConfig
-from vkmoe.experts.settings import CacheSettings, PoolSpec, make_pools
+from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.models.decoder import Workspace, attention_shape
 from vkmoe.models.tensors import ModelTensors
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.placement.cache_choice import cache_pools, cache_settings
+from vkmoe.placement.fixed_lines import Scratch
 from vkmoe.placement.host import available_bytes
 from vkmoe.placement.planner import context_size, plan
 from vkmoe.placement.sizes import weight_bytes
@@ -50,9 +52,16 @@ def decide(
     split = choose_split(shape, tuning)
     workspace = Workspace(spec, tuning, split, shape)
     sizes = weight_bytes(tensors)
-    decided = plan(config, spec, device, sizes, workspace.n_bytes, available_bytes())
-    n_used = spec.experts.n_used if spec.experts else 1
-    slots = decided.expert_slots
-    pools = make_pools(slots, sizes.spans, n_used, config.expert_allocation) if slots else ()
-    settings = CacheSettings(config.expert_policy, config.expert_half_life)
+    decided = plan(config, spec, device, sizes, _scratch(workspace), available_bytes())
+    pools = cache_pools(config, spec, decided, sizes.spans)
+    settings = cache_settings(config, spec, decided)
     return Decision(tuning, shape, split, workspace, decided, pools, settings)
+
+
+def _scratch(workspace: Workspace) -> Scratch:
+    """The workspace's tensors, and the host's buffers for what goes in and comes out."""
+    return Scratch(
+        tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
+        params=workspace.params.n_bytes,
+        results=workspace.log.n_bytes + workspace.candidates.n_bytes,
+    )

@@ -5,12 +5,12 @@ Pure: tests call it with invented devices. Rules and figures: gpu-facts.md, part
 
 from __future__ import annotations
 
-from typing import Literal
-
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine, WeightBytes
 from vkmoe.gpu.memory_types import memory_type_candidates
+from vkmoe.placement.expert_plan import Room, place_experts
+from vkmoe.placement.fixed_lines import Scratch, fixed_lines, kv_bytes
 
 __all__ = ["DEFAULT_CTX_SIZE", "context_size", "device_budget", "plan"]
 
@@ -25,49 +25,50 @@ def plan(
     spec: ModelSpec,
     device: DeviceInfo,
     weights: WeightBytes,
-    scratch_bytes: int,
+    scratch: Scratch,
     available_host_bytes: int,
 ) -> MemoryPlan:
     """Decide context, expert placement and every line of memory.
 
-    Raises UsageError for a context the model cannot have, OutOfMemoryError when it cannot fit.
+    Lines are upper bounds of what will be allocated, rounding included. Raises UsageError for a
+    context the model cannot have, OutOfMemoryError when it cannot fit.
     """
     ctx_size = context_size(config, spec)
-    kv_bytes = (
-        2
-        * spec.n_layers
-        * spec.n_kv_heads
-        * ctx_size
-        * spec.head_dim
-        * (2 if config.kv_type == "f16" else 4)
+    reason = (
+        "as --ctx-size"
+        if config.ctx_size
+        else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
     )
-    rope_bytes = ctx_size * spec.rope.dim * 4
-    fixed = weights.trunk + kv_bytes + rope_bytes + scratch_bytes
+    kv = (ctx_size, config.kv_type, reason)
+    lines = fixed_lines(spec, device, weights, scratch, kv)
     budget = device_budget(device, available_host_bytes)
-    if fixed > budget:
+    room = _room(lines, device, budget, available_host_bytes)
+    if room.device < 0:
+        caches = 2 * spec.n_layers * kv_bytes(spec, ctx_size, config.kv_type)
         raise OutOfMemoryError(
-            f"{spec.name} needs {_mib(fixed)} of {device.name}'s memory without its experts "
-            f"(weights {_mib(weights.trunk)}, KV cache {_mib(kv_bytes)}); "
+            f"{spec.name} needs {_mib(budget - room.device)} of {device.name}'s memory without its "
+            f"experts (weights {_mib(weights.trunk)}, KV cache {_mib(caches)}); "
             f"{_mib(budget)} can be used",
-            "lower --ctx-size" if kv_bytes > weights.trunk else "choose a smaller model",
+            "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
         )
-    experts_in, reason = _expert_place(weights, device, budget - fixed, available_host_bytes)
-    lines = [
-        PlanLine("weights used by every token", "device", weights.trunk, "read for each token"),
-        PlanLine(
-            f"KV cache, {ctx_size} tokens, {config.kv_type}",
-            "device",
-            kv_bytes,
-            "as --ctx-size"
-            if config.ctx_size
-            else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it",
-        ),
-        PlanLine("rotary table", "device", rope_bytes, "one entry per position"),
-        PlanLine("activations", "device", scratch_bytes, "one token at a time"),
-    ]
-    if weights.experts:
-        lines.append(PlanLine("experts", experts_in, weights.experts, reason))
-    return MemoryPlan(ctx_size, config.kv_type, experts_in, tuple(lines))
+    made = place_experts(config, spec.experts, weights, device, room)
+    return MemoryPlan(
+        ctx_size, config.kv_type, made.experts_in, (*lines, *made.lines), made.slots, made.sizing
+    )
+
+
+def _room(
+    lines: list[PlanLine], device: DeviceInfo, budget: int, available_host_bytes: int
+) -> Room:
+    """What the budgets leave for experts; less than nothing where not even these lines fit."""
+    on_device = sum(line.n_bytes for line in lines if line.place == "device")
+    on_host = sum(line.n_bytes for line in lines if line.place == "host")
+    if device.is_uma:
+        free = budget - on_device - on_host
+        return Room(free, free, shared=True)
+    heaps = [heap.size for heap in device.heaps if not heap.device_local]
+    host = min(available_host_bytes * 70 // 100, max(heaps, default=available_host_bytes))
+    return Room(budget - on_device, host - on_host, shared=False)
 
 
 def device_budget(device: DeviceInfo, available_host_bytes: int) -> int:
@@ -111,27 +112,6 @@ def context_size(config: EngineConfig, spec: ModelSpec) -> int:
             f"use --ctx-size {largest} or less",
         )
     return ctx_size
-
-
-def _expert_place(
-    weights: WeightBytes,
-    device: DeviceInfo,
-    free: int,
-    available_host_bytes: int,
-) -> tuple[Literal["device", "host"], str]:
-    if device.is_uma and weights.experts <= free:
-        return "device", "the device shares the host's memory: read in place"
-    if weights.experts <= free:
-        return "device", f"all fit in the {_mib(free)} that are free"
-    host_heaps = [heap.size for heap in device.heaps if not heap.device_local]
-    host_free = min(available_host_bytes * 70 // 100, max(host_heaps, default=available_host_bytes))
-    if not device.is_uma and weights.experts <= host_free:
-        return "host", f"{_mib(free)} are free on the device: read in place over the bus"
-    raise OutOfMemoryError(
-        f"the experts need {_mib(weights.experts)}; {_mib(free)} of {device.name}'s memory and "
-        f"{_mib(host_free)} of host memory can be used",
-        "close other programs, or choose a smaller model or quantisation",
-    )
 
 
 def _mib(n_bytes: int) -> str:

@@ -19,19 +19,21 @@ __all__ = ["expert_shape", "weight_bytes"]
 
 def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     """Bytes the weights will take in device layout, rounded as they are placed."""
-    trunk = [tensors.embeddings, tensors.output_gain]
-    if tensors.output is not tensors.embeddings:
-        trunk.append(tensors.output)
-    dense_bytes = expert_bytes = 0
+    pieces = [_device_bytes(tensors.embeddings)]
+    spans: list[int] = []
+    expert_bytes = 0
     for layer in tensors.layers:
-        trunk += _every_token(layer)
         span_bytes = expert_shape(layer).span_bytes
         if layer.router is None:
-            dense_bytes += span_bytes
+            pieces.append(span_bytes)
         else:
+            spans.append(span_bytes)
             expert_bytes += layer.router.shape[0] * span_bytes
-    trunk_bytes = sum(round_up(_device_bytes(tensor)) for tensor in trunk)
-    return WeightBytes(trunk_bytes + dense_bytes, expert_bytes)
+        pieces += [_device_bytes(tensor) for tensor in _every_token(layer)]
+    pieces.append(_device_bytes(tensors.output_gain))
+    if tensors.output is not tensors.embeddings:
+        pieces.append(_device_bytes(tensors.output))
+    return WeightBytes(sum(pieces), expert_bytes, tuple(spans), tuple(pieces))
 
 
 def expert_shape(layer: LayerTensors) -> ExpertShape:
@@ -43,7 +45,9 @@ def expert_shape(layer: LayerTensors) -> ExpertShape:
 
 
 def _every_token(layer: LayerTensors) -> list[TensorInfo]:
-    """A layer's tensors that every token reads, without a dense feed-forward."""
+    """A layer's tensors that every token reads, as the loader places them, without a dense
+    feed-forward.
+    """
     tensors = [layer.attention_gain, layer.q, layer.k, layer.v, layer.output]
     tensors += [layer.q_gain, layer.k_gain, layer.feed_forward_gain]
     return tensors if layer.router is None else [*tensors, layer.router]
@@ -57,7 +61,8 @@ def _span_matrix(tensor: TensorInfo, offset: int) -> SpanMatrix:
 
 
 def _device_bytes(tensor: TensorInfo) -> int:
-    """Gains are stored as float32, whatever the file has."""
+    """Rounded; gains are stored as float32, whatever the file has."""
     if len(tensor.shape) == 1:
-        return 4 * tensor.shape[0]
-    return math.prod(tensor.shape[:-1]) * device_row_bytes(tensor.type, tensor.shape[-1])
+        return round_up(4 * tensor.shape[0])
+    row_bytes = device_row_bytes(tensor.type, tensor.shape[-1])
+    return round_up(math.prod(tensor.shape[:-1]) * row_bytes)

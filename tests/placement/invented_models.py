@@ -1,0 +1,31 @@
+"""Models that are not here: shapes and bytes, for plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec, WeightBytes
+from vkmoe.placement.fixed_lines import Scratch
+
+__all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes"]
+
+MIB, GIB = 1 << 20, 1 << 30
+N_LAYERS, N_EXPERTS, N_USED = 48, 128, 8
+
+DENSE = ModelSpec(
+    architecture="qwen3moe", name="model", n_layers=N_LAYERS, width=2048, n_heads=32, n_kv_heads=4,
+    head_dim=128, n_vocab=151936, context_length=40960, norm_eps=1e-6, rope=RopeSpec(128, 1e6),
+    qk_norm="per_head", feed_forward_width=0, experts=None, tied_embeddings=False,
+)  # fmt: skip
+SPEC = replace(DENSE, experts=ExpertSpec(N_EXPERTS, N_USED, 768))
+SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000)
+
+
+def expert_bytes(*spans: int, trunk: int = GIB) -> WeightBytes:
+    """Weights with these bytes per expert in successive layers, in turn for all layers."""
+    in_turn = spans * (N_LAYERS // len(spans))
+    return WeightBytes(trunk, N_EXPERTS * sum(in_turn), in_turn)
+
+
+WEIGHTS = expert_bytes(2_971_136)  # 17,409 MiB of experts
+MIXED = expert_bytes(2_500_096, 3_442_176)  # as much, in two sizes in turn

@@ -1,0 +1,63 @@
+"""What allocations really take: chunks of arenas, rounding, and the heap they come from.
+
+Pure: the same arithmetic as gpu/arena.py and Kompute do with a device, for plans without one. Sums
+are upper bounds, and close ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.arena import ALIGNMENT, PREFERRED_CHUNK, chunk_cap, round_up
+from vkmoe.gpu.memory_types import Intent, memory_type_candidates
+
+__all__ = ["GRANULARITY", "allocated", "arena_bytes", "heap_of", "is_mapped", "tensor_heap"]
+
+# Drivers round an allocation up, by at most this: the largest page of today's GPUs.
+GRANULARITY = 64 << 10
+
+
+def allocated(n_bytes: int) -> int:
+    """Bytes one allocation takes from its heap, at most."""
+    return round_up(n_bytes, GRANULARITY)
+
+
+def arena_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int) -> int:
+    """Bytes an Arena takes at most for these spans, placed in this order.
+
+    Where a chunk ends depends on how its driver aligns it: the worse of both extremes counts.
+    """
+    return max(_chunk_bytes(device, spans, expected_bytes, lost) for lost in (0, ALIGNMENT - 1))
+
+
+def heap_of(device: DeviceInfo, intent: Intent) -> int:
+    """The heap that `Device.allocate` tries first for an intent."""
+    return device.memory_types[memory_type_candidates(device, intent)[0]].heap
+
+
+def is_mapped(device: DeviceInfo, intent: Intent) -> bool:
+    """Whether the host writes such memory itself; if not, what goes there is staged."""
+    item = device.memory_types[memory_type_candidates(device, intent)[0]]
+    return "HOST_VISIBLE" in item.flags
+
+
+def tensor_heap(device: DeviceInfo) -> int:
+    """The heap of Kompute's tensors: it takes the first device-local type."""
+    return next(item.heap for item in device.memory_types if "DEVICE_LOCAL" in item.flags)
+
+
+def _chunk_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int, lost: int) -> int:
+    """As Arena.place and Arena._grow; each chunk begins `lost` bytes before an aligned address."""
+    cap = min(PREFERRED_CHUNK, chunk_cap(device))
+    total = room = 0
+    remaining = expected_bytes
+    for span in spans:
+        n_bytes = round_up(span)
+        if n_bytes > room:
+            size = max(n_bytes, min(remaining, cap // max(n_bytes, 1) * n_bytes))
+            total += allocated(size + ALIGNMENT)
+            room = size + ALIGNMENT - lost
+        room -= n_bytes
+        remaining -= n_bytes
+    return total

@@ -1,0 +1,104 @@
+"""From what was asked and planned to what the expert cache is told: its settings and its pools.
+
+Pure. Raises UsageError for residents that the model or the slots do not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vkmoe.config import EngineConfig, parse_ids
+from vkmoe.errors import UsageError
+from vkmoe.experts.settings import CacheSettings, PoolSpec, Selection, make_pools
+from vkmoe.facts import MemoryPlan, ModelSpec
+
+__all__ = ["cache_pools", "cache_settings"]
+
+
+def cache_pools(
+    config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, slot_bytes: Sequence[int]
+) -> tuple[PoolSpec, ...]:
+    """The pools of the plan's slots; none unless the experts are in a cache.
+
+    `slot_bytes` are those of an expert in each MoE layer.
+    """
+    if plan.experts_in != "cache" or spec.experts is None:
+        return ()
+    n_used = spec.experts.n_used
+    return make_pools(plan.expert_slots, slot_bytes, n_used, config.expert_allocation)
+
+
+def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> CacheSettings:
+    """What decides which experts are in the slots.
+
+    Without slots nothing is pinned or resident. Raises UsageError for an id that the model does not
+    have, for more residents than slots, and for a --moe-warmpin that residents leave no slot.
+    """
+    ids = parse_ids(config.expert_resident_ids) if config.expert_resident_ids is not None else ()
+    _check_ids(ids, spec)
+    plain = CacheSettings(config.expert_policy, config.expert_half_life)
+    if spec.experts is None or plan.experts_in == "device":
+        return plain
+    selection = _selection(config)
+    smallest = min(plan.expert_slots, default=0)
+    n_resident = _n_resident(config, selection, ids, smallest)
+    if plan.experts_in != "cache":
+        return plain
+    if config.moe_warmpin and selection != "none" and n_resident >= smallest:
+        raise UsageError(
+            f"--moe-warmpin {config.moe_warmpin} has no slots left: a layer has {smallest}, and "
+            f"{_residents(config, n_resident)} are kept in them",
+            "lower --expert-num-resident, or leave out --moe-warmpin",
+        )
+    return CacheSettings(
+        policy=config.expert_policy,
+        half_life=config.expert_half_life,
+        warmpin=spec.experts.n_used if config.moe_warmpin is None else config.moe_warmpin,
+        warmpin_after=config.moe_warmpin_after,
+        selection=selection,
+        n_resident=n_resident,
+        resident_ids=ids,
+        warmup_tokens=config.expert_warmup_tokens,
+    )
+
+
+def _check_ids(ids: Sequence[int], spec: ModelSpec) -> None:
+    n_experts = spec.experts.n_experts if spec.experts else 0
+    for expert in ids:
+        if spec.experts is not None and expert >= n_experts:
+            raise UsageError(
+                f"--expert-resident-ids names expert {expert}; "
+                f"{spec.name} has {n_experts} in each layer, from 0 to {n_experts - 1}",
+                "leave that id out",
+            )
+
+
+def _selection(config: EngineConfig) -> Selection:
+    if config.expert_resident_ids is not None:
+        return "manual"
+    return config.expert_resident_selection or "none"
+
+
+def _n_resident(
+    config: EngineConfig, selection: Selection, ids: Sequence[int], smallest: int
+) -> int:
+    """Residents per layer: those named, the number asked for, or as many as there are slots."""
+    if selection == "none":
+        return 0
+    n_resident = len(ids) or config.expert_num_resident
+    if n_resident is None:
+        return smallest
+    if n_resident > smallest:
+        raise UsageError(
+            f"{_residents(config, n_resident)} do not fit in the {smallest} slots of a layer",
+            f"keep at most {smallest}" if smallest else "there are no slots: leave that out",
+        )
+    return n_resident
+
+
+def _residents(config: EngineConfig, n_resident: int) -> str:
+    if config.expert_resident_ids is not None:
+        return f"the {n_resident} experts of --expert-resident-ids"
+    if config.expert_num_resident is not None:
+        return f"the {n_resident} experts of --expert-num-resident"
+    return f"the {n_resident} experts of --expert-resident-selection"
