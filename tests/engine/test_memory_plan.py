@@ -1,0 +1,85 @@
+"""What is planned is what is taken: bytes counted in the binding, per heap, after every token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.tiny import Tensor, model_path, retyped, rewrite
+from vkmoe.gpu import _native as native
+from vkmoe.llm import LLM
+from vkmoe.placement import fixed_lines
+from vkmoe.placement.allocations import GRANULARITY
+
+N_TOKENS = 12
+CHOICES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "one slot": {"expert_slots": 1},
+    "some slots": {"expert_slots": 12, "expert_allocation": "global"},
+    "bytes": {"expert_cache": "7MiB"},
+}
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def check(llm: LLM) -> None:
+    """Now, and at any moment since the device was opened."""
+    device, planned = llm.engine.device.native, llm.plan.heap_totals()
+    for counted in (device.memory_bytes(), device.memory_peak_bytes()):
+        for heap, n_bytes in enumerate(counted):
+            assert n_bytes <= planned.get(heap, 0), f"heap {heap}"
+
+
+def check_tightness(llm: LLM, n_allocations: int) -> None:
+    """The plan adds what each allocation may be rounded by; a line too many would be more."""
+    counted = sum(llm.engine.device.native.memory_bytes())
+    assert sum(llm.plan.heap_totals().values()) - counted <= n_allocations * GRANULARITY
+
+
+def generate(llm: LLM) -> None:
+    """Sampling from all logits, so that reading those back counts too."""
+    check(llm)
+    pieces = llm.stream("import os", max_tokens=N_TOKENS, ignore_eos=True, top_k=0, seed=1)
+    for _ in pieces:
+        check(llm)
+    assert llm.last_statistics is not None
+    assert llm.last_statistics.n_generated_tokens == N_TOKENS
+
+
+@pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
+def test_no_heap_holds_more_than_planned(options: dict[str, Any]) -> None:
+    n_before = native.live_objects().get("memory", 0)
+    with LLM(ctx_size=64, **options) as llm:
+        assert (llm.plan.experts_in == "cache") == bool(options)
+        check_tightness(llm, native.live_objects()["memory"] - n_before)
+        generate(llm)
+        assert llm.engine.cache is None or llm.engine.cache.counters.n_uploads > 0
+
+
+def test_slots_of_several_sizes_are_planned(tmp_path: Path) -> None:
+    """Layers whose experts differ in type have arenas of their own."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        name = "blk.1.ffn_down_exps.weight"
+        tensors[name] = retyped(tensors[name], "F16")
+
+    mixed = rewrite(model_path("moe_plain"), tmp_path / "mixed.gguf", change)
+    with LLM(mixed, ctx_size=32, expert_slots=2) as llm:
+        assert llm.plan.experts_in == "cache"
+        check(llm)
+        llm.engine.run_tokens([1, 5, 9, 2], 0)
+        check(llm)
+
+
+def test_staging_is_planned_where_device_memory_is_not_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two lanes to load through, two for the table; without that line this check would fail."""
+    monkeypatch.setattr(native.Buffer, "mapped", property(lambda buffer: False))
+    monkeypatch.setattr(fixed_lines, "is_mapped", lambda device, intent: False)
+    with LLM(ctx_size=64, expert_slots=4) as llm:
+        (staging,) = (line for line in llm.plan.lines if line.item == "staging")
+        peak = sum(llm.engine.device.native.memory_peak_bytes())
+        assert peak > sum(llm.plan.heap_totals().values()) - staging.n_bytes
+        generate(llm)
