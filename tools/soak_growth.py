@@ -1,0 +1,145 @@
+"""Run thousands of tokens through a tiny expert cache and see that nothing grows.
+
+    python tools/soak_growth.py                      10,000 tokens, one slot in each layer
+    python tools/soak_growth.py --model m.gguf --slots 8 --tokens 50000
+
+Watches resident memory, Python's own memory (tracemalloc), threads, Vulkan objects and the bytes of
+device memory. Prints a table and exits with 1 if one of them grew after the first third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vkmoe.gpu import _native as native
+from vkmoe.llm import LLM, demo_model_path
+
+CTX_SIZE = 128
+PROMPT_TOKENS, REPLY_TOKENS = 10, 30  # of each reply in the soak
+N_SAMPLES = 30
+# What may come and go: pages of the C library, and Python's free lists.
+RSS_SLACK, PYTHON_SLACK = 4 << 20, 64 << 10
+STATUS = Path("/proc/self/status")
+
+
+class Sample(NamedTuple):
+    """What the process holds after `n_tokens`."""
+
+    n_tokens: int
+    rss_bytes: int  # 0 where the system does not say
+    python_bytes: int
+    python_peak: int  # since the sample before
+    n_threads: int
+    n_objects: int  # of Vulkan
+    device_bytes: tuple[int, ...]  # by heap
+
+    @classmethod
+    def take(cls, n_tokens: int, device_bytes: Sequence[int]) -> Sample:
+        gc.collect()
+        current, peak = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        return cls(
+            n_tokens,
+            _rss_bytes(),
+            current,
+            peak,
+            threading.active_count(),
+            sum(native.live_objects().values()),
+            tuple(device_bytes),
+        )
+
+
+def growth(samples: Sequence[Sample]) -> list[str]:
+    """What grew between the second and the last third of a run, as sentences; [] if nothing did."""
+    third = len(samples) // 3
+    assert third >= 2, f"{len(samples)} samples are too few"
+    early, late = samples[third : 2 * third], samples[-third:]
+
+    def rise(value: Callable[[Sample], float]) -> float:
+        return statistics.median(map(value, late)) - statistics.median(map(value, early))
+
+    tokens = rise(lambda sample: sample.n_tokens)
+    measured = (
+        ("resident memory", RSS_SLACK, rise(lambda sample: sample.rss_bytes)),
+        ("Python's memory", PYTHON_SLACK, rise(lambda sample: sample.python_bytes)),
+        ("the peak of Python's memory", PYTHON_SLACK, rise(lambda sample: sample.python_peak)),
+        ("threads", 0, rise(lambda sample: sample.n_threads)),
+        ("Vulkan objects", 0, rise(lambda sample: sample.n_objects)),
+        ("device memory", 0, rise(lambda sample: sum(sample.device_bytes))),
+    )
+    return [
+        f"{what} grew by {risen:,.0f} in {tokens:,.0f} tokens (allowed: {slack:,})"
+        for what, slack, risen in measured
+        if risen > slack
+    ]
+
+
+def soak(llm: LLM, n_tokens: int, n_samples: int = N_SAMPLES) -> Iterator[Sample]:
+    """Generate replies to random prompts; sample at even distances. tracemalloc must be running."""
+    rng = np.random.default_rng(0)
+    done = n_taken = n_replies = 0
+    while n_taken < n_samples:
+        prompt = rng.integers(0, llm.spec.n_vocab, PROMPT_TOKENS).tolist()
+        llm.generate(prompt, max_tokens=REPLY_TOKENS, temp=1.0, seed=n_replies, ignore_eos=True)
+        n_replies += 1
+        done += PROMPT_TOKENS + REPLY_TOKENS - 1  # the last one's successor is never computed
+        while n_taken < n_samples and done * n_samples >= (n_taken + 1) * n_tokens:
+            n_taken += 1
+            yield Sample.take(done, llm.engine.device.native.memory_bytes())
+
+
+def _rss_bytes() -> int:
+    if not STATUS.exists():
+        return 0
+    lines = (line.split() for line in STATUS.read_text().splitlines())
+    return next(int(words[1]) << 10 for words in lines if words and words[0] == "VmRSS:")
+
+
+def _row(sample: Sample) -> str:
+    mib = (sample.rss_bytes / 2**20, sample.python_bytes / 2**20, sample.python_peak / 2**20)
+    device = sum(sample.device_bytes) / 2**20
+    return (
+        f"{sample.n_tokens:7} {mib[0]:9.1f} {mib[1]:9.3f} {mib[2]:9.3f} "
+        f"{sample.n_threads:8} {sample.n_objects:8} {device:11.2f}"
+    )
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, default=demo_model_path())
+    parser.add_argument("--tokens", type=int, default=10_000)
+    parser.add_argument("--slots", type=int, default=1, help="per layer (default: 1)")
+    options = parser.parse_args()
+    if options.tokens < N_SAMPLES * (PROMPT_TOKENS + REPLY_TOKENS):
+        parser.error(f"--tokens must be at least {N_SAMPLES * (PROMPT_TOKENS + REPLY_TOKENS)}")
+    tracemalloc.start()
+    started, samples = time.monotonic(), []
+    with LLM(options.model, ctx_size=CTX_SIZE, expert_slots=options.slots) as llm:
+        print(f"{llm.spec.name} on {llm.device_info.name}, {options.slots} slots a layer")
+        print(" tokens   RSS MiB   py  MiB  peak MiB  threads  objects  device MiB")
+        for sample in soak(llm, options.tokens):
+            samples.append(sample)
+            print(_row(sample), flush=True)
+        assert llm.engine.cache is not None
+        counters = llm.engine.cache.counters
+    print(f"{counters.n_uploads:,} uploads, {counters.n_evictions:,} evictions, "
+          f"{time.monotonic() - started:.0f} s")  # fmt: skip
+    found = growth(samples)
+    print("\n".join(found) or "nothing grew")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
