@@ -18,7 +18,7 @@ __all__ = ["check_expert_choices", "check_fields", "parse_ids", "parse_size"]
 
 FLOAT_MAX = sys.float_info.max
 MAX_SIZE = 1 << 62
-SIZE = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+SIZE = re.compile(r"(\d{1,19}(?:\.\d{0,19})?|\.\d{1,19})\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}

@@ -107,7 +107,7 @@ class _Planner:
             raise self._too_much(asked)
         if self._room.shared or self._total > self._room.host:
             raise self._nowhere()
-        slots = self._largest()
+        slots = self._largest() if self._known else ()
         return self._cached(slots) if any(slots) else self._at_home()
 
     # ----- what was asked -----

@@ -1,0 +1,116 @@
+"""The plan's arithmetic against real arenas, and heaps by memory type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.gpu.invented import AMD, APU, DISCRETE_12, NO_WINDOW, SMALL_WINDOW
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.arena import Arena
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.memory_types import Intent
+from vkmoe.placement.allocations import (
+    GRANULARITY,
+    allocated,
+    arena_bytes,
+    heap_of,
+    is_mapped,
+    tensor_heap,
+)
+from vkmoe.placement.slots import largest_slots, slot_arena_bytes, split_slots
+
+CAP = 64 << 10
+SPANS = {
+    "one": [100],
+    "alike": [5000] * 60,
+    "two sizes in turn": [5000, 9000] * 20,
+    "large behind small": [300] * 200 + [60_000] * 3,
+    "nothing fits the tail": [40_000] * 5,
+    "ragged": [1, 255, 256, 257, 0, 65_000, 3],
+}
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with Device() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("expected", ["all", "less", "none"])
+@pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
+def test_an_arena_takes_what_was_computed(
+    device: Device, monkeypatch: pytest.MonkeyPatch, spans: list[int], expected: str
+) -> None:
+    """Within the rounding of each chunk, on a device that allocates little at once."""
+    limits = replace(device.info.limits, max_memory_allocation_size=CAP, max_buffer_size=CAP)
+    monkeypatch.setattr(device, "info", replace(device.info, limits=limits))
+    n_expected = {"all": sum(spans), "less": sum(spans) // 2, "none": 0}[expected]
+    arena = Arena(device, "device", "test", n_expected)
+    for span in spans:
+        arena.place(span)
+    computed = arena_bytes(device.info, spans, n_expected)
+    taken, n_chunks = arena.n_bytes, len(arena.chunks)
+    arena.close()
+    assert taken <= computed <= taken + (n_chunks + 1) * (GRANULARITY + CAP // 8)
+
+
+def test_no_spans_take_nothing() -> None:
+    assert arena_bytes(DISCRETE_12, [], 0) == 0
+
+
+def test_allocations_are_rounded_up() -> None:
+    assert allocated(1) == allocated(GRANULARITY) == GRANULARITY
+    assert allocated(GRANULARITY + 1) == 2 * GRANULARITY
+
+
+@pytest.mark.parametrize(
+    ("info", "heaps"),
+    [
+        (SMALL_WINDOW, {"device": 0, "host": 1, "readback": 1, "bar": 2}),
+        (DISCRETE_12, {"device": 0, "host": 1, "readback": 1, "bar": 0}),
+        (AMD, {"device": 0, "host": 1, "readback": 1, "bar": 0}),
+        (NO_WINDOW, {"device": 0, "host": 1, "readback": 1, "bar": 0}),
+    ],
+    ids=lambda item: getattr(item, "name", None),
+)
+def test_intents_have_heaps(info: DeviceInfo, heaps: dict[Intent, int]) -> None:
+    assert {intent: heap_of(info, intent) for intent in heaps} == heaps
+    assert tensor_heap(info) == 0
+
+
+def test_memory_that_is_not_mapped() -> None:
+    assert not is_mapped(DISCRETE_12, "device") and is_mapped(DISCRETE_12, "bar")
+    assert not is_mapped(NO_WINDOW, "bar")
+    assert is_mapped(APU, "device") and is_mapped(AMD, "host")
+
+
+# ----- slots -----
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "slots"),
+    [(-1, (0, 0)), (0, (0, 0)), (3 * 256 - 1, (0, 0)), (3 * 256, (1, 1)), (4 * 256, (2, 1)),
+     (5 * 256, (2, 1)), (6 * 256, (2, 2)), (30 * 256, (8, 8))],
+)  # fmt: skip
+def test_bytes_are_split_evenly(n_bytes: int, slots: tuple[int, ...]) -> None:
+    """A layer of 256 and one of 512 bytes per slot, 8 experts."""
+    assert split_slots(n_bytes, (256, 512), 8) == slots
+
+
+def test_a_rest_may_be_enough_for_a_later_layer_only() -> None:
+    assert split_slots(2 * 768 + 256, (512, 256), 8) == (2, 3)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 10_000, 400_000, 5_000_000, 5_065_536, 1 << 30, 3 << 30])
+def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int) -> None:
+    sizes = (50_176, 100_096, 50_176)
+    slots = largest_slots(DISCRETE_12, n_bytes, sizes, 10**6)
+    if not any(slots):
+        assert slot_arena_bytes(DISCRETE_12, (1, 1, 1), sizes) > n_bytes
+        return
+    assert slot_arena_bytes(DISCRETE_12, slots, sizes) <= n_bytes
+    more = tuple(n + 1 for n in slots)
+    assert slot_arena_bytes(DISCRETE_12, more, sizes) > n_bytes

@@ -1,0 +1,132 @@
+"""Settings and pools of the expert cache, from a config and a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vkmoe.config import EngineConfig
+from vkmoe.errors import UsageError
+from vkmoe.experts.settings import CacheSettings
+from vkmoe.facts import MemoryPlan
+from vkmoe.placement.cache_choice import cache_pools, cache_settings
+
+from .invented_models import DENSE, N_USED, SPEC
+
+SPAN = 4096
+
+
+def cached(*slots: int) -> MemoryPlan:
+    return MemoryPlan(1024, "f16", "cache", (), expert_slots=slots)
+
+
+UNEVEN = cached(20, 20, 19)
+RESIDENT = MemoryPlan(1024, "f16", "device", ())
+AT_HOME = MemoryPlan(1024, "f16", "host", ())
+
+
+def settings(plan: MemoryPlan = UNEVEN, **asked: Any) -> CacheSettings:
+    return cache_settings(EngineConfig(**asked), SPEC, plan)
+
+
+def test_options_become_settings() -> None:
+    made = settings(
+        expert_policy="lfru", expert_half_life=100, moe_warmpin=3, moe_warmpin_after=5,
+        expert_resident_selection="frequency", expert_num_resident=4, expert_warmup_tokens=77,
+    )  # fmt: skip
+    assert made == CacheSettings("lfru", 100, 3, 5, "frequency", 4, (), 77)
+
+
+def test_what_a_token_uses_is_pinned_unless_told_otherwise() -> None:
+    assert settings().warmpin == N_USED
+    assert settings(moe_warmpin=0).warmpin == 0
+    assert settings(moe_warmpin=2).warmpin == 2
+
+
+@pytest.mark.parametrize("plan", [RESIDENT, AT_HOME], ids=["device", "host"])
+def test_without_slots_nothing_is_pinned(plan: MemoryPlan) -> None:
+    config = EngineConfig(expert_policy="lru", expert_half_life=9, moe_warmpin=2)
+    made = cache_settings(config, SPEC, plan)
+    assert made == CacheSettings("lru", 9)
+    assert made.warmpin == made.n_resident == 0 and made.selection == "none"
+    assert cache_pools(config, SPEC, plan, (SPAN,) * 3) == ()
+
+
+@pytest.mark.parametrize("selection", ["first_n", "frequency"])
+def test_residents_take_all_slots_of_the_smallest_layer_by_default(selection: Any) -> None:
+    made = settings(expert_resident_selection=selection)
+    assert (made.selection, made.n_resident) == (selection, 19)
+
+
+def test_ids_alone_are_a_manual_selection() -> None:
+    made = settings(expert_resident_ids="7, 2,,7,")
+    assert (made.selection, made.n_resident, made.resident_ids) == ("manual", 2, (7, 2))
+    assert made == settings(expert_resident_ids="7,2", expert_resident_selection="manual")
+    assert made == settings(expert_resident_ids="7,2", expert_num_resident=2)
+
+
+@pytest.mark.parametrize("plan", [cached(20), AT_HOME, RESIDENT], ids=lambda p: p.experts_in)
+def test_an_id_the_model_does_not_have_is_named(plan: MemoryPlan) -> None:
+    with pytest.raises(
+        UsageError, match=r"--expert-resident-ids names expert 128; .*128"
+    ) as caught:
+        settings(plan, expert_resident_ids="127,128,3")
+    assert caught.value.hint
+
+
+def test_ids_of_a_model_without_experts_do_not_matter() -> None:
+    config = EngineConfig(expert_resident_ids="500", expert_slots=3)
+    assert cache_settings(config, DENSE, RESIDENT) == CacheSettings()
+    assert cache_pools(config, DENSE, RESIDENT, ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"expert_resident_ids": "0,1,2,3"}, "the 4 experts of --expert-resident-ids"),
+        (
+            {"expert_resident_selection": "first_n", "expert_num_resident": 4},
+            "the 4 experts of --expert-num-resident",
+        ),
+    ],
+)
+def test_more_residents_than_slots(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=f"{words} do not fit in the 3 slots of a layer"):
+        settings(cached(4, 3), **asked)
+    assert settings(cached(4, 4), **asked).n_resident == 4
+    assert settings(RESIDENT, **asked) == CacheSettings()
+    with pytest.raises(UsageError, match="do not fit in the 0 slots"):
+        settings(AT_HOME, **asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "flag"),
+    [
+        ({"expert_resident_selection": "first_n"}, "--expert-resident-selection"),
+        ({"expert_resident_selection": "frequency"}, "--expert-resident-selection"),
+        (
+            {"expert_resident_selection": "first_n", "expert_num_resident": 8},
+            "--expert-num-resident",
+        ),
+        ({"expert_resident_ids": "0,1,2,3,4,5,6,7"}, "--expert-resident-ids"),
+    ],
+)
+def test_warm_pinning_needs_slots_that_residents_leave(asked: dict[str, Any], flag: str) -> None:
+    with pytest.raises(UsageError, match="--moe-warmpin 2 has no slots left") as caught:
+        settings(cached(9, 8), moe_warmpin=2, **asked)
+    assert flag in str(caught.value) and caught.value.exit_code == 2
+    for fine in ({}, {"moe_warmpin": 0}):
+        assert settings(cached(9, 8), **fine, **asked).n_resident == 8
+
+
+def test_layers_have_pools_of_their_own_or_share_those_of_their_size() -> None:
+    plan, sizes = cached(5, 4, 4), (SPAN, 2 * SPAN, SPAN)
+    own = cache_pools(EngineConfig(), SPEC, plan, sizes)
+    assert [(pool.layers, pool.capacity, pool.slot_bytes) for pool in own] == [
+        ((0,), 5, SPAN), ((1,), 4, 2 * SPAN), ((2,), 4, SPAN)
+    ]  # fmt: skip
+    shared = cache_pools(EngineConfig(expert_allocation="global"), SPEC, plan, sizes)
+    assert [(pool.layers, pool.capacity, pool.slot_bytes) for pool in shared] == [
+        ((0, 2), 9, SPAN), ((1,), 4, 2 * SPAN)
+    ]  # fmt: skip
