@@ -4,9 +4,10 @@ python -m bench.transfer                 all parts
 python -m bench.transfer submit reads    some of them
 
 Parts: submit (empty submits, ways to wait), dispatch (with and without barriers), copies (both
-directions, each queue, by size), homes (submit cost by bytes of host memory referenced), reads (the
-matvec with weights in each memory type, and copies from there), mapped (CPU reads and writes of
-each mapped type), address (loads by address beside loads through a descriptor).
+directions, each queue, by size), homes (submit cost by bytes of host memory referenced), link
+(plain reads of host memory in place beside copies of it), reads (the matvec with weights in each
+memory type, and copies from there), mapped (CPU reads and writes of each mapped type), address
+(loads by address beside loads through a descriptor).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from bench.environment import describe, print_card
 from bench.measure import MIN_REPEATS, Row, command_line, finish, run_main
-from bench.parts import address, copies, dispatch, homes, memory, reads, submit
+from bench.parts import address, copies, dispatch, homes, link, memory, reads, submit
 from bench.parts.common import Settings
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
@@ -27,6 +28,7 @@ PARTS: dict[str, Callable[[Device, Settings], dict[str, Any]]] = {
     "dispatch": dispatch.measure,
     "copies": copies.measure,
     "homes": homes.measure,
+    "link": link.measure,
     "reads": reads.measure,
     "mapped": memory.measure,
     "address": address.measure,
