@@ -29,6 +29,7 @@ from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.backend import Backend, Recording
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.link_speed import LinkSpeed, measure_link
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback, Transfer
@@ -40,8 +41,8 @@ from vkmoe.models.weights import with_slots
 from vkmoe.ops.candidates import read_candidates
 from vkmoe.ops.router import LOG_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.decide import decide
-from vkmoe.placement.loader import Progress, load_weights
+from vkmoe.placement.decide import Decision, decide
+from vkmoe.placement.loader import LoadedWeights, Progress, load_weights
 
 __all__ = ["Engine"]
 
@@ -104,6 +105,7 @@ class Engine(Closing):
         decision = decide(config, self.spec, tensors, self.device.info, tuning)
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
+        self.link = self._measure_link()
         # ----- memory -----
         n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
         caches = self._cleanup.enter_context(KvCaches(self.device, n_layers, cache_bytes))
@@ -112,22 +114,8 @@ class Engine(Closing):
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
         weights = with_slots(loaded.weights, slots.ranges)
-        # ----- experts -----
         self._table = loaded.table
-        n_experts = self.spec.experts.n_experts if self.spec.experts else 1
-        space = KeySpace(len(loaded.homes), n_experts)
-        residency = Residency(space, decision.pools, decision.cache_settings, seed)
-        memory = ExpertMemory(loaded.table, slots, loaded.homes, weights.span_bytes)
-        cache = ExpertCache(residency, memory, Uploads(self.device)) if decision.pools else None
-        self._table.publish()
-        self._experts = ExpertTracker(
-            weights.moe_layers,
-            self._table,
-            residency,
-            cache,
-            on_device=self.plan.experts_in == "device",
-            checks=checks,
-        )
+        self._experts = self._follow_experts(decision, loaded, slots, seed, checks)
         # ----- programs -----
         self._backend = Backend(self.device)
         self._decoder = Decoder(
@@ -233,6 +221,32 @@ class Engine(Closing):
         self._cleanup.close()
 
     # ----- making -----
+
+    def _measure_link(self) -> LinkSpeed | None:
+        """What a miss costs, where there are misses and a link that they cross."""
+        if self.plan.experts_in == "device" or self.device.info.is_uma:
+            return None
+        return measure_link(self.device)
+
+    def _follow_experts(
+        self,
+        decision: Decision,
+        loaded: LoadedWeights,
+        slots: SlotManager,
+        seed: NDArray[np.float64] | None,
+        checks: bool,
+    ) -> ExpertTracker:
+        """Who counts the experts' uses, and moves them where not all have a slot."""
+        weights = loaded.weights
+        n_experts = self.spec.experts.n_experts if self.spec.experts else 1
+        space = KeySpace(len(loaded.homes), n_experts)
+        residency = Residency(space, decision.pools, decision.cache_settings, seed)
+        memory = ExpertMemory(loaded.table, slots, loaded.homes, weights.span_bytes)
+        cache = ExpertCache(residency, memory, Uploads(self.device)) if decision.pools else None
+        loaded.table.publish()
+        on_device = decision.plan.experts_in == "device"
+        numbers = weights.moe_layers
+        return ExpertTracker(numbers, loaded.table, residency, cache, on_device, checks)
 
     def _make_io(self) -> TokenIo:
         """The buffers the host writes and reads, and the tensors behind the workspace's names."""

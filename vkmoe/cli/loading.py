@@ -53,6 +53,8 @@ def _explain_cache(llm: LLM) -> None:
     sizing = llm.plan.sizing
     if sizing is not None and (llm.plan.experts_in != "device" or sizing.status == "empty"):
         note(sizing_line(sizing))
+    if llm.engine.link is not None and (slow := llm.engine.link.note()):
+        note(slow)
 
 
 def _load(model: str | None, config: EngineConfig, quiet: bool) -> AbstractContextManager[LLM]:

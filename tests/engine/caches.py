@@ -1,0 +1,51 @@
+"""Another expert cache in an engine that is open, and the law it has to keep.
+
+Opening an engine takes far longer than a few tokens, and weights, slots and programs are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.engine import Engine
+from vkmoe.experts.cache import ExpertCache, ExpertMemory
+from vkmoe.experts.residency import Residency
+from vkmoe.experts.settings import CacheSettings
+from vkmoe.experts.tracker import ExpertTracker
+from vkmoe.experts.uploads import Uploader
+
+__all__ = ["assert_same_bits", "recache", "rows"]
+
+Rows = NDArray[np.float32]  # [n_tokens, n_vocab]
+
+
+def rows(engine: Engine, tokens: Sequence[int]) -> Rows:
+    """The logits after each token."""
+    found = []
+    for position, token in enumerate(tokens):
+        engine.run_token(token, position)
+        found.append(engine.full_logits())
+    return np.stack(found)
+
+
+def assert_same_bits(found: Rows, wanted: Rows) -> None:
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+    assert not np.isnan(wanted).any() and np.ptp(wanted) > 1
+
+
+def recache(
+    engine: Engine, settings: CacheSettings, uploads: Uploader | None = None, wait: bool = True
+) -> ExpertCache:
+    """A new, empty cache over the slots of the old one; checked after every token."""
+    old = engine.cache
+    assert old is not None, engine.plan
+    old._reset()
+    residency = Residency(old._space, old._slots._pools, settings)
+    memory = ExpertMemory(engine._table, old._slots, old._homes, old._span_bytes.tolist())
+    cache = ExpertCache(residency, memory, uploads or old._uploads, wait)
+    numbers = engine._experts.profiler.layer_numbers
+    engine._experts = ExpertTracker(numbers, engine._table, residency, cache, False, checks=True)
+    return cache

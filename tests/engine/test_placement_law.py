@@ -1,0 +1,179 @@
+"""Placement never changes the answer: slots, policies, residents and slow copies, to the bit.
+
+Every pair of choices meets here; tools/soak_placement.py runs the full product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.caches import Rows, assert_same_bits, recache, rows
+from tests.engine.tiny import Tensor, model_path, retyped, rewrite
+from tests.experts.rig import DelayedUploads
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import GpuError
+from vkmoe.experts.settings import CacheSettings, PolicyName
+from vkmoe.experts.uploads import Uploads
+from vkmoe.llm import demo_model_path
+
+POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
+TYPES = (("F16", "Q8_0", "BF16"), ("F32", "F32", "Q8_0"))  # gate, up, down of each layer
+N_TOKENS = 20
+
+
+def tokens_of(n_vocab: int) -> list[int]:
+    """Tokens that keep coming back, and new ones."""
+    return [(7 * i * i + 3 * (i % 4)) % (n_vocab - 1) + 1 for i in range(N_TOKENS)]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose layers have other types, so that their experts differ in size."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for layer, kinds in enumerate(TYPES):
+            for name, kind in zip(("gate", "up", "down"), kinds, strict=True):
+                key = f"blk.{layer}.ffn_{name}_exps.weight"
+                tensors[key] = retyped(tensors[key], kind)
+
+    target = tmp_path_factory.mktemp("law") / "mixed.gguf"
+    return rewrite(model_path("moe_plain"), target, change)
+
+
+@pytest.fixture(scope="module", params=["demo", "mixed"])
+def model(request: pytest.FixtureRequest) -> Path:
+    if request.param == "demo":
+        return demo_model_path()
+    found: Path = request.getfixturevalue("mixed")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Path) -> Rows:
+    """The logits with all experts resident."""
+    with Engine(model, EngineConfig(ctx_size=64)) as engine:
+        assert engine.cache is None and engine.plan.experts_in == "device"
+        return rows(engine, tokens_of(engine.n_vocab))
+
+
+def choices(n_slots: int) -> list[dict[str, Any]]:
+    """The ways in which experts stay, timed so that each happens within the tokens."""
+    few = max(1, n_slots // 2)
+    return [
+        {},
+        {"warmpin": 2, "warmpin_after": 6},
+        {"selection": "first_n", "n_resident": few},
+        {"selection": "frequency", "n_resident": n_slots, "warmup_tokens": 8},
+        {"selection": "manual", "resident_ids": (5, 2, 7)[:few], "n_resident": min(few, 3)},
+    ]
+
+
+def slot_counts(model: Path) -> dict[str, int]:
+    n_experts, n_used = (32, 4) if model == demo_model_path() else (8, 2)
+    return {"one": 1, "top-k": n_used, "twice": 2 * n_used, "half": n_experts // 2,
+            "all but one": n_experts - 1}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["one", "top-k", "twice", "half", "all but one"])
+def cached(model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, int]]:
+    index, n_slots = (
+        list(slot_counts(model)).index(request.param),
+        slot_counts(model)[request.param],
+    )
+    with Engine(model, EngineConfig(ctx_size=64, expert_slots=n_slots), checks=True) as engine:
+        assert engine.plan.experts_in == "cache"
+        yield engine, index
+
+
+def test_slots_policy_and_residents_do_not_matter(cached: tuple[Engine, int], wanted: Rows) -> None:
+    """Each number of slots with each kind of residents; policies turn, so that all pairs meet."""
+    engine, index = cached
+    n_slots = min(engine.plan.expert_slots)
+    for turn, choice in enumerate(choices(n_slots)):
+        policy = POLICIES[(index + turn) % 3]
+        cache = recache(engine, CacheSettings(policy, **choice))
+        assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+        hit_rate = engine.profiler.hit_rate() if engine.profiler else None
+        assert hit_rate is not None and 0 < hit_rate < 1, (policy, choice)
+        assert cache.counters.n_uploads > 0
+
+
+def test_all_pairs_meet() -> None:
+    """The turning above covers slots x policy, slots x residents and policy x residents."""
+    met = {(s, (s + c) % 3, c) for s in range(5) for c in range(5)}
+    assert {(s, p) for s, p, _ in met} == set(product(range(5), range(3)))
+    assert {(p, c) for _, p, c in met} == set(product(range(3), range(5)))
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_copies_that_arrive_late_do_not_matter(
+    cached: tuple[Engine, int], wanted: Rows, delay: int
+) -> None:
+    """A slow second queue: copies land tokens later, and until then the slots hold NaN."""
+    engine, _ = cached
+    uploads = DelayedUploads(Uploads(engine.device), delay)
+    cache = recache(engine, CacheSettings(), uploads, wait=False)
+    assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+    assert uploads.copied and cache.counters.n_uploads > 0
+
+
+def test_copies_that_fail_do_not_matter(cached: tuple[Engine, int], wanted: Rows) -> None:
+    engine, _ = cached
+    uploads = DelayedUploads(Uploads(engine.device), failures=5, error=GpuError)
+    cache = recache(engine, CacheSettings(), uploads)
+    assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+    assert cache.counters.n_failed_uploads >= 5 and cache.counters.n_uploads > 0
+
+
+def test_shared_slots_do_not_matter(model: Path, wanted: Rows) -> None:
+    config = EngineConfig(ctx_size=64, expert_slots=3, expert_allocation="global")
+    with Engine(model, config, checks=True) as engine:
+        for policy in POLICIES:
+            recache(engine, CacheSettings(policy, warmpin=1, warmpin_after=5))
+            assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+
+
+def test_a_warm_start_does_not_matter(model: Path, wanted: Rows) -> None:
+    config = EngineConfig(ctx_size=64, expert_slots=4)
+    with Engine(model, config, checks=True) as engine:
+        rows(engine, tokens_of(engine.n_vocab))
+        counts = engine.expert_counts()
+    with Engine(model, config, seed=counts, checks=True) as engine:
+        assert engine.cache is not None and engine.profiler is not None
+        first = rows(engine, tokens_of(engine.n_vocab)[:1])
+        assert engine.profiler.hits.sum() > 0, "the first token found nothing"
+        assert_same_bits(first, wanted[:1])
+        assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+
+
+def test_enough_slots_for_all_move_nothing_after_the_start(model: Path, wanted: Rows) -> None:
+    """No uploads and no table writes, whatever else was asked."""
+    n_experts = 32 if model == demo_model_path() else 8
+    config = EngineConfig(ctx_size=64, expert_slots=n_experts, expert_policy="lfru", moe_warmpin=2,
+                          moe_warmpin_after=3)  # fmt: skip
+    with Engine(model, config, checks=True) as engine:
+        written = engine._table.n_writes
+        assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+        assert engine.cache is None and engine._table.n_writes == written == 1
+        assert engine.profiler is not None and engine.profiler.hit_rate() == 1.0
+
+
+def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
+    with Engine(model, EngineConfig(ctx_size=64, expert_slots=3), checks=True) as engine:
+        rows(engine, tokens_of(engine.n_vocab))
+        cache = engine.cache
+        assert cache is not None and cache.residency.published.any()
+        cache.begin_token()  # the last token's copies arrive
+        for number in sorted(cache._slots.keys):
+            layer, expert = cache._space.key(number)
+            home, slot = cache._homes[layer][expert], cache._slots.of(number).place
+            n_bytes = int(cache._span_bytes[layer])
+            read = engine._transfer.read
+            assert (read(slot.buffer, slot.offset, n_bytes)
+                    == read(home.buffer, home.offset, n_bytes)).all(), (layer, expert)  # fmt: skip
