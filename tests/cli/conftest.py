@@ -60,7 +60,7 @@ class FakeLLM:
         self.load_seconds = 0.5
         reported = list(self.validation_messages)
         device = SimpleNamespace(validation_messages=lambda: reported)
-        self.engine = SimpleNamespace(device=device)
+        self.engine = SimpleNamespace(device=device, link=None)
         self.last_statistics: GenerationStatistics | None = None
 
     @property

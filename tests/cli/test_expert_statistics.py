@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,15 @@ def test_options_reach_the_model(run: Run, fake: type[FakeLLM]) -> None:
     run("generate", "-p", "x", "--expert-stats", "s.txt", VKMOE_EXPERT_PROFILE="p.json")
     config = fake.calls[0]["config"]
     assert (config.expert_stats, config.expert_profile) == ("s.txt", "p.json")
+
+
+def test_a_real_run_keeps_its_text_and_its_profile(run: Run, tmp_path: Path) -> None:
+    paths = ("--expert-stats", str(tmp_path / "no" / "s"), "--expert-profile", str(tmp_path / "p"))
+    done = run("generate", "-p", "def f", "-n", "2", "-c", "64", "--expert-slots", "8", *paths)
+    assert done.code == 1 and done.out.strip()
+    lines = done.err.splitlines()
+    assert lines[1].startswith("warning: the expert statistics will not be written at the end: no")
+    assert lines[-3].startswith("experts: ") and "of uses from device memory" in lines[-3]
+    assert lines[-2].startswith("error: the expert statistics could not be written to ")
+    assert lines[-1].startswith("hint: ")
+    assert json.loads((tmp_path / "p").read_text())["format"] == "vkmoe expert profile"

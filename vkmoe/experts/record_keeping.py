@@ -75,14 +75,17 @@ class RecordKeeper:
         handled, it logs that instead. Does nothing when nothing was taken.
         """
         another_error = sys.exc_info()[1] is not None
-        failures = []
+        failed: dict[tuple[str, str], list[str]] = {}  # paths by what was to be written and reason
         for what, path, write in self._writings():
             try:
                 write()
             except OSError as error:
-                reason = error.strerror or error
-                failures.append(f"the expert {what} could not be written to {path}: {reason}")
+                failed.setdefault((what, error.strerror or str(error)), []).append(str(path))
         self._report = self._counts = None
+        failures = [
+            f"the expert {what} could not be written to {' and '.join(paths)}: {reason}"
+            for (what, reason), paths in failed.items()
+        ]
         if another_error:
             for failure in failures:
                 log.error(failure)
