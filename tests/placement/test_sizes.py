@@ -5,7 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from tests.engine.tiny import model_path
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
 from vkmoe.gguf_file import TensorInfo, open_gguf
+from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
 from vkmoe.llm import demo_model_path
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
@@ -41,6 +47,29 @@ def test_weight_bytes_of_the_demo_model() -> None:
     sizes = weight_bytes(tensors)
     assert (sizes.trunk, sizes.experts) == (trunk, experts)
     assert trunk > 0 and experts > 0
+    spans = [expert_shape(layer).span_bytes for layer in tensors.layers]
+    assert list(sizes.spans) == spans and all(span % ALIGNMENT == 0 for span in spans)
+    assert sum(sizes.pieces) == sizes.trunk
+
+
+@pytest.mark.parametrize("name", ["moe_odd", "dense_tied", "dense_linear"])
+def test_the_loader_places_the_trunk_piece_by_piece_as_planned(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Where chunks end depends on the order, so the plan must know it; the rotary table is last."""
+    placed: list[int] = []
+    place = Arena.place
+
+    def noted(self: Arena, n_bytes: int) -> Placement:
+        if vars(self)["_name"] == "weights":
+            placed.append(rounded(n_bytes))
+        return place(self, n_bytes)
+
+    monkeypatch.setattr(Arena, "place", noted)
+    with Engine(model_path(name), EngineConfig(ctx_size=16)) as engine:
+        sizes = weight_bytes(read_tensors(engine.file, engine.spec))
+        rope = rounded(16 * engine.spec.rope.dim * 4)
+    assert placed == [*sizes.pieces, rope]
 
 
 def test_an_expert_s_span_is_gate_up_down() -> None:
