@@ -80,7 +80,7 @@ class EngineConfig:
         None,
         "Device memory for experts, all layers together, such as 6GiB, 500MiB or plain bytes; the "
         "other experts are read from host memory. Default: what weights, KV cache and activations "
-        "leave of the device.",
+        "leave of the device; none where it shares the host's memory, and reads all in place.",
         "--expert-cache",
         metavar="SIZE",
         check=parse_size,
