@@ -25,7 +25,13 @@ from vkmoe.experts.record_keeping import RecordKeeper, setup_of
 from vkmoe.experts.report import ExpertReport, make_report
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.chat_template import ChatTemplate
-from vkmoe.generate.loop import FinishReason, Generation, GenerationStatistics, Piece
+from vkmoe.generate.loop import (
+    FinishReason,
+    Generation,
+    GenerationStatistics,
+    Piece,
+    TokenRunner,
+)
 from vkmoe.generate.model_file import read_model_file
 from vkmoe.placement.loader import Progress
 
@@ -84,6 +90,7 @@ class LLM(Closing):
         self._config = config
         self._records: RecordKeeper | None = RecordKeeper(config, file.spec, file.expert_layers)
         self.engine = Engine(self.path, config, progress, seed=self._records.seed)
+        self.runner: TokenRunner = self.engine  # runs the tokens of `stream`; may be wrapped
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
         self._in_cache: list[int] = []  # tokens whose keys and values are in the KV cache
@@ -145,7 +152,7 @@ class LLM(Closing):
             raise UsageError(f"max_tokens is {max_tokens}", "use 0 or more, or None for no limit")
         tokens = self._prompt_tokens(prompt)
         generation = Generation(
-            self.engine,
+            self.runner,
             self.tokenizer,
             self._in_cache,
             tokens,

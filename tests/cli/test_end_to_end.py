@@ -15,8 +15,10 @@ from typing import Any, cast
 import pytest
 from typer.core import TyperCommand, TyperOption
 
+from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.cli.app import root
 from vkmoe.config import environment_name
+from vkmoe.experts.trace import TraceWriter
 from vkmoe.llm import LLM, demo_model_path
 
 from .conftest import Run
@@ -37,9 +39,14 @@ VALUES: dict[str, Any] = {
     "expert_num_resident": 2,
     "system": "Be brief.",
     "chat_template_kwargs": '{"enable_thinking": false}',
+    "output": os.devnull,
+    "slots": "4,8",
 }
 # The prompt comes from -p, -f is tested below; others would contradict those above or leave files.
-LEFT_OUT = ("file", "expert_cache", "expert_resident_ids", "expert_profile", "expert_stats")
+LEFT_OUT = (
+    *("file", "expert_cache", "expert_resident_ids", "expert_profile", "expert_stats"),
+    "plot",
+)
 VARYING = ("load_seconds", "ttft_seconds", "prompt_seconds", "decode_seconds", "prompt_rate",
            "decode_rate")  # fmt: skip
 
@@ -75,6 +82,15 @@ def as_variables(command: TyperCommand) -> dict[str, str]:
     }
 
 
+def recorded(path: Path) -> Path:
+    """A short trace with the demo model's experts."""
+    trace = trace_of(drifting(30, 2, 32, 4), 32)
+    with TraceWriter(path, trace.header) as writer:
+        for routing in trace.routing:
+            writer.write(routing, is_prompt=False)
+    return path
+
+
 @pytest.fixture(scope="module")
 def demo_llm() -> Iterator[LLM]:
     with LLM() as llm:
@@ -89,12 +105,15 @@ def run_loaded(run: Run, demo_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_command_with_its_defaults_and_with_its_variables(run: Run, name: str) -> None:
+def test_every_command_with_its_defaults_and_with_its_variables(
+    run: Run, name: str, tmp_path: Path
+) -> None:
     command = COMMANDS[name]
-    by_flag = run(name, *as_flags(command), stdin=b"hi\n/clear\nhi\n/exit\n")
+    words = [str(recorded(tmp_path / "trace.jsonl"))] if name == "simulate" else []
+    by_flag = run(name, *words, *as_flags(command), stdin=b"hi\n/clear\nhi\n/exit\n")
     assert by_flag.code == 0, by_flag.err
     assert by_flag.out.strip()
-    by_variable = run(name, stdin=b"hi\n/clear\nhi\n/exit\n", **as_variables(command))
+    by_variable = run(name, *words, stdin=b"hi\n/clear\nhi\n/exit\n", **as_variables(command))
     assert by_variable.code == 0, by_variable.err
     if name != "selftest":  # which prints speeds
         assert by_variable.out == by_flag.out

@@ -30,7 +30,10 @@ LAYERS = (
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Only `ExpertCache` wires owners of device memory to the policies, which never see a buffer.
-POLICY_MODULES = ("policy", "lru", "slru", "lfru", "keys", "simulate", "trace")
+POLICY_MODULES = (
+    *("policy", "lru", "slru", "lfru", "keys", "residency", "simulate", "sweep", "belady"),
+    *("locality", "trace", "trace_reader"),
+)
 
 
 def imports_of(path: Path) -> Iterator[str]:

@@ -113,14 +113,6 @@ def test_residents_and_a_profile_are_there_before_the_first_token() -> None:
     assert warm.hits[:, 0].tolist() == [0, 2, 1]
 
 
-def test_progress_counts_every_token_once() -> None:
-    trace = trace_of(drifting(150, 1, 8, 2), 8)
-    done: list[int] = []
-    simulate(trace, CacheSettings(), pools_of(1, 4), progress=done.append)
-    assert sum(done) == 150
-    assert len(done) > 1
-
-
 def test_the_same_trace_gives_the_same_hits() -> None:
     trace = trace_of(drifting(150, 2, 16, 4), 16)
     first, second = (simulate(trace, CacheSettings(), pools_of(2, 8)) for _ in range(2))

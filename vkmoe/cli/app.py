@@ -20,6 +20,8 @@ from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
 from vkmoe.cli.selftest import selftest
+from vkmoe.cli.simulate import simulate
+from vkmoe.cli.trace import trace
 from vkmoe.cli.version import version
 from vkmoe.errors import VkmoeError
 
@@ -64,6 +66,8 @@ def tutorial(
     vkmoe chat model.gguf                     a conversation; /exit ends it
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe selftest                            does this device compute correctly, how fast
+    vkmoe trace model.gguf -f prompt.txt      record which experts the tokens use
+    vkmoe simulate trace.jsonl                what would a cache of experts do, and how large
     VKMOE_TEMP=0 vkmoe generate -p "x ="      every option is also a variable
     """
     if show_version:
@@ -80,6 +84,8 @@ for _command, _summary in {
     info: "Describe a model file.",
     devices: "List the Vulkan devices.",
     selftest: "Check a device against NumPy.",
+    trace: "Record which experts are used.",
+    simulate: "Replay a trace through the expert cache.",
     version: "Show versions.",
 }.items():
     app.command(cls=Command, short_help=_summary)(_command)

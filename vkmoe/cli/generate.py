@@ -29,7 +29,7 @@ from vkmoe.config import EngineConfig, SamplingConfig
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
 
-__all__ = ["generate", "reply_limits"]
+__all__ = ["INTERRUPTED", "generate", "reply_limits", "write_reply"]
 
 INTERRUPTED = 130
 
@@ -64,7 +64,7 @@ def generate(
     text = read_prompt(prompt_source(context, prompt, file, stdin))
     limits = reply_limits(max_tokens, stop, ignore_eos)
     with opened(chosen, engine, verbose, quiet) as llm:
-        reason = _run(llm, text, sampling, limits, as_json, quiet)
+        reason = write_reply(llm, text, sampling, limits, as_json, quiet)
     if reason == "interrupt":
         raise typer.Exit(INTERRUPTED)
 
@@ -78,7 +78,7 @@ def reply_limits(max_tokens: int, stop: list[str] | None, ignore_eos: bool) -> d
     }
 
 
-def _run(
+def write_reply(
     llm: LLM,
     prompt: str,
     sampling: SamplingConfig,

@@ -6,8 +6,9 @@ misses come from is told by comparing them with Belady's optimum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,6 @@ from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.experts.trace import Trace
 
 __all__ = ["Misses", "SimulationResult", "ceiling", "misses", "simulate"]
-
-PROGRESS_EVERY = 64  # tokens
-
-Progress = Callable[[int], None]  # called with the number of tokens done since the last call
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +71,7 @@ class SimulationResult:
         return float(counts @ np.array(self.trace.header.span_bytes)) / self.trace.n_tokens
 
 
-@dataclass(frozen=True)
-class Misses:
+class Misses(NamedTuple):
     """Where misses come from; together all of them."""
 
     compulsory: int  # first use of an expert that was not there from the start
@@ -88,7 +84,6 @@ def simulate(
     settings: CacheSettings,
     pools: Sequence[PoolSpec],
     seed: NDArray[np.float64] | None = None,
-    progress: Progress | None = None,
 ) -> SimulationResult:
     """Replay a trace on an empty cache; `seed` is a profile's counts, as `Residency` takes them.
 
@@ -112,10 +107,6 @@ def simulate(
         moves = residency.use(routing)
         residency.landed(moves)  # the engine waits for its copies before the next token
         promoted += [move.key for move in moves]
-        if progress is not None and (token + 1) % PROGRESS_EVERY == 0:
-            progress(PROGRESS_EVERY)
-    if progress is not None:
-        progress(trace.n_tokens % PROGRESS_EVERY)
     layers = np.array(promoted, np.int64) // space.n_experts
     return SimulationResult(trace, hits, np.bincount(layers, minlength=space.n_layers), start)
 

@@ -1,0 +1,163 @@
+"""`vkmoe trace` with the demo model: what is recorded, and when nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.tiny import model_path
+from vkmoe.experts.trace_reader import read_trace
+from vkmoe.llm import LLM
+
+from .conftest import Run
+
+PROMPT = "def add(a, b):\n"
+COMMON = ("-p", PROMPT, "-n", "5", "--temp", "0", "--ignore-eos")
+
+
+@pytest.fixture(scope="module")
+def demo_llm() -> Iterator[LLM]:
+    with LLM(ctx_size=64) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def _loaded(demo_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo model is loaded once, and each command begins with an empty context."""
+    demo_llm._in_cache.clear()
+    monkeypatch.setattr("vkmoe.cli.loading._load", lambda *_: nullcontext(demo_llm))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "t.jsonl"
+
+
+def test_the_routing_of_prompt_and_reply_is_recorded(run: Run, demo_llm: LLM, path: Path) -> None:
+    done = run("trace", *COMMON, "-o", str(path))
+    assert done.code == 0
+    trace = read_trace(path)
+    n_prompt = len(demo_llm.tokenizer.encode(PROMPT))
+    # The last token of a reply is chosen, but not run.
+    assert trace.is_prompt.tolist() == [True] * n_prompt + [False] * 4
+    header = trace.header
+    assert (header.model, header.n_prompt_tokens) == (demo_llm.spec.name, n_prompt)
+    assert (header.n_layers, header.n_experts, header.n_used) == (6, 32, 4)
+    assert demo_llm.engine.profiler is not None
+    assert header.layer_numbers == demo_llm.engine.profiler.layer_numbers
+    assert sum(header.span_bytes) * 32 == experts_bytes(demo_llm)
+    size = path.stat().st_size / 1024
+    assert f"routing of {trace.n_tokens} tokens is in {path}, {size:.1f} KiB" in done.err
+    # The same tokens, run by hand.
+    reply = demo_llm.generate(PROMPT, max_tokens=5, temp=0, ignore_eos=True)
+    assert done.out == reply.text + "\n"
+    demo_llm._in_cache.clear()
+    for position, token in enumerate([*demo_llm.tokenizer.encode(PROMPT), *reply.token_ids[:-1]]):
+        demo_llm.engine.run_token(token, position)
+        assert np.array_equal(trace.routing[position], demo_llm.engine.routing()), position
+
+
+def experts_bytes(llm: LLM) -> int:
+    """Bytes of the experts' spans, by the weights the engine runs with."""
+    from vkmoe.models.tensors import read_tensors
+    from vkmoe.placement.sizes import weight_bytes
+
+    return weight_bytes(read_tensors(llm.engine.file, llm.spec)).experts
+
+
+def test_the_text_is_that_of_generate(run: Run, demo_llm: LLM, path: Path) -> None:
+    options = ("-p", PROMPT, "-n", "6", "--seed", "3", "--stop", "zzz")
+    traced = run("trace", *options, "-o", str(path))
+    assert demo_llm.runner is demo_llm.engine, "the model is still watched"
+    assert traced.out == run("generate", *options).out
+    assert "ended by" in traced.err
+
+
+def test_every_prompt_source_gives_the_same_trace(
+    run: Run, demo_llm: LLM, path: Path, tmp_path: Path
+) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(PROMPT)
+    traces = set()
+    for source in (("-p", PROMPT), ("-f", str(prompt)), ("-",)):
+        demo_llm._in_cache.clear()
+        options = ("-n", "1", "-q", "--overwrite", "-o", str(path))
+        assert run("trace", *source, *options, stdin=PROMPT.encode()).err == ""
+        traces.add(path.read_text())
+    assert len(traces) == 1
+
+
+def test_ctrl_c_leaves_what_was_recorded(
+    run: Run, demo_llm: LLM, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(demo_llm, 8, monkeypatch)
+    done = run("trace", *COMMON, "-o", str(path))
+    assert done.code == 130
+    assert "Traceback" not in done.err
+    assert f"routing of 8 tokens is in {path}" in done.err
+    assert (read_trace(path).n_tokens, read_trace(path).notes) == (8, ())
+
+
+def interrupt_at(llm: LLM, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_token = llm.engine.run_token
+
+    def interrupted(token: int, at: int, with_logits: bool = True) -> Any:
+        if at == position:
+            raise KeyboardInterrupt
+        return run_token(token, at, with_logits)
+
+    monkeypatch.setattr(llm.engine, "run_token", interrupted)
+
+
+def test_a_file_that_is_there_stays_unless_told_otherwise(run: Run, path: Path) -> None:
+    path.write_text("precious")
+    refused = run("trace", *COMMON, "-o", str(path))
+    assert (refused.code, refused.out) == (2, "")
+    assert f"{path} is there already" in refused.err
+    assert "--overwrite" in refused.err.splitlines()[1]
+    assert path.read_text() == "precious"
+    failed = run("trace", "-p", "x " * 500, "-o", str(path), "--overwrite")
+    assert failed.code == 1
+    assert path.read_text() == "precious", "replaced before there was a token to record"
+    assert run("trace", *COMMON, "-o", str(path), "--overwrite").code == 0
+    assert read_trace(path).n_tokens > 4
+
+
+def test_without_a_name_the_file_is_trace_jsonl(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "is in trace.jsonl" in run("trace", *COMMON).err
+    assert read_trace(tmp_path / "trace.jsonl").n_tokens > 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((str(model_path("dense_tied")), "-p", "x"), 1, "no routing to record"),
+        (("/nowhere.gguf", "-p", "x"), 1, "/nowhere.gguf"),
+        (("-p", "x", "-o", "/nowhere/t.jsonl"), 1, "the trace cannot be written: no folder"),
+        (("-p", "x", "-o", "/"), 1, "the trace cannot be written: / is a folder"),
+        ((), 2, "no prompt given"),
+        (("-p", "x", "-v", "-q"), 2, "--verbose and --quiet contradict"),
+    ],
+)
+def test_mistakes_are_said_before_a_model_is_loaded(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr("vkmoe.cli.loading._load", None)
+    monkeypatch.chdir(tmp_path)
+    done = run("trace", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err.splitlines()[0]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,174 @@
+"""`vkmoe trace`: generates as `vkmoe generate` does, and records which experts each token uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vkmoe.cli.generate import INTERRUPTED, reply_limits, write_reply
+from vkmoe.cli.loading import opened
+from vkmoe.cli.notes import note
+from vkmoe.cli.options import (
+    IgnoreEos,
+    MaxTokens,
+    Model,
+    Quiet,
+    Stop,
+    Verbose,
+    check_output,
+    config_options,
+    option,
+)
+from vkmoe.cli.progress import counting
+from vkmoe.cli.prompt import chosen_model, prompt_source, read_prompt, split_words
+from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.errors import UsageError, VkmoeError
+
+if TYPE_CHECKING:
+    from vkmoe.experts.trace import TraceHeader
+    from vkmoe.llm import LLM
+
+__all__ = ["trace"]
+
+
+@config_options
+def trace(
+    context: typer.Context,
+    *,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)] = None,
+    model: Model = None,
+    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt.")] = None,
+    file: Annotated[
+        str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
+    ] = None,
+    output: Annotated[
+        str, option("-o", "--output", metavar="FILE", help="The trace, a file of JSON lines.")
+    ] = "trace.jsonl",
+    overwrite: Annotated[
+        bool, option("--overwrite", kind=bool, help="Replace a file that is there already.")
+    ] = False,
+    max_tokens: MaxTokens = 256,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    sampling: SamplingConfig,
+    engine: EngineConfig,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Generate, and record which experts every token of prompt and reply uses.
+
+    `vkmoe simulate` reads the file, which holds neither the text nor any weights. What was
+    recorded before Ctrl-C stays usable. A file that is there already is replaced only with
+    --overwrite. A long prompt of your own subject tells more than a long reply: the trace of a
+    reply depends on the sampling options.
+    """
+    check_output(verbose, quiet)
+    positional, stdin = split_words(words or [])
+    chosen = chosen_model(context, positional, model)
+    text = read_prompt(prompt_source(context, prompt, file, stdin))
+    limits = reply_limits(max_tokens, stop, ignore_eos)
+    path = _free_path(output, overwrite)
+    header = _header(chosen)
+    with (
+        opened(chosen, engine, verbose, quiet) as llm,
+        _recording(llm, path, header, text, quiet),
+    ):
+        reason = write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
+    if reason == "interrupt":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _free_path(output: str, overwrite: bool) -> Path:
+    """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
+    from vkmoe.experts.writing import is_special, reason_against_writing
+
+    path = Path(output)
+    reason = reason_against_writing(path)
+    if reason is not None:
+        raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
+    if path.exists() and not is_special(path) and not overwrite:
+        raise UsageError(
+            f"{path} is there already", "give another --output, or --overwrite to replace it"
+        )
+    return path
+
+
+def _header(model: str | None) -> TraceHeader:
+    """What the trace says of the model. Raises UnsupportedModelError for one without experts."""
+    from vkmoe.errors import UnsupportedModelError
+    from vkmoe.experts.trace import TraceHeader
+    from vkmoe.gguf_file import open_gguf
+    from vkmoe.llm import demo_model_path
+    from vkmoe.models import read_spec
+    from vkmoe.models.tensors import read_tensors
+    from vkmoe.placement.sizes import weight_bytes
+
+    path = Path(model) if model is not None else demo_model_path()
+    with open_gguf(path) as file:
+        spec = read_spec(file)
+        tensors = read_tensors(file, spec)
+    if spec.experts is None:
+        raise UnsupportedModelError(
+            f"{path}: {spec.name} has no experts, there is no routing to record",
+            "trace a mixture-of-experts model; `vkmoe info` tells what a file holds",
+        )
+    layers = [index for index, layer in enumerate(tensors.layers) if layer.router is not None]
+    return TraceHeader(
+        spec.name,
+        spec.architecture,
+        tuple(layers),
+        spec.experts.n_experts,
+        spec.experts.n_used,
+        weight_bytes(tensors).spans,
+    )
+
+
+@contextmanager
+def _recording(
+    llm: LLM, path: Path, header: TraceHeader, prompt: str, quiet: bool
+) -> Iterator[None]:
+    """Write the routing of every token the model runs; at the end say what there is."""
+    from vkmoe.experts.trace import TraceWriter
+    from vkmoe.generate.observed import ObservedRunner
+
+    n_prompt = len(llm.tokenizer.encode(prompt))
+    header = replace(header, n_prompt_tokens=n_prompt)
+    writer: TraceWriter | None = None
+    with ExitStack() as stack:
+        told = stack.enter_context(_prompt_progress(n_prompt, quiet))
+
+        def record(position: int) -> None:
+            nonlocal writer
+            if writer is None:  # an error before the first token leaves an older file alone
+                writer = stack.enter_context(TraceWriter(path, header))
+            writer.write(llm.engine.routing(), position < n_prompt)
+            told(position + 1)
+
+        llm.runner = ObservedRunner(llm.engine, record)
+        stack.callback(setattr, llm, "runner", llm.engine)
+        try:
+            yield
+        finally:
+            if writer is not None and not quiet:
+                size = path.stat().st_size
+                note(f"routing of {writer.n_tokens} tokens is in {path}, {size / 2**10:,.1f} KiB")
+
+
+@contextmanager
+def _prompt_progress(n_prompt: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A function of the tokens done, with a bar until the reply takes the terminal over."""
+    with ExitStack() as bar:
+        show = bar.enter_context(counting("prompt", shown=not quiet))
+
+        def told(n_done: int) -> None:
+            if n_done < n_prompt:
+                show(n_done, n_prompt)
+            else:
+                bar.close()
+
+        yield told

@@ -1,0 +1,160 @@
+"""One trace replayed with many numbers of slots and policies, and what they recommend.
+
+Long sweeps use all cores: the replays know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
+from vkmoe.experts.simulate import SimulationResult, ceiling, simulate
+from vkmoe.experts.trace import Trace
+
+__all__ = ["Rung", "Sweep", "ladder", "recommended_slots", "run_sweep"]
+
+SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
+
+Progress = Callable[[int, int], None]  # replays done, replays in all
+Replies = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """The results for one number of slots per layer."""
+
+    slots: int
+    own: dict[PolicyName, SimulationResult]  # each layer with slots of its own
+    shared: SimulationResult  # slots shared by layers of one size, the sweep's main policy
+    own_best: NDArray[np.int64]  # [n_layers]: hits of Belady's optimum
+    shared_best: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """All results; `main` is the policy looked at closely."""
+
+    trace: Trace
+    main: PolicyName
+    rungs: tuple[Rung, ...]  # by rising slots
+
+
+class _Job(NamedTuple):
+    slots: int
+    allocation: Allocation
+    settings: CacheSettings
+
+
+def ladder(n_experts: int, n_used: int) -> tuple[int, ...]:
+    """Slots per layer worth looking at: what a token uses, doubled up to half of all, 3/4, all."""
+    counts = {n_experts, max(1, n_experts // 2), max(1, n_experts * 3 // 4)}
+    n = n_used
+    while n <= n_experts // 2:
+        counts.add(n)
+        n *= 2
+    return tuple(sorted(count for count in counts if count >= n_used))
+
+
+def run_sweep(
+    trace: Trace,
+    slots: Sequence[int],
+    settings: Callable[[PolicyName, int], CacheSettings],
+    policies: Sequence[PolicyName],
+    progress: Progress | None = None,
+) -> Sweep:
+    """Replay `trace` for each number of slots and policy; `settings(policy, slots)` are the rest.
+
+    The main policy is slru where it is among `policies`, else their first.
+    """
+    main: PolicyName = "slru" if "slru" in policies else policies[0]
+    slots = sorted(set(slots))
+    jobs = [_Job(n, "global", settings(main, n)) for n in slots]  # the slowest first
+    jobs += [_Job(n, "layer", settings(policy, n)) for n in slots for policy in policies]
+    results = {}
+    with _replays(trace, jobs) as replies:
+        for job, (hits, n_promoted, start) in replies:
+            results[job] = SimulationResult(trace, hits, n_promoted, start)
+            if progress is not None:
+                progress(len(results), len(jobs))
+    rungs = []
+    for n in slots:
+        own = {policy: results[_Job(n, "layer", settings(policy, n))] for policy in policies}
+        shared = results[_Job(n, "global", settings(main, n))]
+        own_best = ceiling(trace, _pools(trace, n, "layer"), own[main].start)
+        shared_best = ceiling(trace, _pools(trace, n, "global"), shared.start)
+        rungs.append(Rung(n, own, shared, own_best, shared_best))
+    return Sweep(trace, main, tuple(rungs))
+
+
+def recommended_slots(sweep: Sweep) -> int:
+    """The slots per layer with the most hits above what as many experts picked blindly would have.
+
+    Blindly picked ones serve slots / n_experts of the uses, so this is where the curve of the main
+    policy bends: fewer give up slots that earn more than an average one, more add such as earn
+    less.
+    """
+    n_experts = sweep.trace.header.n_experts
+    best = max(sweep.rungs, key=lambda rung: rung.own[sweep.main].hit_rate - rung.slots / n_experts)
+    return best.slots
+
+
+# ----- replaying -----
+
+
+def _pools(trace: Trace, n_slots: int, allocation: Allocation) -> tuple[PoolSpec, ...]:
+    header = trace.header
+    return make_pools([n_slots] * header.n_layers, header.span_bytes, header.n_used, allocation)
+
+
+def _replay(trace: Trace, job: _Job) -> tuple[_Job, Replies]:
+    result = simulate(trace, job.settings, _pools(trace, job.slots, job.allocation))
+    return job, (result.hits, result.n_promoted, result.start)
+
+
+@contextmanager
+def _replays(trace: Trace, jobs: Sequence[_Job]) -> Iterator[Iterator[tuple[_Job, Replies]]]:
+    """The results of jobs as they are done, in any order."""
+    n_workers = min(len(os.sched_getaffinity(0)), len(jobs))
+    if n_workers == 1 or trace.routing.size * len(jobs) < SERIAL_USES:
+        yield (_replay(trace, job) for job in jobs)
+        return
+    # A fresh interpreter each: forking a process that has threads (a progress bar) can hang.
+    context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # on starting, it would lift the mask below
+    with ExitStack() as stack:
+        with _ctrl_c_waits():
+            pool = stack.enter_context(context.Pool(n_workers, _begin_worker, (trace,)))
+        yield pool.imap_unordered(_replay_in_worker, jobs)
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Ctrl-C takes effect at the end. Processes begun meanwhile never hear of it: they inherit
+    the mask, and the parent ends them.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+_trace_of_worker: list[Trace] = []
+
+
+def _begin_worker(trace: Trace) -> None:
+    _trace_of_worker.append(trace)
+
+
+def _replay_in_worker(job: _Job) -> tuple[_Job, Replies]:
+    return _replay(_trace_of_worker[0], job)
