@@ -6,13 +6,11 @@ Owns the recordings in flight. Does not decide what is copied, nor when a slot m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from vkmoe.gpu.arena import Placement
+from vkmoe.gpu.backend import Submission
 from vkmoe.gpu.device import Device, translate_errors
-
-if TYPE_CHECKING:
-    from vkmoe.gpu import _native
 
 __all__ = ["Copy", "Upload", "Uploader", "Uploads"]
 
@@ -59,7 +57,7 @@ class Uploads:
 class _Upload:
     """A submit on the upload queue."""
 
-    def __init__(self, submission: _native.Submission) -> None:
+    def __init__(self, submission: Submission) -> None:
         self._submission = submission
 
     def done(self) -> bool:

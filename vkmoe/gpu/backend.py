@@ -20,11 +20,12 @@ from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["Backend", "Recorder", "Recording"]
+__all__ = ["Backend", "Recorder", "Recording", "Submission"]
 
 # The extension's classes, for those outside this package who hold one.
 Recorder: TypeAlias = "_native.Recorder"
 Recording: TypeAlias = "_native.Recording"
+Submission: TypeAlias = "_native.Submission"
 
 N_COMPILERS = 4  # threads
 # How long a submit may go on after Ctrl-C; CPU drivers are slow, but they do not hang.
