@@ -12,9 +12,9 @@ import pytest
 
 from tests.engine.tiny import NAMES, Tensor, model_path, retyped, rewrite, with_metadata
 from tests.gguf_file.test_mutations import mutated
+from tests.gpu.invented import DISCRETE_12
 from vkmoe.config import EngineConfig
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
-from vkmoe.facts import DeviceInfo, DeviceLimits, Heap
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 from vkmoe.llm import LLM
@@ -26,10 +26,6 @@ from vkmoe.placement.decide import decide
 Tensors = dict[str, Tensor]
 TINY = "moe_plain"
 ARCH = "qwen3moe"
-DEVICE = DeviceInfo(
-    0, "Invented GPU", "discrete", 0, "driver", "1.0", (1, 3, 0), 32, True, frozenset(),
-    (Heap(8 << 30, True),), (), DeviceLimits(),
-)  # fmt: skip
 
 
 def refusal(path: Path, *words: str) -> VkmoeError:
@@ -243,7 +239,7 @@ def open_without_gpu(path: Path) -> None:
     with open_gguf(path) as file:
         spec = read_spec(file)
         tensors = read_tensors(file, spec)
-        decision = decide(EngineConfig(), spec, tensors, DEVICE)
+        decision = decide(EngineConfig(), spec, tensors, DISCRETE_12)
         assert np.isfinite(rope_table(spec.rope, min(64, decision.plan.ctx_size))).all()
         Tokenizer.from_metadata(file.metadata)
 
