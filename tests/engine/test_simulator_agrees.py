@@ -1,0 +1,138 @@
+"""The simulator's hits are the engine's, layer by layer, for the trace that the engine recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.caches import recache
+from tests.engine.test_placement_law import mixed
+from vkmoe.cli.trace import _header
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, make_pools
+from vkmoe.experts.simulate import SimulationResult, simulate
+from vkmoe.experts.trace import Trace, TraceWriter, joined
+from vkmoe.experts.trace_reader import read_trace
+from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.llm import demo_model_path
+from vkmoe.placement.cache_choice import cache_settings
+
+__all__ = ["mixed"]
+
+TEXT = (Path(__file__).parent / "tiny.py").read_text()
+PROFILE = 2.0 ** -(np.arange(6 * 32) % 13)  # counts of some earlier run
+
+
+def record(engine: Engine, model: Path, tokens: Sequence[int], path: Path) -> Trace:
+    """The trace of a sequence, by way of a file."""
+    with TraceWriter(path, _header(str(model))) as writer:
+        for position, token in enumerate(tokens):
+            engine.run_token(token, position, with_logits=False)
+            writer.write(engine.routing(), is_prompt=True)
+    return read_trace(path)
+
+
+def assert_agrees(engine: Engine, result: SimulationResult) -> None:
+    """Uses and hits of each layer, and the bytes read in place."""
+    profiler, trace = engine.profiler, result.trace
+    assert profiler is not None and profiler.n_tokens == trace.n_tokens
+    uses = [np.bincount(layer.ravel(), minlength=profiler.space.n_experts)
+            for layer in trace.routing.transpose(1, 0, 2)]  # fmt: skip
+    assert np.array_equal(profiler.uses, uses)
+    assert profiler.hits.sum(axis=1).tolist() == result.layer_hits.tolist()
+    if engine.cache is not None:
+        assert engine.cache.counters.missed_bytes == round(result.read_bytes * trace.n_tokens)
+
+
+# ----- as users open it -----
+
+
+@pytest.mark.parametrize(
+    ("options", "seed"),
+    [
+        ({"expert_slots": 8}, None),
+        ({"expert_slots": 9, "expert_allocation": "global", "expert_policy": "lfru",
+          "moe_warmpin": 3, "moe_warmpin_after": 20}, None),
+        ({"expert_cache": "7MiB", "expert_resident_selection": "frequency",
+          "expert_num_resident": 3, "expert_warmup_tokens": 30}, None),
+        ({"expert_slots": 16, "expert_resident_ids": "5,1,30", "moe_warmpin": 0,
+          "expert_policy": "lru"}, None),
+        ({"expert_slots": 8, "expert_half_life": 16.0, "moe_warmpin": 0}, PROFILE),
+        ({"expert_slots": 32}, None),
+    ],
+    ids=["layer", "global", "uneven", "manual", "profile", "all"],
+)  # fmt: skip
+def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any], seed: Any) -> None:
+    """Two prompts one after the other through one cache."""
+    config, model = EngineConfig(ctx_size=64, **options), demo_model_path()
+    with Engine(model, config, seed=seed) as engine:
+        tokens = Tokenizer.from_metadata(engine.file.metadata).encode(TEXT)
+        parts = [tokens[:50], tokens[200:240]]
+        trace = joined([record(engine, model, part, tmp_path / "t.jsonl") for part in parts])
+        assert trace.starts == (0, 50)
+        slots = engine.plan.expert_slots or (32,) * 6
+        pools = make_pools(slots, trace.header.span_bytes, 4, config.expert_allocation)
+        settings = cache_settings(config, engine.spec, engine.plan)
+        result = simulate(trace, settings, pools, seed)
+        assert_agrees(engine, result)
+        assert result.hit_rate == 1 or 0.1 < result.hit_rate < 0.95
+
+
+# ----- every policy and choice, in an engine opened once -----
+
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"warmpin": 2, "warmpin_after": 12, "half_life": 8.0},
+    {"selection": "first_n", "n_resident": 3},
+    {"selection": "frequency", "n_resident": 4, "warmup_tokens": 20, "warmpin": 1},
+    {"selection": "manual", "n_resident": 2, "resident_ids": (6, 3)},
+]
+POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
+OPENINGS: list[tuple[str, int, Allocation]] = [
+    ("demo", 8, "global"),
+    ("demo", 12, "layer"),
+    ("mixed", 1, "layer"),
+    ("mixed", 2, "global"),
+    ("mixed", 5, "layer"),
+    ("mixed", 7, "global"),
+]
+
+
+@pytest.fixture(scope="module", params=OPENINGS, ids=lambda item: "-".join(map(str, item)))
+def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Path, int, Allocation]]:
+    name, n_slots, allocation = request.param
+    model = demo_model_path() if name == "demo" else request.getfixturevalue("mixed")
+    config = EngineConfig(ctx_size=64, expert_slots=n_slots, expert_allocation=allocation)
+    with Engine(model, config) as engine:
+        yield engine, model, n_slots, allocation
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_every_policy_and_choice(
+    opened: tuple[Engine, Path, int, Allocation], policy: PolicyName, tmp_path: Path
+) -> None:
+    engine, model, n_slots, allocation = opened
+    assert engine.spec.experts is not None
+    n_used, n_vocab = engine.spec.experts.n_used, engine.n_vocab
+    tokens = [(7 * i * i + 3 * (i % 4)) % (n_vocab - 1) + 1 for i in range(36)]
+    n_hits = []
+    # Tokens of the demo model take long; its engine is opened with other choices above.
+    for choice in CHOICES if model != demo_model_path() else CHOICES[1:4:2]:
+        if choice.get("n_resident", 0) > n_slots:
+            continue
+        settings = CacheSettings(policy, **choice)
+        recache(engine, settings)
+        trace = record(engine, model, tokens, tmp_path / "t.jsonl")
+        slots = (n_slots,) * trace.header.n_layers
+        result = simulate(
+            trace, settings, make_pools(slots, trace.header.span_bytes, n_used, allocation)
+        )
+        assert_agrees(engine, result)
+        n_hits.append(result.hits.sum())
+    assert min(n_hits) > 0
+    assert n_slots == 1 or len(set(n_hits)) > 1, "the choices decided nothing"
