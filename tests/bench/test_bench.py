@@ -102,6 +102,43 @@ def test_load(cache: list[str]) -> None:
 
 
 def test_host_time(cache: list[str]) -> None:
-    few = ["--layers", "2", "--tokens", "2", "--repeats", "2"]
-    results = document("host_time", *cache, *few)["results"]
+    few = ["--layers", "2", "--tokens", "2", "--repeats", "2", "--warm", "2"]
+    results = document("host_time", *cache, *few, "--expert-slots", "8")["results"]
     assert positive(results["rows"]) and results["dispatches"] > 2 * 5
+    assert set(results["targets_met"]) == {"in place", "with the cache"}
+    assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
+
+
+def test_expert_cache() -> None:
+    few = ["--prompt", "6", "--reply", "3", "--slots", "2,12", "--full", "2", "--repeats", "1"]
+    results = document("expert_cache", *few)["results"]
+    assert results["traces"]["prose"] == 6 + 3 - 1
+    assert results["traces"]["one after another"] == 3 * 8
+    assert len(results["curves"]) == 4, "own and shared slots, with pins and without"
+    for workloads in results["curves"].values():
+        for curve in workloads.values():
+            assert curve["slots"] == [2, 12] and len(curve["best_policy"]) == 2
+            for name in ("lru", "slru", "lfru"):
+                for n in range(2):
+                    missed = 1 - curve[name]["rate"][n]
+                    assert sum(curve[name]["misses"][n]) == pytest.approx(missed, abs=1e-4)
+    assert results["skewed"]["frequency_wins"]
+    full = results["all_slots"]
+    assert (full["hit_rate"], full["uploads"], full["table_writes"]) == (1, 0, 0)
+
+
+def test_coverage() -> None:
+    """The arms of the model's own size and of a quarter, open together and in turns."""
+    few = ["--shares", "100,25", "--tokens", "2", "--warm", "1", "--repeats", "1"]
+    for more in ([], ["--one-at-a-time"]):
+        results = document("coverage", *few, *more)["results"]
+        assert positive(results["rows"])
+        whole, quarter = results["arms"]["100 %"], results["arms"]["25 %"]
+        assert (whole["slots"], whole["hit_rate"], whole["uploads_per_token"]) == (32, 1, 0)
+        assert quarter["slots"] == 8 and quarter["hit_rate"] < 1
+        assert quarter["read_bytes_per_token"] > 0
+
+
+def test_coverage_refuses_shares_that_are_none() -> None:
+    done = run("coverage", "--shares", "50,0")
+    assert done.returncode == 2 and "above 0" in done.stderr

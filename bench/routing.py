@@ -1,0 +1,91 @@
+"""Routing to replay: that of the demo model on three prompts, recorded as `vkmoe trace` does, and
+invented routing whose experts are liked very unequally.
+
+Owns the prompts (bench/prompts/) and how routing is recorded and invented. Simulates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vkmoe.experts.trace import Trace, TraceHeader, TraceWriter
+from vkmoe.experts.trace_reader import read_trace
+from vkmoe.generate.observed import ObservedRunner
+from vkmoe.llm import LLM
+from vkmoe.models.tensors import read_tensors
+from vkmoe.placement.sizes import weight_bytes
+
+__all__ = ["PROMPTS", "prompt_text", "record_trace", "skewed_trace"]
+
+PROMPTS = ("code", "prose", "structured")
+_FOLDER = Path(__file__).resolve().parent / "prompts"
+SEED = 1  # of the replies
+PASSING_EVERY = 4  # tokens; then a whole token goes to experts nobody likes
+
+
+def prompt_text(name: str) -> str:
+    """A prompt; over 700 tokens for the demo model."""
+    return (_FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> Trace:
+    """Run a prompt and a reply of `n_reply` tokens; the routing, by way of a trace file at `path`.
+
+    The last token of the reply is drawn but not run, so it is not in the trace.
+    """
+    n_prompt = len(tokens)
+    llm.logits(tokens[-1:])  # or the beginning that the prompts share would not be run again
+    with TraceWriter(path, _header(llm, n_prompt)) as writer:
+
+        def note(position: int) -> None:
+            writer.write(llm.engine.routing(), position < n_prompt)
+
+        llm.runner = ObservedRunner(llm.engine, note)
+        try:
+            llm.generate(tokens, max_tokens=n_reply, ignore_eos=True, seed=SEED)
+        finally:
+            llm.runner = llm.engine
+    trace = read_trace(path)
+    assert trace.n_tokens == n_prompt + n_reply - 1, trace.n_tokens
+    return trace
+
+
+def skewed_trace(n_tokens: int, n_layers: int, n_experts: int, n_used: int, seed: int = 0) -> Trace:
+    """Routing by Zipf's law, each layer with an order of its own, and tokens that pass through.
+
+    Every fourth token uses experts of the less liked half, any of them alike: they fill a cache
+    that looks at recency alone, and do not come back soon.
+    """
+    random = np.random.default_rng(seed)
+    order = np.argsort(random.random((n_layers, n_experts)), axis=1)
+    liking = -np.log1p(np.arange(n_experts))  # log of 1 / rank
+    passing = np.where(np.arange(n_experts) < n_experts // 2, -np.inf, 0.0)
+    routing = np.empty((n_tokens, n_layers, n_used), np.uint32)
+    for token in range(n_tokens):
+        scores = passing if token % PASSING_EVERY == PASSING_EVERY - 1 else liking
+        # The largest of score + Gumbel noise: draws without replacement (Kool et al. 2019).
+        ranks = np.argsort(-(scores + random.gumbel(size=order.shape)), axis=1)[:, :n_used]
+        routing[token] = np.take_along_axis(order, ranks, axis=1)
+    header = TraceHeader(
+        "skewed", "invented", tuple(range(n_layers)), n_experts, n_used, (1 << 20,) * n_layers
+    )
+    return Trace(header, routing, np.zeros(n_tokens, np.bool_))
+
+
+def _header(llm: LLM, n_prompt: int) -> TraceHeader:
+    spec = llm.spec
+    assert spec.experts is not None
+    tensors = read_tensors(llm.engine.file, spec)
+    layers = [index for index, layer in enumerate(tensors.layers) if layer.router is not None]
+    return TraceHeader(
+        spec.name,
+        spec.architecture,
+        tuple(layers),
+        spec.experts.n_experts,
+        spec.experts.n_used,
+        weight_bytes(tensors).spans,
+        n_prompt,
+    )
