@@ -11,14 +11,14 @@ from vkmoe.experts.trace import Trace, TraceHeader
 
 
 def header(n_layers: int, n_experts: int, n_used: int, **changes: object) -> TraceHeader:
-    """A header whose layers have spans of 1000, 1001, ... bytes."""
+    """A header whose layers have spans of 1000 and 1001 bytes in turn."""
     values: dict[str, object] = {
         "model": "invented",
         "architecture": "qwen3moe",
         "layer_numbers": tuple(range(1, n_layers + 1)),
         "n_experts": n_experts,
         "n_used": n_used,
-        "span_bytes": tuple(range(1000, 1000 + n_layers)),
+        "span_bytes": tuple(1000 + layer % 2 for layer in range(n_layers)),
         **changes,
     }
     return TraceHeader(**values)  # type: ignore[arg-type]
