@@ -1,0 +1,65 @@
+"""docs/expert-cache.md names every option of the expert cache, every status, and no option that is
+not there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tools.make_help import page
+from vkmoe.config import EngineConfig
+from vkmoe.experts.sizing import size_cache, sizing_line
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TEXT = (ROOT / "docs" / "expert-cache.md").read_text()
+
+
+def expert_flags() -> list[str]:
+    found = [
+        flag
+        for item in fields(EngineConfig)
+        for flag in item.metadata["flags"]
+        if flag.startswith(("--expert-", "--moe-"))
+    ]
+    assert len(found) > 10, "the options have other names now"
+    return found
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    return [line for line in "".join(blocks).splitlines() if line.startswith("vkmoe ")]
+
+
+@pytest.mark.parametrize("flag", expert_flags())
+def test_flag_is_explained(flag: str) -> None:
+    assert re.search(rf"{flag}(?![\w-])", TEXT)
+
+
+@pytest.mark.parametrize("flag", sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT))))
+def test_flag_exists(flag: str) -> None:
+    """Some benchmark's or some command's."""
+    bench = "".join(path.read_text() for path in (ROOT / "bench").glob("*.py"))
+    assert re.search(rf"`[^`\n]*{flag}(?![\w-])", page()) or f'"{flag}"' in bench
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_takes_these_options(command: str) -> None:
+    _, name, *words = shlex.split(command, comments=True)
+    section = page().split(f"## vkmoe {name}\n")[1].split("\n## ")[0]
+    for word in words:
+        assert not word.startswith("-") or re.search(rf"[`\s]{word}(?![\w-])", section), word
+
+
+@pytest.mark.parametrize(
+    ("slots", "sizes"), [((8,), (1,)), ((1,), (1,)), ((0,), (1,)), ((1,), (0,)), ((), ())]
+)
+def test_status_is_explained(slots: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    """What the line at the start says of a cache is a row of the table."""
+    sizing = size_cache(slots, sizes, n_experts=32, n_used=4, asked="--expert-slots")
+    line = sizing_line(sizing)
+    verdict = re.split(r" \(|; to change", line.rsplit(": ", 1)[1])[0]
+    assert f"\n| {verdict} | " in TEXT, line
