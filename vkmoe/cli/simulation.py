@@ -130,10 +130,8 @@ def _locality_lines(local: Locality, trace: Trace) -> Iterator[str]:
     yield f"  {shares} of the uses go to {covering} of {n} experts"
     if not np.isnan(local.reuse_distance).all():
         yield f"  an expert is used again after {_mean(local.reuse_distance):.1f} tokens (median)"
-    sizes = ", ".join(
-        f"{_mean(size):.1f} in {window}" for window, size in local.working_set.items()
-    )
-    yield f"  different experts in a window of tokens: {sizes}"
+    sizes = [f"{_mean(size):.1f} in {n}" for n, size in [*local.working_set.items()][::2]]
+    yield f"  different experts in so many tokens: {', '.join(sizes)}"
     if not np.isnan(local.consistency).all():
         yield (
             f"  routing consistency over {SEGMENT} tokens (SRP): {_mean(local.consistency):.2f}, "
