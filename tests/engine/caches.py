@@ -44,7 +44,9 @@ def recache(
     assert old is not None, engine.plan
     old._reset()
     residency = Residency(old._space, old._slots._pools, settings)
-    memory = ExpertMemory(engine._table, old._slots, old._homes, old._span_bytes.tolist())
+    n = old._n_experts
+    homes = [old._homes[start : start + n] for start in range(0, len(old._homes), n)]
+    memory = ExpertMemory(engine._table, old._slots, homes, old._span_bytes)
     cache = ExpertCache(residency, memory, uploads or old._uploads, wait)
     numbers = engine._experts.profiler.layer_numbers
     engine._experts = ExpertTracker(numbers, engine._table, residency, cache, False, checks=True)

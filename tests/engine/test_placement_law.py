@@ -172,8 +172,8 @@ def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
         cache.begin_token()  # the last token's copies arrive
         for number in sorted(cache._slots.keys):
             layer, expert = cache._space.key(number)
-            home, slot = cache._homes[layer][expert], cache._slots.of(number).place
-            n_bytes = int(cache._span_bytes[layer])
+            home, slot = cache._homes[number], cache._slots.of(number).place
+            n_bytes = cache._span_bytes[layer]
             read = engine._transfer.read
             assert (read(slot.buffer, slot.offset, n_bytes)
                     == read(home.buffer, home.offset, n_bytes)).all(), (layer, expert)  # fmt: skip

@@ -99,17 +99,17 @@ def test_a_slot_is_writable_when_its_last_reader_has_ended(
     table: ExpertTable, slots: SlotManager
 ) -> None:
     slot = slots.take(1, key=4)
-    assert slots.writable(slot, table), "never mapped"
+    assert slot.writable(table.oldest_read), "never mapped"
     table.publish()
     version = table.begin()
     slots.release(4, table.version)
     table.set(1, 0, 5)  # leads elsewhere from the next version on
-    assert not slots.writable(slot, table), "the submit in flight reads it"
+    assert not slot.writable(table.oldest_read), "the submit in flight reads it"
     table.publish()
     second = table.begin()
-    assert not slots.writable(slot, table)
+    assert not slot.writable(table.oldest_read)
     table.end(version)
-    assert slots.writable(slot, table), "only a later version is read"
+    assert slot.writable(table.oldest_read), "only a later version is read"
     table.end(second)
 
 
@@ -119,7 +119,7 @@ def test_a_slot_unmapped_in_no_published_version_is_not_writable(
     table.publish()
     slot = slots.take(0, key=1)
     slots.release(1, table.version)
-    assert not slots.writable(slot, table), "the next submit would still find it"
+    assert not slot.writable(table.oldest_read), "the next submit would still find it"
 
 
 def test_slots_are_cleared_or_poisoned_and_lie_in_the_stated_memory(

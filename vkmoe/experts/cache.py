@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +56,10 @@ class ExpertCache:
         self, residency: Residency, memory: ExpertMemory, uploads: Uploader, wait: bool = True
     ) -> None:
         self.residency, self._space = residency, residency.space
-        self._table, self._slots, self._homes = memory.table, memory.slots, memory.homes
-        self._span_bytes = np.array(memory.span_bytes, np.int64)
+        self._table, self._slots = memory.table, memory.slots
+        self._homes = [home for row in memory.homes for home in row]  # by number
+        self._span_bytes = list(memory.span_bytes)
+        self._n_experts = residency.space.n_experts
         self._uploads, self._wait = uploads, wait
         self._blocked: list[Move] = []  # their slots are still read by a submit in flight
         self._pending: list[_Pending] = []
@@ -96,7 +99,9 @@ class ExpertCache:
         """
         self._table.end(version)
         hits = self.residency.hits(routing)
-        self._missed_bytes += int(np.count_nonzero(~hits, axis=1) @ self._span_bytes)
+        if not hits.all():
+            n_misses = (~hits).sum(axis=1).tolist()
+            self._missed_bytes += sum(map(mul, n_misses, self._span_bytes))
         with self._changing():
             self._begin(self.residency.use(routing))
         return hits
@@ -111,10 +116,9 @@ class ExpertCache:
         assert self._slots.keys == published | moving, "slots and policies differ"
         assert not published & moving, "published before it arrived"
         for number in range(self._space.n_keys):
-            layer, expert = self._space.key(number)
-            place = self._slots.of(number).place if number in published else None
-            address = (place or self._homes[layer][expert]).address
-            assert int(self._table.entries[layer, expert]) == address, (layer, expert)
+            place = self._slots.of(number).place if number in published else self._homes[number]
+            key = self._space.key(number)
+            assert int(self._table.entries[key]) == place.address, key
 
     # ----- inside -----
 
@@ -134,9 +138,8 @@ class ExpertCache:
         self._blocked.clear()
         self.residency.reset()
         self._slots.reset(self._table.version)
-        for number in range(self._space.n_keys):
-            layer, expert = self._space.key(number)
-            self._table.set(layer, expert, self._homes[layer][expert].address)
+        for number, home in enumerate(self._homes):
+            self._table.set(*self._space.key(number), home.address)
         self._torn = False
 
     def _begin(self, moves: list[Move]) -> None:
@@ -150,18 +153,18 @@ class ExpertCache:
         self._start_blocked()
 
     def _unmap(self, key: int) -> None:
-        layer, expert = self._space.key(key)
         self._slots.release(key, self._table.version)
-        self._table.set(layer, expert, self._homes[layer][expert].address)
+        self._table.set(*divmod(key, self._n_experts), self._homes[key].address)
 
     def _start_blocked(self) -> None:
         """Begin the copies into slots that no submit reads any more."""
         if not self._blocked:
             return
+        oldest = self._table.oldest_read
         able: list[Move] = []
         still: list[Move] = []
         for move in self._blocked:
-            free = self._slots.writable(self._slots.of(move.key), self._table)
+            free = self._slots.of(move.key).writable(oldest)
             (able if free else still).append(move)
         self._blocked = still
         if able:
@@ -169,11 +172,10 @@ class ExpertCache:
 
     def _copy(self, moves: list[Move]) -> None:
         slots = [self._slots.of(move.key) for move in moves]
-        copies = []
-        for move, slot in zip(moves, slots, strict=True):
-            layer, expert = self._space.key(move.key)
-            home = self._homes[layer][expert]
-            copies.append(Copy(home, slot.place, int(self._span_bytes[layer])))
+        copies = [
+            Copy(self._homes[slot.key], slot.place, self._span_bytes[slot.key // self._n_experts])
+            for slot in slots
+        ]
         try:
             self._slots.poison(slots)
             self._pending.append(_Pending(moves, self._uploads.start(copies)))
@@ -200,10 +202,10 @@ class ExpertCache:
 
     def _map(self, moves: list[Move]) -> None:
         for move in moves:
-            layer, expert = self._space.key(move.key)
-            self._table.set(layer, expert, self._slots.of(move.key).address)
-            self._n_uploads += 1
-            self._upload_bytes += int(self._span_bytes[layer])
+            layer, expert = divmod(move.key, self._n_experts)
+            self._table.set(layer, expert, self._slots.of(move.key).place.address)
+            self._upload_bytes += self._span_bytes[layer]
+        self._n_uploads += len(moves)
         self.residency.landed(moves)
 
     def _give_up(self, moves: list[Move], error: GpuError) -> None:

@@ -69,7 +69,7 @@ class Residency:
         if seed is not None:
             self.counts.restore(seed)
         self._specs = tuple(pools)
-        self._pools = self._empty_pools()
+        self._empty_pools()
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
         self.uses: NDArray[np.int64] = np.zeros(space.n_keys, np.int64)
@@ -118,11 +118,10 @@ class Residency:
         self.n_tokens += 1
         moves: list[Move] = []
         rows = keys.tolist()
-        for pool in self._pools:
-            layers = pool.spec.layers
+        for pool, use, layer in self._users:
             # With several layers the highest ranks of all come first.
-            used = rows[layers[0]] if len(layers) == 1 else keys[list(layers)].T.ravel().tolist()
-            misses = pool.policy.use(used)
+            used = rows[layer] if layer >= 0 else keys[list(pool.spec.layers)].T.ravel().tolist()
+            misses = use(used)
             if misses:
                 moves += self._promote(pool, misses, set(used))
         moves += self._choose_pins(flat)
@@ -144,7 +143,7 @@ class Residency:
 
     def reset(self) -> None:
         """All slots are empty; counts and pins stay."""
-        self._pools = self._empty_pools()
+        self._empty_pools()
         self.published[:] = False
         for pool in self._pools:
             for key in (*self._residents, *self._warm):
@@ -178,11 +177,16 @@ class Residency:
             self.warm_at = self.n_tokens
         return moves
 
-    def _empty_pools(self) -> list[_Pool]:
+    def _empty_pools(self) -> None:
         name, space, counts = self.settings.policy, self.space, self.counts
-        return [
+        self._pools = [
             _Pool(index, spec, create_policy(name, spec.capacity, space, counts, spec.floor), set())
             for index, spec in enumerate(self._specs)
+        ]
+        # What every token does, looked up once: the pool, its policy's use, its only layer or -1.
+        self._users = [
+            (pool, pool.policy.use, pool.spec.layers[0] if len(pool.spec.layers) == 1 else -1)
+            for pool in self._pools
         ]
 
     def _promote(self, pool: _Pool, newcomers: Sequence[int], needed: set[int]) -> list[Move]:

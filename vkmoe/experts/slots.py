@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from vkmoe.closing import Closing
 from vkmoe.experts.settings import PoolSpec
-from vkmoe.experts.table import ExpertTable
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Range, memory_range
@@ -35,6 +34,13 @@ class Slot:
     @property
     def address(self) -> int:
         return self.place.address
+
+    def writable(self, oldest_read: int) -> bool:
+        """Whether no submit, in flight or to come, can read this slot, which nobody published.
+
+        `oldest_read` is the oldest table version that one of them reads.
+        """
+        return self.last_mapped < oldest_read
 
 
 class SlotManager(Closing):
@@ -93,10 +99,6 @@ class SlotManager(Closing):
         for slot in self.all:
             slot.key, slot.last_mapped = NOBODY, version
             self._free[slot.pool].append(slot)
-
-    def writable(self, slot: Slot, table: ExpertTable) -> bool:
-        """Whether no submit, in flight or to come, can read this slot, which nobody published."""
-        return slot.last_mapped < table.oldest_read
 
     def of(self, key: int) -> Slot:
         """The slot that `key` holds. Must hold: it has one."""

@@ -16,7 +16,7 @@ from vkmoe.gpu.transfer import Transfer
 
 __all__ = ["N_VERSIONS", "ExpertTable"]
 
-N_VERSIONS = 2  # that are in memory at a time
+N_VERSIONS = 2  # in memory at a time; the code below is written for two
 
 
 class ExpertTable(Closing):
@@ -26,7 +26,7 @@ class ExpertTable(Closing):
         self.entries = np.zeros((n_layers, n_experts), np.uint64)
         self._buffer = device.allocate("bar", N_VERSIONS * self.entries.nbytes, "expert table")
         self._transfer = Transfer(device, staging_bytes=max(16, self.entries.nbytes))
-        self._stale = [set(range(n_layers)) for _ in range(N_VERSIONS)]  # rows of each copy
+        self._stale = (set(range(n_layers)), set(range(n_layers)))  # rows of each copy
         self._in_flight: dict[int, int] = {}  # version -> submits that read it
         self.version = 0  # the one the next submit reads; 0: none is published
         self.n_writes = 0
@@ -49,8 +49,8 @@ class ExpertTable(Closing):
     def set(self, layer: int, expert: int, address: int) -> None:
         """Note an address; it is part of the version that `publish()` makes."""
         self.entries[layer, expert] = address
-        for rows in self._stale:
-            rows.add(layer)
+        self._stale[0].add(layer)
+        self._stale[1].add(layer)
 
     def publish(self) -> None:
         """Make a version of the noted addresses, for the next submit. Does nothing without changes.
