@@ -1,0 +1,78 @@
+"""One pool of slots at work: a policy, its counts and the plain way of promoting misses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from vkmoe.experts.create import POLICIES
+from vkmoe.experts.frequency import DecayedCounts
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.policy import Policy
+from vkmoe.experts.settings import PolicyName
+
+__all__ = ["N_USED", "MakePolicy", "PolicyPool", "random_tokens"]
+
+N_USED = 4
+
+MakePolicy = Callable[[int, KeySpace, DecayedCounts, int], Policy]
+
+
+class PolicyPool:
+    """A token uses keys; those that miss are inserted as long as somebody may leave."""
+
+    def __init__(
+        self,
+        policy: PolicyName | MakePolicy,
+        capacity: int,
+        n_layers: int = 1,
+        n_experts: int = 64,
+        floor: int = 0,
+        half_life: float = 64.0,
+    ) -> None:
+        self.space = KeySpace(n_layers, n_experts)
+        self.counts = DecayedCounts(self.space.n_keys, half_life)
+        make = POLICIES[policy] if isinstance(policy, str) else policy
+        self.policy = make(capacity, self.space, self.counts, floor)
+
+    def token(self, keys: Sequence[int]) -> int:
+        """Returns the hits."""
+        self.counts.use(np.array(keys, np.int64))
+        missing = self.policy.use(keys)
+        for key in missing:
+            self.promote(key, keys)
+        self.counts.advance()
+        return len(keys) - len(missing)
+
+    def tokens(self, each: Iterable[Sequence[int]]) -> int:
+        """Returns the hits of all."""
+        return sum(self.token(keys) for keys in each)
+
+    def promote(self, key: int, needed: Sequence[int] = ()) -> int | None:
+        """Give `key` a slot if it can have one. Returns who had to leave."""
+        victim = None
+        if len(self.policy) == self.policy.capacity:
+            victim = self.policy.victim(key, needed)
+            if victim is None:
+                return None
+            self.policy.remove(victim)
+        self.policy.insert(key)
+        self.policy.check_integrity()
+        return victim
+
+    def fill(self, keys: Iterable[int]) -> None:
+        """Insert keys that were never used."""
+        for key in keys:
+            self.policy.insert(key)
+
+    def victim(self, needed: Sequence[int] = ()) -> int | None:
+        """Who would leave for the last expert of layer 0."""
+        return self.policy.victim(self.space.n_experts - 1, needed)
+
+
+def random_tokens(seed: int, n_tokens: int, n_experts: int = 64) -> list[list[int]]:
+    """Tokens that use four experts each."""
+    rng = random.Random(seed)
+    return [rng.sample(range(n_experts), N_USED) for _ in range(n_tokens)]

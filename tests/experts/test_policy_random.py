@@ -1,0 +1,190 @@
+"""Random sequences of operations on every policy, beside a naive model of the rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+
+from vkmoe.experts.create import POLICIES, create_policy
+from vkmoe.experts.frequency import DecayedCounts
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.policy import Policy
+from vkmoe.experts.settings import PolicyName
+
+SPACE = KeySpace(3, 8)
+KEYS = st.integers(0, SPACE.n_keys - 1)
+TOKENS = st.lists(KEYS, min_size=1, max_size=6, unique=True)
+SLRU_SHARE = 4  # 1/4 of the slots is protected
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Knows who is resident, pinned, newest, how often and when used; recomputes each rule."""
+
+    name: PolicyName
+    capacity: int
+    floor: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = DecayedCounts(SPACE.n_keys, 2.0)
+        self.policy: Policy = create_policy(
+            self.name, self.capacity, SPACE, self.counts, self.floor
+        )
+        self.resident: list[int] = []  # by recency
+        self.pinned: set[int] = set()
+        self.newest: int | None = None
+        self.used_at: dict[int, int] = {}
+        self.probation: list[int] = []
+        self.protected: list[int] = []
+
+    # ----- the rules, naively -----
+
+    def may_leave(self, newcomer: int, needed: list[int]) -> list[int]:
+        layers = [SPACE.layer(key) for key in self.resident]
+        return [
+            key
+            for key in self.resident
+            if key not in needed
+            and key not in self.pinned
+            and (
+                SPACE.layer(key) == SPACE.layer(newcomer)
+                or layers.count(SPACE.layer(key)) > self.floor
+            )
+        ]
+
+    def expected_victims(self, newcomer: int, needed: list[int]) -> list[int]:
+        """All keys the rules allow as victim; more than one only where scores are equal."""
+        allowed = self.may_leave(newcomer, needed)
+        others = [key for key in allowed if key != self.newest] or allowed
+        if not others:
+            return []
+        if self.name == "lru":
+            return others[:1]
+        values = self.counts.values()
+        if self.name == "slru":
+            on_probation = [key for key in self.probation if key in others]
+            fewest = min((values[key] for key in on_probation), default=0.0)
+            by_count = [key for key in on_probation if values[key] == fewest]
+            return (by_count or [key for key in self.protected if key in others])[:1]
+        score = {key: values[key] / (1 + self.counts.now - self.used_at[key]) for key in others}
+        return [key for key in others if score[key] <= min(score.values()) * (1 + 1e-9)]
+
+    def demote(self) -> None:
+        share = min(self.capacity // SLRU_SHARE, self.capacity - 1)
+        n_held = len(self.pinned & set(self.resident))
+        while self.protected and len(self.protected) + n_held > share:
+            self.probation.append(self.protected.pop(0))
+
+    def forget(self, key: int) -> None:
+        for order in (self.resident, self.probation, self.protected):
+            if key in order:
+                order.remove(key)
+        self.newest = None if key == self.newest else self.newest
+
+    def admit(self, key: int) -> None:
+        self.policy.insert(key)
+        self.resident.append(key)
+        self.newest, self.used_at[key] = key, self.counts.now
+        if key not in self.pinned:
+            self.probation.append(key)
+        self.demote()
+
+    # ----- operations -----
+
+    @rule(keys=TOKENS)
+    def token(self, keys: list[int]) -> None:
+        self.counts.use(np.array(keys))
+        missing = self.policy.use(keys)
+        assert missing == [key for key in keys if key not in self.resident]
+        for key in keys:
+            if key in self.resident:
+                self.resident.append(self.resident.pop(self.resident.index(key)))
+                self.used_at[key] = self.counts.now
+                for order in (self.probation, self.protected):
+                    if key in order:
+                        order.remove(key)
+                        self.protected.append(key)
+                        break
+        self.demote()
+        for key in missing:
+            self.promote(key, keys)
+        self.counts.advance()
+
+    @rule(key=KEYS, needed=TOKENS)
+    def promote(self, key: int, needed: list[int]) -> None:
+        """A prefetch, or a miss."""
+        if key in self.resident:
+            return
+        victims = self.expected_victims(key, needed)
+        found = self.policy.victim(key, needed)
+        assert found in victims if victims else found is None, (found, victims)
+        if len(self.resident) == self.capacity:
+            if found is None:
+                return
+            self.policy.remove(found)
+            self.forget(found)
+        self.admit(key)
+
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.resident))
+        self.policy.remove(key)
+        self.forget(key)
+
+    @rule(key=KEYS)
+    def pin(self, key: int) -> None:
+        self.policy.pin(key)
+        self.pinned.add(key)
+        for order in (self.probation, self.protected):
+            if key in order:
+                order.remove(key)
+        self.demote()
+
+    @rule(key=KEYS)
+    def unpin(self, key: int) -> None:
+        self.policy.unpin(key)
+        if key in self.pinned:
+            self.pinned.remove(key)
+            if key in self.resident:
+                self.protected.append(key)
+        self.demote()
+
+    # ----- always -----
+
+    @invariant()
+    def agrees(self) -> None:
+        self.policy.check_integrity()
+        assert sorted(self.policy) == sorted(self.resident)
+        assert len(self.policy) == len(self.resident) <= self.capacity
+        for key in range(SPACE.n_keys):
+            assert (key in self.policy) == (key in self.resident)
+            assert self.policy.is_pinned(key) == (key in self.pinned)
+
+    @invariant()
+    def order_names_the_next_victim(self) -> None:
+        if self.floor == 0:
+            free = [key for key in self.policy if key not in self.pinned]
+            assert self.policy.victim(0, ()) == (free[0] if free else None)
+
+
+@pytest.mark.parametrize("floor", [0, 2])
+@pytest.mark.parametrize("capacity", [1, 8, 12])
+@pytest.mark.parametrize("name", POLICIES)
+def test_random_operations_keep_every_rule(name: PolicyName, capacity: int, floor: int) -> None:
+    members = {"name": name, "capacity": capacity, "floor": floor}
+    machine = type("Machine", (PolicyMachine,), members)
+    run(
+        machine,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
