@@ -1,0 +1,224 @@
+"""The segments of the default policy, at sizes where each rule decides alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.experts.policy_pool import MakePolicy, PolicyPool, random_tokens
+from vkmoe.experts.slru import PROTECTED_SHARE, Slru
+
+CAPACITY = 8
+
+
+def slru(share: float = 0.5, frequency: bool = True) -> MakePolicy:
+    return partial(Slru, share=share, frequency=frequency)
+
+
+def pool_of(keys: range = range(CAPACITY), share: float = 0.5) -> tuple[PolicyPool, Slru]:
+    """Eight slots, four of them for protected ones; the keys are on probation and never used."""
+    pool = PolicyPool(slru(share), CAPACITY, half_life=1e9)
+    pool.fill(keys)
+    assert isinstance(pool.policy, Slru)
+    return pool, pool.policy
+
+
+def protected(policy: Slru) -> set[int]:
+    return {key for key in policy if policy.is_protected(key)}
+
+
+# ----- segments -----
+
+
+def test_a_newcomer_is_on_probation_and_a_hit_promotes_it() -> None:
+    pool, policy = pool_of()
+    assert protected(policy) == set()
+    pool.token([3, 5])
+    assert protected(policy) == {3, 5}
+    pool.token([3])
+    assert protected(policy) == {3, 5}
+
+
+def test_an_overflowing_segment_demotes_its_least_recent() -> None:
+    pool, policy = pool_of()
+    pool.tokens([[0], [1], [2], [3], [0], [4]])
+    assert protected(policy) == {2, 3, 0, 4}, "1 was the least recent, 0 was used again"
+
+
+def test_a_demoted_key_is_the_most_recent_on_probation() -> None:
+    """All counts equal 1, so recency decides whole probation; the newest (7) is spared."""
+    pool, policy = pool_of()
+    pool.tokens([key] for key in (4, 5, 6, 7, 0, 1, 2, 3))
+    assert protected(policy) == {0, 1, 2, 3}
+    assert list(policy) == [4, 5, 6, 0, 1, 2, 3, 7]
+
+
+def test_a_demoted_key_can_leave() -> None:
+    pool, policy = pool_of()
+    pool.tokens([key] for key in range(CAPACITY))
+    assert protected(policy) == {4, 5, 6, 7}
+    assert pool.promote(20) == 0
+
+
+@pytest.mark.parametrize(("capacity", "wanted"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (32, 8)])
+def test_a_quarter_is_protected(capacity: int, wanted: int) -> None:
+    pool = PolicyPool("slru", capacity)
+    pool.fill(range(capacity))
+    pool.tokens([[key] for key in range(capacity)] * 3)
+    assert isinstance(pool.policy, Slru)
+    assert PROTECTED_SHARE == 0.25
+    assert len(protected(pool.policy)) == wanted
+
+
+def test_even_with_all_protected_a_newcomer_finds_a_slot() -> None:
+    pool, policy = pool_of(share=1.0)
+    pool.tokens([[*range(4)], [*range(4, 8)]])
+    assert len(protected(policy)) == CAPACITY - 1
+    assert pool.promote(20) == 0
+
+
+# ----- the victim -----
+
+
+def test_the_least_used_on_probation_leaves_though_it_is_recent() -> None:
+    pool, policy = pool_of()
+    pool.counts.use(np.array([0, 1, 2, 3, 4, 6, 7]))
+    assert pool.victim() == 5
+    pool.counts.use(np.array([5]))
+    pool.counts.use(np.array([0, 1, 3, 4, 5, 6, 7]))
+    assert pool.victim() == 2
+    assert list(policy)[:2] == [2, 0], "equal counts: the least recent"
+
+
+def test_recency_breaks_ties() -> None:
+    pool = PolicyPool("slru", CAPACITY, half_life=1e9)
+    pool.fill((4, 2, 7, 1, 3, 0, 6, 5))
+    pool.counts.use(np.array([4, 1, 0]))
+    assert pool.victim() == 2
+    assert pool.victim([2, 7]) == 3
+    assert pool.victim([2, 7, 3, 6]) == 4
+
+
+def test_a_protected_key_outlives_one_on_probation_with_more_uses() -> None:
+    pool, _ = pool_of()
+    pool.counts.use(np.array([1, 2, 3, 4, 5, 6, 7]))
+    pool.counts.use(np.array([1, 2, 3, 4, 5, 6, 7]))
+    pool.token([0])
+    assert pool.victim() == 1
+
+
+def test_the_protected_leave_by_recency_where_probation_is_empty_handed() -> None:
+    pool, policy = pool_of()
+    pool.tokens([[0], [1], [2], [3], [0], [2], [0], [0]])
+    assert protected(policy) == {0, 1, 2, 3}
+    assert pool.victim([4, 5, 6, 7]) == 1, "not by use: 1 and 3 have as many, 0 has most"
+    assert pool.victim([4, 5, 6, 7, 1]) == 3
+    assert pool.victim([4, 5, 6, 7, 1, 3]) == 2
+
+
+def test_the_cold_start_trap() -> None:
+    """A newcomer has the lowest count of all, and still another leaves for the one after it."""
+    pool, _ = pool_of()
+    for _ in range(50):
+        pool.counts.use(np.arange(CAPACITY))
+    left = [pool.promote(key) for key in (20, 21, 22, 23)]
+    assert left == [0, 1, 20, 21], "22 and 23 live; the older newcomers went, not those two"
+    pool.tokens([[22], [23]])
+    assert pool.promote(24) == 2, "a use lifts newcomers out of the trap"
+
+
+def test_an_old_favourite_loses_to_newer_uses() -> None:
+    """Counts decay: 100 uses long ago weigh less than 2 now."""
+    for half_life, leaves in ((1e9, 1), (16.0, 0)):
+        pool = PolicyPool("slru", CAPACITY, half_life=half_life)
+        pool.fill(range(CAPACITY))
+        for n_tokens, used in ((100, [0]), (300, []), (2, [*range(1, CAPACITY)])):
+            for _ in range(n_tokens):
+                pool.counts.use(np.array(used, np.int64))
+                pool.counts.advance()
+        assert pool.victim() == leaves
+
+
+# ----- pins -----
+
+
+def test_a_pinned_key_is_protected_and_never_demoted() -> None:
+    pool, policy = pool_of()
+    policy.pin(0)
+    assert protected(policy) == {0}
+    pool.tokens([[key] for key in range(1, CAPACITY)] * 3)
+    assert protected(policy) == {0, 5, 6, 7}
+
+
+def test_a_pinned_newcomer_goes_straight_to_the_protected() -> None:
+    pool, policy = pool_of()
+    policy.pin(20)
+    pool.promote(20)
+    assert policy.is_protected(20)
+
+
+def test_pins_take_the_place_of_other_protected_ones() -> None:
+    pool, policy = pool_of()
+    pool.tokens([[0], [1], [2], [3]])
+    policy.pin(6)
+    policy.pin(7)
+    assert protected(policy) == {2, 3, 6, 7}
+
+
+def test_more_pins_than_the_share_leave_probation_as_it_is() -> None:
+    pool, policy = pool_of()
+    for key in range(6):
+        policy.pin(key)
+    pool.token([6])
+    assert protected(policy) == set(range(6)) and pool.victim() == 6
+
+
+def test_an_unpinned_key_stays_protected_as_the_most_recent() -> None:
+    pool, policy = pool_of()
+    policy.pin(0)
+    pool.tokens([[1], [2], [3]])
+    policy.unpin(0)
+    assert protected(policy) == {0, 1, 2, 3}
+    pool.token([4])
+    assert protected(policy) == {0, 2, 3, 4}, "1 is the least recent"
+
+
+# ----- against recency alone -----
+
+
+def test_without_uses_it_replaces_like_lru() -> None:
+    """Nobody is ever used again, all counts are equal: the oldest leaves, as under lru."""
+    ours, oracle = (PolicyPool(name, CAPACITY, half_life=1e9) for name in ("slru", "lru"))
+    for key in np.random.default_rng(3).permutation(64).tolist():
+        for pool in (ours, oracle):
+            pool.token([key])
+        assert list(ours.policy) == list(oracle.policy)
+
+
+def test_without_a_protected_segment_or_counts_it_is_lru() -> None:
+    ours = PolicyPool(slru(0.0, frequency=False), CAPACITY)
+    oracle = PolicyPool("lru", CAPACITY)
+    for keys in random_tokens(5, 300, n_experts=20):
+        assert ours.token(keys) == oracle.token(keys)
+        assert set(ours.policy) == set(oracle.policy)
+
+
+def skewed(n_tokens: int = 1200) -> list[list[int]]:
+    """A zipf hot set and, in every token, two keys of a scan through all the others."""
+    rng = np.random.default_rng(11)
+    weights = 1.0 / np.arange(1, 17)
+    hot = [rng.choice(16, 2, replace=False, p=weights / weights.sum()) for _ in range(n_tokens)]
+    scan = [(16 + 2 * t % 48, 16 + (2 * t + 1) % 48) for t in range(n_tokens)]
+    return [[*map(int, a), *b] for a, b in zip(hot, scan, strict=True)]
+
+
+@pytest.mark.parametrize("capacity", [8, 12, 16])
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_looking_at_frequency_beats_recency_alone(capacity: int, share: float) -> None:
+    tokens = skewed()
+    with_counts = PolicyPool(slru(share), capacity).tokens(tokens)
+    without = PolicyPool(slru(share, frequency=False), capacity).tokens(tokens)
+    lru = PolicyPool("lru", capacity).tokens(tokens)
+    assert with_counts > 1.03 * without > lru
