@@ -106,7 +106,7 @@ class EngineConfig:
         "--expert-allocation",
     )
     expert_half_life: float = option(
-        256.0,
+        64.0,
         "Tokens after which a use of an expert counts half; fewer follow a new subject sooner.",
         "--expert-half-life",
         minimum=1,
@@ -119,7 +119,10 @@ class EngineConfig:
         minimum=0,
     )
     moe_warmpin_after: int = option(
-        64, "Tokens after which --moe-warmpin chooses.", "--moe-warmpin-after", minimum=1
+        64,
+        "Tokens after which --moe-warmpin chooses, and after as many more chooses anew.",
+        "--moe-warmpin-after",
+        minimum=1,
     )
     expert_resident_selection: Literal["first_n", "frequency", "manual"] | None = option(
         None,

@@ -80,6 +80,21 @@ def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
     assert {14, 15} <= held(cache), "a pinned expert left"
 
 
+def test_pins_are_chosen_anew_and_follow_the_text() -> None:
+    cache = residency(slots=8, warmpin=2, warmpin_after=6, half_life=2.0)
+    for _ in range(6):
+        token(cache, (14, 15), (0, 1))
+    assert cache.pinned == [[14, 15], [0, 1]] and cache.warm_at == 6
+    for _ in range(5):
+        token(cache, (3, 4), (0, 1))
+    assert cache.pinned[0] == [14, 15], "chosen before its time"
+    token(cache, (3, 4), (0, 1))
+    assert cache.pinned == [[3, 4], [0, 1]] and cache.warm_at == 12
+    for first in (0, 5, 7, 9, 11, 1):
+        token(cache, (first, first + 1), (0, 1))
+    assert not held(cache) & {14, 15} and {3, 4} <= held(cache)
+
+
 @pytest.mark.parametrize(("slots", "n_pinned"), [(1, 0), (2, 1), (5, 2), (8, 4), (16, 6)])
 def test_warm_pinning_takes_at_most_half_of_the_slots(slots: int, n_pinned: int) -> None:
     cache = residency(slots=slots, warmpin=6, warmpin_after=3)

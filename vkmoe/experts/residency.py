@@ -145,10 +145,8 @@ class Residency:
         """All slots are empty; counts and pins stay."""
         self._empty_pools()
         self.published[:] = False
-        for pool in self._pools:
-            for key in (*self._residents, *self._warm):
-                if self.space.layer(key) in pool.spec.layers:
-                    pool.policy.pin(key)
+        for key in (*self._residents, *self._warm):
+            self._pool_of(key).policy.pin(key)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if policies, published experts and pins contradict each other."""
@@ -163,14 +161,14 @@ class Residency:
             published -= held
         assert not published, f"published without a slot: {published}"
         for key in (*self._residents, *self._warm):
-            assert any(pool.policy.is_pinned(key) for pool in self._pools), key
+            assert self._pool_of(key).policy.is_pinned(key), key
 
     # ----- inside -----
 
     def _choose_pins(self, used: NDArray[np.int64]) -> list[Move]:
         """What follows from the counts at the tokens where the settings say so."""
         settings, moves = self.settings, []
-        if settings.warmpin and self.n_tokens == settings.warmpin_after and self.warm_at is None:
+        if settings.warmpin and self.n_tokens % settings.warmpin_after == 0:
             moves += self._pin_warm(set(used.tolist()))
         if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
             moves += self._pin_residents(self._most_used(self.uses))
@@ -183,6 +181,7 @@ class Residency:
             _Pool(index, spec, create_policy(name, spec.capacity, space, counts, spec.floor), set())
             for index, spec in enumerate(self._specs)
         ]
+        self._by_layer = {layer: pool for pool in self._pools for layer in pool.spec.layers}
         # What every token does, looked up once: the pool, its policy's use, its only layer or -1.
         self._users = [
             (pool, pool.policy.use, pool.spec.layers[0] if len(pool.spec.layers) == 1 else -1)
@@ -211,25 +210,32 @@ class Residency:
     def _pin(self, keys: Sequence[int], needed: set[int]) -> list[Move]:
         """Pin these; those without a slot get one, if somebody may leave for them."""
         moves: list[Move] = []
-        for pool in self._pools:
-            ours = [key for key in keys if self.space.layer(key) in pool.spec.layers]
-            for key in ours:
-                pool.policy.pin(key)
-            absent = [key for key in ours if key not in pool.policy]
-            moves += self._promote(pool, absent, set(needed))
+        absent: dict[int, list[int]] = {}  # by pool
+        for key in keys:
+            pool = self._pool_of(key)
+            pool.policy.pin(key)
+            if key not in pool.policy:
+                absent.setdefault(pool.index, []).append(key)
+        for index, newcomers in absent.items():
+            moves += self._promote(self._pools[index], newcomers, set(needed))
         return moves
+
+    def _unpin(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self._pool_of(key).policy.unpin(key)
+
+    def _pool_of(self, key: int) -> _Pool:
+        return self._by_layer[self.space.layer(key)]
 
     def _pin_residents(self, keys: list[int]) -> list[Move]:
         """Make these the residents, and those before them ordinary experts."""
-        for key in set(self._residents) - set(keys) - set(self._warm):
-            for pool in self._pools:
-                pool.policy.unpin(key)
+        self._unpin(set(self._residents) - set(keys) - set(self._warm))
         self._residents = keys
         return self._pin(keys, set())
 
     def _pin_warm(self, needed: Iterable[int] = ()) -> list[Move]:
-        """Pin the hottest experts of each layer, at most half of every pool."""
-        values = self.counts.values()
+        """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
+        before, values = self._warm, self.counts.values()
         self._warm = [
             key
             for pool in self._pools
@@ -237,6 +243,7 @@ class Residency:
                 values, pool.spec, self.space, self.settings.warmpin, self._residents
             )
         ]
+        self._unpin(set(before) - set(self._warm) - set(self._residents))
         self.warm_at = self.n_tokens
         return self._pin(self._warm, set(needed))
 

@@ -31,9 +31,9 @@ class CacheSettings:
     """What decides where experts are; the same settings and routing give the same decisions."""
 
     policy: PolicyName = "slru"
-    half_life: float = 256.0  # tokens, of the counts
+    half_life: float = 64.0  # tokens, of the counts
     warmpin: int = 0  # experts to pin per layer; 0: none
-    warmpin_after: int = 64  # tokens
+    warmpin_after: int = 64  # tokens between one choice of the pins and the next
     selection: Selection = "none"  # experts that are resident for good
     n_resident: int = 0  # of them per layer
     resident_ids: tuple[int, ...] = ()  # with "manual"
