@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.residency import FREE, Move, Residency
+from vkmoe.experts.pools import FREE, Move
+from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings, make_pools
 
 SPACE = KeySpace(n_layers=2, n_experts=16)

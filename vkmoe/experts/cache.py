@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.counters import CacheCounters
-from vkmoe.experts.residency import FREE, Move, Residency
+from vkmoe.experts.pools import FREE, Move
+from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.table import ExpertTable
 from vkmoe.experts.uploads import Copy, Upload, Uploader

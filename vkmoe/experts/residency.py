@@ -8,44 +8,18 @@ and is told when they have landed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts import pins
-from vkmoe.experts.create import create_policy
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.policy import Policy
+from vkmoe.experts.pools import FREE, Move, Pool, empty_pools
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 
-__all__ = ["Move", "Residency"]
-
-FREE = -1
-
-
-class Move(NamedTuple):
-    """An expert to copy from its home into a slot."""
-
-    pool: int
-    key: int  # its number
-    victim: int  # whose slot it takes; FREE: one that nobody has
-
-
-@dataclass(frozen=True, eq=False)
-class _Pool:
-    """A pool of slots at work."""
-
-    index: int
-    spec: PoolSpec
-    policy: Policy
-    in_flight: set[int]  # keys that hold a slot whose copy has not landed
-
-    @property
-    def n_free(self) -> int:
-        return self.spec.capacity - len(self.policy)
+__all__ = ["Residency"]
 
 
 class Residency:
@@ -176,11 +150,7 @@ class Residency:
         return moves
 
     def _empty_pools(self) -> None:
-        name, space, counts = self.settings.policy, self.space, self.counts
-        self._pools = [
-            _Pool(index, spec, create_policy(name, spec.capacity, space, counts, spec.floor), set())
-            for index, spec in enumerate(self._specs)
-        ]
+        self._pools = empty_pools(self._specs, self.settings.policy, self.space, self.counts)
         self._by_layer = {layer: pool for pool in self._pools for layer in pool.spec.layers}
         # What every token does, looked up once: the pool, its policy's use, its only layer or -1.
         self._users = [
@@ -188,23 +158,11 @@ class Residency:
             for pool in self._pools
         ]
 
-    def _promote(self, pool: _Pool, newcomers: Sequence[int], needed: set[int]) -> list[Move]:
-        """Give slots to newcomers as long as somebody may leave for them."""
-        policy, moves = pool.policy, []
-        needed |= pool.in_flight
-        for key in newcomers:
-            victim = FREE
-            if len(policy) >= pool.spec.capacity:
-                found = policy.victim(key, needed)
-                if found is None:
-                    continue
-                victim = found
-                policy.remove(victim)
-                self._published[victim] = False
-            policy.insert(key)
-            pool.in_flight.add(key)
-            needed.add(key)
-            moves.append(Move(pool.index, key, victim))
+    def _promote(self, pool: Pool, newcomers: Sequence[int], needed: set[int]) -> list[Move]:
+        moves = pool.promote(newcomers, needed)
+        for move in moves:
+            if move.victim != FREE:
+                self._published[move.victim] = False
         return moves
 
     def _pin(self, keys: Sequence[int], needed: set[int]) -> list[Move]:
@@ -224,7 +182,7 @@ class Residency:
         for key in keys:
             self._pool_of(key).policy.unpin(key)
 
-    def _pool_of(self, key: int) -> _Pool:
+    def _pool_of(self, key: int) -> Pool:
         return self._by_layer[self.space.layer(key)]
 
     def _pin_residents(self, keys: list[int]) -> list[Move]:
