@@ -22,6 +22,7 @@ import numpy as np
 
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.errors import UsageError
 from vkmoe.llm import demo_model_path
 
 RESIDENTS: dict[str, dict[str, Any]] = {
@@ -43,7 +44,11 @@ def main() -> None:
         n_runs, started = 0, time.perf_counter()
         wanted, _ = _run(model, options.tokens, {})
         for name, choices in _combinations(model):
-            found, hit_rate = _run(model, options.tokens, choices)
+            try:
+                found, hit_rate = _run(model, options.tokens, choices)
+            except UsageError as error:
+                print(f"refused       {name}: {error}", flush=True)
+                continue
             print(f"{'same' if found == wanted else 'DIFFERENT'}  {hit_rate:6.1%}  {name}",
                   flush=True)  # fmt: skip
             if found != wanted:

@@ -29,7 +29,6 @@ from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.backend import Backend, Recording
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.link_speed import LinkSpeed, measure_link
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback, Transfer
@@ -42,6 +41,7 @@ from vkmoe.ops.candidates import read_candidates
 from vkmoe.ops.router import LOG_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import Decision, decide
+from vkmoe.placement.link import link_of_misses
 from vkmoe.placement.loader import LoadedWeights, Progress, load_weights
 
 __all__ = ["Engine"]
@@ -105,7 +105,7 @@ class Engine(Closing):
         decision = decide(config, self.spec, tensors, self.device.info, tuning)
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
-        self.link = self._measure_link()
+        self.link = link_of_misses(self.device, self.plan)
         # ----- memory -----
         n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
         caches = self._cleanup.enter_context(KvCaches(self.device, n_layers, cache_bytes))
@@ -156,17 +156,13 @@ class Engine(Closing):
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
         expected = 0 if self.device.info.is_cpu else self._token_ns[with_logits]
-        version = self._experts.begin_token()
-        try:
-            self._io.send(token, position, self._table.address)
-            started = time.perf_counter_ns()
-            self._backend.run(self._recorded[with_logits].recording, expected)
-            self._note_time(with_logits, time.perf_counter_ns() - started)
-            self._io.receive()
-        except BaseException:  # the submit is over all the same
-            self._experts.abandon_token(version)
-            raise
-        self._experts.end_token(version, self.routing())
+        reader = self._experts.begin_token()
+        self._io.send(token, position, self._table.address)
+        started = time.perf_counter_ns()
+        self._backend.run(self._recorded[with_logits].recording, expected)
+        self._note_time(with_logits, time.perf_counter_ns() - started)
+        self._io.receive()
+        self._experts.end_token(reader, self.routing())
         return self._top_logits() if with_logits else None
 
     def full_logits(self) -> NDArray[np.float32]:
@@ -221,12 +217,6 @@ class Engine(Closing):
         self._cleanup.close()
 
     # ----- making -----
-
-    def _measure_link(self) -> LinkSpeed | None:
-        """What a miss costs, where there are misses and a link that they cross."""
-        if self.plan.experts_in == "device" or self.device.info.is_uma:
-            return None
-        return measure_link(self.device)
 
     def _follow_experts(
         self,

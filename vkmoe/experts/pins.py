@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,21 +25,28 @@ def most_used(values: Values, rows: NDArray[np.int64], n: int) -> list[int]:
 
 
 def hottest(
-    values: Values, pool: PoolSpec, space: KeySpace, n: int, taken: Collection[int]
+    values: Values, pools: Sequence[PoolSpec], space: KeySpace, n: int, taken: Sequence[int]
 ) -> list[int]:
-    """Up to `n` used experts of each layer of a pool, of which half may be pinned in all.
+    """Up to `n` used experts of each layer with slots; half of a pool may be pinned in all.
 
-    `taken` are pinned already. When the room is too small for all layers, those whose experts were
-    used most are served first.
+    `taken` are pinned already. Where the room is too small for all layers of a pool, those whose
+    experts were used most are served first.
     """
-    n_taken = sum(space.layer(key) in pool.layers for key in taken)
-    by_layer = []
-    for layer in pool.layers:
-        ordered = most_used(values, space.numbers(layer)[None], space.n_experts)
-        chosen = [key for key in ordered if key not in taken and values[key] > 0][:n]
-        by_layer.append((-float(values[chosen].sum()), layer, chosen))
-    room = max(0, pool.capacity // 2 - n_taken)
-    return [key for _, _, chosen in sorted(by_layer) for key in chosen][:room]
+    left = values.copy()
+    left[list(taken)] = 0
+    rows = left.reshape(space.n_layers, space.n_experts)
+    best = np.argsort(-rows, axis=1, kind="stable")[:, :n].tolist()
+    n_taken = Counter(space.layer(key) for key in taken)
+    chosen: list[int] = []
+    for pool in pools:
+        by_layer = []
+        for layer in pool.layers:
+            first = layer * space.n_experts
+            keys = [first + expert for expert in best[layer] if left[first + expert] > 0]
+            by_layer.append((-sum(left[keys].tolist()), layer, keys))
+        room = max(0, pool.capacity // 2 - sum(n_taken[layer] for layer in pool.layers))
+        chosen += [key for _, _, keys in sorted(by_layer) for key in keys][:room]
+    return chosen
 
 
 def fill(values: Values, pool: PoolSpec, space: KeySpace) -> list[int]:

@@ -44,7 +44,7 @@ class Policy(ABC):
         """Who must leave for `newcomer`; None if nobody may. Mutates nothing.
 
         Never a pinned key, never one in `needed` (what the current token uses, what is being
-        copied), never the key inserted last, never below another layer's floor.
+        copied), never below another layer's floor; the key inserted last only if nobody else may.
         """
 
     @abstractmethod

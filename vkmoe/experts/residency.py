@@ -39,7 +39,7 @@ class Residency:
         """`seed` are decayed counts [n_keys] of an earlier run: the start is warm."""
         self.space, self.settings = space, settings
         self.counts = DecayedCounts(space.n_keys, settings.half_life)
-        self._seeded = seed is not None
+        self._seeded = seed is not None and bool(seed.any())
         if seed is not None:
             self.counts.restore(seed)
         self._specs = tuple(pools)
@@ -65,17 +65,18 @@ class Residency:
     def start(self) -> list[Move]:
         """The moves before the first token: residents, then the experts of the profile."""
         settings, moves = self.settings, []
-        if settings.selection == "frequency" and self._seeded:
-            moves += self._pin_residents(self._most_used(self.counts.values()))
-        elif settings.selection != "none":
-            moves += self._pin_residents(self._listed_residents())
+        if settings.selection in ("first_n", "manual"):
+            moves += self._pin_residents(self._listed_residents(), set())
+        elif settings.selection == "frequency" and self._seeded:
+            moves += self._pin_residents(self._most_used(self.counts.values()), set())
         if self._seeded:
             if settings.warmpin:
-                moves += self._pin_warm()
+                moves += self._pin_warm(set())
             for pool in self._pools:
                 wanted = pins.fill(self.counts.values(), pool.spec, self.space)
                 absent = [key for key in wanted if key not in pool.policy]
-                moves += self._promote(pool, absent[: pool.n_free], set())
+                # The most used last: to every policy it is the one to leave last.
+                moves += self._promote(pool, absent[: pool.n_free][::-1], set())
         return moves
 
     def hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
@@ -139,13 +140,16 @@ class Residency:
 
     # ----- inside -----
 
-    def _choose_pins(self, used: NDArray[np.int64]) -> list[Move]:
+    def _choose_pins(self, keys: NDArray[np.int64]) -> list[Move]:
         """What follows from the counts at the tokens where the settings say so."""
         settings, moves = self.settings, []
+        used: set[int] = set()
+        if settings.warmpin or settings.selection == "frequency":
+            used = set(keys.tolist())
         if settings.warmpin and self.n_tokens % settings.warmpin_after == 0:
-            moves += self._pin_warm(set(used.tolist()))
+            moves += self._pin_warm(used)
         if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
-            moves += self._pin_residents(self._most_used(self.uses))
+            moves += self._pin_residents(self._most_used(self.uses), used)
             self.warm_at = self.n_tokens
         return moves
 
@@ -185,25 +189,20 @@ class Residency:
     def _pool_of(self, key: int) -> Pool:
         return self._by_layer[self.space.layer(key)]
 
-    def _pin_residents(self, keys: list[int]) -> list[Move]:
+    def _pin_residents(self, keys: list[int], used: set[int]) -> list[Move]:
         """Make these the residents, and those before them ordinary experts."""
         self._unpin(set(self._residents) - set(keys) - set(self._warm))
         self._residents = keys
-        return self._pin(keys, set())
+        return self._pin(keys, used)
 
-    def _pin_warm(self, needed: Iterable[int] = ()) -> list[Move]:
+    def _pin_warm(self, used: set[int]) -> list[Move]:
         """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
-        before, values = self._warm, self.counts.values()
-        self._warm = [
-            key
-            for pool in self._pools
-            for key in pins.hottest(
-                values, pool.spec, self.space, self.settings.warmpin, self._residents
-            )
-        ]
+        before, n = self._warm, self.settings.warmpin
+        values, residents = self.counts.values(), self._residents
+        self._warm = pins.hottest(values, self._specs, self.space, n, residents)
         self._unpin(set(before) - set(self._warm) - set(self._residents))
-        self.warm_at = self.n_tokens
-        return self._pin(self._warm, set(needed))
+        self.warm_at = self.n_tokens if self._warm else self.warm_at
+        return self._pin(self._warm, used)
 
     def _slotted_layers(self) -> NDArray[np.int64]:
         """Numbers of the experts of each layer with slots: [n such layers, n_experts]."""

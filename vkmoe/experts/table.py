@@ -27,7 +27,8 @@ class ExpertTable(Closing):
         self._buffer = device.allocate("bar", N_VERSIONS * self.entries.nbytes, "expert table")
         self._transfer = Transfer(device, staging_bytes=max(16, self.entries.nbytes))
         self._stale = (set(range(n_layers)), set(range(n_layers)))  # rows of each copy
-        self._in_flight: dict[int, int] = {}  # version -> submits that read it
+        self._readers: dict[int, int] = {}  # submits in flight, and the version each reads
+        self._n_begun = 0
         self.version = 0  # the one the next submit reads; 0: none is published
         self.n_writes = 0
 
@@ -67,28 +68,31 @@ class ExpertTable(Closing):
         offset = target * self.entries.nbytes + first * self.entries.strides[0]
         self._transfer.write(self._buffer, offset, data)
         self._transfer.flush()
-        rows.clear()
-        self.version += 1
         self.n_writes += 1
+        self.version += 1
+        rows.clear()  # last: torn before it, the rows are only written once more
 
     # ----- which versions are read -----
 
     def begin(self) -> int:
-        """A submit will read the version in force, which is returned."""
+        """A submit will read the version in force. Returns the number to end it with."""
         assert self.version > 0 and not self.changed, "publish first"
-        self._in_flight[self.version] = self._in_flight.get(self.version, 0) + 1
-        return self.version
+        self._n_begun += 1
+        self._readers[self._n_begun] = self.version
+        return self._n_begun
 
-    def end(self, version: int) -> None:
-        """A submit that read `version` has finished."""
-        self._in_flight[version] -= 1
-        if not self._in_flight[version]:
-            del self._in_flight[version]
+    def end(self, reader: int) -> None:
+        """That submit has finished. Does nothing the second time."""
+        self._readers.pop(reader, None)
+
+    def end_all(self) -> None:
+        """No submit is in flight."""
+        self._readers.clear()
 
     @property
     def oldest_read(self) -> int:
         """The oldest version that a submit in flight reads, or that the next submit will."""
-        return min(self._in_flight, default=self.version + self.changed)
+        return min(self._readers.values(), default=self.version + self.changed)
 
     def close(self) -> None:
         self._transfer.close()

@@ -39,19 +39,22 @@ class ExpertTracker:
         self._note_pins()
 
     def begin_token(self) -> int:
-        """The table version the next submit reads. Raises DeviceLostError."""
+        """The number to end the next submit with. Raises DeviceLostError.
+
+        Must hold: no submit is in flight, not even one that was interrupted.
+        """
+        self._table.end_all()
         return self.cache.begin_token() if self.cache is not None else self._table.begin()
 
-    def abandon_token(self, version: int) -> None:
-        """The submit that read `version` is over, and what it used is not known."""
-        self._table.end(version)
+    def end_token(self, reader: int, routing: NDArray[np.uint32]) -> None:
+        """That submit is over; it used `routing` [n MoE layers, n_used].
 
-    def end_token(self, version: int, routing: NDArray[np.uint32]) -> None:
-        """The submit that read `version` is over; it used `routing` [n MoE layers, n_used]."""
+        One that was interrupted or failed needs no ending: what it used is not known.
+        """
         if self.cache is not None:
-            hits = self.cache.end_token(version, routing)
+            hits = self.cache.end_token(reader, routing)
         else:
-            self._table.end(version)
+            self._table.end(reader)
             self.residency.use(routing)
             hits = np.full(routing.shape, self._on_device)
         self.profiler.record(routing, hits)

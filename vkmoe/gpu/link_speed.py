@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP_BYTES",
+    "N_SLICES",
+    "SLICE_BYTES",
     "UNITS_PER_LANE",
     "WORKGROUP_SIZE",
     "LinkSpeed",
@@ -85,14 +87,16 @@ def sums_words(n_bytes: int) -> int:
     return n_bytes // (UNITS_PER_LANE * UNIT_BYTES)
 
 
-def measure_link(device: Device) -> LinkSpeed:
+def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
     """Time kernel reads of host memory, and copies of it to the device; the best of some repeats.
 
-    Takes a few tens of milliseconds and up to 64 MiB, which it frees. Times are the device's where
-    the queue has timestamps; elsewhere the wall's, which counts the cost of a submit too. Raises
+    Takes a few tens of milliseconds, and N_SLICES slices of host and of device memory, which it
+    frees; `slice_bytes` is a multiple of GROUP_BYTES. Times are the device's where the queue has
+    timestamps; elsewhere the wall's, which counts the cost of a submit too. Raises
     OutOfMemoryError and other GpuErrors.
     """
-    slice_bytes = SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
+    if slice_bytes is None:
+        slice_bytes = SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
     source = device.allocate("host", N_SLICES * slice_bytes, "link source")
     try:
         target = device.allocate("device", source.size, "link target")

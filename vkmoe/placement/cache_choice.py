@@ -44,12 +44,8 @@ def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> C
     n_resident = _n_resident(config, selection, ids, smallest)
     if plan.experts_in != "cache":
         return plain
-    if config.moe_warmpin and selection != "none" and n_resident >= smallest:
-        raise UsageError(
-            f"--moe-warmpin {config.moe_warmpin} has no slots left: a layer has {smallest}, and "
-            f"{_residents(config, n_resident)} are kept in them",
-            "lower --expert-num-resident, or leave out --moe-warmpin",
-        )
+    if config.moe_warmpin:
+        _check_room_for_pins(config, selection, n_resident, plan.expert_slots)
     return CacheSettings(
         policy=config.expert_policy,
         half_life=config.expert_half_life,
@@ -77,6 +73,22 @@ def _selection(config: EngineConfig) -> Selection:
     if config.expert_resident_ids is not None:
         return "manual"
     return config.expert_resident_selection or "none"
+
+
+def _check_room_for_pins(
+    config: EngineConfig, selection: Selection, n_resident: int, slots: Sequence[int]
+) -> None:
+    """At most half of the slots may be pinned, residents included; of shared ones, of all."""
+    shared = config.expert_allocation == "global"
+    room = sum(slots) // 2 - n_resident * len(slots) if shared else max(slots) // 2 - n_resident
+    if room > 0:
+        return
+    kept = f", and {_residents(config, n_resident)} are kept" if selection != "none" else ""
+    raise UsageError(
+        f"--moe-warmpin {config.moe_warmpin} has no slots left: a layer has {max(slots)}, of which "
+        f"at most half are pinned{kept}",
+        "keep fewer experts, give more slots, or leave out --moe-warmpin",
+    )
 
 
 def _n_resident(
