@@ -139,6 +139,13 @@ def test_the_newest_is_spared_as_long_as_another_may_leave(full: PolicyPool) -> 
     assert full.victim() is None
 
 
+def test_the_newest_is_spared_though_all_others_were_used_since(full: PolicyPool) -> None:
+    full.promote(20)
+    for key in sorted(set(full.policy) - {20}) * 2:
+        full.token([key])
+    assert full.victim() not in (20, None)
+
+
 def test_a_newcomer_is_not_the_next_victim(name: PolicyName) -> None:
     """The cold start: all others have many uses, and the newcomers come between tokens."""
     pool = PolicyPool(name, CAPACITY)

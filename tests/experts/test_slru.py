@@ -118,6 +118,14 @@ def test_the_protected_leave_by_recency_where_probation_is_empty_handed() -> Non
     assert pool.victim([4, 5, 6, 7, 1, 3]) == 2
 
 
+def test_the_newest_is_spared_among_the_protected_too() -> None:
+    pool, policy = pool_of()
+    pool.tokens([[7], [0], [1], [2]])
+    assert policy.is_protected(7)
+    assert pool.victim([3, 4, 5, 6]) == 0
+    assert pool.victim([3, 4, 5, 6, 0, 1, 2]) == 7
+
+
 def test_the_cold_start_trap() -> None:
     """A newcomer has the lowest count of all, and still another leaves for the one after it."""
     pool, _ = pool_of()
