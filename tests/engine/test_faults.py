@@ -258,9 +258,10 @@ def test_ctrl_c_right_after_a_submit(llm: LLM, n_sound: int) -> None:
     assert llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY).token_ids == right
 
 
-def test_ctrl_c_at_any_time_leaves_the_model_usable() -> None:
+@pytest.mark.parametrize("options", [{}, {"expert_slots": 6}], ids=["resident", "cache"])
+def test_ctrl_c_at_any_time_leaves_the_model_usable(options: dict[str, Any]) -> None:
     prompt = "class Stack:\n    def push(self, item):\n"
-    with LLM(ctx_size=128) as llm:
+    with LLM(ctx_size=128, **options) as llm:
         right = llm.generate(prompt, max_tokens=4, **GREEDY).text
         for delay_ms in (1, 40, 90, 260):
             llm._in_cache.clear()
@@ -273,6 +274,35 @@ def test_ctrl_c_at_any_time_leaves_the_model_usable() -> None:
             timer.join()
             assert llm.last_statistics is not None, "no statistics after an interrupt"
             assert llm.generate(prompt, max_tokens=4, **GREEDY).text == right
+
+
+@pytest.mark.parametrize("at", ["receive", "routing", "begin_token", "end_token"])
+@pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
+def test_ctrl_c_around_the_bookkeeping_costs_nothing_for_good(
+    at: str, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache goes on to work, not only to answer rightly."""
+    with LLM(TINY, ctx_size=64, expert_slots=2) as llm:
+        right = right_text(llm)
+        engine, cache = llm.engine, llm.engine.cache
+        assert cache is not None
+        owner: Any = {"receive": engine._io, "routing": engine}.get(at, engine._experts)
+        real = getattr(owner, at)
+
+        def interrupted_call(*arguments: Any) -> Any:
+            if not before:
+                real(*arguments)
+            raise KeyboardInterrupt
+
+        for _ in range(3):
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(owner, at, interrupted_call)
+                llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY)
+            llm._in_cache.clear()
+            n_uploads = cache.counters.n_uploads
+            assert llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY).token_ids == right
+            cache.check_integrity()
+            assert cache.counters.n_uploads > n_uploads
 
 
 def test_ctrl_c_while_loading_leaves_nothing() -> None:

@@ -62,6 +62,11 @@ def wanted(model: Path) -> Rows:
         return rows(engine, tokens_of(engine.n_vocab))
 
 
+def policy_of(slots: int, residents: int) -> PolicyName:
+    """For the nth number of slots and kind of residents: so chosen that all pairs meet."""
+    return POLICIES[(slots + residents) % 3]
+
+
 def choices(n_slots: int) -> list[dict[str, Any]]:
     """The ways in which experts stay, timed so that each happens within the tokens."""
     few = max(1, n_slots // 2)
@@ -96,7 +101,7 @@ def test_slots_policy_and_residents_do_not_matter(cached: tuple[Engine, int], wa
     engine, index = cached
     n_slots = min(engine.plan.expert_slots)
     for turn, choice in enumerate(choices(n_slots)):
-        policy = POLICIES[(index + turn) % 3]
+        policy = policy_of(index, turn)
         cache = recache(engine, CacheSettings(policy, **choice))
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
         hit_rate = engine.profiler.hit_rate() if engine.profiler else None
@@ -105,10 +110,11 @@ def test_slots_policy_and_residents_do_not_matter(cached: tuple[Engine, int], wa
 
 
 def test_all_pairs_meet() -> None:
-    """The turning above covers slots x policy, slots x residents and policy x residents."""
-    met = {(s, (s + c) % 3, c) for s in range(5) for c in range(5)}
-    assert {(s, p) for s, p, _ in met} == set(product(range(5), range(3)))
-    assert {(p, c) for _, p, c in met} == set(product(range(3), range(5)))
+    """Slots x policy and policy x residents; slots x residents are all run."""
+    n = len(choices(4))
+    met = {(s, policy_of(s, c), c) for s in range(5) for c in range(n)}
+    assert {(s, p) for s, p, _ in met} == set(product(range(5), POLICIES))
+    assert {(p, c) for _, p, c in met} == set(product(POLICIES, range(n)))
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -152,11 +158,22 @@ def test_a_warm_start_does_not_matter(model: Path, wanted: Rows) -> None:
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
 
 
-def test_enough_slots_for_all_move_nothing_after_the_start(model: Path, wanted: Rows) -> None:
+ALL_SLOTS: list[dict[str, Any]] = [
+    {"expert_policy": "lru", "moe_warmpin": 0},
+    {"expert_policy": "slru", "moe_warmpin": 2, "moe_warmpin_after": 3},
+    {"expert_policy": "lfru", "expert_resident_selection": "first_n", "expert_num_resident": 2},
+    {"expert_policy": "lru", "expert_resident_selection": "frequency", "expert_warmup_tokens": 3},
+    {"expert_policy": "slru", "expert_resident_ids": "5,2"},
+]
+
+
+@pytest.mark.parametrize("asked", ALL_SLOTS)
+def test_enough_slots_for_all_move_nothing_after_the_start(
+    model: Path, wanted: Rows, asked: dict[str, Any]
+) -> None:
     """No uploads and no table writes, whatever else was asked."""
     n_experts = 32 if model == demo_model_path() else 8
-    config = EngineConfig(ctx_size=64, expert_slots=n_experts, expert_policy="lfru", moe_warmpin=2,
-                          moe_warmpin_after=3)  # fmt: skip
+    config = EngineConfig(ctx_size=64, expert_slots=n_experts, **asked)
     with Engine(model, config, checks=True) as engine:
         written = engine._table.n_writes
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)

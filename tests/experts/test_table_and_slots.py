@@ -77,6 +77,26 @@ def test_no_change_means_no_version_and_no_write(table: ExpertTable) -> None:
     assert (table.version, table.n_writes) == (version, n_writes)
 
 
+def test_a_publication_that_was_torn_is_made_again(
+    device: Device, table: ExpertTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.publish()
+    table.set(1, 1, 7)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Transfer, "flush", lambda transfer: _raise(KeyboardInterrupt))
+        table.publish()
+    table.set(2, 2, 8)
+    for _ in range(2):
+        table.publish()
+        assert read(device, table, table.version) == table.entries.tolist()
+        table.end(table.begin())
+        table.set(0, 0, table.version)
+
+
+def _raise(error: type[BaseException]) -> None:
+    raise error
+
+
 def test_a_version_that_is_read_is_not_written_over(table: ExpertTable) -> None:
     table.publish()
     table.begin()
