@@ -1,4 +1,8 @@
-"""Writes a small file whole or not at all: a reader never sees half of it."""
+"""Writes a small file whole or not at all, and refuses to write over what a run needs.
+
+Owns what may not be replaced: any model, and files that are being read. Does not own what is
+written, nor whether a file that is there already may be replaced.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,23 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["is_special", "reason_against_writing", "write_whole"]
+from vkmoe.errors import UsageError
 
-_DEVICES = ("/dev/", "/proc/")
+__all__ = ["is_special", "reason_against_writing", "refuse_to_replace", "same_file", "write_whole"]
+
+_DESCRIPTORS = ("/dev/fd/", "/proc/")  # a plain file is someone's open file there
+_STREAMS = (1, 2)  # stdout and stderr
+_MODEL_BEGINS = b"GGUF"  # models of ollama and of Hugging Face's cache have no ending
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a temporary file beside `path` and put it in its place. Raises OSError.
 
-    A link stays a link, a file keeps its permissions. What is no plain file, such as a pipe or a
-    terminal, is written to directly.
+    A link stays a link, a file keeps its permissions. What `is_special` is added to instead.
     """
     if is_special(path):
         with open(path, "ab", buffering=0) as stream:
@@ -58,12 +66,53 @@ def reason_against_writing(path: Path) -> str | None:
     return None
 
 
-def is_special(path: Path) -> bool:
-    """Whether `path` is something to write to that is no plain file."""
-    if str(path).startswith(_DEVICES):
-        return True
+def refuse_to_replace(option: str, path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Raise UsageError where a file written to `path` would replace a model or one of `inputs`.
+
+    `option` is who asked for it. Links are followed. Any file that begins as GGUF is a model: the
+    one in use, each of its parts, and every other; so is any name that ends in .gguf.
+    """
+    if "\0" in str(path):
+        raise UsageError(f"{option} has a null character in it", "give a path")
+    if path.suffix.lower() == ".gguf":
+        raise UsageError(f"{option} {path} has the name of a model", "give it another name")
+    if not os.path.isfile(path):
+        return
+    for source in inputs:
+        if same_file(path, Path(source)):
+            raise UsageError(
+                f"{option} {path} would overwrite {source}, which is read", "give another path"
+            )
+    with suppress(OSError), open(path, "rb") as stream:
+        if stream.read(len(_MODEL_BEGINS)) == _MODEL_BEGINS:
+            raise UsageError(f"{option} {path} would overwrite a model", "give another path")
+
+
+def same_file(first: Path, second: Path) -> bool:
+    """Whether both name one file, through links too; it need not be there yet."""
     try:
-        mode = path.stat().st_mode
+        return first.samefile(second)
+    except OSError:
+        return os.path.realpath(first) == os.path.realpath(second)
+
+
+def is_special(path: Path) -> bool:
+    """Whether `path` is no plain file (a pipe, a terminal), or is where stdout or stderr goes.
+
+    Such a file is written to as it is: a new one in its place would not reach its reader.
+    """
+    try:
+        found = path.stat()
     except OSError:
         return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    if not stat.S_ISREG(found.st_mode):
+        return not stat.S_ISDIR(found.st_mode)
+    return str(path).startswith(_DESCRIPTORS) or any(_is_open(fd, found) for fd in _STREAMS)
+
+
+def _is_open(descriptor: int, found: os.stat_result) -> bool:
+    """Whether `descriptor` is that file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), found)
+    except OSError:  # it is closed
+        return False
