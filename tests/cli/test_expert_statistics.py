@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.counters import CacheCounters
 from vkmoe.experts.profiler import Tally
@@ -78,6 +80,19 @@ def test_options_reach_the_model(run: Run, fake: type[FakeLLM]) -> None:
     run("generate", "-p", "x", "--expert-stats", "s.txt", VKMOE_EXPERT_PROFILE="p.json")
     config = fake.calls[0]["config"]
     assert (config.expert_stats, config.expert_profile) == ("s.txt", "p.json")
+
+
+@pytest.mark.parametrize("flag", ["--expert-stats", "--expert-profile"])
+def test_the_model_is_not_replaced_and_nothing_is_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setattr("vkmoe.llm.Engine", None)
+    model = Path(shutil.copy(model_path("moe_plain"), tmp_path / "sha256-12"))
+    before = model.read_bytes()
+    done = run("generate", str(model), "-p", "x", flag, str(model))
+    message = f"error: {flag} {model} would overwrite a model\nhint: give another path\n"
+    assert done == (2, "", message)
+    assert model.read_bytes() == before and list(tmp_path.iterdir()) == [model]
 
 
 def test_a_real_run_keeps_its_text_and_its_profile(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import DEVICE
+from tests.engine.tiny import model_path
 from tests.experts.test_profile_file import COUNTS, MODEL, SPEC, TENSORS
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
@@ -33,8 +35,11 @@ def keeper(folder: Path, stats: str | None = None, profile: str | None = None) -
     return RecordKeeper(config, SPEC, LAYERS)
 
 
-def report() -> ExpertReport:
-    return make_report(SETUP, ExpertProfiler(MODEL.space, range(3)), None)
+def report(n_tokens: int = 1) -> ExpertReport:
+    profiler = ExpertProfiler(MODEL.space, range(3))
+    for _ in range(n_tokens):
+        profiler.record(np.array([[0, 1]] * 3, np.uint32), np.zeros((3, 2), np.bool_))
+    return make_report(SETUP, profiler, None)
 
 
 def write(records: RecordKeeper) -> None:
@@ -171,32 +176,88 @@ def test_a_damaged_profile_stops_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stats", "profile", "words"),
     [
-        ("model.gguf", None, "--expert-stats .* would overwrite a model"),
-        (None, "model.GGUF", "--expert-profile .* would overwrite a model"),
+        ("model.gguf", None, "--expert-stats .* has the name of a model"),
+        (None, "model.GGUF", "--expert-profile .* has the name of a model"),
+        ("blob", None, "--expert-stats .*blob would overwrite a model"),
+        (None, "blob", "--expert-profile .*blob would overwrite a model"),
+        ("link", None, "--expert-stats .*link would overwrite a model"),
+        (None, "link", "--expert-profile .*link would overwrite a model"),
+        ("blob.json", None, "--expert-stats .*blob.json would overwrite .*blob.txt too"),
         ("run.json", "run.json", "overwrite each other"),
         ("run.txt", "run.json", "overwrite each other"),
         ("run", "run", "overwrite each other"),
+        ("run", "run.json", "overwrite each other"),
+        ("old", "old link", "overwrite each other"),
+        ("loop", "loop", "overwrite each other"),
         ("run\0", None, "null character"),
     ],
 )
 def test_dangerous_paths_are_refused(
     tmp_path: Path, stats: str | None, profile: str | None, words: str
 ) -> None:
+    for name in ("blob", "blob.txt"):
+        shutil.copy(model_path("moe_plain"), tmp_path / name)
+    (tmp_path / "old").write_text("older")
+    for link, target in (("link", "blob"), ("old link", "old"), ("loop", "loop")):
+        (tmp_path / link).symlink_to(tmp_path / target)
     with pytest.raises(UsageError, match=words) as caught:
         keeper(tmp_path, stats, profile)
-    assert caught.value.hint
+    assert caught.value.hint and "\n" not in str(caught.value)
 
 
-def test_a_device_gets_the_text_and_no_json_beside_it(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
+@pytest.mark.parametrize(("asked", "other"), [("a.json", "a.txt"), ("a.txt", "a.json"),
+                                              ("a", "a.json")])  # fmt: skip
+def test_only_the_named_file_may_be_anything(tmp_path: Path, asked: str, other: str) -> None:
+    (tmp_path / asked).write_text("was named, and may go")
+    for content in ("my notes", "on vkmoe expert statistics\n", '{"format": "mine"}', "{"):
+        (tmp_path / other).write_text(content)
+        with pytest.raises(UsageError, match=f"would overwrite .*/{other} too") as caught:
+            keeper(tmp_path, asked)
+        assert (tmp_path / other).read_text() == content and caught.value.hint
+    (tmp_path / other).write_text("")  # nothing is lost
+    write(keeper(tmp_path, asked))
+    first = [(tmp_path / name).read_text() for name in (asked, other)]
+    records = keeper(tmp_path, asked)  # both are ours now
+    records.take(report(2), COUNTS)
+    records.write()
+    second = [(tmp_path / name).read_text() for name in (asked, other)]
+    assert first[0] != second[0] and first[1] != second[1]
+    document = tmp_path / "a.json"
+    document.write_text(json.dumps(json.loads(document.read_text()), indent=4))
+    keeper(tmp_path, asked)  # laid out anew by another program
+
+
+def test_without_a_token_no_profile_is_begun_or_changed(tmp_path: Path) -> None:
+    records = keeper(tmp_path, "stats", "p")
+    records.take(report(0), np.zeros_like(COUNTS))
+    records.write()
+    assert sorted(os.listdir(tmp_path)) == ["stats", "stats.json"]
+    save_profile(tmp_path / "p", MODEL, COUNTS)
+    kept = (tmp_path / "p").read_bytes() + b"\n\n"  # as we do not write it
+    (tmp_path / "p").write_bytes(kept)
+    records = keeper(tmp_path, profile="p")
+    assert records.seed is not None
+    records.take(report(0), records.seed)
+    records.write()
+    assert (tmp_path / "p").read_bytes() == kept
+
+
+@pytest.mark.parametrize(("name", "begins"), [("pipe", b"vkmoe expert statistics\n"),
+                                              ("pipe.json", b"{")])  # fmt: skip
+def test_a_pipe_gets_what_its_name_says_and_nothing_lies_beside_it(
+    tmp_path: Path, name: str, begins: bytes
+) -> None:
+    pipe = tmp_path / name
+    (tmp_path / "pipe.txt").write_text("my notes")
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write(keeper(tmp_path, "pipe"))
-        assert os.read(reader, 1 << 16).startswith(b"vkmoe expert statistics\n")
+        write(keeper(tmp_path, name))
+        assert os.read(reader, 1 << 16).startswith(begins)
     finally:
         os.close(reader)
-    assert os.listdir(tmp_path) == ["pipe"]
+    assert sorted(os.listdir(tmp_path)) == [name, "pipe.txt"]
+    assert (tmp_path / "pipe.txt").read_text() == "my notes"
 
 
 def test_a_dense_model_keeps_no_profile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

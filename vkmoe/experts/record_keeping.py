@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +21,13 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.profile_file import load_profile, profiled_model, save_profile
 from vkmoe.experts.report import ExpertReport, Setup, as_document, as_text
-from vkmoe.experts.writing import is_special, reason_against_writing, write_whole
+from vkmoe.experts.writing import (
+    is_special,
+    reason_against_writing,
+    refuse_to_replace,
+    same_file,
+    write_whole,
+)
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.gguf_file import TensorInfo
 
@@ -27,6 +35,7 @@ __all__ = ["RecordKeeper", "setup_of", "stats_paths"]
 
 log = logging.getLogger("vkmoe")
 _HINT = "give a path in a folder that exists and where you may write"
+_OURS = re.compile(rb'vkmoe expert statistics\n|\{\s*"format":\s*"vkmoe expert statistics"')
 _Writing = tuple[str, Path, Callable[[], None]]  # of what, where, how
 
 
@@ -65,7 +74,10 @@ class RecordKeeper:
                 log.warning("the expert %s will not be written at the end: %s", what, reason)
 
     def take(self, report: ExpertReport, counts: NDArray[np.float64]) -> None:
-        """Note what `write` writes: the statistics, and the decayed counts [n_keys]."""
+        """Note what `write` writes: the statistics, and the decayed counts [n_keys].
+
+        Without a token there is nothing to add to a profile, and none is begun.
+        """
         self._report, self._counts = report, counts
 
     def write(self) -> None:
@@ -96,10 +108,12 @@ class RecordKeeper:
         report, counts, profile = self._report, self._counts, self._profile
         if report is not None and self._stats is not None:
             text_path, json_path = stats_paths(self._stats)
-            yield "statistics", text_path, lambda: _write_text(text_path, report)
-            if not is_special(self._stats):
+            only = self._stats if is_special(self._stats) else None  # a pipe has nothing beside it
+            if only in (None, text_path):
+                yield "statistics", text_path, lambda: _write_text(text_path, report)
+            if only in (None, json_path):
                 yield "statistics", json_path, lambda: _write_json(json_path, report)
-        if counts is not None and profile is not None:
+        if report is not None and report.n_tokens and counts is not None and profile is not None:
             yield "profile", profile, lambda: save_profile(profile, self._model, counts)
 
 
@@ -116,7 +130,8 @@ def stats_paths(path: Path) -> tuple[Path, Path]:
     """Where text and JSON of the statistics go.
 
     `stats.txt` and `stats.json` belong together, whichever is asked for; to any other name of the
-    text, .json is appended.
+    text, .json is appended. The one that was not asked for by its name never replaces a file that
+    is something else (RecordKeeper raises UsageError).
     """
     if path.suffix == ".json":
         return path.with_suffix(".txt"), path
@@ -140,16 +155,33 @@ def setup_of(spec: ModelSpec, plan: MemoryPlan, device: DeviceInfo, config: Engi
 
 
 def _refuse_dangerous(stats: Path | None, profile: Path | None) -> None:
-    """No file of ours may take the place of a model or of the other."""
-    for flag, path in (("--expert-stats", stats), ("--expert-profile", profile)):
-        if path is not None and "\0" in str(path):
-            raise UsageError(f"{flag} has a null character in it", "give a path")
-        if path is not None and path.suffix.lower() == ".gguf":
-            raise UsageError(f"{flag} {path} would overwrite a model", "give it another name")
-    if stats is not None and profile is not None:
-        ours = [path.resolve() for path in stats_paths(stats)]
-        if profile.resolve() in ours:
+    """No file of ours may take the place of a model, of the other, or of one nobody named."""
+    if profile is not None:
+        refuse_to_replace("--expert-profile", profile)
+    if stats is None:
+        return
+    refuse_to_replace("--expert-stats", stats)
+    both = stats_paths(stats)
+    for path in both:
+        if profile is not None and same_file(path, profile):
             raise UsageError(
                 f"--expert-stats {stats} and --expert-profile {profile} would overwrite each other",
                 "give one of them another name",
             )
+        if path != stats and not is_special(stats) and _is_foreign(path):
+            raise UsageError(
+                f"--expert-stats {stats} would overwrite {path} too, which holds something else",
+                "give another name, or move that file away",
+            )
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether there is a file that we would not have written as statistics."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(99)
+    except OSError:
+        return True
+    return bool(head) and not _OURS.match(head)
