@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.tiny import model_path
 from tests.experts.invented_traces import drifting, header, trace_of
 from vkmoe.config import EngineConfig
 from vkmoe.experts.settings import CacheSettings, make_pools
@@ -121,7 +123,9 @@ def test_options_of_the_cache_reach_it(run: Run, path: str) -> None:
     plain = document(run, path, "--slots", "8", "--moe-warmpin", "0")
     changed = {
         ("--expert-half-life", "2"): CacheSettings("slru", 2.0),
-        ("--moe-warmpin", "3", "--moe-warmpin-after", "5"): CacheSettings("slru", 256.0, 3, 5),
+        ("--moe-warmpin", "3", "--moe-warmpin-after", "5"): CacheSettings(
+            "slru", EngineConfig().expert_half_life, 3, 5
+        ),
         ("--expert-resident-ids", "3,,9"): CacheSettings(
             "slru", selection="manual", n_resident=2, resident_ids=(3, 9)
         ),
@@ -230,6 +234,28 @@ def test_a_picture_is_drawn(run: Run, path: str, tmp_path: Path, ending: str, st
     if ending == "svg":
         for text in ("slots per layer", "hit rate", "Belady", "2 x active", "recommended", "slru"):
             assert text in target.read_text(), text
+
+
+@pytest.mark.parametrize("kind", ["link to a model", "trace", "link to a trace"])
+def test_no_picture_takes_the_place_of_a_trace_or_a_model(
+    run: Run, path: str, tmp_path: Path, kind: str
+) -> None:
+    target = tmp_path / "out.png"
+    if kind == "trace":
+        path = str(Path(path).rename(target))
+        message = f"--plot {target} would overwrite {target}, which is read"
+    elif kind == "link to a trace":
+        target.symlink_to(path)
+        message = f"--plot {target} would overwrite {path}, which is read"
+    else:
+        shutil.copy(model_path("moe_plain"), tmp_path / "blob")
+        target.symlink_to(tmp_path / "blob")
+        message = f"--plot {target} would overwrite a model"
+    before = target.read_bytes()
+    done = run("simulate", write(tmp_path / "other.jsonl"), path, "--plot", str(target))
+    assert (done.code, done.out) == (2, ""), "before the work"
+    assert done.err.splitlines()[0] == f"error: {message}" and len(done.err.splitlines()) == 2
+    assert target.read_bytes() == before
 
 
 def test_without_matplotlib_one_line_says_what_to_install(

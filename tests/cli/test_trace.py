@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -126,6 +127,42 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(run: Run, path: Path) 
     assert path.read_text() == "precious", "replaced before there was a token to record"
     assert run("trace", *COMMON, "-o", str(path), "--overwrite").code == 0
     assert read_trace(path).n_tokens > 4
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "message"),
+    [
+        ("blob", (), "--output blob would overwrite a model"),
+        ("link", (), "--output link would overwrite a model"),
+        ("m.gguf", (), "--output m.gguf has the name of a model"),
+        ("prompt", ("-f", "prompt"), "--output prompt would overwrite prompt, which is read"),
+        ("new", ("--expert-stats", "new"), "--output and --expert-stats would both write new"),
+        ("s.json", ("--expert-stats", "s.txt"), "--output and --expert-stats would both write s"),
+        ("new", ("--expert-profile", "./new"), "--output and --expert-profile would both write"),
+    ],
+)
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+def test_no_trace_takes_the_place_of_what_is_needed(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    output: str,
+    options: tuple[str, ...],
+    message: str,
+    overwrite: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr("vkmoe.cli.loading._load", None)
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copy(model_path("moe_plain"), "blob")
+    Path("link").symlink_to("blob")
+    Path("prompt").write_text(PROMPT)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    prompt = () if "-f" in options else ("-p", PROMPT)
+    done = run("trace", model, *prompt, "-o", output, *options, *overwrite)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[0].startswith(f"error: {message}")
+    assert done.err.splitlines()[1].startswith("hint: ") and "--overwrite" not in done.err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_without_a_name_the_file_is_trace_jsonl(

@@ -85,7 +85,7 @@ def simulate(
     """
     policies = _policies(policy)
     if plot is not None:
-        _check_plotting(plot)
+        _check_plotting(plot, traces)
     config = EngineConfig(**asdict(cache))
     trace = _read(traces)
     counts = _slots(slots, trace, config)
@@ -147,16 +147,17 @@ def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, .
     return tuple(chosen)
 
 
-def _check_plotting(plot: str) -> None:
+def _check_plotting(plot: str, traces: list[str]) -> None:
     """Raises VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
-    from vkmoe.experts.writing import reason_against_writing
+    from vkmoe.experts.writing import reason_against_writing, refuse_to_replace
 
     if find_spec("matplotlib") is None:
         raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
     if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot is {plot!r}, not a picture", "name it .png, .svg or .pdf")
+    refuse_to_replace("--plot", Path(plot), traces)
     if reason := reason_against_writing(Path(plot)):
         raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
 

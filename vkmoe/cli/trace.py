@@ -72,7 +72,7 @@ def trace(
     chosen = chosen_model(context, positional, model)
     text = read_prompt(prompt_source(context, prompt, file, stdin))
     limits = reply_limits(max_tokens, stop, ignore_eos)
-    path = _free_path(output, overwrite)
+    path = _free_path(output, overwrite, file, engine)
     header = _header(chosen)
     with (
         opened(chosen, engine, verbose, quiet) as llm,
@@ -83,19 +83,39 @@ def trace(
         raise typer.Exit(INTERRUPTED)
 
 
-def _free_path(output: str, overwrite: bool) -> Path:
+def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
     """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.writing import is_special, reason_against_writing
+    from vkmoe.experts.writing import reason_against_writing, refuse_to_replace
 
     path = Path(output)
+    refuse_to_replace("--output", path, [prompt] if prompt is not None else [])
     reason = reason_against_writing(path)
     if reason is not None:
         raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
-    if path.exists() and not is_special(path) and not overwrite:
+    if path.is_file() and not overwrite:
         raise UsageError(
             f"{path} is there already", "give another --output, or --overwrite to replace it"
         )
+    _refuse_shared(path, engine)
     return path
+
+
+def _refuse_shared(path: Path, engine: EngineConfig) -> None:
+    """Raise UsageError where another file of the run would take the place of the trace."""
+    from vkmoe.experts.record_keeping import stats_paths
+    from vkmoe.experts.writing import is_special, same_file
+
+    others: list[tuple[str, Path]] = []
+    if engine.expert_stats is not None:
+        others += (("--expert-stats", name) for name in stats_paths(Path(engine.expert_stats)))
+    if engine.expert_profile is not None:
+        others.append(("--expert-profile", Path(engine.expert_profile)))
+    for option_name, other in others:
+        if same_file(path, other) and not is_special(path):
+            raise UsageError(
+                f"--output and {option_name} would both write {path}",
+                "give one of them another name",
+            )
 
 
 def _header(model: str | None) -> TraceHeader:
