@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,20 @@ def test_layers_are_told_apart() -> None:
     for layer in range(3):
         alone = locality(trace_of(routing[:, [layer]], 16))
         assert figures(together, layer) == figures(alone, 0)
+
+
+def test_memory_does_not_grow_with_the_layers() -> None:
+    n_tokens, n_layers, n_experts = 400, 40, 256
+    rows = np.arange(n_tokens * n_layers * 2, dtype=np.uint32).reshape(n_tokens, n_layers, 2)
+    trace = trace_of(rows % n_experts, n_experts)
+    tracemalloc.start()
+    try:
+        locality(trace)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Running counts of one layer in 64 bits are the most, and less than a flag for all.
+    assert peak < 3 * 8 * n_tokens * n_experts < n_tokens * n_layers * n_experts
 
 
 def figures(found: Locality, layer: int) -> list[float]:

@@ -5,9 +5,7 @@ Pure counting, nothing is simulated. Neighbours, windows and segments lie within
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,25 +39,20 @@ def locality(trace: Trace) -> Locality:
     space, n_used = trace.space, trace.header.n_used
     longest = max(len(sequence) for sequence in trace.sequences)
     windows = [1 << n for n in range(longest.bit_length())]
-    by_layer = [
-        [_used(sequence[:, layer], space.n_experts) for sequence in trace.sequences]
-        for layer in range(space.n_layers)
-    ]
-
-    def each(figure: Callable[[list[Used]], float]) -> Values:
-        return np.array([figure(parts) for parts in by_layer], np.float64)
-
-    consistency = [_consistency(parts, n_used) for parts in by_layer]
+    overlap, reuse_distance, consistency, size = np.full((4, space.n_layers), np.nan)
+    covering = {share: np.empty(space.n_layers) for share in SHARES}
+    working_set = {window: np.empty(space.n_layers) for window in windows}
+    for layer in range(space.n_layers):  # the flags of all at once take gigabytes
+        parts = [_used(sequence[:, layer], space.n_experts) for sequence in trace.sequences]
+        overlap[layer], reuse_distance[layer] = _overlap(parts), _reuse_distance(parts)
+        consistency[layer], size[layer] = _consistency(parts, n_used)
+        for share, values in covering.items():
+            values[layer] = _covering(parts, share)
+        for window, values in working_set.items():
+            values[layer] = _working_set(parts, window)
     common = n_used**2 / space.n_experts  # experts two independent tokens share, on average
-    return Locality(
-        overlap=each(_overlap),
-        overlap_by_chance=common / (2 * n_used - common),
-        covering={share: each(partial(_covering, share=share)) for share in SHARES},
-        reuse_distance=each(_reuse_distance),
-        working_set={n: each(partial(_working_set, window=n)) for n in windows},
-        consistency=np.array([item[0] for item in consistency]),
-        consistency_size=np.array([item[1] for item in consistency]),
-    )
+    chance = common / (2 * n_used - common)
+    return Locality(overlap, chance, covering, reuse_distance, working_set, consistency, size)
 
 
 def _used(ids: NDArray[np.uint32], n_experts: int) -> Used:
