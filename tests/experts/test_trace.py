@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,16 +113,41 @@ def test_traces_of_one_model_are_joined_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [header(2, 9, 2), header(2, 8, 2, model="another"), header(3, 8, 2)]
+    ("other", "difference"),
+    [
+        (header(2, 9, 2), "experts 8 in one, 9 in the other"),
+        (header(2, 8, 2, model="another"), "name 'invented' in one, 'another' in the other"),
+        (header(3, 8, 2), "MoE layers 2 in one, 3 in the other"),
+        (
+            header(2, 8, 2, span_bytes=(1000, 7)),
+            "bytes of an expert by layer 1001 in one, 7 in the other",
+        ),
+    ],
 )
-def test_traces_of_different_models_are_not_joined(path: Path, other: Any) -> None:
-    first = trace_of(drifting(2, 2, 8, 2), 8)
-    second = Trace(other, drifting(2, other.n_layers, 8, 2), np.zeros(2, np.bool_))
-    with pytest.raises(VkmoeError, match="different models"):
+def test_traces_of_different_models_are_not_joined(path: Path, other: Any, difference: str) -> None:
+    first = read_trace(write(path, trace_of(drifting(2, 2, 8, 2), 8)))
+    routing = drifting(2, other.n_layers, 8, 2)
+    second = read_trace(write(path.with_name("2"), Trace(other, routing, np.zeros(2, np.bool_))))
+    with pytest.raises(VkmoeError) as caught:
         joined([first, second])
+    expected = f"{path} and {path.with_name('2')} are of different models: {difference}"
+    assert str(caught.value) == expected
     lines(path, first.header.document(), DECODE, other.document())
-    with pytest.raises(VkmoeError, match="line 3 begins a trace of another model"):
+    with pytest.raises(VkmoeError, match=f"line 3 begins a trace of another model: {difference}"):
         read_trace(path)
+
+
+def test_a_trace_that_cannot_be_written_is_one_error_that_names_it(path: Path) -> None:
+    for bad in (Path("/dev/full"), path.parent, path / "none"):
+        with pytest.raises(VkmoeError, match=f"the trace {bad} cannot be written: ") as caught:
+            TraceWriter(bad, HEADER)
+        assert caught.value.hint
+    writer = TraceWriter(path, HEADER)
+    with open("/dev/full", "w") as full:
+        os.dup2(full.fileno(), writer._file.fileno())  # the disk fills up meanwhile
+    with pytest.raises(VkmoeError, match="No space left"), writer:
+        writer.write(np.array([[0, 1], [2, 3]], np.uint32), False)
+    assert writer.n_tokens == 0
 
 
 HUGE = "9" * 4000  # Python refuses to read ints of more than 4300 digits

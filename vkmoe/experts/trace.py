@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from vkmoe.experts.keys import KeySpace
 __all__ = ["FORMAT", "VERSION", "Trace", "TraceHeader", "TraceWriter", "joined"]
 
 FORMAT, VERSION = "vkmoe-trace", 1
+_MODEL = ("name", "architecture", "MoE layers", "experts", "experts per token",
+          "numbers of the MoE layers", "bytes of an expert by layer")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,12 @@ class TraceHeader:
     def space(self) -> KeySpace:
         return KeySpace(self.n_layers, self.n_experts)
 
-    def same_model(self, other: TraceHeader) -> bool:
-        """Whether both describe one model; the prompts may differ."""
-        return self._model() == other._model()
+    def difference(self, other: TraceHeader) -> str | None:
+        """What tells the model of `other` from ours, for people; None: both are of one model."""
+        for what, ours, theirs in zip(_MODEL, self._model(), other._model(), strict=True):
+            if ours != theirs:
+                return f"{what} {_shown(ours, theirs)} in one, {_shown(theirs, ours)} in the other"
+        return None
 
     def document(self) -> dict[str, Any]:
         """The header line."""
@@ -68,7 +74,7 @@ class TraceHeader:
         }
 
     def _model(self) -> tuple[Any, ...]:
-        shape = (self.layer_numbers, self.n_experts, self.n_used, self.span_bytes)
+        shape = (self.n_layers, self.n_experts, self.n_used, self.layer_numbers, self.span_bytes)
         return self.model, self.architecture, *shape
 
 
@@ -81,6 +87,7 @@ class Trace:
     is_prompt: NDArray[np.bool_]  # [n_tokens]
     starts: tuple[int, ...] = (0,)  # the first token of each sequence
     notes: tuple[str, ...] = ()  # what a reader should know of the file
+    source: str = "a trace"  # the file, for messages
 
     @property
     def n_tokens(self) -> int:
@@ -103,10 +110,10 @@ def joined(traces: Sequence[Trace]) -> Trace:
     """
     first = traces[0]
     for trace in traces[1:]:
-        if not trace.header.same_model(first.header):
+        difference = first.header.difference(trace.header)
+        if difference is not None:
             raise VkmoeError(
-                f"the traces are of different models: {_described(first.header)} and "
-                f"{_described(trace.header)}",
+                f"{first.source} and {trace.source} are of different models: {difference}",
                 "simulate the traces of one model at a time",
             )
     offsets = np.cumsum([0, *(trace.n_tokens for trace in traces[:-1])])
@@ -123,13 +130,17 @@ def joined(traces: Sequence[Trace]) -> Trace:
 class TraceWriter(Closing):
     """Writes a trace token by token; each line reaches the file at once.
 
-    What was written before Ctrl-C or a crash can be read. Raises OSError. Replaces the file.
+    What was written before Ctrl-C or a crash can be read. Replaces the file. Raises VkmoeError
+    where it cannot be written.
     """
 
     def __init__(self, path: Path, header: TraceHeader) -> None:
-        self._shape = (header.n_layers, header.n_used)
+        self._path, self._shape = path, (header.n_layers, header.n_used)
         self.n_tokens = 0
-        self._file = path.open("w", buffering=1, encoding="utf-8")
+        try:
+            self._file = path.open("w", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise self._failed(error) from error
         self._line(header.document())
 
     def write(self, routing: NDArray[np.uint32], is_prompt: bool) -> None:
@@ -143,11 +154,23 @@ class TraceWriter(Closing):
         self._file.close()
 
     def _line(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        try:
+            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        except OSError as error:
+            with suppress(OSError):  # what could not be written would be tried once more
+                self._file.close()
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> VkmoeError:
+        return VkmoeError(
+            f"the trace {self._path} cannot be written: {error.strerror or error}",
+            "make room, or write it elsewhere with --output",
+        )
 
 
-def _described(header: TraceHeader) -> str:
-    return (
-        f"{header.model[:80]!a} ({header.n_layers} MoE layers, {header.n_used} of "
-        f"{header.n_experts} experts)"
-    )
+def _shown(value: Any, other: Any) -> str:
+    """A value in a few characters; of a tuple the first entry that is not the other's."""
+    if isinstance(value, tuple):
+        value = next(ours for ours, theirs in zip(value, other, strict=True) if ours != theirs)
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:60] + "..."

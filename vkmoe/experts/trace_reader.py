@@ -35,7 +35,10 @@ def read_trace(path: Path) -> Trace:
         with path.open("rb") as file:
             return _Reader(path, file).read()
     except OSError as error:
-        raise VkmoeError(f"the trace {path} cannot be read: {error.strerror}") from error
+        raise VkmoeError(
+            f"the trace {path} cannot be read: {error.strerror}",
+            "give a file that `vkmoe trace` wrote and that you may read",
+        ) from error
 
 
 class _Reader:
@@ -80,8 +83,8 @@ class _Reader:
             self._refuse("is not a JSON object")
         if "format" in record or self._header is None:
             header = self._read_header(record)
-            if self._header is not None and not header.same_model(self._header):
-                self._refuse("begins a trace of another model")
+            if self._header is not None and (other := self._header.difference(header)):
+                self._refuse(f"begins a trace of another model: {other}")
             self._header = self._header or header
             self._starts.append(len(self._is_prompt))
             return
@@ -105,6 +108,7 @@ class _Reader:
             np.frombuffer(self._is_prompt, np.bool_),
             tuple(start for start, end in zip(self._starts, ends, strict=True) if end > start),
             notes,
+            str(self._path),
         )
 
     # ----- one line -----
