@@ -187,6 +187,11 @@ class Engine(Closing):
         """What was used and found on the device; None for a model without experts."""
         return self._experts.profiler if self.spec.experts else None
 
+    def settle(self) -> None:
+        """Wait until no copy of an expert is under way. Raises DeviceLostError."""
+        if self.cache is not None:
+            self.cache.settle()
+
     def expert_counts(self) -> NDArray[np.float64]:
         """How often each expert was used lately: decayed counts [n MoE layers * n_experts]."""
         return self._experts.residency.counts.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import PromptError, UsageError
+from vkmoe.errors import GpuError, PromptError, UsageError
 from vkmoe.experts.record_keeping import RecordKeeper, setup_of
 from vkmoe.experts.report import ExpertReport, make_report
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
@@ -236,6 +237,8 @@ class LLM(Closing):
 
     def _note_statistics(self, generation: Generation) -> None:
         self.last_statistics = generation.statistics(self.load_seconds)
+        with suppress(GpuError):  # an error of the generation is the one to tell
+            self.engine.settle()
 
 
 def _with_options(config: Config, options: dict[str, Any]) -> Config:

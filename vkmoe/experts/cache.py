@@ -93,7 +93,7 @@ class ExpertCache:
             self._reset()
         with self._changing():
             self._start_blocked()
-        self._collect()
+        self._collect(self._wait)
         self._table.publish()
         return self._table.begin()
 
@@ -110,6 +110,13 @@ class ExpertCache:
         with self._changing():
             self._begin(self.residency.use(routing))
         return hits
+
+    def settle(self) -> None:
+        """Wait for the copies under way, so that the counters tell of them.
+
+        Raises DeviceLostError.
+        """
+        self._collect(wait=True)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless policies, slots and table agree (tests)."""
@@ -187,7 +194,7 @@ class ExpertCache:
             self._submit(moves[:n_moves])
             moves = moves[n_moves:]
             if self._wait and len(self._pending) >= MAX_PENDING:
-                self._collect()
+                self._collect(wait=True)
 
     def _submit(self, moves: list[Move]) -> None:
         slots = [self._slots.of(move.key) for move in moves]
@@ -203,10 +210,10 @@ class ExpertCache:
         except GpuError as error:
             self._give_up(moves, error)
 
-    def _collect(self) -> None:
-        """Map what has arrived. Waits for all of it in the plain way."""
+    def _collect(self, wait: bool) -> None:
+        """Map what has arrived, or with `wait` all that is under way."""
         for pending in list(self._pending):
-            if not self._wait and not pending.upload.done():
+            if not wait and not pending.upload.done():
                 continue
             failure = None
             try:

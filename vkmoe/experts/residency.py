@@ -46,7 +46,7 @@ class Residency:
         self._empty_pools()
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
-        self.uses: NDArray[np.int64] = np.zeros(space.n_keys, np.int64)
+        self._uses = np.zeros(space.n_keys, np.int64)  # all alike, for the choice of residents
         self.n_tokens = 0
         self.warm_at: int | None = None  # tokens seen when the pins were last chosen by use
         self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
@@ -89,10 +89,11 @@ class Residency:
         keys = routing + self._first
         flat = keys.reshape(-1)
         self.counts.use(flat)
-        self.uses[flat] += 1
+        if self.settings.selection == "frequency":
+            self._uses[flat] += 1
         self.n_tokens += 1
         moves: list[Move] = []
-        rows = keys.tolist()
+        rows = keys.tolist() if self._users else []
         for pool, use, layer in self._users:
             # With several layers the highest ranks of all come first.
             used = rows[layer] if layer >= 0 else keys[list(pool.spec.layers)].T.ravel().tolist()
@@ -149,7 +150,7 @@ class Residency:
         if settings.warmpin and self.n_tokens % settings.warmpin_after == 0:
             moves += self._pin_warm(used)
         if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
-            moves += self._pin_residents(self._most_used(self.uses), used)
+            moves += self._pin_residents(self._most_used(self._uses), used)
             self.warm_at = self.n_tokens
         return moves
 
@@ -202,7 +203,8 @@ class Residency:
         self._warm = pins.hottest(values, self._specs, self.space, n, residents)
         self._unpin(set(before) - set(self._warm) - set(self._residents))
         self.warm_at = self.n_tokens if self._warm else self.warm_at
-        return self._pin(self._warm, used)
+        new = set(self._warm) - set(before)
+        return self._pin([key for key in self._warm if key in new], used)
 
     def _slotted_layers(self) -> NDArray[np.int64]:
         """Numbers of the experts of each layer with slots: [n such layers, n_experts]."""
