@@ -145,6 +145,17 @@ def test_shared_slots_do_not_matter(model: Path, wanted: Rows) -> None:
             assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
 
 
+def test_memory_that_is_not_mapped_does_not_matter(
+    model: Path, wanted: Rows, everything_staged: list[int]
+) -> None:
+    """Slots, homes and table as on a card whose memory the host cannot write."""
+    with Engine(model, EngineConfig(ctx_size=64, expert_slots=3), checks=True) as engine:
+        n_staged = len(everything_staged)
+        assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+        assert engine.cache is not None and engine.cache.counters.n_table_writes > 3
+        assert len(everything_staged) >= n_staged + engine.cache.counters.n_table_writes
+
+
 def test_a_warm_start_does_not_matter(model: Path, wanted: Rows) -> None:
     config = EngineConfig(ctx_size=64, expert_slots=4)
     with Engine(model, config, checks=True) as engine:

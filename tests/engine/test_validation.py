@@ -48,6 +48,22 @@ def test_a_generation_is_silent(llm: LLM) -> None:
     assert llm.engine.device.validation_messages() == []
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["mapped", "staged"])
+def test_a_generation_with_an_expert_cache_is_silent(
+    staged: bool, request: pytest.FixtureRequest
+) -> None:
+    """Copies into slots and new versions of the table, between tokens."""
+    if staged:
+        request.getfixturevalue("everything_staged")
+    with LLM(validation=True, ctx_size=64, expert_slots=4, moe_warmpin_after=4) as llm:
+        result = llm.generate(PROMPT, max_tokens=8, temp=0, ignore_eos=True)
+        assert len(result.token_ids) == 8
+        cache = llm.engine.cache
+        assert cache is not None
+        assert cache.counters.n_evictions > 0 < cache.counters.n_table_writes
+        assert llm.engine.device.validation_messages() == []
+
+
 @pytest.mark.parametrize("where", ["attention", "logits"])
 def test_a_missing_barrier_is_reported(where: str) -> None:
     """The positive control: without it, silence above would prove nothing."""
