@@ -42,12 +42,6 @@ class Lru(Members):
         del self._order[key]
         self._removed(key)
 
-    def pin(self, key: int) -> None:
-        super().pin(key)
-
-    def unpin(self, key: int) -> None:
-        super().unpin(key)
-
     def __contains__(self, key: object) -> bool:
         return key in self._order
 

@@ -5,7 +5,6 @@ Knows no order; that is what a policy adds.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Container
 
 from vkmoe.experts.frequency import DecayedCounts
@@ -26,11 +25,9 @@ class Members(Policy):
         self._newest: int | None = None  # the key inserted last, while resident
         self._per_layer = [0] * space.n_layers  # residents
 
-    @abstractmethod
     def pin(self, key: int) -> None:
         self._pins.add(key)
 
-    @abstractmethod
     def unpin(self, key: int) -> None:
         self._pins.discard(key)
 
