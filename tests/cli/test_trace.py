@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -163,6 +164,12 @@ def test_no_trace_takes_the_place_of_what_is_needed(
     assert done.err.splitlines()[0].startswith(f"error: {message}")
     assert done.err.splitlines()[1].startswith("hint: ") and "--overwrite" not in done.err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_keeps_nothing_may_be_named_twice(run: Run) -> None:
+    null = os.devnull
+    done = run("trace", *COMMON, "-o", null, "--expert-stats", null)
+    assert done.code == 0, done.err
 
 
 def test_without_a_name_the_file_is_trace_jsonl(

@@ -117,22 +117,21 @@ def test_a_plain_file_among_the_devices_is_a_plain_file() -> None:
     assert is_special(Path(os.devnull))
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/fd/1", "log"])
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/fd/9", "log"])
 def test_a_file_that_the_shell_writes_to_is_added_to(tmp_path: Path, name: str) -> None:
     """A new file in its place would leave what was printed in a file without a name."""
     code = (
-        "import sys; from pathlib import Path; from vkmoe.experts.writing import write_whole\n"
-        "print('text', flush=True); write_whole(Path(sys.argv[1]), b'statistics')"
+        "import os, sys; from pathlib import Path; from vkmoe.experts.writing import write_whole\n"
+        "os.write(int(sys.argv[2]), b'text, '); write_whole(Path(sys.argv[1]), b'statistics')"
     )
-    log = tmp_path / "log"
-    with log.open("ab") as stream:
-        subprocess.run(
-            [sys.executable, "-c", code, name if name != "log" else str(log)],
-            stdout=stream,
-            stderr=stream,
-            check=True,
-        )
-    assert log.read_bytes() == b"text\nstatistics"
+    descriptor = {"/dev/stderr": "2", "/dev/fd/9": "9"}.get(name, "1")
+    subprocess.run(
+        ["sh", "-c", f'exec "$@" {descriptor}>>log', "sh", sys.executable, "-c", code, name,
+         descriptor],
+        cwd=tmp_path,
+        check=True,
+    )  # fmt: skip
+    assert (tmp_path / "log").read_bytes() == b"text, statistics"
     assert os.listdir(tmp_path) == ["log"]
 
 
@@ -202,6 +201,9 @@ def test_what_harms_nothing_is_not_refused(path: Path) -> None:
 def test_one_file_has_many_names_before_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "there").touch()
+    os.link(tmp_path / "there", tmp_path / "hard link")
+    assert same_file(tmp_path / "there", tmp_path / "hard link")
     assert same_file(tmp_path / "file", tmp_path / "link")
     assert same_file(tmp_path / "none" / ".." / "file", tmp_path / "file")
     assert not same_file(tmp_path / "file", tmp_path / "other")
