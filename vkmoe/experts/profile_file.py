@@ -36,6 +36,7 @@ _WORDS = {
 _REMEDY = (
     "give another --expert-profile, or remove the file: a new one is written at the end of the run"
 )
+_OWN_FILE = "give each model a profile of its own: another --expert-profile"
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,14 @@ def _check_model(path: Path, document: dict[str, Any], model: ProfiledModel) -> 
         if theirs == ours and type(theirs) is type(ours):
             continue
         if name == "fingerprint":
-            _refuse(path, "belongs to another model: the fingerprint of sizes and tensors differs")
+            _refuse(
+                path,
+                "belongs to another model: the fingerprint of sizes and tensors differs",
+                _OWN_FILE,
+            )
         word = _WORDS.get(name, name.replace("_", " "))
         both = f"its {word} is {_said(theirs)}, this model's {_said(ours)}"
-        _refuse(path, f"belongs to another model: {both}")
+        _refuse(path, f"belongs to another model: {both}", _OWN_FILE)
 
 
 def _counts(path: Path, rows: Any, space: KeySpace) -> NDArray[np.float64]:
@@ -179,5 +184,5 @@ def _said(value: Any) -> str:
     return shown(str(value)) if isinstance(value, str | int | float) else type(value).__name__
 
 
-def _refuse(path: Path, message: str) -> NoReturn:
-    raise VkmoeError(f"the expert profile {path} {message}", _REMEDY)
+def _refuse(path: Path, message: str, remedy: str = _REMEDY) -> NoReturn:
+    raise VkmoeError(f"the expert profile {path} {message}", remedy)

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,12 @@ def setup_of(spec: ModelSpec, plan: MemoryPlan, device: DeviceInfo, config: Engi
         plan.expert_slots,
         config.expert_policy if moves else None,
         config.expert_allocation if moves else None,
+        {
+            name: value
+            for name, value in asdict(config).items()
+            if name.startswith(("expert_", "moe_"))
+            and name not in ("expert_stats", "expert_profile")
+        },
     )
 
 

@@ -6,8 +6,8 @@ document for programs. Does not own when or where they are written (record_keepi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from vkmoe.experts.counters import CacheCounters
@@ -33,6 +33,7 @@ class Setup:
     slots: tuple[int, ...] = ()
     policy: str | None = None  # None: nothing is ever moved
     allocation: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # as asked, to run the same again
 
 
 @dataclass(frozen=True)
