@@ -142,11 +142,17 @@ def _ctrl_c_waits() -> Iterator[None]:
     """Ctrl-C takes effect at the end. Processes begun meanwhile never hear of it: they inherit
     the mask, and the parent ends them.
     """
+    # The mask is this thread's alone: one of NumPy's may take the signal, hence the handler.
+    caught: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 _trace_of_worker: list[Trace] = []
