@@ -53,7 +53,8 @@ def refusal(path: Path, model: Any = MODEL) -> str:
     assert str(path) in message and "\n" not in message and message.isprintable()
     assert len(message) < len(str(path)) + 250
     own = "belongs to another model" in str(caught.value)  # a good file, which must not go
-    assert ("remove the file" in caught.value.hint) != own and "--expert-profile" in caught.value.hint
+    assert ("remove the file" in caught.value.hint) != own
+    assert "--expert-profile" in caught.value.hint
     return message
 
 
