@@ -94,6 +94,14 @@ def test_every_prompt_source_gives_the_same_trace(
     assert len(traces) == 1
 
 
+def test_a_full_disk_is_one_error_that_names_the_trace(run: Run) -> None:
+    done = run("trace", *COMMON, "-q", "-o", "/dev/full")
+    assert done.code == 1
+    message, hint = done.err.splitlines()
+    assert message == "error: the trace /dev/full cannot be written: No space left on device"
+    assert hint.startswith("hint: ")
+
+
 def test_ctrl_c_leaves_what_was_recorded(
     run: Run, demo_llm: LLM, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +195,7 @@ def test_without_a_name_the_file_is_trace_jsonl(
         (("/nowhere.gguf", "-p", "x"), 1, "/nowhere.gguf"),
         (("-p", "x", "-o", "/nowhere/t.jsonl"), 1, "the trace cannot be written: no folder"),
         (("-p", "x", "-o", "/"), 1, "the trace cannot be written: / is a folder"),
+        (("-p", "x", "-o", "-"), 2, "--output - would mix the trace with the reply"),
         ((), 2, "no prompt given"),
         (("-p", "x", "-v", "-q"), 2, "--verbose and --quiet contradict"),
     ],

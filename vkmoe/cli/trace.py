@@ -87,6 +87,10 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
     """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
     from vkmoe.experts.writing import reason_against_writing, refuse_to_replace
 
+    if output == "-":
+        raise UsageError(
+            "--output - would mix the trace with the reply on stdout", "give the trace a file"
+        )
     path = Path(output)
     refuse_to_replace("--output", path, [prompt] if prompt is not None else [])
     reason = reason_against_writing(path)
