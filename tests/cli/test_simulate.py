@@ -1,12 +1,10 @@
-"""`vkmoe simulate`: its tables, its values, its picture, and what it refuses."""
+"""`vkmoe simulate`: its tables, its values, and what it refuses."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.tiny import model_path
 from tests.experts.invented_traces import drifting, header, trace_of
 from vkmoe.config import EngineConfig
 from vkmoe.experts.settings import CacheSettings, make_pools
@@ -86,22 +83,85 @@ def test_the_tables_say_the_same(run: Run, path: str) -> None:
     lines = done.out.splitlines()
     assert lines[0] == "invented: 3 MoE layers, 4 of 16 experts per token"
     assert lines[1] == "120 tokens: 40 of prompts, 80 of replies"
-    own, shared, split = (rows(done.out, start) for start in ("Hit rate", "The same", "Misses"))
+    titles = ("Hit rate", "The same", "Misses")
+    own, shared, split = (rows(done.out, start) for start in titles)
     for rung in found["slots"]:
         slots, layer = rung["slots"], rung["layer"]
         assert own[slots][1:5] == [as_cell(layer[n]) for n in ("lru", "slru", "lfru", "belady")]
         both = rung["global"]
-        assert shared[slots][1:] == [
+        assert shared[slots] == [
             as_cell(item) for item in (layer["slru"], both["slru"], both["belady"])
         ]
         causes = layer["slru"]["misses"]
         expected = [causes["compulsory"], causes["capacity"]]
         expected += [layer[name]["misses"]["policy"] for name in ("lru", "slru", "lfru")]
-        assert split[slots] == [f"{100 * n / 1440:.1f}" for n in expected]
-    assert f"Recommended: --expert-slots {found['recommended_slots']} " in done.out
-    assert "gives 8." in done.out
-    assert all(len(line) <= 120 for line in lines)
-    assert "replays took" in done.err
+        assert split[slots][:5] == [f"{100 * n / 1440:.1f}" for n in expected]
+        copied = layer["slru"]["copied_bytes_per_token"]
+        assert split[slots][6] == f"{copied / 1024:.1f} KiB"
+    assert "* twice the experts" in done.out and "  *   8  " in done.out
+    assert 'The "recommended at least 8"' in done.out
+    assert done.err == "", "only a terminal is told how long it took"
+    assert "*" not in run("simulate", path, "--slots", "9").out
+
+
+def test_lines_fit_on_a_terminal(run: Run, tmp_path: Path) -> None:
+    """With the widest cells there are: sizes of three digits, and misses below zero."""
+    head = header(9, 64, 8, model="a name that goes on " * 5, span_bytes=(40 << 20,) * 9)
+    big = Trace(head, drifting(210, 9, 64, 8), np.arange(210) < 9)
+    done = run("simulate", write(tmp_path / "big.jsonl", big), "--slots", "8,60,64")
+    assert "Suggested" in done.out and "GiB" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def long_trace(folder: Path) -> str:
+    return write(folder / "long.jsonl", trace_of(drifting(240, 3, 16, 4), 16))
+
+
+def test_the_suggestion_is_the_same_whatever_sizes_are_tried(run: Run, tmp_path: Path) -> None:
+    path = long_trace(tmp_path)
+    whole = document(run, path)
+    by_slots = {rung["slots"]: rung["layer"]["slru"]["hit_rate"] for rung in whole["slots"]}
+    bend = max(by_slots, key=lambda n: by_slots[n] - n / 16)
+    assert bend == whole["bend_of_curve"] == 4
+    for slots in ("4", "15,16", "9"):
+        assert document(run, path, "--slots", slots)["bend_of_curve"] == bend
+        text = " ".join(run("simulate", path, "--slots", slots).out.split())
+        rate = f"{100 * by_slots[bend]:.0f} % hits with slru"
+        assert f"Suggested by this trace: --expert-slots 4 (11.7 KiB), {rate}." in text
+
+
+def test_without_a_bend_none_is_suggested(run: Run, tmp_path: Path) -> None:
+    """Experts in turn: recency is of no use until all have a slot."""
+    ids = np.array([[[n % 16]] for n in range(240)], np.uint32)
+    path = write(tmp_path / "t.jsonl", trace_of(ids, 16))
+    done = run("simulate", path, "--moe-warmpin", "0", "--policy", "lru")
+    assert "No number of slots stands out" in done.out and "Suggested" not in done.out
+
+
+def test_a_short_trace_suggests_nothing(run: Run, path: str) -> None:
+    assert document(run, path)["bend_of_curve"] is None
+    text = " ".join(run("simulate", path).out.split())
+    assert "120 tokens: too short a trace to suggest a number of slots. Record 500" in text
+
+
+def test_the_engines_variables_are_read(run: Run, path: str) -> None:
+    plain = document(run, path, "--slots", "8", "--expert-policy", "lfru", "--moe-warmpin", "2")
+    done = run("simulate", path, "--slots", "8", "--json",
+               VKMOE_EXPERT_POLICY="lfru", VKMOE_MOE_WARMPIN="2")  # fmt: skip
+    assert json.loads(done.out) == plain
+    assert plain["main_policy"] == "lfru"
+    assert set(plain["slots"][0]["layer"]) == {"belady", "lru", "slru", "lfru"}
+    assert list(plain["slots"][0]["global"]) == ["belady", "lfru"]
+
+
+def test_quiet_prints_the_result_alone(run: Run, path: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    Path(path).write_bytes(Path(path).read_bytes()[:-9])
+    options = ("simulate", path, "--slots", "4", "--plot", path + ".png")
+    told, quiet = run(*options), run(*options, "-q")
+    assert (quiet.out, quiet.err) == (told.out, "")
+    for line in ("replays took", "cut short", "the plot is in"):
+        assert line in told.err
 
 
 def rows(text: str, start: str) -> dict[int, list[str]]:
@@ -171,6 +231,7 @@ def test_a_single_token_gives_tables_without_a_warning(run: Run, tmp_path: Path)
     done = run("simulate", path, "--plot", str(tmp_path / "one.png"))
     assert done.code == 0, done.err
     assert "nan" not in done.out
+    assert done.out.splitlines()[1] == "1 token: 0 of prompts, 1 of replies"
     json.loads(run("simulate", path, "--json").out, parse_constant=lambda name: pytest.fail(name))
 
 
@@ -188,7 +249,7 @@ def test_a_trace_cut_short_is_used_with_a_note(run: Run, path: str) -> None:
     [
         ((), 2, "TRACE"),
         (("/nowhere.jsonl",), 1, "/nowhere.jsonl cannot be read"),
-        (("PATH", "--slots", "0"), 2, "0 slots"),
+        (("PATH", "--slots", "0"), 2, "cannot have 0 slots"),
         (("PATH", "--slots", "17"), 2, "17 slots"),
         (("PATH", "--slots", "4,x"), 2, "'x' is not a number"),
         (("PATH", "--slots", " , "), 2, "names no number"),
@@ -211,7 +272,7 @@ def test_mistakes_are_one_clear_line(
     done = run("simulate", *(known.get(word, word) for word in words))
     assert (done.code, done.out) == (code, "")
     assert message in done.err.splitlines()[0]
-    assert len(done.err.splitlines()) <= 2
+    assert done.err.splitlines()[1].startswith("hint: ") and len(done.err.splitlines()) == 2
 
 
 def test_no_model_name_reaches_the_terminal_raw(run: Run, tmp_path: Path) -> None:
@@ -219,56 +280,6 @@ def test_no_model_name_reaches_the_terminal_raw(run: Run, tmp_path: Path) -> Non
     out = run("simulate", write(tmp_path / "t.jsonl", shady), "--slots", "4").out
     assert "\x1b" not in out
     assert out.splitlines()[0].startswith("\\x1b[31mred\\n: 3 MoE layers")
-
-
-# ----- the picture -----
-
-
-@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_a_picture_is_drawn(run: Run, path: str, tmp_path: Path, ending: str, start: bytes) -> None:
-    target = tmp_path / f"out.{ending}"
-    done = run("simulate", path, "--plot", str(target))
-    assert done.code == 0, done.err
-    assert f"the plot is in {target}" in done.err
-    assert target.read_bytes().startswith(start)
-    if ending == "svg":
-        for text in ("slots per layer", "hit rate", "Belady", "2 x active", "recommended", "slru"):
-            assert text in target.read_text(), text
-
-
-@pytest.mark.parametrize("kind", ["link to a model", "trace", "link to a trace"])
-def test_no_picture_takes_the_place_of_a_trace_or_a_model(
-    run: Run, path: str, tmp_path: Path, kind: str
-) -> None:
-    target = tmp_path / "out.png"
-    if kind == "trace":
-        path = str(Path(path).rename(target))
-        message = f"--plot {target} would overwrite {target}, which is read"
-    elif kind == "link to a trace":
-        target.symlink_to(path)
-        message = f"--plot {target} would overwrite {path}, which is read"
-    else:
-        shutil.copy(model_path("moe_plain"), tmp_path / "blob")
-        target.symlink_to(tmp_path / "blob")
-        message = f"--plot {target} would overwrite a model"
-    before = target.read_bytes()
-    done = run("simulate", write(tmp_path / "other.jsonl"), path, "--plot", str(target))
-    assert (done.code, done.out) == (2, ""), "before the work"
-    assert done.err.splitlines()[0] == f"error: {message}" and len(done.err.splitlines()) == 2
-    assert target.read_bytes() == before
-
-
-def test_without_matplotlib_one_line_says_what_to_install(
-    run: Run, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
-    )
-    done = run("simulate", path, "--plot", str(tmp_path / "out.png"))
-    assert (done.code, done.out) == (1, "")
-    assert done.err == 'error: --plot needs matplotlib\nhint: pip install "vkmoe[plot]"\n'
-    assert run("simulate", path, "--slots", "4").code == 0
 
 
 # ----- long sweeps -----

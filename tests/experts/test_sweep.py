@@ -1,7 +1,9 @@
-"""Many replays of one trace: which, in what order, and what they recommend."""
+"""Many replays of one trace: which, in what order, and where the curve bends."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import get_args
 
 import numpy as np
@@ -11,7 +13,8 @@ from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts import sweep as module
 from vkmoe.experts.settings import CacheSettings, PolicyName, make_pools
 from vkmoe.experts.simulate import ceiling, simulate
-from vkmoe.experts.sweep import Sweep, ladder, recommended_slots, run_sweep
+from vkmoe.experts.sweep import ENOUGH_TOKENS, bend_of_curve, ladder, run_sweep
+from vkmoe.experts.trace import Trace
 
 POLICIES = get_args(PolicyName)
 TRACE = trace_of(drifting(80, 3, 16, 4), 16)
@@ -64,16 +67,61 @@ def test_every_result_is_that_of_its_own_replay(
         assert np.array_equal(rung.shared_best, ceiling(TRACE, shared))
 
 
-def test_the_main_policy_is_slru_where_it_is_asked_for() -> None:
+def test_the_main_policy_is_the_one_asked_for_where_it_is_tried() -> None:
+    assert run_sweep(TRACE, (8,), plain, ("lru", "slru"), main="lru").main == "lru"
     assert run_sweep(TRACE, (8,), plain, ("lru", "slru")).main == "slru"
     assert run_sweep(TRACE, (8,), plain, ("lfru", "lru")).main == "lfru"
 
 
-def test_what_is_recommended_lies_where_the_curve_bends() -> None:
-    """Tokens go round in 8 of 32 experts: below, recency finds nothing; above, nothing is left."""
-    ids = np.array([[[2 * n % 8, (2 * n + 1) % 8]] for n in range(200)], np.uint32)
-    found: Sweep = run_sweep(trace_of(ids, 32), (2, 4, 8, 16, 24, 32), plain, ("lru",))
-    assert recommended_slots(found) == 8
-    rates = {rung.slots: rung.own["lru"].hit_rate for rung in found.rungs}
+@pytest.mark.parametrize("own_thread", [True, False])
+def test_ctrl_c_waits_whichever_thread_hears_of_it(own_thread: bool) -> None:
+    """A process begun at that moment would be left behind, with the terminal as its stdout."""
+    begun, go = threading.Event(), threading.Event()
+
+    def signalled() -> None:
+        begun.set()
+        go.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    other = threading.Thread(target=signalled)
+    other.start()
+    begun.wait()
+    reached = False
+    with pytest.raises(KeyboardInterrupt), module._ctrl_c_waits():
+        go.set()
+        other.join()
+        if own_thread:
+            signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert reached
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def rounds(n_tokens: int) -> Trace:
+    """Tokens that go round in 8 of 32 experts."""
+    ids = np.array([[[2 * n % 8, (2 * n + 1) % 8]] for n in range(n_tokens)], np.uint32)
+    return trace_of(ids, 32)
+
+
+@pytest.mark.parametrize("slots", [(2,), (31, 32), (4, 8, 24)])
+def test_the_curve_bends_at_the_same_slots_whatever_else_is_tried(slots: tuple[int, ...]) -> None:
+    """Below 8 recency finds nothing, above nothing is left."""
+    curve = (32, 2, 4, 8, 16, 24)
+    found = run_sweep(rounds(ENOUGH_TOKENS), slots, plain, ("lru", "lfru"), curve=curve)
+    assert bend_of_curve(found) == 8
+    assert [rung.slots for rung in found.rungs] == sorted(slots)
+    assert list(found.curve) == sorted(curve)
+    rates = {n: result.hit_rate for n, result in found.curve.items()}
     assert rates[4] == 0
     assert rates[8] == rates[24] == pytest.approx(0.98)
+
+
+def test_a_curve_that_does_not_bend_is_known_by_all_its_experts() -> None:
+    ids = np.array([[[n % 16]] for n in range(ENOUGH_TOKENS)], np.uint32)
+    found = run_sweep(trace_of(ids, 16), (4,), plain, ("lru",), curve=ladder(16, 1))
+    assert bend_of_curve(found) == 16
+
+
+def test_a_few_tokens_have_no_curve() -> None:
+    found = run_sweep(rounds(ENOUGH_TOKENS - 1), (8,), plain, ("lru",), curve=(4, 8, 32))
+    assert (bend_of_curve(found), found.curve) == (None, {})

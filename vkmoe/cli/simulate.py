@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vkmoe.cli.notes import note
-from vkmoe.cli.options import Json, config_options, option
+from vkmoe.cli.options import Json, Quiet, config_options, option
 from vkmoe.cli.progress import counting
+from vkmoe.cli.simulated_engine import CacheOptions, settings_of
 from vkmoe.config import EngineConfig, parse_ids
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.experts.settings import CacheSettings, PolicyName
     from vkmoe.experts.sweep import Sweep
-    from vkmoe.experts.trace import Trace, TraceHeader
-    from vkmoe.facts import ModelSpec
+    from vkmoe.experts.trace import Trace
 
 __all__ = ["simulate"]
 
 POLICIES = "lru,slru,lfru"
-
-
-def _same(name: str) -> Any:
-    """The engine's option of that name, default and help included."""
-    (known,) = (item for item in fields(EngineConfig) if item.name == name)
-    return field(default=known.default, metadata=known.metadata)
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """Those of the engine's options that decide which experts are in the slots."""
-
-    expert_half_life: float = _same("expert_half_life")
-    moe_warmpin: int | None = _same("moe_warmpin")
-    moe_warmpin_after: int = _same("moe_warmpin_after")
-    expert_resident_selection: Literal["first_n", "frequency", "manual"] | None = _same(
-        "expert_resident_selection"
-    )
-    expert_num_resident: int | None = _same("expert_num_resident")
-    expert_warmup_tokens: int = _same("expert_warmup_tokens")
-    expert_resident_ids: str | None = _same("expert_resident_ids")
 
 
 @config_options
@@ -66,7 +47,8 @@ def simulate(
         option(
             "--policy",
             metavar="POLICIES",
-            help="Policies to try; slru, or else the first, is looked at closely.",
+            help="Policies to compare. What is told of one alone is told of --expert-policy, "
+            "or of the first of these where it is none of them.",
         ),
     ] = POLICIES,
     cache: CacheOptions,
@@ -75,34 +57,35 @@ def simulate(
         option("--plot", metavar="FILE", help="Draw the hit rates too, as PNG, SVG or PDF."),
     ] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Replay traces of `vkmoe trace` through the expert cache, without a model or a GPU.
 
     Shows hit rates by slots and policy beside the best any cache could do (Belady's optimum), what
     misses come from, what sharing slots among layers changes, how local the routing is, and how
-    many slots to give. Decisions and hits are exactly those of the engine with the same options.
-    Several traces of one model count as one run after another.
+    many slots to give. Several traces of one model count as one run after another.
+
+    Decisions and hits are those of an engine with the same options and as many slots in every
+    layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
+    profile (--expert-profile) nor of layers that have different numbers of slots, as
+    --expert-cache gives them where sizes differ. Both ways of --expert-allocation are shown.
     """
     policies = _policies(policy)
     if plot is not None:
         _check_plotting(plot, traces)
     config = EngineConfig(**asdict(cache))
-    trace = _read(traces)
+    trace = _read(traces, quiet)
     counts = _slots(slots, trace, config)
     began = time.perf_counter()
-    sweep = _replay(trace, counts, policies, config)
+    sweep = _replay(trace, counts, policies, config, quiet)
     seconds = time.perf_counter() - began
-    from vkmoe.cli.simulation import as_document, as_text
-    from vkmoe.experts.locality import locality
-
-    local = locality(trace)
-    if as_json:
-        typer.echo(json.dumps(as_document(sweep, local), indent=2))
-    else:
-        typer.echo(as_text(sweep, local), nl=False)
-    note(f"{len(sweep.rungs) * (len(policies) + 1)} replays took {seconds:.1f} s")
+    _show(sweep, as_json)
+    if sys.stderr.isatty() and not quiet:
+        note(f"the replays took {seconds:.1f} s")
     if plot is not None:
         _draw(sweep, Path(plot))
+        if not quiet:
+            note(f"the plot is in {plot}")
 
 
 # ----- what was asked -----
@@ -121,14 +104,9 @@ def _policies(text: str) -> list[PolicyName]:
 
 def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, ...]:
     """The numbers of slots to try. Raises UsageError for one that the model cannot have."""
-    from vkmoe.experts.sweep import ladder
-
-    header = trace.header
+    n_experts = trace.header.n_experts
     if text is None:
-        ids = config.expert_resident_ids
-        least = len(parse_ids(ids)) if ids is not None else config.expert_num_resident or 1
-        counts = ladder(header.n_experts, header.n_used)
-        return tuple(count for count in counts if count >= min(least, header.n_experts))
+        return _ladder(trace, config)
     chosen = []
     for piece in (piece.strip() for piece in text.split(",")):
         if not piece:
@@ -137,14 +115,25 @@ def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, .
             raise UsageError(
                 f"--slots is {text!r}: {piece!r} is not a number", "write it as 4,8,16"
             )
-        if not 1 <= int(piece) <= header.n_experts:
+        if not 1 <= int(piece) <= n_experts:
             raise UsageError(
-                f"--slots is {text!r}: {piece} slots", f"a layer has {header.n_experts} experts"
+                f"--slots is {text!r}: a layer of this model cannot have {int(piece)} slots",
+                f"write 1 to {n_experts}",
             )
         chosen.append(int(piece))
     if not chosen:
         raise UsageError(f"--slots is {text!r}: it names no number", "write it as 4,8,16")
     return tuple(chosen)
+
+
+def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
+    """The numbers of slots worth looking at that the residents fit in."""
+    from vkmoe.experts.sweep import ladder
+
+    header, ids = trace.header, config.expert_resident_ids
+    least = len(parse_ids(ids)) if ids is not None else config.expert_num_resident or 1
+    counts = ladder(header.n_experts, header.n_used)
+    return tuple(count for count in counts if count >= min(least, header.n_experts))
 
 
 def _check_plotting(plot: str, traces: list[str]) -> None:
@@ -162,12 +151,12 @@ def _check_plotting(plot: str, traces: list[str]) -> None:
         raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
 
 
-def _read(paths: list[str]) -> Trace:
+def _read(paths: list[str], quiet: bool) -> Trace:
     from vkmoe.experts.trace import joined
     from vkmoe.experts.trace_reader import read_trace
 
     trace = joined([read_trace(Path(path)) for path in paths])
-    for text in trace.notes:
+    for text in () if quiet else trace.notes:
         note(text)
     return trace
 
@@ -176,54 +165,40 @@ def _read(paths: list[str]) -> Trace:
 
 
 def _replay(
-    trace: Trace, counts: tuple[int, ...], policies: list[PolicyName], config: EngineConfig
+    trace: Trace,
+    counts: tuple[int, ...],
+    policies: list[PolicyName],
+    config: EngineConfig,
+    quiet: bool,
 ) -> Sweep:
     from vkmoe.experts.sweep import run_sweep
 
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
-        return _settings(trace, replace(config, expert_policy=policy), n_slots)
+        return settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
 
-    with counting("replaying") as progress:
-        return run_sweep(trace, counts, settings, policies, progress)
-
-
-def _settings(trace: Trace, config: EngineConfig, n_slots: int) -> CacheSettings:
-    """What the engine's cache would be told, by the engine's own rule."""
-    from vkmoe.facts import MemoryPlan
-    from vkmoe.placement.cache_choice import cache_settings
-
-    header = trace.header
-    experts_in: Literal["device", "cache"] = "device" if n_slots >= header.n_experts else "cache"
-    plan = MemoryPlan(0, "f16", experts_in, (), (n_slots,) * header.n_layers)
-    return cache_settings(config, _spec(header), plan)
+    main, curve = config.expert_policy, _ladder(trace, config)
+    with counting("replaying", shown=not quiet) as progress:
+        return run_sweep(trace, counts, settings, policies, progress, main=main, curve=curve)
 
 
-def _spec(header: TraceHeader) -> ModelSpec:
-    """A model of which only name and experts are true; the rule asks for nothing else."""
-    from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+# ----- what comes out -----
 
-    experts = ExpertSpec(header.n_experts, header.n_used, width=0)
-    return ModelSpec(
-        architecture=header.architecture,
-        name=header.model,
-        n_layers=header.n_layers,
-        width=0,
-        n_heads=0,
-        n_kv_heads=0,
-        head_dim=0,
-        n_vocab=0,
-        context_length=0,
-        norm_eps=0.0,
-        rope=RopeSpec(0),
-        qk_norm="none",
-        feed_forward_width=0,
-        experts=experts,
-        tied_embeddings=False,
-    )
+
+def _show(sweep: Sweep, as_json: bool) -> None:
+    from vkmoe.cli.simulation import as_text
+    from vkmoe.cli.simulation_values import as_document
+    from vkmoe.experts.locality import locality
+
+    local = locality(sweep.trace)
+    if as_json:
+        typer.echo(json.dumps(as_document(sweep, local), indent=2))
+    else:
+        typer.echo(as_text(sweep, local), nl=False)
 
 
 def _draw(sweep: Sweep, path: Path) -> None:
+    # No window is opened, and a backend that is not there would keep matplotlib from loading.
+    os.environ["MPLBACKEND"] = "agg"
     from vkmoe.cli.simulation_plot import draw
 
     draw(sweep, path)
-    note(f"the plot is in {path}")

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vkmoe.experts.simulate import misses
-from vkmoe.experts.sweep import Sweep, recommended_slots
+from vkmoe.experts.sweep import Sweep, bend_of_curve
 
 __all__ = ["draw"]
 
@@ -27,8 +27,8 @@ def draw(sweep: Sweep, path: Path) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     header = sweep.trace.header
     figure.suptitle(
-        f"{ascii(header.model[:60])[1:-1]}: {header.n_layers} MoE layers, {header.n_used} of "
-        f"{header.n_experts} experts per token, {sweep.trace.n_tokens} tokens"
+        f"{ascii(header.model[:60])[1:-1]}: {header.n_used} of {header.n_experts} experts per token"
+        f"\nMoE layers: {header.n_layers}, tokens: {sweep.trace.n_tokens}"
     )
     _hit_rates(left, sweep)
     _causes(right, sweep)
@@ -51,13 +51,14 @@ def _hit_rates(axes: Axes, sweep: Sweep) -> None:
     axes.plot(slots, worst, "v:", color=main, label=f"{sweep.main}, worst layer", markersize=4)
     axes.plot(slots, shared, "+-.", color=main, label=f"{sweep.main}, slots shared", alpha=0.7)
     axes.plot([0, header.n_experts], [0, 100], color="0.6", lw=0.8, label="experts picked blindly")
-    advice = recommended_slots(sweep)
     axes.axvline(2 * header.n_used, color="0.4", lw=0.8, ls=(0, (1, 2)))
     axes.annotate(
         "2 x active", (2 * header.n_used, 2), xytext=(3, 0), textcoords="offset points", fontsize=8
     )
-    height = next(100 * rung.own[sweep.main].hit_rate for rung in rungs if rung.slots == advice)
-    axes.plot([advice], [height], "o", mfc="none", mec="k", markersize=11, label="recommended")
+    bend = bend_of_curve(sweep)
+    if bend not in (None, header.n_experts):
+        height = 100 * sweep.curve[bend].hit_rate
+        axes.plot([bend], [height], "o", mfc="none", mec="k", markersize=11, label="suggested")
     axes.set(
         xlabel=f"slots per layer (of {header.n_experts})",
         ylabel="hit rate (% of expert uses)",

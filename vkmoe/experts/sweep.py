@@ -1,4 +1,4 @@
-"""One trace replayed with many numbers of slots and policies, and what they recommend.
+"""One trace replayed with many numbers of slots and policies, and how many slots pay off.
 
 Long sweeps use all cores: the replays know nothing of each other.
 """
@@ -21,8 +21,9 @@ from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSp
 from vkmoe.experts.simulate import SimulationResult, ceiling, simulate
 from vkmoe.experts.trace import Trace
 
-__all__ = ["Rung", "Sweep", "ladder", "recommended_slots", "run_sweep"]
+__all__ = ["ENOUGH_TOKENS", "Rung", "Sweep", "bend_of_curve", "ladder", "run_sweep"]
 
+ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
 
 Progress = Callable[[int, int], None]  # replays done, replays in all
@@ -47,6 +48,7 @@ class Sweep:
     trace: Trace
     main: PolicyName
     rungs: tuple[Rung, ...]  # by rising slots
+    curve: dict[int, SimulationResult]  # of `main` by slots, whatever the rungs; empty: too short
 
 
 class _Job(NamedTuple):
@@ -71,15 +73,23 @@ def run_sweep(
     settings: Callable[[PolicyName, int], CacheSettings],
     policies: Sequence[PolicyName],
     progress: Progress | None = None,
+    *,
+    main: PolicyName = "slru",
+    curve: Sequence[int] = (),
 ) -> Sweep:
     """Replay `trace` for each number of slots and policy; `settings(policy, slots)` are the rest.
 
-    The main policy is slru where it is among `policies`, else their first.
+    `main` is looked at closely, or the first of `policies` where it is none of them; `curve` are
+    the slots that `bend_of_curve` chooses from.
     """
-    main: PolicyName = "slru" if "slru" in policies else policies[0]
+    if main not in policies:
+        main = policies[0]
     slots = sorted(set(slots))
+    if trace.n_tokens < ENOUGH_TOKENS:
+        curve = ()
     jobs = [_Job(n, "global", settings(main, n)) for n in slots]  # the slowest first
     jobs += [_Job(n, "layer", settings(policy, n)) for n in slots for policy in policies]
+    jobs += [_Job(n, "layer", settings(main, n)) for n in curve if n not in slots]
     results = {}
     with _replays(trace, jobs) as replies:
         for job, (hits, n_promoted, start) in replies:
@@ -93,19 +103,19 @@ def run_sweep(
         own_best = ceiling(trace, _pools(trace, n, "layer"), own[main].start)
         shared_best = ceiling(trace, _pools(trace, n, "global"), shared.start)
         rungs.append(Rung(n, own, shared, own_best, shared_best))
-    return Sweep(trace, main, tuple(rungs))
+    points = {n: results[_Job(n, "layer", settings(main, n))] for n in sorted(curve)}
+    return Sweep(trace, main, tuple(rungs), points)
 
 
-def recommended_slots(sweep: Sweep) -> int:
+def bend_of_curve(sweep: Sweep) -> int | None:
     """The slots per layer with the most hits above what as many experts picked blindly would have.
 
     Blindly picked ones serve slots / n_experts of the uses, so this is where the curve of the main
     policy bends: fewer give up slots that earn more than an average one, more add such as earn
-    less.
+    less. All experts: it does not bend. None: there is no curve.
     """
-    n_experts = sweep.trace.header.n_experts
-    best = max(sweep.rungs, key=lambda rung: rung.own[sweep.main].hit_rate - rung.slots / n_experts)
-    return best.slots
+    n_experts, curve = sweep.trace.header.n_experts, sweep.curve
+    return max(curve, key=lambda n: curve[n].hit_rate - n / n_experts, default=None)
 
 
 # ----- replaying -----
