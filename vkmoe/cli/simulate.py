@@ -47,8 +47,8 @@ def simulate(
         option(
             "--policy",
             metavar="POLICIES",
-            help="Policies to compare. What is told of one alone is told of --expert-policy, "
-            "or of the first of these where it is none of them.",
+            help="Policies to compare. Tables of one policy are of --expert-policy if it is among "
+            "these, else of the first.",
         ),
     ] = POLICIES,
     cache: CacheOptions,
@@ -68,7 +68,8 @@ def simulate(
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
     profile (--expert-profile) nor of layers that have different numbers of slots, as
-    --expert-cache gives them where sizes differ. Both ways of --expert-allocation are shown.
+    --expert-cache gives them where sizes differ. Both ways of --expert-allocation are shown, and
+    --slots stands for --expert-slots.
     """
     policies = _policies(policy)
     if plot is not None:
