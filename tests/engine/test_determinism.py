@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.tiny import Tensor, expected, model_path, retyped, rewrite
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -22,7 +22,6 @@ from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.planner import plan
 
-Rows = NDArray[np.float32]
 MODEL = "moe_plain"
 TOKENS = expected(MODEL)["tokens"].tolist()
 CONFIG = EngineConfig(ctx_size=64)
@@ -43,35 +42,21 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rewrite(model_path(MODEL), target, change)
 
 
-def rows(engine: Engine, tokens: list[int] = TOKENS) -> Rows:
-    """The logits after each token, as words so that NaN and -0 count too."""
-    found = []
-    for position, token in enumerate(tokens):
-        engine.run_token(token, position)
-        found.append(engine.full_logits())
-    return np.stack(found)
-
-
-def assert_same_bits(found: Rows, wanted: Rows) -> None:
-    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
-    assert not np.isnan(wanted).any() and np.ptp(wanted) > 1
-
-
 def open_and_run(path: Path, tuning: Tuning | None = None) -> Rows:
     with Engine(path, CONFIG, tuning=tuning) as engine:
-        return rows(engine)
+        return rows(engine, TOKENS)
 
 
 def test_the_same_run_twice_gives_the_same_bits(mixed: Path, tuning: Tuning | None) -> None:
     with Engine(mixed, CONFIG, tuning=tuning) as engine:
-        first = rows(engine)
-        assert_same_bits(rows(engine), first)
+        first = rows(engine, TOKENS)
+        assert_same_bits(rows(engine, TOKENS), first)
     assert_same_bits(open_and_run(mixed, tuning), first)
 
 
 def test_tokens_without_logits_do_the_same(mixed: Path) -> None:
     with Engine(mixed, CONFIG) as engine:
-        wanted = rows(engine)[-1]
+        wanted = rows(engine, TOKENS)[-1]
         engine.run_tokens(TOKENS, 0)
         assert_same_bits(engine.full_logits(), wanted)
 
@@ -108,7 +93,7 @@ def test_experts_in_host_memory_give_the_same_bits(
     request.getfixturevalue("experts_in_host")
     with Engine(mixed, CONFIG, tuning=tuning) as engine:
         assert engine.plan.experts_in == "host"
-        assert_same_bits(rows(engine), in_device)
+        assert_same_bits(rows(engine, TOKENS), in_device)
 
 
 def test_staged_uploads_give_the_same_bits(mixed: Path, request: pytest.FixtureRequest) -> None:
@@ -132,7 +117,7 @@ Reorder = Callable[[list[Command]], list[Command]]
 @pytest.mark.parametrize("order", [lambda group: group[::-1], lambda group: group[1:] + group[:1]])
 def test_the_order_between_barriers_does_not_matter(mixed: Path, order: Reorder) -> None:
     with Engine(mixed, CONFIG) as engine:
-        wanted = rows(engine)
+        wanted = rows(engine, TOKENS)
         program = engine.program()
         groups = list(groups_of(program.commands))
         assert max(len(group) for group in groups) > 1, "nothing to reorder"
@@ -140,7 +125,7 @@ def test_the_order_between_barriers_does_not_matter(mixed: Path, order: Reorder)
         assert shuffled.commands != program.commands
         recorded = replace(engine._recorded[True], recording=engine._backend.record(shuffled))
         engine._recorded[True] = recorded
-        assert_same_bits(rows(engine), wanted)
+        assert_same_bits(rows(engine, TOKENS), wanted)
 
 
 @pytest.mark.parametrize(("n_shared", "n_reused"), [(6, 6), (0, 0), (12, 11)])
@@ -178,4 +163,4 @@ def test_rows_of_logits_are_those_of_generation(mixed: Path) -> None:
         llm.generate([5, 6, 7], max_tokens=2, temp=0)  # leaves other tokens in the cache
         found = llm.logits(TOKENS)
         assert found.dtype == np.float32 and found.shape == (len(TOKENS), llm.spec.n_vocab)
-        assert_same_bits(found, rows(llm.engine))
+        assert_same_bits(found, rows(llm.engine, TOKENS))
