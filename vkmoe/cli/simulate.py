@@ -68,8 +68,8 @@ def simulate(
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
     profile (--expert-profile) nor of layers that have different numbers of slots, as
-    --expert-cache gives them where sizes differ. Both ways of --expert-allocation are shown, and
-    --slots stands for --expert-slots.
+    --expert-cache may give them. Both ways of --expert-allocation are shown, and --slots stands
+    for --expert-slots.
     """
     policies = _policies(policy)
     if plot is not None:
