@@ -101,7 +101,8 @@ def test_a_real_run_keeps_its_text_and_its_profile(run: Run, tmp_path: Path) -> 
     assert done.code == 1 and done.out.strip()
     lines = done.err.splitlines()
     assert lines[1].startswith("warning: the expert statistics will not be written at the end: no")
-    assert lines[-3].startswith("experts: ") and "of uses from device memory" in lines[-3]
+    assert lines[-4].startswith("experts: ") and "of uses from device memory" in lines[-4]
+    assert lines[-3] == f"wrote the expert profile to {tmp_path / 'p'}"
     assert lines[-2].startswith("error: the expert statistics could not be written to ")
     assert lines[-1].startswith("hint: ")
     assert json.loads((tmp_path / "p").read_text())["format"] == "vkmoe expert profile"

@@ -91,6 +91,14 @@ def test_it_writes_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["stats.json"]
 
 
+def test_a_run_without_tokens_replaces_no_statistics(tmp_path: Path) -> None:
+    for n_tokens, kept in ((0, 0), (3, 3), (0, 3)):
+        records = keeper(tmp_path, "stats.txt")
+        records.take(report(n_tokens), COUNTS)
+        records.write()
+        assert json.loads((tmp_path / "stats.json").read_text())["n_tokens"] == kept
+
+
 # ----- what goes wrong -----
 
 

@@ -26,19 +26,23 @@ class _Notes(logging.Handler):
     """Shows each message of the log as a note."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}")
+        kind = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+        note(kind + " ".join(record.getMessage().split()))
 
 
 @contextmanager
 def log_as_notes(quiet: bool) -> Iterator[None]:
-    """Show the warnings and errors that vkmoe logs; with `quiet` the errors alone."""
+    """Show what vkmoe logs; with `quiet` the errors alone."""
     log = logging.getLogger("vkmoe")
-    handler = _Notes(logging.ERROR if quiet else logging.WARNING)
+    handler = _Notes(logging.ERROR if quiet else logging.INFO)
+    level = log.level
+    log.setLevel(logging.INFO)
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def cpu_notes(chosen: DeviceInfo, devices: list[DeviceInfo]) -> list[str]:

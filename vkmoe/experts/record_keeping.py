@@ -69,6 +69,8 @@ class RecordKeeper:
             tensors = [tensor for layer in expert_layers for tensor in layer]
             self._model = profiled_model(spec, len(expert_layers), tensors)
             self.seed = load_profile(self._profile, self._model)
+            if self.seed is not None and self.seed.any():
+                log.info("expert profile %s: the most used experts come first", self._profile)
         for what, path in (("statistics", self._stats), ("profile", self._profile)):
             reason = reason_against_writing(path) if path is not None else None
             if reason:
@@ -94,6 +96,8 @@ class RecordKeeper:
                 write()
             except OSError as error:
                 failed.setdefault((what, error.strerror or str(error)), []).append(str(path))
+            else:
+                log.info("wrote the expert %s to %s", what, path)
         self._report = self._counts = None
         failures = [
             f"the expert {what} could not be written to {' and '.join(paths)}: {reason}"
@@ -107,7 +111,8 @@ class RecordKeeper:
 
     def _writings(self) -> Iterator[_Writing]:
         report, counts, profile = self._report, self._counts, self._profile
-        if report is not None and self._stats is not None:
+        nothing_new = report is not None and not report.n_tokens and self._stats_exist()
+        if report is not None and self._stats is not None and not nothing_new:
             text_path, json_path = stats_paths(self._stats)
             only = self._stats if is_special(self._stats) else None  # a pipe has nothing beside it
             if only in (None, text_path):
@@ -116,6 +121,10 @@ class RecordKeeper:
                 yield "statistics", json_path, lambda: _write_json(json_path, report)
         if report is not None and report.n_tokens and counts is not None and profile is not None:
             yield "profile", profile, lambda: save_profile(profile, self._model, counts)
+
+    def _stats_exist(self) -> bool:
+        """Whether there are statistics that a run without tokens must not replace."""
+        return self._stats is not None and any(map(os.path.isfile, stats_paths(self._stats)))
 
 
 def _write_text(path: Path, report: ExpertReport) -> None:
