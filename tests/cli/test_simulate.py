@@ -214,6 +214,15 @@ def test_slots_and_policies_can_be_chosen(run: Run, path: str) -> None:
     assert [rung["slots"] for rung in ids["slots"]] == [8, 12, 16]  # those they fit in
 
 
+def test_only_sizes_that_are_asked_for_must_have_room_for_pins(run: Run, tmp_path: Path) -> None:
+    path = long_trace(tmp_path)
+    options = ("--expert-resident-ids", "1,2,3,4", "--moe-warmpin", "1")
+    assert [rung["slots"] for rung in document(run, path, *options)["slots"]] == [12, 16]
+    found = document(run, path, *options, "--slots", "15")
+    assert found["bend_of_curve"] == 12
+    assert run("simulate", path, *options, "--slots", "8").code == 2
+
+
 def test_several_traces_are_one_run(run: Run, tmp_path: Path) -> None:
     first = trace_of(TRACE.routing[:50], 16, 10)
     second = trace_of(TRACE.routing[50:], 16)

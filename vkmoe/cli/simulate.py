@@ -16,7 +16,7 @@ from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, Quiet, config_options, option
 from vkmoe.cli.progress import counting
 from vkmoe.cli.simulated_engine import CacheOptions, settings_of
-from vkmoe.config import EngineConfig, parse_ids
+from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
@@ -128,13 +128,19 @@ def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, .
 
 
 def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
-    """The numbers of slots worth looking at that the residents fit in."""
+    """The numbers of slots worth looking at that have room for residents and pins."""
     from vkmoe.experts.sweep import ladder
 
-    header, ids = trace.header, config.expert_resident_ids
-    least = len(parse_ids(ids)) if ids is not None else config.expert_num_resident or 1
-    counts = ladder(header.n_experts, header.n_used)
-    return tuple(count for count in counts if count >= min(least, header.n_experts))
+    header, fitting = trace.header, []
+    for count in ladder(header.n_experts, header.n_used):
+        try:
+            settings_of(header, config, count)
+        except UsageError:
+            if count == header.n_experts:  # it is not for want of room
+                raise
+        else:
+            fitting.append(count)
+    return tuple(fitting)
 
 
 def _check_plotting(plot: str, traces: list[str]) -> None:
