@@ -206,7 +206,7 @@ class CacheSizing:
     n_slots: int  # of all layers
     n_total: int  # experts of all layers
     n_experts: int  # of one layer
-    n_bytes: int  # of all slots
+    n_bytes: int  # of all slots; in a plan as they are allocated
     recommended: int  # slots per layer
     ratio: float  # slots of the smallest layer / recommended
     remedy: str  # empty when all is well

@@ -151,7 +151,10 @@ def test_a_size_is_split_over_the_layers(weights: WeightBytes, size: str) -> Non
     asked = {"1GiB": GIB, "2.5 g": 5 * GIB // 2, "3GB": 3 * 10**9}.get(size, 2 * 10**9)
     made = planned(DISCRETE_12, weights, expert_cache=size)
     assert made.experts_in == "cache"
-    assert asked - max(weights.spans) < slot_bytes(made, weights) <= asked
+    taken = made.lines[-2].n_bytes
+    assert slot_bytes(made, weights) <= taken <= asked
+    assert asked - max(weights.spans) - MIB < taken
+    assert sizing_of(made).n_bytes == taken
     assert max(made.expert_slots) - min(made.expert_slots) <= 1
 
 
@@ -162,6 +165,16 @@ def test_slots_for_all_experts_are_no_cache(info: DeviceInfo, asked: dict[str, A
     made = planned(info, **asked)
     assert (made.experts_in, made.expert_slots) == ("device", ())
     assert sizing_of(made).n_slots_smallest_layer == N_EXPERTS
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("n_slots", [1, 2, 9])
+def test_a_size_is_not_exceeded_by_what_allocations_add(weights: WeightBytes, n_slots: int) -> None:
+    """Just enough for these slots alone: rounding and alignment leave room for fewer."""
+    asked = n_slots * sum(weights.spans)
+    made = planned(LAVAPIPE, weights, expert_cache=str(asked))
+    assert sum(made.expert_slots) < n_slots * len(weights.spans)
+    assert all(line.n_bytes <= asked for line in made.lines if line.item.startswith("expert slots"))
 
 
 def test_a_size_too_small_for_a_slot_in_each_layer_makes_none() -> None:

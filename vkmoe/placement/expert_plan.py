@@ -6,7 +6,7 @@ Pure; a part of `plan`. How many slots fit is the subject of slots.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vkmoe.config import EngineConfig, parse_size
@@ -15,7 +15,7 @@ from vkmoe.experts.sizing import size_cache
 from vkmoe.facts import CacheSizing, DeviceInfo, ExpertSpec, PlanLine, WeightBytes
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.placement.allocations import allocated, arena_bytes, heap_of
-from vkmoe.placement.slots import largest_slots, slot_arena_bytes, split_slots
+from vkmoe.placement.slots import largest_slots, slot_arena_bytes
 
 __all__ = ["ExpertPlan", "Room", "place_experts"]
 
@@ -120,7 +120,7 @@ class _Planner:
             return _Asked(slots, self._flag, f"{self._flag} {n_slots}")
         text = self._config.expert_cache
         assert text is not None
-        slots = split_slots(parse_size(text), self._spans, n_experts)
+        slots = largest_slots(self._device, parse_size(text), self._spans, n_experts)
         return _Asked(slots, self._flag, f"{self._flag} {text.strip()}")
 
     def _fits(self, asked: _Asked) -> bool:
@@ -153,7 +153,7 @@ class _Planner:
         )
         slots = (self._experts.n_experts,) * len(self._spans)
         line = self._line("experts", "device", self._total, reason)
-        return ExpertPlan("device", (), self._sizing(slots), (line,))
+        return ExpertPlan("device", (), self._sizing(slots, self._total), (line,))
 
     def _at_home(self) -> ExpertPlan:
         reason = (
@@ -163,31 +163,34 @@ class _Planner:
         )
         slots = (0,) * len(self._spans)
         line = self._line("experts", "host", self._total, reason)
-        return ExpertPlan("host", (), self._sizing(slots), (line,))
+        return ExpertPlan("host", (), self._sizing(slots, 0), (line,))
 
     def _cached(self, slots: tuple[int, ...]) -> ExpertPlan:
         few, many = min(slots), max(slots)
         count = f"{few}" if few == many else f"{few} or {many}"
         reason = f"as {self._flag}" if self._flag else "what the device has left"
+        n_bytes = self._slot_bytes(slots)
         over = "" if self._room.shared else " over the bus"
         home_reason = f"those without a slot are read in place{over}"
         lines = (
             self._line(
                 f"expert slots, {count} of {self._experts.n_experts} in each layer",
                 "device",
-                self._slot_bytes(slots),
+                n_bytes,
                 reason,
             ),
             self._line("host pool, all experts", "host", self._total, home_reason),
         )
-        return ExpertPlan("cache", slots, self._sizing(slots), lines)
+        return ExpertPlan("cache", slots, self._sizing(slots, n_bytes), lines)
 
-    def _sizing(self, slots: Sequence[int]) -> CacheSizing:
+    def _sizing(self, slots: Sequence[int], n_bytes: int) -> CacheSizing:
+        """`n_bytes` as the plan's line has them: the user reads one figure, not two."""
         experts = self._experts
         if not self._known:
             slots = (0,)
         sizes = self._spans or (0,)
-        return size_cache(slots, sizes, experts.n_experts, experts.n_used, self._flag)
+        sizing = size_cache(slots, sizes, experts.n_experts, experts.n_used, self._flag)
+        return replace(sizing, n_bytes=n_bytes)
 
     def _line(self, item: str, intent: Intent, n_bytes: int, reason: str) -> PlanLine:
         place: Literal["device", "host"] = "device" if intent == "device" else "host"
@@ -206,7 +209,7 @@ class _Planner:
         elif asked.flag == "--expert-slots":
             hint = f"use --expert-slots {min(largest)} or less, or leave it out"
         else:
-            n_bytes = sum(n * size for n, size in zip(largest, self._spans, strict=True))
+            n_bytes = self._slot_bytes(largest)
             size = f"{n_bytes // MIB}MiB" if n_bytes >= MIB else str(n_bytes)
             hint = f"use --expert-cache {size} or less, or leave it out"
         return OutOfMemoryError(
