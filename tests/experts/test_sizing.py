@@ -70,7 +70,7 @@ def test_lines_for_people() -> None:
         "recommended at least 16: budget exhausted; to change that, raise --expert-cache"
     )
     assert line((), "--expert-slots") == (
-        "expert cache: the model has no experts: empty; to change that, leave out --expert-slots"
+        "expert cache: the model has no experts, so leave out --expert-slots: empty"
     )
     assert line((9,), size=0).startswith("expert cache: how large an expert is, is not known")
 

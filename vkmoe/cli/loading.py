@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from vkmoe.cli.cache_notes import cache_notes
 from vkmoe.cli.notes import cpu_notes, log_as_notes, note
 from vkmoe.cli.validation import validated
 from vkmoe.config import EngineConfig
@@ -33,7 +34,7 @@ def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) 
         if not quiet:
             if llm.device_info.is_cpu:
                 _explain_cpu(llm)
-            _explain_cache(llm)
+            _explain_cache(llm, config)
         if verbose:
             _describe(llm)
         yield llm
@@ -46,13 +47,15 @@ def _explain_cpu(llm: LLM) -> None:
         note(line)
 
 
-def _explain_cache(llm: LLM) -> None:
-    """How much of the experts is on the device, unless it is all of them."""
+def _explain_cache(llm: LLM, config: EngineConfig) -> None:
+    """How much of the experts is on the device, unless it is all; options that do nothing."""
     from vkmoe.experts.sizing import sizing_line
 
     sizing = llm.plan.sizing
-    if sizing is not None and (llm.plan.experts_in != "device" or sizing.status == "empty"):
+    if sizing is not None and llm.plan.experts_in != "device":
         note(sizing_line(sizing))
+    for line in cache_notes(config, llm.plan):
+        note(line)
     if llm.engine.link is not None and (slow := llm.engine.link.note()):
         note(slow)
 

@@ -59,8 +59,9 @@ def _judge(
 def sizing_line(sizing: CacheSizing) -> str:
     """One line for people: how much is cached, what is recommended, the status and the remedy."""
     if sizing.status == "empty":
-        found = "the model has no experts"
-    elif sizing.status == "unknown_expert_size":
+        advice = f", so {sizing.remedy}" if sizing.remedy else ""
+        return f"expert cache: the model has no experts{advice}: empty"
+    if sizing.status == "unknown_expert_size":
         found = "how large an expert is, is not known; all are read from host memory"
     else:
         found = f"{_share(sizing)}; recommended at least {sizing.recommended}"

@@ -1,0 +1,78 @@
+"""What a start says about options of the expert cache that do nothing, or leave it nothing to do.
+
+Pure: from what was asked and planned. Options that contradict each other are errors of the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from vkmoe.config import EngineConfig, parse_ids
+from vkmoe.facts import MemoryPlan
+
+__all__ = ["cache_notes"]
+
+AMOUNT = ("expert_cache", "expert_slots")
+CHOICE = (
+    "expert_policy", "expert_allocation", "moe_warmpin", "moe_warmpin_after",
+    "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
+    "expert_resident_ids",
+)  # fmt: skip
+COUNTING = ("expert_half_life",)  # a profile is counted with it, wherever the experts are
+
+
+def cache_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
+    """One line for all options without effect, one where residents leave no slot; often none."""
+    return [*_idle(config, plan), *_full(config, plan)]
+
+
+def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
+    sizing = plan.sizing
+    counting = () if config.expert_profile is not None else COUNTING
+    if sizing is None or sizing.status == "empty":
+        reason = "the model has no experts"
+        flags = _given(config, (*AMOUNT, *CHOICE, *COUNTING))
+    elif plan.experts_in == "device":
+        reason = f"all {sizing.n_experts} experts of each layer are on the device"
+        flags = _given(config, (*CHOICE, *counting))
+    elif plan.experts_in == "host":
+        reason, flags = "no expert has a slot", _given(config, (*CHOICE, *counting))
+    elif config.expert_resident_selection != "frequency":
+        reason = "without --expert-resident-selection frequency"
+        flags = _given(config, ("expert_warmup_tokens",))
+    else:
+        return
+    if flags:
+        listed = " and ".join([", ".join(flags[:-1]), flags[-1]] if len(flags) > 1 else flags)
+        yield f"{reason}: {listed} {'have' if len(flags) > 1 else 'has'} no effect"
+
+
+def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
+    """Residents in all slots: nothing else can be cached."""
+    selection = config.expert_resident_selection
+    if plan.experts_in != "cache" or (selection is None and config.expert_resident_ids is None):
+        return
+    smallest = min(plan.expert_slots)
+    n_resident = config.expert_num_resident or smallest
+    if config.expert_resident_ids is not None:
+        n_resident = len(parse_ids(config.expert_resident_ids))
+    shared = config.expert_allocation == "global"
+    room = sum(plan.expert_slots) / len(plan.expert_slots) if shared else smallest
+    if n_resident >= room:
+        taken = "the only slot" if smallest == 1 else f"all {smallest} slots"
+        flag = "ids" if config.expert_resident_ids is not None else "selection"
+        begin = f" after {config.expert_warmup_tokens} tokens" if selection == "frequency" else ""
+        yield (
+            f"--expert-resident-{flag} takes {taken} of a layer{begin}: "
+            "no slot is left to follow the text"
+        )
+
+
+def _given(config: EngineConfig, names: tuple[str, ...]) -> list[str]:
+    """The flags of those that differ from their default."""
+    return [
+        next(flag for flag in item.metadata["flags"] if flag.startswith("--"))
+        for item in fields(config)
+        if item.name in names and getattr(config, item.name) != item.default
+    ]
