@@ -78,9 +78,10 @@ class EngineConfig:
     # ----- the expert cache -----
     expert_cache: str | None = option(
         None,
-        "Device memory for experts, all layers together, such as 6GiB, 500MiB or plain bytes; the "
-        "other experts are read from host memory. Default: what weights, KV cache and activations "
-        "leave of the device; none where it shares the host's memory, and reads all in place.",
+        "Device memory for experts, all layers together, such as 6GiB, 500MiB or plain bytes "
+        "(GB = 10^9, GiB or G = 2^30); the other experts are read from host memory. "
+        "Default: what weights, KV cache and activations leave of the device; none where it shares "
+        "the host's memory, and reads all in place.",
         "--expert-cache",
         metavar="SIZE",
         check=parse_size,
@@ -126,8 +127,9 @@ class EngineConfig:
     )
     expert_resident_selection: Literal["first_n", "frequency", "manual"] | None = option(
         None,
-        "Experts to keep on the device from the start: the first of each layer (first_n), those "
-        "used most in the warm-up (frequency), or those named (manual). Default: none, manual with "
+        "Experts to keep on the device: the first of each layer (first_n) or those named (manual) "
+        "from the start, or those used most (frequency) once --expert-warmup-tokens have passed, "
+        "from the start those of --expert-profile. Default: none, manual with "
         "--expert-resident-ids.",
         "--expert-resident-selection",
     )
@@ -139,7 +141,8 @@ class EngineConfig:
     )
     expert_warmup_tokens: int = option(
         4096,
-        "Tokens after which --expert-resident-selection frequency chooses, once.",
+        "Tokens after which --expert-resident-selection frequency chooses, once; until then the "
+        "cache has no residents but those of a profile.",
         "--expert-warmup-tokens",
         minimum=1,
     )

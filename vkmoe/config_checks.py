@@ -18,9 +18,10 @@ __all__ = ["check_expert_choices", "check_fields", "parse_ids", "parse_size"]
 
 FLOAT_MAX = sys.float_info.max
 MAX_SIZE = 1 << 62
-SIZE = re.compile(r"(\d{1,19}(?:\.\d{0,19})?|\.\d{1,19})\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+SIZE = re.compile(r"(?=\.?\d)(\d*)(\.\d*)?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+MAX_DIGITS = 19  # of MAX_SIZE; Python refuses to read thousands of them
 UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
+for _power, _letter in enumerate("kmgtpe", 1):
     UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
 
@@ -79,20 +80,23 @@ def check_expert_choices(config: Any) -> None:
 def parse_size(text: str, flag: str = "--expert-cache") -> int:
     """Bytes of a size such as "6GiB", "1.5 g", "500 MB" or "1048576".
 
-    KiB, MiB, GiB, TiB and single letters are powers of 1024; KB, MB, GB, TB of 1000. Raises
+    KiB, MiB, GiB and so on and single letters are powers of 1024; KB, MB, GB of 1000. Raises
     UsageError with `flag` for anything else, for less than one byte and more than 2^62.
     """
     match = SIZE.fullmatch(text.strip())
-    unit = UNITS.get(match[2].lower()) if match else None
+    unit = UNITS.get(match[3].lower()) if match else None
     if match is None or unit is None:
-        raise UsageError(f"{flag} is {text!r}, not a size", "write it as 6GiB, 500MiB or in bytes")
-    value = float(match[1]) * unit if "." in match[1] else int(match[1]) * unit
+        raise UsageError(f"{flag}: {text!r} is not a size", "write it as 6GiB, 500MiB or in bytes")
+    whole, fraction = match[1].lstrip("0"), match[2] or ""
+    value = MAX_SIZE + 1 if len(whole) > MAX_DIGITS else int(whole or "0") * unit
+    if len(fraction) > 1:
+        value += math.floor(float(fraction) * unit)
     if not 1 <= value <= MAX_SIZE:
+        verdict = "too large, more than 2^62 bytes" if value else "less than one byte"
         raise UsageError(
-            f"{flag} is {text!r}, must be at least one byte and at most 2^62",
-            "leave it out for what the device has room for",
+            f"{flag}: {text!r} is {verdict}", "leave it out for what the device has room for"
         )
-    return math.floor(value)
+    return value
 
 
 def parse_ids(text: str, flag: str = "--expert-resident-ids") -> tuple[int, ...]:
@@ -103,14 +107,16 @@ def parse_ids(text: str, flag: str = "--expert-resident-ids") -> tuple[int, ...]
     """
     pieces = [piece.strip() for piece in text.split(",")]
     for piece in pieces:
-        if piece and not (piece.isascii() and piece.isdigit() and len(piece) < 10):
+        number = piece.isascii() and piece.isdigit()
+        if piece and not (number and len(piece.lstrip("0")) < 10):
+            verdict = "too large for an expert's id" if number else "not an expert's id"
             raise UsageError(
-                f"{flag} is {text!r}: {piece!r} is not an expert's id",
+                f"{flag}: in {text!r}, {piece!r} is {verdict}",
                 "write whole numbers from 0 with commas between them, such as 1,2,3",
             )
-    ids = tuple(dict.fromkeys(int(piece) for piece in pieces if piece))
+    ids = tuple(dict.fromkeys(int(piece.lstrip("0") or "0") for piece in pieces if piece))
     if not ids:
-        raise UsageError(f"{flag} is {text!r}: it names no expert", "write ids such as 1,2,3")
+        raise UsageError(f"{flag}: {text!r} names no expert", "write ids such as 1,2,3")
     return ids
 
 

@@ -96,8 +96,17 @@ def test_more_residents_than_slots(asked: dict[str, Any], words: str) -> None:
         settings(cached(4, 3), **asked)
     assert settings(cached(4, 4), **asked).n_resident == 4
     assert settings(RESIDENT, **asked) == CacheSettings()
-    with pytest.raises(UsageError, match="do not fit in the 0 slots"):
+    with pytest.raises(UsageError, match="do not fit in the 0 slots") as caught:
         settings(AT_HOME, **asked)
+    assert caught.value.hint == "there are no slots: leave that out"
+    with pytest.raises(UsageError) as caught:
+        settings(AT_HOME, expert_cache="1KiB", **asked)
+    assert caught.value.hint == "there are no slots: give a larger --expert-cache"
+
+
+def test_one_resident_is_one_expert() -> None:
+    with pytest.raises(UsageError, match="the 1 expert of --expert-resident-ids does not fit"):
+        settings(AT_HOME, expert_resident_ids="3")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
+RIVALS = (("expert_cache", "expert_slots"),)  # options of which only one can be given
 
 
 def option(
@@ -140,8 +141,14 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
         if isinstance(item.annotation, type) and dataclasses.is_dataclass(item.annotation)
     }
 
+    contexts = [
+        item.name for item in signature.parameters.values() if item.annotation is typer.Context
+    ]
+
     @functools.wraps(function)
     def command(**values: Any) -> None:
+        if contexts:
+            _drop_rivals(values[contexts[0]], values)
         for name, config in configs.items():
             names = [item.name for item in dataclasses.fields(config)]
             values[name] = config(**{field_name: values.pop(field_name) for field_name in names})
@@ -153,6 +160,15 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
     keywords = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in parameters]
     command.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
     return command
+
+
+def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
+    """Forget what a variable says where the command line says the same in another way."""
+    for pair in RIVALS:
+        if all(name in values for name in pair):
+            given = [name for name in pair if typed(context, name)]
+            if len(given) == 1:
+                values.update(dict.fromkeys(set(pair) - set(given)))
 
 
 def _fields(config: type[Any]) -> Iterator[Parameter]:

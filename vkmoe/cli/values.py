@@ -7,6 +7,7 @@ them name the value; nor does it refuse `nan`. typer adds the flag and the varia
 from __future__ import annotations
 
 import math
+import re
 import typing
 from collections.abc import Callable
 from typing import Any, Literal
@@ -19,6 +20,7 @@ __all__ = ["placeholder", "reader"]
 
 TRUE = ("1", "true", "t", "yes", "y", "on", "enabled")
 FALSE = ("0", "false", "f", "no", "n", "off", "disabled")
+FLAG = re.compile(r"^--[a-z-]+: ")  # of a check's message, which typer names already
 
 
 def placeholder(kind: Any) -> str | None:
@@ -85,7 +87,8 @@ def _checked(check: Callable[[str], object]) -> Callable[[Any], str]:
         try:
             check(str(value))
         except UsageError as error:
-            raise typer.BadParameter(f"{error} ({error.hint}).") from error
+            words = FLAG.sub("", str(error))
+            raise typer.BadParameter(f"{words} ({error.hint}).") from error
         return str(value)
 
     return read

@@ -83,7 +83,11 @@ def _check_room_for_pins(
     room = sum(slots) // 2 - n_resident * len(slots) if shared else max(slots) // 2 - n_resident
     if room > 0:
         return
-    kept = f", and {_residents(config, n_resident)} are kept" if selection != "none" else ""
+    kept = (
+        f", and {_residents(config, n_resident)} {'is' if n_resident == 1 else 'are'} kept"
+        if selection != "none"
+        else ""
+    )
     raise UsageError(
         f"--moe-warmpin {config.moe_warmpin} has no slots left: a layer has {max(slots)}, of which "
         f"at most half are pinned{kept}",
@@ -102,15 +106,26 @@ def _n_resident(
         return smallest
     if n_resident > smallest:
         raise UsageError(
-            f"{_residents(config, n_resident)} do not fit in the {smallest} slots of a layer",
-            f"keep at most {smallest}" if smallest else "there are no slots: leave that out",
+            f"{_residents(config, n_resident)} "
+            f"{'does' if n_resident == 1 else 'do'} not fit in the "
+            f"{smallest} slot{'' if smallest == 1 else 's'} of a layer",
+            _remedy(config, smallest),
         )
     return n_resident
 
 
+def _remedy(config: EngineConfig, smallest: int) -> str:
+    if smallest:
+        return f"keep at most {smallest}"
+    if config.expert_cache is not None:
+        return "there are no slots: give a larger --expert-cache"
+    return "there are no slots: leave that out"
+
+
 def _residents(config: EngineConfig, n_resident: int) -> str:
+    count = "the 1 expert" if n_resident == 1 else f"the {n_resident} experts"
     if config.expert_resident_ids is not None:
-        return f"the {n_resident} experts of --expert-resident-ids"
+        return f"{count} of --expert-resident-ids"
     if config.expert_num_resident is not None:
-        return f"the {n_resident} experts of --expert-num-resident"
-    return f"the {n_resident} experts of --expert-resident-selection"
+        return f"{count} of --expert-num-resident"
+    return f"{count} of --expert-resident-selection"
