@@ -16,7 +16,7 @@ from vkmoe.experts.trace_reader import read_trace
 from vkmoe.generate.observed import ObservedRunner
 from vkmoe.llm import LLM
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.sizes import weight_bytes
+from vkmoe.placement.trace_header import trace_header
 
 __all__ = ["PROMPTS", "prompt_text", "record_trace", "skewed_trace"]
 
@@ -38,7 +38,9 @@ def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> T
     """
     n_prompt = len(tokens)
     llm.logits(tokens[-1:])  # or the beginning that the prompts share would not be run again
-    with TraceWriter(path, _header(llm, n_prompt)) as writer:
+    tensors = read_tensors(llm.engine.file, llm.spec)
+    header = trace_header(llm.spec, tensors, n_prompt)
+    with TraceWriter(path, header) as writer:
 
         def note(position: int) -> None:
             writer.write(llm.engine.routing(), position < n_prompt)
@@ -73,19 +75,3 @@ def skewed_trace(n_tokens: int, n_layers: int, n_experts: int, n_used: int, seed
         "skewed", "invented", tuple(range(n_layers)), n_experts, n_used, (1 << 20,) * n_layers
     )
     return Trace(header, routing, np.zeros(n_tokens, np.bool_))
-
-
-def _header(llm: LLM, n_prompt: int) -> TraceHeader:
-    spec = llm.spec
-    assert spec.experts is not None
-    tensors = read_tensors(llm.engine.file, spec)
-    layers = [index for index, layer in enumerate(tensors.layers) if layer.router is not None]
-    return TraceHeader(
-        spec.name,
-        spec.architecture,
-        tuple(layers),
-        spec.experts.n_experts,
-        spec.experts.n_used,
-        weight_bytes(tensors).spans,
-        n_prompt,
-    )

@@ -125,12 +125,11 @@ def _refuse_shared(path: Path, engine: EngineConfig) -> None:
 def _header(model: str | None) -> TraceHeader:
     """What the trace says of the model. Raises UnsupportedModelError for one without experts."""
     from vkmoe.errors import UnsupportedModelError
-    from vkmoe.experts.trace import TraceHeader
     from vkmoe.gguf_file import open_gguf
     from vkmoe.llm import demo_model_path
     from vkmoe.models import read_spec
     from vkmoe.models.tensors import read_tensors
-    from vkmoe.placement.sizes import weight_bytes
+    from vkmoe.placement.trace_header import trace_header
 
     path = Path(model) if model is not None else demo_model_path()
     with open_gguf(path) as file:
@@ -141,15 +140,7 @@ def _header(model: str | None) -> TraceHeader:
             f"{path}: {spec.name} has no experts, there is no routing to record",
             "trace a mixture-of-experts model; `vkmoe info` tells what a file holds",
         )
-    layers = [index for index, layer in enumerate(tensors.layers) if layer.router is not None]
-    return TraceHeader(
-        spec.name,
-        spec.architecture,
-        tuple(layers),
-        spec.experts.n_experts,
-        spec.experts.n_used,
-        weight_bytes(tensors).spans,
-    )
+    return trace_header(spec, tensors)
 
 
 @contextmanager
