@@ -40,7 +40,7 @@ VALUES: dict[str, Any] = {
     "system": "Be brief.",
     "chat_template_kwargs": '{"enable_thinking": false}',
     "output": os.devnull,
-    "slots": "4,8",
+    "slots": "8,16",
 }
 # The prompt comes from -p, -f is tested below; others would contradict those above or leave files.
 LEFT_OUT = (
