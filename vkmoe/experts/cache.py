@@ -116,7 +116,8 @@ class ExpertCache:
 
         Raises DeviceLostError.
         """
-        self._collect(wait=True)
+        if not self._torn:  # torn by Ctrl-C: the next token begins anew
+            self._collect(wait=True)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless policies, slots and table agree (tests)."""
