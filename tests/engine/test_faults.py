@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -266,12 +267,20 @@ def test_ctrl_c_at_any_time_leaves_the_model_usable(options: dict[str, Any]) -> 
         for delay_ms in (1, 40, 90, 260):
             llm._in_cache.clear()
             llm.last_statistics = None
-            timer = threading.Timer(delay_ms / 1000, _thread.interrupt_main)
-            timer.start()
+            begun = threading.Event()
+
+            def interrupt(begun: threading.Event = begun, delay_ms: int = delay_ms) -> None:
+                begun.wait()
+                time.sleep(delay_ms / 1000)
+                _thread.interrupt_main()
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()  # waits for the thread, and must not be what is interrupted
             with pytest.raises(KeyboardInterrupt):
                 while True:
-                    llm.generate(prompt, **GREEDY)
-            timer.join()
+                    for _ in llm.stream(prompt, **GREEDY):
+                        begun.set()
+            thread.join()
             assert llm.last_statistics is not None, "no statistics after an interrupt"
             assert llm.generate(prompt, max_tokens=4, **GREEDY).text == right
 
