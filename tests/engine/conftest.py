@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.generate.conftest import shared
+from tests.live import live_objects
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import LLM
@@ -43,8 +44,7 @@ def demo() -> Iterator[LLM]:
 def nothing_left() -> Iterator[None]:
     """The test must leave as many Vulkan objects as it found."""
     native.clear_injections()
-    gc.collect()
-    before = native.live_objects()
+    before = live_objects()
     yield
     native.clear_injections()
     gc.collect()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine.test_faults import without_frames
 from tests.engine.tiny import expected, model_path
+from tests.live import live_objects
 from vkmoe.errors import DeviceLostError, VkmoeError
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
@@ -183,7 +184,7 @@ def test_an_unwritable_path_costs_neither_text_nor_memory(
 ) -> None:
     (tmp_path / "folder").mkdir()
     path, profile = tmp_path / name, tmp_path / "profile"
-    before = native.live_objects()
+    before = live_objects()
     with (
         pytest.raises(VkmoeError, match="statistics could not be written to") as caught,
         opened(mode, path, expert_profile=str(profile)) as llm,
@@ -197,7 +198,7 @@ def test_an_unwritable_path_costs_neither_text_nor_memory(
 
 
 def test_the_first_error_stays_the_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = native.live_objects()
+    before = live_objects()
     with (
         pytest.raises(DeviceLostError) as caught,
         opened("cache", tmp_path / "none" / "stats") as llm,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny import expected, model_path
+from tests.live import live_objects
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
@@ -191,7 +192,7 @@ def test_memory_that_ran_out_in_a_token_is_not_a_lost_device(llm: LLM, call: str
 
 def failure_of_opening(config: EngineConfig) -> BaseException | None:
     """What opening the smallest model raises; a tidy world afterwards."""
-    before = native.live_objects()
+    before = live_objects()
     try:
         with Engine(SMALLEST, config) as engine:
             engine.run_token(1, 0)

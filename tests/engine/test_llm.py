@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 import vkmoe
 from tests.engine.tiny import model_path, rewrite, with_metadata
+from tests.live import live_objects
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError, UsageError
 from vkmoe.gpu import _native as native
@@ -262,8 +262,7 @@ def test_progress_reaches_the_end() -> None:
 
 
 def test_leaving_the_context_frees_everything(nothing_left: None) -> None:
-    gc.collect()
-    before = native.live_objects()
+    before = live_objects()
     with vkmoe.LLM(TINY, ctx_size=CONTEXT) as llm:
         llm.generate(PROMPT, max_tokens=2)
         assert native.live_objects() != before

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny import Tensor, model_path, retyped, rewrite
+from tests.live import live_objects
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
 from vkmoe.placement import fixed_lines
@@ -49,7 +50,7 @@ def generate(llm: LLM) -> None:
 
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_no_heap_holds_more_than_planned(options: dict[str, Any]) -> None:
-    n_before = native.live_objects().get("memory", 0)
+    n_before = live_objects().get("memory", 0)
     with LLM(ctx_size=64, **options) as llm:
         assert (llm.plan.experts_in == "cache") == bool(options)
         check_tightness(llm, native.live_objects()["memory"] - n_before)

@@ -12,6 +12,7 @@ from pathlib import Path, PosixPath
 import pytest
 
 from tests.gpu.invented import APU, DISCRETE_12, LAVAPIPE, SMALL_WINDOW
+from tests.live import live_objects
 from vkmoe.errors import (
     DeviceLostError,
     GpuError,
@@ -209,7 +210,7 @@ def test_errors_are_translated(
 
 
 def test_a_closed_device_leaves_nothing() -> None:
-    before = native.live_objects()
+    before = live_objects()
     opened = Device()
     opened.close()
     opened.close()

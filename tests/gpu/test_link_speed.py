@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.live import live_objects
 from vkmoe.errors import GpuError, OutOfMemoryError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import link_speed
@@ -24,7 +25,7 @@ KEPT = Counter(("instance", "device", "command_pool", "command_buffer", "fence")
 @pytest.fixture
 def device() -> Iterator[Device]:
     """Nothing that was made from it may be left at the end."""
-    before = Counter(native.live_objects())
+    before = Counter(live_objects())
     with Device(os.environ.get("VKMOE_DEVICE")) as opened:
         yield opened
         native.clear_injections()

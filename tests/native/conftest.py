@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live import live_objects
 from vkmoe.gpu import _native as native
 
 CompileGlsl = Callable[[str], bytes]
@@ -79,6 +80,7 @@ def instance() -> Iterator[native.Instance]:
 @pytest.fixture
 def device(instance: native.Instance) -> Iterator[native.Device]:
     """The first device, open with buffer addresses; nothing may be left when it is closed."""
+    assert live_objects() == {"instance": 1}
     made = instance.open(0, ["buffer_device_address"])
     yield made
     native.clear_injections()
