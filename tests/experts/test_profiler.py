@@ -46,6 +46,37 @@ def test_counts_equal_a_plain_loop(profiler: ExpertProfiler) -> None:
     assert profiler.total() == (50 * SPACE.n_layers * N_USED, hits.sum())
 
 
+@pytest.mark.parametrize("read_every", [1, 7, 31, 32, 33, 200])
+def test_when_it_is_asked_does_not_change_the_counts(
+    profiler: ExpertProfiler, read_every: int
+) -> None:
+    rng = np.random.default_rng(5)
+    uses, hits = np.zeros((2, SPACE.n_layers, SPACE.n_experts), np.int64)
+    layers = np.arange(SPACE.n_layers)[:, None]
+    marked = 0
+    for n_tokens in range(1, 201):
+        routing, found = token(rng)
+        if n_tokens % 3:
+            profiler.record(routing, found)
+        else:  # all alike
+            profiler.record(routing, n_tokens % 2 == 0)
+            found[:] = n_tokens % 2 == 0
+        uses[layers, routing] += 1
+        hits[layers, routing] += found
+        assert profiler.n_tokens == n_tokens
+        if n_tokens == 100:
+            profiler.mark_warm([[], [], []])
+            marked = int(hits.sum())
+        if n_tokens % read_every == 0:
+            assert profiler.total() == (n_tokens * SPACE.n_layers * N_USED, hits.sum())
+            assert profiler.top_experts(1, 1) == [int(uses[1].argmax())]
+            if n_tokens > 100:
+                n_after = (n_tokens - 100) * SPACE.n_layers * N_USED
+                assert profiler.after() == (n_after, hits.sum() - marked)
+    assert np.array_equal(profiler.uses, uses) and np.array_equal(profiler.hits, hits)
+    assert profiler.before() == (100 * SPACE.n_layers * N_USED, marked)
+
+
 def test_nothing_recorded_has_no_rate(profiler: ExpertProfiler) -> None:
     assert profiler.hit_rate() is None and profiler.hit_rate(1) is None
     assert profiler.total() == Tally(0, 0)

@@ -29,7 +29,7 @@ def profiler(silent: int | None = None) -> ExpertProfiler:
             made.mark_warm([[9, 3], [15], []])
         made.record(routing, np.array([[number >= 4, False]] * 3))
     if silent is not None:
-        made._counts.reshape(2, SPACE.n_layers, -1)[:, silent] = 0
+        made._counted().reshape(2, SPACE.n_layers, -1)[:, silent] = 0
         if made._before is not None:
             made._before.reshape(2, SPACE.n_layers, -1)[:, silent] = 0
     return made

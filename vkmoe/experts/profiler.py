@@ -15,6 +15,8 @@ from vkmoe.experts.keys import KeySpace
 
 __all__ = ["ExpertProfiler", "Tally"]
 
+_LOG_TOKENS = 32  # counted at once, which costs a few times as much as one token alone
+
 
 class Tally(NamedTuple):
     """Uses of experts, and how many of them device memory served."""
@@ -31,7 +33,8 @@ class Tally(NamedTuple):
 class ExpertProfiler:
     """Uses and hits of every expert since the model was loaded, whatever the placement.
 
-    Layers count MoE layers from 0; `layer_numbers` are the model's own, for display.
+    Layers count MoE layers from 0; `layer_numbers` are the model's own, for display. A token is
+    only noted when it is recorded; it is counted with others, at the latest when somebody asks.
     """
 
     def __init__(self, space: KeySpace, layer_numbers: Sequence[int]) -> None:
@@ -45,17 +48,19 @@ class ExpertProfiler:
         self._counts = np.zeros((2, space.n_keys), np.uint64)
         self._before: NDArray[np.uint64] | None = None
         self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
+        # Tokens not yet counted: routing, and which of it was found (or whether all was).
+        self._log: list[tuple[NDArray[np.uint32], NDArray[np.bool_] | bool]] = []
 
-    def record(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> None:
-        """Count one token; both are [n_layers, n_used].
+    def record(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_] | bool) -> None:
+        """Count one token's routing [n_layers, n_used]; `hits` alike, or one bool for all of it.
 
-        Must hold: ids are below n_experts, and the experts of a layer are distinct.
+        Must hold: ids are below n_experts, the experts of a layer are distinct, every token has as
+        many, and nobody writes to the arrays any more.
         """
-        keys = routing + self._first  # [n_layers, n_used]
-        uses, found = self._counts
-        uses[keys] += np.uint64(1)
-        found[keys] += hits
+        self._log.append((routing, hits))
         self.n_tokens += 1
+        if len(self._log) >= _LOG_TOKENS:
+            self._count()
 
     def mark_warm(self, pinned: Sequence[Sequence[int]]) -> None:
         """Warm-pinning happened: what was counted until now becomes "before".
@@ -65,22 +70,22 @@ class ExpertProfiler:
         assert len(pinned) == self.space.n_layers, len(pinned)
         self.pinned = tuple(tuple(sorted(layer)) for layer in pinned)
         if self._before is None:
-            self._before = self._counts.copy()
+            self._before = self._counted().copy()
             self.n_tokens_before = self.n_tokens
 
     @property
     def uses(self) -> NDArray[np.uint64]:
         """[n_layers, n_experts]; a view that must not be written."""
-        return self._shaped(self._counts[0])
+        return self._shaped(self._counted()[0])
 
     @property
     def hits(self) -> NDArray[np.uint64]:
         """[n_layers, n_experts]; a view that must not be written."""
-        return self._shaped(self._counts[1])
+        return self._shaped(self._counted()[1])
 
     def total(self, layer: int | None = None) -> Tally:
         """Of one layer or of all."""
-        return self._tally(self._counts, layer)
+        return self._tally(self._counted(), layer)
 
     def before(self, layer: int | None = None) -> Tally | None:
         """Until warm-pinning; None if there was none."""
@@ -88,7 +93,8 @@ class ExpertProfiler:
 
     def after(self, layer: int | None = None) -> Tally | None:
         """Since warm-pinning; None if there was none."""
-        return None if self._before is None else self._tally(self._counts - self._before, layer)
+        before = self._before
+        return None if before is None else self._tally(self._counted() - before, layer)
 
     def hit_rate(self, layer: int | None = None) -> float | None:
         """Hits per use, from 0 to 1; None if nothing was recorded."""
@@ -101,6 +107,22 @@ class ExpertProfiler:
         # Stable on rising ids; counts are below 2^63, so the sign can be taken.
         order = np.argsort(-uses[used].astype(np.int64), kind="stable")
         return [int(expert) for expert in used[order[:n]]]
+
+    def _counted(self) -> NDArray[np.uint64]:
+        """The counts with all of the log in them: [2, n_keys]."""
+        if self._log:
+            self._count()
+        return self._counts
+
+    def _count(self) -> None:
+        """Move the log into the counts."""
+        log, self._log = self._log, []  # torn behind this, tokens are lost but none counts twice
+        keys = np.stack([routing for routing, _ in log]) + self._first  # [n, n_layers, n_used]
+        found = np.empty(keys.shape, np.bool_)
+        for i, (_, hits) in enumerate(log):
+            found[i] = hits
+        for counts, used in zip(self._counts, (keys.reshape(-1), keys[found]), strict=True):
+            counts += np.bincount(used, minlength=self.space.n_keys).astype(np.uint64)
 
     def _shaped(self, row: NDArray[np.uint64]) -> NDArray[np.uint64]:
         view = row.reshape(self.space.n_layers, self.space.n_experts)

@@ -47,17 +47,16 @@ class ExpertTracker:
         return self.cache.begin_token() if self.cache is not None else self._table.begin()
 
     def end_token(self, reader: int, routing: NDArray[np.uint32]) -> None:
-        """That submit is over; it used `routing` [n MoE layers, n_used].
+        """That submit is over; it used `routing` [n MoE layers, n_used], which is kept.
 
         One that was interrupted or failed needs no ending: what it used is not known.
         """
         if self.cache is not None:
-            hits = self.cache.end_token(reader, routing)
+            self.profiler.record(routing, self.cache.end_token(reader, routing))
         else:
             self._table.end(reader)
             self.residency.use(routing)
-            hits = np.full(routing.shape, self._on_device)
-        self.profiler.record(routing, hits)
+            self.profiler.record(routing, self._on_device)
         self._note_pins()
         if self._checks and self.cache is not None:
             self.cache.check_integrity()
