@@ -1,15 +1,13 @@
 """Runs a loaded model token by token: one submit per token, replayed.
 
-Owns the device, the weights, the KV cache, the recorded programs and the token's serial number.
-Does not own text, sampling or options.
+Owns the device, the weights, the KV cache and the recorded programs. Does not own text, sampling or
+options.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,35 +25,22 @@ from vkmoe.experts.uploads import Uploads
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
-from vkmoe.gpu.backend import Backend, Recording
+from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.token_io import TokenIo
-from vkmoe.gpu.transfer import Readback, Transfer
+from vkmoe.gpu.transfer import Transfer
 from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.kv_cache import KvCaches
+from vkmoe.models.recorded import TokenPrograms
 from vkmoe.models.tensors import read_tensors
 from vkmoe.models.weights import with_slots
-from vkmoe.ops.candidates import read_candidates
-from vkmoe.ops.router import LOG_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.link import link_of_misses
 from vkmoe.placement.loader import LoadedWeights, Progress, load_weights
 
 __all__ = ["Engine"]
-
-LOG, CANDIDATES = 0, 1  # the outputs of a token, in the order of its readback buffer
-_TIME_WEIGHT = 0.25  # of the newest token in the running estimate of the token time
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """A program, its recording and a running estimate of its time."""
-
-    program: Program
-    recording: Recording
 
 
 class Engine(Closing):
@@ -118,7 +103,7 @@ class Engine(Closing):
         self._experts = self._follow_experts(decision, loaded, slots, seed, checks)
         # ----- programs -----
         self._backend = Backend(self.device)
-        self._decoder = Decoder(
+        decoder = Decoder(
             self.spec,
             self.tuning,
             weights,
@@ -128,13 +113,10 @@ class Engine(Closing):
             caches.addresses,
         )
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
-        self._io = self._make_io()
-        logits = self.workspace.logits
-        self._logits = self._cleanup.enter_context(
-            Readback(self.device, self._backend.tensor(logits), 0, logits.n_bytes)
-        )
-        self._recorded = {flag: self._record(flag) for flag in (False, True)}
-        self._token_ns = {False: 0, True: 0}
+        n_used = self.spec.experts.n_used if self.spec.experts else 1
+        n_moe_layers = len(loaded.homes)
+        programs = TokenPrograms(self._backend, decoder, self.workspace, n_moe_layers, n_used)
+        self._programs = self._cleanup.enter_context(programs)
         # Runs before anything above is freed: an interrupted or failed submit may still read it.
         self._cleanup.callback(self.device.finish)
 
@@ -155,27 +137,20 @@ class Engine(Closing):
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
-        expected = 0 if self.device.info.is_cpu else self._token_ns[with_logits]
         reader = self._experts.begin_token()
-        self._io.send(token, position, self._table.address)
-        started = time.perf_counter_ns()
-        self._backend.run(self._recorded[with_logits].recording, expected)
-        self._note_time(with_logits, time.perf_counter_ns() - started)
-        self._io.receive()
+        self._programs.run(token, position, self._table.address, with_logits)
         self._experts.end_token(reader, self.routing())
-        return self._top_logits() if with_logits else None
+        return TopLogits(*self._programs.candidates()) if with_logits else None
 
     def full_logits(self) -> NDArray[np.float32]:
         """All logits of the last token run with logits: float32 [n_vocab]."""
-        return self._logits.read().view(np.float32)
+        return self._programs.full_logits()
 
     def routing(self) -> NDArray[np.uint32]:
         """The experts the last token used: uint32 [n MoE layers, n_used]; empty for dense
         models.
         """
-        n_used = self.spec.experts.n_used if self.spec.experts else 1
-        rows = self._io.words(LOG)[LOG_HEADER_WORDS:].reshape(-1, n_used)
-        return rows[: self._experts.residency.space.n_layers]
+        return self._programs.routing()
 
     @property
     def cache(self) -> ExpertCache | None:
@@ -202,7 +177,7 @@ class Engine(Closing):
 
     def program(self, with_logits: bool = True) -> Program:
         """The program a token replays."""
-        return self._recorded[with_logits].program
+        return self._programs.recorded[with_logits].program
 
     def tensor_values(self, ref: TensorRef) -> NDArray[np.uint32]:
         """The words of a workspace tensor after the last token (for tests and debugging)."""
@@ -242,33 +217,3 @@ class Engine(Closing):
         on_device = decision.plan.experts_in == "device"
         numbers = weights.moe_layers
         return ExpertTracker(numbers, loaded.table, residency, cache, on_device, checks)
-
-    def _make_io(self) -> TokenIo:
-        """The buffers the host writes and reads, and the tensors behind the workspace's names."""
-        space = self.workspace
-        for tensor in space.tensors:
-            self._backend.tensor(tensor)
-        io = TokenIo(self._backend, space.params, (space.log, space.candidates))
-        self._cleanup.callback(io.close)
-        return io
-
-    def _record(self, with_logits: bool) -> _Recorded:
-        """The decoder's program between the copy in and the copies out."""
-        body = self._decoder.token_program(with_logits)
-        program = Program(body.name)
-        self._io.copy_in(program)
-        program.commands.extend(body.commands)
-        self._decoder.close_program(program)
-        self._io.copy_out(program, 2 if with_logits else 1)
-        return _Recorded(program, self._backend.record(program))
-
-    # ----- reading -----
-
-    def _top_logits(self) -> TopLogits:
-        return TopLogits(*read_candidates(self._io.words(CANDIDATES)))
-
-    def _note_time(self, with_logits: bool, elapsed_ns: int) -> None:
-        known = self._token_ns[with_logits]
-        self._token_ns[with_logits] = (
-            elapsed_ns if not known else int(known + _TIME_WEIGHT * (elapsed_ns - known))
-        )

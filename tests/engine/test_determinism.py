@@ -123,8 +123,8 @@ def test_the_order_between_barriers_does_not_matter(mixed: Path, order: Reorder)
         assert max(len(group) for group in groups) > 1, "nothing to reorder"
         shuffled = Program("shuffled", [item for group in groups for item in order(group)])
         assert shuffled.commands != program.commands
-        recorded = replace(engine._recorded[True], recording=engine._backend.record(shuffled))
-        engine._recorded[True] = recorded
+        recorded = engine._programs.recorded
+        recorded[True] = replace(recorded[True], recording=engine._backend.record(shuffled))
         assert_same_bits(rows(engine, TOKENS), wanted)
 
 

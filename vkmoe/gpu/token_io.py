@@ -7,7 +7,6 @@ shaders never touch host memory (gpu-facts.md, rules 2 and 3).
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ __all__ = ["PARAM_WORDS", "TokenIo"]
 
 # token, position, expert table address, serial, eleven reserved words.
 # Must be kept in sync with shaders/include/params.glsl.
-PARAMS = struct.Struct("<2IQ12I")
+PARAMS = struct.Struct("<2IQI44x")
 PARAM_WORDS = PARAMS.size // 4
 
 
@@ -35,10 +34,13 @@ class TokenIo:
         self._out = backend.device.allocate("readback", n_bytes, "readback")
         backend.bind("host params", self._in)
         backend.bind("readback", self._out)
-        self._params_view: Any = self._in.view()  # a buffer, which NumPy's stubs do not say
-        self._words = self._out.view().view(np.uint32)
+        # What every token touches is made once: NumPy's first calls after a submit are slow.
+        self._params_view = self._in.view().data
+        words = self._out.view().view(np.uint32)
+        self._words = words.data
         ends = np.cumsum([output.n_words for output in outputs]).tolist()
-        self._views = np.split(self._words, ends[:-1])
+        self._views = np.split(words, ends[:-1])
+        self._n_bytes = self._out.size
         self.serial = 0
 
     def copy_in(self, program: Program) -> None:
@@ -57,8 +59,7 @@ class TokenIo:
     def send(self, token: int, position: int, table_address: int) -> None:
         """Write the parameters of the next submit. No submit may be in flight."""
         self.serial = (self.serial + 1) & 0xFFFFFFFF
-        head = (token, position, table_address, self.serial)
-        PARAMS.pack_into(self._params_view, 0, *head, *([0] * 11))
+        PARAMS.pack_into(self._params_view, 0, token, position, table_address, self.serial)
 
     def receive(self) -> None:
         """Make the results readable and check that they are of the submit just waited for.
@@ -66,16 +67,16 @@ class TokenIo:
         Raises DeviceLostError when the log's serial is another: a watchdog's reset signals fences
         as success (gpu-facts.md, section 3).
         """
-        self._out.invalidate(0, self._out.size)
-        if int(self._words[0]) != self.serial:
+        self._out.invalidate(0, self._n_bytes)
+        if self._words[0] != self.serial:
             raise DeviceLostError(
                 "the GPU reported a finished token whose log was not written",
                 "the driver reset the GPU (watchdog); close other GPU programs and try again",
             )
 
-    def words(self, output: int) -> NDArray[np.uint32]:
-        """A copy of one output, as of the last `receive`."""
-        return self._views[output].copy()
+    def view(self, output: int) -> NDArray[np.uint32]:
+        """The words of one output, where `receive` leaves them; to be let go before `close`."""
+        return self._views[output]
 
     def close(self) -> None:
         del self._params_view, self._words, self._views

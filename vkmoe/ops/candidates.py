@@ -5,6 +5,7 @@ Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = [
     "LOGITS_AT",
     "N_CANDIDATES",
     "Candidates",
+    "CandidatesReader",
     "candidates",
     "list_words",
     "n_lists",
@@ -39,6 +41,7 @@ N_CANDIDATES = 64
 # A chunk's list has its ids and logits at the same places (candidate_lists.glsl).
 IDS_AT, LOGITS_AT = 4, 4 + N_CANDIDATES
 CANDIDATE_WORDS = LIST_WORDS = 4 + 2 * N_CANDIDATES
+_HEAD = struct.Struct("<2If")
 MAX_VOCAB = 1 << 24
 
 
@@ -51,15 +54,24 @@ class Candidates(NamedTuple):
     has_nan: bool
 
 
+class CandidatesReader:
+    """Unpacks the output tensor's words, again and again from the same memory."""
+
+    def __init__(self, words: NDArray[np.uint32]) -> None:
+        self._head = words[:IDS_AT].data
+        self._ids = words[IDS_AT:LOGITS_AT].view(np.int32)
+        self._logits = words[LOGITS_AT:CANDIDATE_WORDS].view(np.float32)
+
+    def read(self) -> Candidates:
+        """What the words say now; ids and logits are copies."""
+        count, has_nan, log_sum_exp = _HEAD.unpack_from(self._head)
+        ids, logits = self._ids[:count].copy(), self._logits[:count].copy()
+        return Candidates(ids, logits, log_sum_exp, bool(has_nan))
+
+
 def read_candidates(words: NDArray[np.uint32]) -> Candidates:
-    """Unpack the output tensor's words; ids and logits are views of them."""
-    count = int(words[0])
-    return Candidates(
-        words[IDS_AT : IDS_AT + count].view(np.int32),
-        words[LOGITS_AT : LOGITS_AT + count].view(np.float32),
-        float(words[2:3].view(np.float32)[0]),
-        bool(words[1]),
-    )
+    """Unpack the output tensor's words."""
+    return CandidatesReader(words).read()
 
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:
