@@ -14,8 +14,7 @@ import numpy as np
 
 from vkmoe.config import EngineConfig
 from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.policy import Policy
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, make_pools
+from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
 from vkmoe.experts.simulate import Misses, ceiling, misses, simulate
 from vkmoe.experts.slru import Slru
 from vkmoe.experts.trace import Trace
@@ -150,39 +149,29 @@ def _per_use(split: Misses, trace: Trace) -> tuple[float, float, float]:
 
 def frequency_pays(trace: Trace, n_slots: int) -> tuple[float, float]:
     """Hit rates of slru that looks at frequency, and of slru by recency alone; no pins."""
-    by_frequency, by_recency = (_hits(trace, n_slots, on) for on in (True, False))
     pools = make_pools(
         [n_slots] * trace.header.n_layers, trace.header.span_bytes, trace.header.n_used, "layer"
     )
+    by_frequency, by_recency = (_hits(trace, pools, on) for on in (True, False))
     replayed = simulate(trace, CacheSettings("slru", EngineConfig().expert_half_life), pools)
     assert by_frequency == replayed.layer_hits.sum(), "this replay is not the simulator's"
     return by_frequency / trace.routing.size, by_recency / trace.routing.size
 
 
-def _hits(trace: Trace, n_slots: int, frequency: bool) -> int:
-    """Hits with slots of each layer's own. `simulate` cannot switch frequency off."""
+def _hits(trace: Trace, pools: Sequence[PoolSpec], frequency: bool) -> int:
+    """Hits as `Residency` has them; `simulate` cannot switch frequency off."""
     space = trace.space
     counts = DecayedCounts(space.n_keys, EngineConfig().expert_half_life)
-    pools = [Slru(n_slots, space, counts, frequency=frequency) for _ in range(space.n_layers)]
+    policy = Slru(pools, space, counts, frequency=frequency)
     first = np.arange(space.n_layers)[:, None] * space.n_experts
     n_misses = 0
     for routing in trace.routing:
         keys = routing + first
         counts.use(keys.reshape(-1))
-        for pool, used in zip(pools, keys.tolist(), strict=True):
-            n_misses += _use(pool, used)
+        missing = policy.use(keys.T.reshape(-1))
+        needed = np.zeros(space.n_keys, np.bool_)
+        needed[keys] = True
+        policy.promote(missing.tolist(), needed)
         counts.advance()
+        n_misses += len(missing)
     return trace.routing.size - n_misses
-
-
-def _use(policy: Policy, used: list[int]) -> int:
-    """One token of one layer, as `Residency` does it; its misses."""
-    missing, needed = policy.use(used), set(used)
-    for key in missing:
-        if len(policy) >= policy.capacity:
-            victim = policy.victim(key, needed)
-            if victim is None:
-                continue
-            policy.remove(victim)
-        policy.insert(key)
-    return len(missing)

@@ -3,21 +3,80 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from vkmoe.experts.create import POLICIES
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.policy import Policy
-from vkmoe.experts.settings import PolicyName
+from vkmoe.experts.policy import Keys, Mask, Policy
+from vkmoe.experts.settings import PolicyName, PoolSpec
 
-__all__ = ["N_USED", "MakePolicy", "PolicyPool", "random_tokens"]
+__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "random_tokens"]
 
 N_USED = 4
 
-MakePolicy = Callable[[int, KeySpace, DecayedCounts, int], Policy]
+MakePolicy = Callable[[Sequence[PoolSpec], KeySpace, DecayedCounts], Policy]
+
+
+class OnePool:
+    """A policy of one pool that all layers share, asked about single keys."""
+
+    def __init__(
+        self,
+        make: PolicyName | MakePolicy,
+        capacity: int,
+        space: KeySpace,
+        counts: DecayedCounts,
+        floor: int = 0,
+    ) -> None:
+        pool = PoolSpec(tuple(range(space.n_layers)), capacity, floor, 256)
+        self.all = (POLICIES[make] if isinstance(make, str) else make)([pool], space, counts)
+        self.capacity, self._n_keys = capacity, space.n_keys
+
+    def use(self, keys: Sequence[int]) -> list[int]:
+        return [int(key) for key in self.all.use(_keys(*keys))]
+
+    def victim(self, newcomer: int, needed: Iterable[int]) -> int | None:
+        return self.all.victim(newcomer, self.mask(needed))
+
+    def insert(self, key: int) -> None:
+        self.all.insert(_keys(key))
+
+    def remove(self, key: int) -> None:
+        self.all.remove(_keys(key))
+
+    def pin(self, key: int) -> None:
+        self.all.pin(_keys(key))
+
+    def unpin(self, key: int) -> None:
+        self.all.unpin(_keys(key))
+
+    def is_pinned(self, key: int) -> bool:
+        return self.all.is_pinned(key)
+
+    def check_integrity(self) -> None:
+        self.all.check_integrity()
+
+    def mask(self, keys: Iterable[int]) -> Mask:
+        mask = np.zeros(self._n_keys, np.bool_)
+        mask[list(keys)] = True
+        return mask
+
+    def __contains__(self, key: int) -> bool:
+        return bool(self.all.resident[key])
+
+    def __len__(self) -> int:
+        return self.capacity - self.all.n_free(0)
+
+    def __iter__(self) -> Iterator[int]:
+        """Those that would leave first in front."""
+        return iter(self.all.order(0))
+
+
+def _keys(*keys: int) -> Keys:
+    return np.array(keys, np.int64)
 
 
 class PolicyPool:
@@ -34,8 +93,7 @@ class PolicyPool:
     ) -> None:
         self.space = KeySpace(n_layers, n_experts)
         self.counts = DecayedCounts(self.space.n_keys, half_life)
-        make = POLICIES[policy] if isinstance(policy, str) else policy
-        self.policy = make(capacity, self.space, self.counts, floor)
+        self.policy = OnePool(policy, capacity, self.space, self.counts, floor)
 
     def token(self, keys: Sequence[int]) -> int:
         """Returns the hits."""

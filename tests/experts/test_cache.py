@@ -87,7 +87,7 @@ def test_what_the_token_used_is_never_thrown_out_for_it(
         first = (2 * token) % SPACE.n_experts
         used = routing(*[(first, first + 1)] * 3)
         rig.token(used)
-        held = {number for pool in rig.residency._pools for number in pool.policy}
+        held = set(np.flatnonzero(rig.residency._policy.resident).tolist())
         wanted = {layer * 8 + expert for layer in range(3) for expert in (first, first + 1)}
         if slots >= N_USED:
             assert wanted <= held, "an expert of this token lost its slot to another of it"

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from vkmoe.experts.create import POLICIES, create_policy
+from tests.experts.policy_pool import OnePool
+from vkmoe.experts.create import POLICIES
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.policy import Policy
 from vkmoe.experts.settings import PolicyName
 
 SPACE = KeySpace(3, 8)
@@ -31,15 +31,12 @@ class PolicyMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.counts = DecayedCounts(SPACE.n_keys, 2.0)
-        self.policy: Policy = create_policy(
-            self.name, self.capacity, SPACE, self.counts, self.floor
-        )
+        self.policy = OnePool(self.name, self.capacity, SPACE, self.counts, self.floor)
         self.resident: list[int] = []  # by recency
         self.pinned: set[int] = set()
         self.newest: int | None = None
         self.used_at: dict[int, int] = {}
-        self.probation: list[int] = []
-        self.protected: list[int] = []
+        self.again: set[int] = set()  # used since they were inserted
 
     # ----- the rules, naively -----
 
@@ -66,32 +63,28 @@ class PolicyMachine(RuleBasedStateMachine):
             return others[:1]
         values = self.counts.values()
         if self.name == "slru":
-            on_probation = [key for key in self.probation if key in others]
+            protected = self.protected()
+            on_probation = [key for key in others if key not in protected]
             fewest = min((values[key] for key in on_probation), default=0.0)
-            by_count = [key for key in on_probation if values[key] == fewest]
-            return (by_count or [key for key in self.protected if key in others])[:1]
+            return ([key for key in on_probation if values[key] == fewest] or others)[:1]
         score = {key: values[key] / (1 + self.counts.now - self.used_at[key]) for key in others}
         return [key for key in others if score[key] <= min(score.values()) * (1 + 1e-9)]
 
-    def demote(self) -> None:
+    def protected(self) -> list[int]:
         share = min(self.capacity // SLRU_SHARE, self.capacity - 1)
-        n_held = len(self.pinned & set(self.resident))
-        while self.protected and len(self.protected) + n_held > share:
-            self.probation.append(self.protected.pop(0))
+        room = max(0, share - len(self.pinned & set(self.resident)))
+        again = [key for key in self.resident if key in self.again and key not in self.pinned]
+        return again[len(again) - min(room, len(again)) :]
 
     def forget(self, key: int) -> None:
-        for order in (self.resident, self.probation, self.protected):
-            if key in order:
-                order.remove(key)
+        self.resident.remove(key)
+        self.again.discard(key)
         self.newest = None if key == self.newest else self.newest
 
     def admit(self, key: int) -> None:
         self.policy.insert(key)
         self.resident.append(key)
         self.newest, self.used_at[key] = key, self.counts.now
-        if key not in self.pinned:
-            self.probation.append(key)
-        self.demote()
 
     # ----- operations -----
 
@@ -104,12 +97,7 @@ class PolicyMachine(RuleBasedStateMachine):
             if key in self.resident:
                 self.resident.append(self.resident.pop(self.resident.index(key)))
                 self.used_at[key] = self.counts.now
-                for order in (self.probation, self.protected):
-                    if key in order:
-                        order.remove(key)
-                        self.protected.append(key)
-                        break
-        self.demote()
+                self.again.add(key)
         for key in missing:
             self.promote(key, keys)
         self.counts.advance()
@@ -140,19 +128,15 @@ class PolicyMachine(RuleBasedStateMachine):
     def pin(self, key: int) -> None:
         self.policy.pin(key)
         self.pinned.add(key)
-        for order in (self.probation, self.protected):
-            if key in order:
-                order.remove(key)
-        self.demote()
 
     @rule(key=KEYS)
     def unpin(self, key: int) -> None:
         self.policy.unpin(key)
         if key in self.pinned:
             self.pinned.remove(key)
-            if key in self.resident:
-                self.protected.append(key)
-        self.demote()
+            if self.name == "slru" and key in self.resident:
+                self.resident.append(self.resident.pop(self.resident.index(key)))
+                self.again.add(key)
 
     # ----- always -----
 

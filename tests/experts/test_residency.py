@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.pools import FREE, Move
+from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings, make_pools
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.experts.policy_pool import MakePolicy, PolicyPool, random_tokens
+from tests.experts.policy_pool import MakePolicy, OnePool, PolicyPool, random_tokens
 from vkmoe.experts.slru import PROTECTED_SHARE, Slru
 
 CAPACITY = 8
@@ -17,16 +17,16 @@ def slru(share: float = 0.5, frequency: bool = True) -> MakePolicy:
     return partial(Slru, share=share, frequency=frequency)
 
 
-def pool_of(keys: range = range(CAPACITY), share: float = 0.5) -> tuple[PolicyPool, Slru]:
+def pool_of(keys: range = range(CAPACITY), share: float = 0.5) -> tuple[PolicyPool, OnePool]:
     """Eight slots, four of them for protected ones; the keys are on probation and never used."""
     pool = PolicyPool(slru(share), CAPACITY, half_life=1e9)
     pool.fill(keys)
-    assert isinstance(pool.policy, Slru)
     return pool, pool.policy
 
 
-def protected(policy: Slru) -> set[int]:
-    return {key for key in policy if policy.is_protected(key)}
+def protected(policy: OnePool) -> set[int]:
+    assert isinstance(policy.all, Slru)
+    return policy.all.protected(0)
 
 
 # ----- segments -----
@@ -67,7 +67,6 @@ def test_a_quarter_is_protected(capacity: int, wanted: int) -> None:
     pool = PolicyPool("slru", capacity)
     pool.fill(range(capacity))
     pool.tokens([[key] for key in range(capacity)] * 3)
-    assert isinstance(pool.policy, Slru)
     assert PROTECTED_SHARE == 0.25
     assert len(protected(pool.policy)) == wanted
 
@@ -121,7 +120,7 @@ def test_the_protected_leave_by_recency_where_probation_is_empty_handed() -> Non
 def test_the_newest_is_spared_among_the_protected_too() -> None:
     pool, policy = pool_of()
     pool.tokens([[7], [0], [1], [2]])
-    assert policy.is_protected(7)
+    assert 7 in protected(policy)
     assert pool.victim([3, 4, 5, 6]) == 0
     assert pool.victim([3, 4, 5, 6, 0, 1, 2]) == 7
 
@@ -164,7 +163,7 @@ def test_a_pinned_newcomer_goes_straight_to_the_protected() -> None:
     pool, policy = pool_of()
     policy.pin(20)
     pool.promote(20)
-    assert policy.is_protected(20)
+    assert 20 in protected(policy)
 
 
 def test_pins_take_the_place_of_other_protected_ones() -> None:

@@ -26,8 +26,6 @@ class DecayedCounts:
         self._growth = 2.0 ** (1.0 / half_life)
         self._weight = 1.0  # of a use now
         self.now = 0  # tokens seen
-        # Relative counts, comparable with each other at one moment, as a fast sequence of float.
-        self.relative = memoryview(self._raw.data)
 
     def use(self, keys: NDArray[np.int64]) -> None:
         """Count one use of each key; they must be distinct."""
@@ -44,6 +42,11 @@ class DecayedCounts:
     def values(self) -> NDArray[np.float64]:
         """The decayed counts as of now: [n_keys], a use of this moment counts 1."""
         return self._raw / self._weight
+
+    def of(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`values()` of these keys, in an array of any shape."""
+        found: NDArray[np.float64] = self._raw[keys] / self._weight
+        return found
 
     def restore(self, values: NDArray[np.float64]) -> None:
         """Begin from counts such as `values()` gave."""

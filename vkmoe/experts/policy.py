@@ -1,81 +1,247 @@
-"""What a cache policy is: it orders the resident experts of one pool of slots.
+"""What a cache policy is: it orders the residents of every pool of slots, and says who leaves.
 
-A policy sees numbers of experts (keys.py), never a buffer. All policies pass one contract test,
-tests/experts/test_policy_contract.py.
+A policy sees numbers of experts (keys.py), never a buffer. All pools of a model are one object with
+one array per fact, because a token asks for hundreds of experts at once. All policies pass one
+contract test, tests/experts/test_policy_contract.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.moves import FREE, Move
+from vkmoe.experts.settings import PoolSpec
 
-__all__ = ["Policy"]
+__all__ = ["NO_POOL", "Keys", "Mask", "Policy", "Ranks", "rank_by"]
+
+NO_POOL = -1
+NOBODY = -1
+
+Keys = NDArray[np.int64]  # numbers of experts
+Mask = NDArray[np.bool_]  # [n_keys]
+Ranks = NDArray[np.int64]
+
+_NEVER = np.iinfo(np.int64).max  # the rank of those that may not leave
+_MAX_CLOCK = 1 << 32  # recency has 32 bits of a rank
 
 
 class Policy(ABC):
-    """Which experts hold the `capacity` slots of a pool, and which of them would leave next.
+    """Who holds the slots of each pool, and who of them would leave first.
 
-    With more than one layer in the pool, `floor` is the number of slots below which a layer does
-    not lose an expert to another layer.
+    A subclass adds a rank. Everything else is alike: no pinned expert leaves, nor one that is
+    needed; the one inserted last only if nobody else of its pool may; and none whose layer has no
+    more slots than the pool's floor, unless for an expert of the same layer.
     """
 
-    def __init__(
-        self, capacity: int, space: KeySpace, counts: DecayedCounts, floor: int = 0
-    ) -> None:
-        assert capacity >= 1, capacity
-        self.capacity = capacity
-        self.space = space
-        self.counts = counts
-        self.floor = floor
+    def __init__(self, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts) -> None:
+        assert all(pool.capacity >= 1 for pool in pools), pools
+        self.pools, self.space, self.counts = tuple(pools), space, counts
+        self.resident: Mask = np.zeros(space.n_keys, np.bool_)
+        self._pinned: Mask = np.zeros(space.n_keys, np.bool_)  # resident or not
+        self._last: Keys = np.zeros(space.n_keys, np.int64)  # rises with every use and insertion
+        self._clock = 0
+        self._n_free = [pool.capacity for pool in pools]
+        self._newest: list[int | None] = [None] * len(self.pools)  # inserted last, while resident
+        # The keys of each pool as a row, and which places of a row are not only there to fill it.
+        n_widest = max((len(pool.layers) for pool in pools), default=0) * space.n_experts
+        self._rows: Keys = np.zeros((len(self.pools), n_widest), np.int64)
+        self._own: NDArray[np.bool_] = np.zeros(self._rows.shape, np.bool_)
+        self.pool_of: Keys = np.full(space.n_keys, NO_POOL, np.int64)
+        for index, pool in enumerate(pools):
+            keys = np.concatenate([space.numbers(layer) for layer in pool.layers])
+            self._rows[index, : len(keys)], self._own[index, : len(keys)] = keys, True
+            self.pool_of[keys] = index
 
-    @abstractmethod
-    def use(self, keys: Sequence[int]) -> list[int]:
-        """A token used these distinct keys, most important first; call it once per token and pool.
+    # ----- asked -----
 
-        Mutates the order of the resident ones. Returns those that are not resident, in order.
-        `counts` must have counted the uses before.
+    def n_free(self, pool: int) -> int:
+        """Slots that nobody holds."""
+        return self._n_free[pool]
+
+    def is_pinned(self, key: int) -> bool:
+        return bool(self._pinned[key])
+
+    def order(self, pool: int) -> list[int]:
+        """The residents of a pool: those that would leave first in front, the pinned ones last."""
+        nobody = np.zeros(self.space.n_keys, np.bool_)
+        order = self._leaving([pool], nobody)[0]
+        newest = self._newest[pool]
+        if newest in order:
+            order.remove(newest)
+            order.append(newest)
+        pinned = self.resident & self._pinned & (self.pool_of == pool)
+        return [*order, *np.flatnonzero(pinned).tolist()]
+
+    def victim(self, newcomer: int, needed: Mask) -> int | None:
+        """Who would leave for `newcomer` were its pool full; None if nobody. Changes nothing."""
+        pool = int(self.pool_of[newcomer])
+        order = self._leaving([pool], needed)[0]
+        return self._choose(order, newcomer, self._newest[pool], self._spare(pool))
+
+    # ----- told -----
+
+    def use(self, keys: Keys) -> Keys:
+        """A token used these distinct keys, all of them in pools, the most important first.
+
+        Once per token, when `counts` has counted it. Returns those that are not resident, in order.
         """
+        here = self.resident[keys]
+        self._touch(keys[here])
+        return keys[~here]
 
-    @abstractmethod
-    def victim(self, newcomer: int, needed: Container[int]) -> int | None:
-        """Who must leave for `newcomer`; None if nobody may. Mutates nothing.
+    def promote(self, newcomers: Sequence[int], needed: Mask) -> list[Move]:
+        """Give slots to newcomers, in order, as long as somebody may leave for them.
 
-        Never a pinned key, never one in `needed` (what the current token uses, what is being
-        copied), never below another layer's floor; the key inserted last only if nobody else may.
+        Returns who got one, by pool. Victims are never `needed` (what the token uses, what is being
+        copied) and never newcomers.
         """
+        waiting: dict[int, list[int]] = {}
+        for key, pool in zip(newcomers, self.pool_of[newcomers].tolist(), strict=True):
+            waiting.setdefault(pool, []).append(key)
+        pools = sorted(waiting)
+        full = [pool for pool in pools if self._n_free[pool] < len(waiting[pool])]
+        n_most = 1 + max((len(keys) for keys in waiting.values()), default=0)
+        leaving = dict(zip(full, self._leaving(full, needed, n_most), strict=True)) if full else {}
+        moves: list[Move] = []
+        for pool in pools:
+            moves += self._place(pool, waiting[pool], leaving.get(pool, []))
+        if moves:
+            self.remove(np.array([move.victim for move in moves if move.victim != FREE], np.int64))
+            self.insert(np.array([move.key for move in moves], np.int64))
+        return moves
 
-    @abstractmethod
-    def insert(self, key: int) -> None:
-        """`key`, not resident, takes a free slot. Must hold: len(self) < capacity."""
+    def insert(self, keys: Keys) -> None:
+        """Keys that are not resident take free slots of their pools."""
+        assert not self.resident[keys].any(), keys
+        for key, pool in zip(keys.tolist(), self.pool_of[keys].tolist(), strict=True):
+            assert self._n_free[pool] > 0, (key, self.pools[pool])
+            self._n_free[pool] -= 1
+            self._newest[pool] = key
+        self.resident[keys] = True
+        self._touch(keys)
 
-    @abstractmethod
-    def remove(self, key: int) -> None:
-        """A resident key leaves its slot. A pin of it stays noted for when it comes back."""
+    def remove(self, keys: Keys) -> None:
+        """Residents leave their slots. A pin of one stays noted for when it comes back."""
+        assert self.resident[keys].all(), keys
+        for key, pool in zip(keys.tolist(), self.pool_of[keys].tolist(), strict=True):
+            self._n_free[pool] += 1
+            if self._newest[pool] == key:
+                self._newest[pool] = None
+        self.resident[keys] = False
 
-    @abstractmethod
-    def pin(self, key: int) -> None:
-        """Never let `key` leave. Of a key that is not resident: from its next insertion on."""
+    def pin(self, keys: Keys) -> None:
+        """Never let these leave; those that are not resident, from their next insertion on."""
+        self._pinned[keys] = True
 
-    @abstractmethod
-    def unpin(self, key: int) -> None:
-        """Take a pin back, of a resident key or not; does nothing to one that has none."""
+    def unpin(self, keys: Keys) -> None:
+        """Take pins back; does nothing to keys without."""
+        self._pinned[keys] = False
 
-    @abstractmethod
-    def is_pinned(self, key: int) -> bool: ...
-
-    @abstractmethod
-    def __contains__(self, key: object) -> bool: ...
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[int]:
-        """Resident keys, those that would leave first in front; the order is the policy's own."""
-
-    @abstractmethod
     def check_integrity(self) -> None:
         """Raises AssertionError if the policy contradicts itself (tests)."""
+        assert (self.pool_of[self.resident] != NO_POOL).all(), "resident without a pool"
+        for index, pool in enumerate(self.pools):
+            residents = np.flatnonzero(self.resident & (self.pool_of == index)).tolist()
+            assert 0 <= len(residents) == pool.capacity - self._n_free[index], (pool, residents)
+            assert self._newest[index] in (None, *residents), (pool, self._newest[index])
+            assert sorted(self.order(index)) == residents, (pool, residents)
+        recency = self._last[self.resident]
+        assert len(np.unique(recency)) == len(recency), "recency is not an order"
+
+    # ----- what a policy adds -----
+
+    @abstractmethod
+    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+        """Who would leave first: [n_pools, n], the lowest first; no two alike in a row.
+
+        `keys` [n_pools, n] are all those of some pools, `unpinned` which are residents without a
+        pin. The ranks of the others mean nothing.
+        """
+
+    # ----- inside -----
+
+    def _touch(self, keys: Keys) -> None:
+        """Make these the most recent, the last one most of all."""
+        if self._clock + len(keys) > _MAX_CLOCK:
+            self._last = self._last.argsort(kind="stable").argsort()
+            self._clock = len(self._last)
+        end = self._clock + len(keys)
+        self._last[keys] = np.arange(self._clock, end)
+        self._clock = end
+
+    def _leaving(
+        self, pools: Sequence[int], needed: Mask, n_most: int | None = None
+    ) -> list[list[int]]:
+        """Who may leave each of these pools, the floor aside, those that would first in front.
+
+        Of pools without a floor at least the first `n_most`.
+        """
+        keys = self._rows[pools]
+        unpinned = (self.resident[keys] > self._pinned[keys]) & self._own[pools]
+        allowed = unpinned > needed[keys]
+        ranks = np.where(allowed, self._rank(keys, unpinned, pools), _NEVER)
+        if any(self.pools[pool].floor for pool in pools):
+            n_most = None  # somebody further back may have to go
+        order = ranks.argsort(axis=1)[:, :n_most]
+        rows = np.where(allowed, keys, NOBODY)[np.arange(len(pools))[:, None], order].tolist()
+        return [[key for key in row if key != NOBODY] for row in rows]
+
+    def _place(self, pool: int, newcomers: Sequence[int], order: list[int]) -> list[Move]:
+        """Free slots first, then those of whoever leaves."""
+        n_free, spare = self._n_free[pool], self._spare(pool)
+        newest = self._newest[pool] if not n_free else None
+        moves: list[Move] = []
+        for key in newcomers:
+            victim = FREE
+            if len(moves) >= n_free:
+                found = self._choose(order, key, newest, spare)
+                if found is None:
+                    continue
+                victim = found
+                order.remove(victim)
+                if spare:
+                    spare[self.space.layer(victim)] -= 1
+            newest = None
+            if spare:
+                spare[self.space.layer(key)] += 1
+            moves.append(Move(pool, key, victim))
+        return moves
+
+    def _choose(
+        self, order: Sequence[int], newcomer: int, newest: int | None, spare: Sequence[int]
+    ) -> int | None:
+        """The first in `order` that may leave; the newest only where nobody else may."""
+        last = None
+        for key in order:
+            layer = self.space.layer(key) if spare else 0
+            if spare and spare[layer] <= 0 and layer != self.space.layer(newcomer):
+                continue
+            if key != newest:
+                return key
+            last = key
+        return last
+
+    def _spare(self, pool: int) -> list[int]:
+        """How many residents each layer has above the floor [n_layers]; empty without a floor."""
+        floor = self.pools[pool].floor
+        if not floor:
+            return []
+        layers = np.flatnonzero(self.resident & (self.pool_of == pool)) // self.space.n_experts
+        n_resident = np.bincount(layers, minlength=self.space.n_layers)
+        return [int(n) - floor for n in n_resident]
+
+
+def rank_by(values: NDArray[np.float64], recency: NDArray[np.int64]) -> Ranks:
+    """The lowest value first, the least recent of equals: one number for both.
+
+    The bits of a float32, as an integer, rise with it where it is not negative; values are equal
+    if they are as float32.
+    """
+    bits = values.astype(np.float32).view(np.int32).astype(np.int64)
+    return (bits << 32) | recency

@@ -14,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts import pins
+from vkmoe.experts.create import create_policy
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.pools import FREE, Move, Pool, empty_pools
+from vkmoe.experts.moves import FREE, Move
+from vkmoe.experts.policy import Keys, Mask
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 
 __all__ = ["Residency"]
+
+NOBODY: Keys = np.zeros(0, np.int64)
 
 
 class Residency:
@@ -42,8 +46,10 @@ class Residency:
         self._seeded = seed is not None and bool(seed.any())
         if seed is not None:
             self.counts.restore(seed)
-        self._specs = tuple(pools)
-        self._empty_pools()
+        self._pools = tuple(pools)
+        # The MoE layers that have slots, in rows of their numbers.
+        self._layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
+        self._begin_empty()
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
         self._uses = np.zeros(space.n_keys, np.int64)  # all alike, for the choice of residents
@@ -66,17 +72,17 @@ class Residency:
         """The moves before the first token: residents, then the experts of the profile."""
         settings, moves = self.settings, []
         if settings.selection in ("first_n", "manual"):
-            moves += self._pin_residents(self._listed_residents(), set())
+            moves += self._pin_residents(self._listed_residents(), NOBODY)
         elif settings.selection == "frequency" and self._seeded:
-            moves += self._pin_residents(self._most_used(self.counts.values()), set())
+            moves += self._pin_residents(self._most_used(self.counts.values()), NOBODY)
         if self._seeded:
             if settings.warmpin:
-                moves += self._pin_warm(set())
-            for pool in self._pools:
-                wanted = pins.fill(self.counts.values(), pool.spec, self.space)
-                absent = [key for key in wanted if key not in pool.policy]
+                moves += self._pin_warm(NOBODY)
+            for index, pool in enumerate(self._pools):
+                wanted = pins.fill(self.counts.values(), pool, self.space)
+                absent = [key for key in wanted if not self._policy.resident[key]]
                 # The most used last: to every policy it is the one to leave last.
-                moves += self._promote(pool, absent[: pool.n_free][::-1], set())
+                moves += self._promote(absent[: self._policy.n_free(index)][::-1], NOBODY)
         return moves
 
     def hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
@@ -87,66 +93,54 @@ class Residency:
     def use(self, routing: NDArray[np.uint32]) -> list[Move]:
         """A token used these experts [n_layers, n_used]; what should move before the next one."""
         keys = routing + self._first
-        flat = keys.reshape(-1)
-        self.counts.use(flat)
+        self.counts.use(keys.reshape(-1))
         if self.settings.selection == "frequency":
-            self._uses[flat] += 1
+            self._uses[keys] += 1
         self.n_tokens += 1
         moves: list[Move] = []
-        rows = keys.tolist() if self._users else []
-        for pool, use, layer in self._users:
-            # With several layers the highest ranks of all come first.
-            used = rows[layer] if layer >= 0 else keys[list(pool.spec.layers)].T.ravel().tolist()
-            misses = use(used)
-            if misses:
-                moves += self._promote(pool, misses, set(used))
-        moves += self._choose_pins(flat)
+        if self._pools:
+            slotted = keys if len(self._layers) == len(keys) else keys[self._layers]
+            # By rank: the highest of all layers come first.
+            missing = self._policy.use(slotted.T.reshape(-1))
+            if missing.size:
+                moves += self._promote(missing.tolist(), keys)
+            moves += self._choose_pins(keys)
         self.counts.advance()
         return moves
 
     def landed(self, moves: Iterable[Move]) -> None:
         """The copies are done: the next token finds these experts in their slots."""
-        for move in moves:
-            self._pools[move.pool].in_flight.discard(move.key)
-            self._published[move.key] = True
+        keys = [move.key for move in moves]
+        self._in_flight[keys] = False
+        self._published[keys] = True
 
     def failed(self, moves: Iterable[Move]) -> None:
         """The copies were not done: their slots are free."""
-        for move in moves:
-            pool = self._pools[move.pool]
-            pool.in_flight.discard(move.key)
-            pool.policy.remove(move.key)
+        keys = np.array([move.key for move in moves], np.int64)
+        self._in_flight[keys] = False
+        self._policy.remove(keys)
 
     def reset(self) -> None:
         """All slots are empty; counts and pins stay."""
-        self._empty_pools()
+        self._begin_empty()
         self.published[:] = False
-        for key in (*self._residents, *self._warm):
-            self._pool_of(key).policy.pin(key)
+        self._policy.pin(np.array([*self._residents, *self._warm], np.int64))
 
     def check_integrity(self) -> None:
         """Raises AssertionError if policies, published experts and pins contradict each other."""
-        published = set(np.flatnonzero(self._published).tolist())
-        for pool in self._pools:
-            pool.policy.check_integrity()
-            held = set(pool.policy)
-            assert len(held) == len(pool.policy) <= pool.spec.capacity, pool.spec
-            assert {self.space.layer(key) for key in held} <= set(pool.spec.layers), pool.spec
-            assert pool.in_flight <= held, pool.in_flight - held
-            assert held - pool.in_flight == published & held, "published and resident differ"
-            published -= held
-        assert not published, f"published without a slot: {published}"
-        for key in (*self._residents, *self._warm):
-            assert self._pool_of(key).policy.is_pinned(key), key
+        policy = self._policy
+        policy.check_integrity()
+        assert not (self._in_flight & ~policy.resident).any(), "in flight without a slot"
+        assert ((policy.resident & ~self._in_flight) == self._published).all(), (
+            "published and resident differ"
+        )
+        assert all(policy.is_pinned(key) for key in (*self._residents, *self._warm))
 
     # ----- inside -----
 
-    def _choose_pins(self, keys: NDArray[np.int64]) -> list[Move]:
+    def _choose_pins(self, used: Keys) -> list[Move]:
         """What follows from the counts at the tokens where the settings say so."""
         settings, moves = self.settings, []
-        used: set[int] = set()
-        if settings.warmpin or settings.selection == "frequency":
-            used = set(keys.tolist())
         if settings.warmpin and self.n_tokens % settings.warmpin_after == 0:
             moves += self._pin_warm(used)
         if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
@@ -154,53 +148,40 @@ class Residency:
             self.warm_at = self.n_tokens
         return moves
 
-    def _empty_pools(self) -> None:
-        self._pools = empty_pools(self._specs, self.settings.policy, self.space, self.counts)
-        self._by_layer = {layer: pool for pool in self._pools for layer in pool.spec.layers}
-        # What every token does, looked up once: the pool, its policy's use, its only layer or -1.
-        self._users = [
-            (pool, pool.policy.use, pool.spec.layers[0] if len(pool.spec.layers) == 1 else -1)
-            for pool in self._pools
-        ]
+    def _begin_empty(self) -> None:
+        self._policy = create_policy(self.settings.policy, self._pools, self.space, self.counts)
+        self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)  # not arrived in their slots
 
-    def _promote(self, pool: Pool, newcomers: Sequence[int], needed: set[int]) -> list[Move]:
-        moves = pool.promote(newcomers, needed)
-        for move in moves:
-            if move.victim != FREE:
-                self._published[move.victim] = False
+    def _promote(self, newcomers: Sequence[int], used: Keys) -> list[Move]:
+        """Slots for newcomers, of experts that are neither `used` now nor in flight."""
+        if not newcomers:
+            return []
+        needed = self._in_flight.copy()
+        needed[used] = True
+        moves = self._policy.promote(newcomers, needed)
+        self._in_flight[[move.key for move in moves]] = True
+        self._published[[move.victim for move in moves if move.victim != FREE]] = False
         return moves
 
-    def _pin(self, keys: Sequence[int], needed: set[int]) -> list[Move]:
+    def _pin(self, keys: Sequence[int], used: Keys) -> list[Move]:
         """Pin these; those without a slot get one, if somebody may leave for them."""
-        moves: list[Move] = []
-        absent: dict[int, list[int]] = {}  # by pool
-        for key in keys:
-            pool = self._pool_of(key)
-            pool.policy.pin(key)
-            if key not in pool.policy:
-                absent.setdefault(pool.index, []).append(key)
-        for index, newcomers in absent.items():
-            moves += self._promote(self._pools[index], newcomers, set(needed))
-        return moves
+        self._policy.pin(np.array(keys, np.int64))
+        return self._promote([key for key in keys if not self._policy.resident[key]], used)
 
     def _unpin(self, keys: Iterable[int]) -> None:
-        for key in keys:
-            self._pool_of(key).policy.unpin(key)
+        self._policy.unpin(np.array(sorted(keys), np.int64))
 
-    def _pool_of(self, key: int) -> Pool:
-        return self._by_layer[self.space.layer(key)]
-
-    def _pin_residents(self, keys: list[int], used: set[int]) -> list[Move]:
+    def _pin_residents(self, keys: list[int], used: Keys) -> list[Move]:
         """Make these the residents, and those before them ordinary experts."""
         self._unpin(set(self._residents) - set(keys) - set(self._warm))
         self._residents = keys
         return self._pin(keys, used)
 
-    def _pin_warm(self, used: set[int]) -> list[Move]:
+    def _pin_warm(self, used: Keys) -> list[Move]:
         """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
         before, n = self._warm, self.settings.warmpin
         values, residents = self.counts.values(), self._residents
-        self._warm = pins.hottest(values, self._specs, self.space, n, residents)
+        self._warm = pins.hottest(values, self._pools, self.space, n, residents)
         self._unpin(set(before) - set(self._warm) - set(self._residents))
         self.warm_at = self.n_tokens if self._warm else self.warm_at
         new = set(self._warm) - set(before)
@@ -208,8 +189,7 @@ class Residency:
 
     def _slotted_layers(self) -> NDArray[np.int64]:
         """Numbers of the experts of each layer with slots: [n such layers, n_experts]."""
-        layers = sorted(layer for pool in self._pools for layer in pool.spec.layers)
-        return self._first[layers] + np.arange(self.space.n_experts)
+        return self._first[self._layers] + np.arange(self.space.n_experts)
 
     def _most_used(self, values: NDArray[Any]) -> list[int]:
         return pins.most_used(values, self._slotted_layers(), self.settings.n_resident)
