@@ -113,31 +113,6 @@ def test_timestamps_are_plausible_and_increase(device, slow):
         assert 0 < second - first < third - second < 60e9
 
 
-def test_upload_recordings_reuse_their_command_buffers(device, host):
-    target = device.buffer(16, host)
-
-    def upload(word: int) -> None:
-        recorder = device.recorder(queue="upload")
-        recorder.fill(target, 0, 16, word)
-        run(device, recorder, "upload")
-
-    upload(1)
-    device.wait_idle()
-    n_before = native.live_objects()["command_buffer"]
-    for word in range(2, 100):
-        upload(word)
-        assert words(target).tolist() == [word] * 4
-    assert native.live_objects()["command_buffer"] == n_before
-
-
-def test_upload_recordings_are_limited(device):
-    alive = [device.recorder(queue="upload") for _ in range(64)]
-    with pytest.raises(RuntimeError, match="at most 64"):
-        device.recorder(queue="upload")
-    alive.pop()
-    device.recorder(queue="upload")
-
-
 def test_buffers_do_not_allow_what_does_not_fit(device, host, instance):
     with pytest.raises(ValueError, match="no bytes"):
         device.buffer(0, host)

@@ -71,6 +71,8 @@ def use_everything(
                 upload.fill(buffer, 0, 32, 1)
                 device.submit(upload.finish(), "upload").wait()
                 del upload
+            places = [(tensor, 0, 0), (tensor, 16, 0), (buffer, 0, 0), (buffer, 16, 0)]
+            device.upload([(places[0], places[3], 16), (places[1], places[2], 16)]).wait()
         finally:
             device.close()
     finally:
@@ -157,6 +159,23 @@ def test_a_recording_keeps_what_it_uses(device, host):
     target.close()
     device.submit(recorder.finish()).wait()
     assert view.tolist() == [3] * 64
+
+
+def test_an_upload_keeps_what_it_uses(device, host):
+    n_bytes = 1 << 20
+    source, target = device.buffer(n_bytes, host), device.buffer(n_bytes, host)
+    view = target.view()
+    source.view()[:] = 3
+    half = n_bytes // 2
+    submission = device.upload(
+        [((source, 0, 0), (target, half, 0), half), ((source, half, 0), (target, 0, 0), half)]
+    )
+    source.close()
+    target.close()
+    submission.wait()
+    assert (view == 3).all()
+    del view, submission
+    assert "buffer" not in native.live_objects()
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "device.close(); instance.close()"])

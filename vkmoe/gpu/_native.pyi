@@ -5,12 +5,13 @@ device, ValueError for arguments that do not fit, RuntimeError for something alr
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 kompute_version: str
+Place: TypeAlias = tuple[Buffer | Tensor, int, int]  # an offset, and the address that makes
 
 class VulkanError(RuntimeError):
     """A Vulkan call failed: `call` by name, with the VkResult named `result`."""
@@ -95,6 +96,12 @@ class Device:
 
     def submit(self, recording: Recording, queue: str = "compute") -> Submission:
         """Submit a recording, which must not be in flight."""
+
+    def upload(self, copies: Sequence[tuple[Place, Place, int]]) -> Submission:
+        """Copy between (buffer, offset, address) and another such place, so many bytes each.
+
+        As a recording of `Recorder.copy` for each, submitted to the upload queue.
+        """
 
     def wait_idle(self) -> None:
         """Wait for all submissions; interruptible."""

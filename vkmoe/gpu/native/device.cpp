@@ -136,6 +136,12 @@ std::shared_ptr<Submission> Device::submit(const std::shared_ptr<Recording>& rec
     return submission;
 }
 
+std::shared_ptr<Submission> Device::upload(const std::vector<Copy>& copies) {
+    Recorder recorder = this->recorder(0, "upload");
+    recorder.copy(copies);
+    return submit(recorder.finish(), "upload");
+}
+
 void Device::reap() {
     for (auto submission = in_flight_.begin(); submission != in_flight_.end();) {
         submission = (*submission)->done() ? in_flight_.erase(submission) : submission + 1;

@@ -23,6 +23,9 @@ class Device {
     std::shared_ptr<Submission> submit(const std::shared_ptr<Recording>& recording,
                                        const std::string& queue);
 
+    /// Records copies and submits them on the upload queue, with nothing begun if it throws.
+    std::shared_ptr<Submission> upload(const std::vector<Copy>& copies);
+
     uint32_t n_queues() const { return context().has_upload_queue() ? 2 : 1; }
     bool has_upload_queue() const { return context().has_upload_queue(); }
     /// Bytes allocated here by heap, and the most there ever were; also after close().

@@ -126,6 +126,25 @@ std::shared_ptr<Storage> storage(const py::object& object) {
     throw py::type_error("expected a Buffer or a Tensor");
 }
 
+/// The members of a tuple; pybind11's conversion to std::tuple takes several times as long.
+py::tuple triple(const py::handle& object) {
+    if (!PyTuple_Check(object.ptr()) || PyTuple_GET_SIZE(object.ptr()) != 3) {
+        throw py::type_error("expected copies (source, target, size) between places "
+                             "(buffer, offset, address)");
+    }
+    return py::reinterpret_borrow<py::tuple>(object);
+}
+
+Copy copy_between_places(const py::handle& object) {
+    const auto copy = triple(object), source = triple(copy[0]), target = triple(copy[1]);
+    try {
+        return {storage(source[0]), source[1].cast<uint64_t>(), storage(target[0]),
+                target[1].cast<uint64_t>(), copy[2].cast<uint64_t>()};
+    } catch (const py::cast_error&) {
+        throw py::type_error("offsets and sizes are integers from 0 to 2**64 - 1");
+    }
+}
+
 void add_commands(py::module_& module) {
     py::class_<Tensor, std::shared_ptr<Tensor>>(module, "Tensor")
         .def_property_readonly("n_words", &Tensor::n_words)
@@ -148,7 +167,7 @@ void add_commands(py::module_& module) {
             "copy",
             [](Recorder& recorder, const py::object& src, uint64_t src_offset,
                const py::object& dst, uint64_t dst_offset, uint64_t size) {
-                recorder.copy(storage(src), src_offset, storage(dst), dst_offset, size);
+                recorder.copy({{storage(src), src_offset, storage(dst), dst_offset, size}});
             },
             "src"_a, "src_offset"_a, "dst"_a, "dst_offset"_a, "size"_a)
         .def(
@@ -179,6 +198,15 @@ void add_device(py::module_& module) {
             "spirv"_a, "tensors"_a, "spec"_a, "push_bytes"_a, "name"_a = "")
         .def("recorder", &Device::recorder, "n_timestamps"_a = 0, "queue"_a = "compute")
         .def("submit", &Device::submit, "recording"_a.none(false), "queue"_a = "compute")
+        .def(
+            "upload",
+            [](Device& device, const py::sequence& arguments) {
+                std::vector<Copy> copies;
+                copies.reserve(arguments.size());
+                for (const py::object one : arguments) copies.push_back(copy_between_places(one));
+                return device.upload(copies);
+            },
+            "copies"_a)
         .def_property_readonly("n_queues", &Device::n_queues)
         .def_property_readonly("has_upload_queue", &Device::has_upload_queue)
         .def_property_readonly("lost", &Device::lost)

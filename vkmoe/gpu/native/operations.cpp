@@ -47,7 +47,8 @@ void DispatchOp::record(const vk::CommandBuffer& commands) {
 }
 
 void CopyOp::record(const vk::CommandBuffer& commands) {
-    vkCmdCopyBuffer(commands, source_->handle(), target_->handle(), 1, &region_);
+    vkCmdCopyBuffer(commands, source_->handle(), target_->handle(),
+                    static_cast<uint32_t>(regions_.size()), regions_.data());
 }
 
 void FillOp::record(const vk::CommandBuffer& commands) {

@@ -72,14 +72,15 @@ class DispatchOp : public Operation {
 
 class CopyOp : public Operation {
   public:
-    CopyOp(std::shared_ptr<Storage> source, std::shared_ptr<Storage> target, VkBufferCopy region)
-        : source_(std::move(source)), target_(std::move(target)), region_(region) {}
+    CopyOp(std::shared_ptr<Storage> source, std::shared_ptr<Storage> target,
+           std::vector<VkBufferCopy> regions)
+        : source_(std::move(source)), target_(std::move(target)), regions_(std::move(regions)) {}
     void record(const vk::CommandBuffer& commands) override;
 
   private:
     std::shared_ptr<Storage> source_;
     std::shared_ptr<Storage> target_;
-    VkBufferCopy region_;
+    std::vector<VkBufferCopy> regions_;
 };
 
 class FillOp : public Operation {

@@ -132,6 +132,16 @@ void Recording::release() noexcept {
     context_.reset();
 }
 
+void Copy::require_sound() const {
+    source->require_range(source_offset, size);
+    target->require_range(target_offset, size);
+    const bool apart =
+        source_offset + size <= target_offset || target_offset + size <= source_offset;
+    if (source->handle() == target->handle() && !apart) {
+        throw std::invalid_argument("copy within \"" + source->name() + "\" overlaps itself");
+    }
+}
+
 Recording& Recorder::recording() const {
     if (!recording_) throw std::runtime_error("the recorder is finished");
     return *recording_;
@@ -149,17 +159,19 @@ void Recorder::dispatch(std::shared_ptr<Kernel> kernel, std::array<uint32_t, 3> 
 
 void Recorder::barrier() { recording().record(std::make_shared<BarrierOp>(recording().scope())); }
 
-void Recorder::copy(std::shared_ptr<Storage> source, uint64_t source_offset,
-                    std::shared_ptr<Storage> target, uint64_t target_offset, uint64_t size) {
-    source->require_range(source_offset, size);
-    target->require_range(target_offset, size);
-    const bool apart =
-        source_offset + size <= target_offset || target_offset + size <= source_offset;
-    if (source->handle() == target->handle() && !apart) {
-        throw std::invalid_argument("copy within \"" + source->name() + "\" overlaps itself");
+void Recorder::copy(const std::vector<Copy>& copies) {
+    for (const Copy& copy : copies) copy.require_sound();
+    Recording& recording = this->recording();
+    for (auto next = copies.begin(); next != copies.end();) {
+        const auto first = next;
+        std::vector<VkBufferCopy> regions;
+        do {
+            regions.push_back({next->source_offset, next->target_offset, next->size});
+        } while (++next != copies.end() && next->source == first->source &&
+                 next->target == first->target && first->source != first->target);
+        recording.record(std::make_shared<CopyOp>(first->source, first->target,
+                                                  std::move(regions)));
     }
-    recording().record(std::make_shared<CopyOp>(std::move(source), std::move(target),
-                                                VkBufferCopy{source_offset, target_offset, size}));
 }
 
 void Recorder::fill(std::shared_ptr<Storage> target, uint64_t offset, uint64_t size,

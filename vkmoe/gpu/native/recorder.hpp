@@ -50,6 +50,18 @@ class Recording : public Resource {
     std::shared_ptr<kp::Sequence> sequence_;
 };
 
+/// One span to copy.
+struct Copy {
+    std::shared_ptr<Storage> source;
+    uint64_t source_offset;
+    std::shared_ptr<Storage> target;
+    uint64_t target_offset;
+    uint64_t size;
+
+    /// Throws std::invalid_argument unless both ranges are inside and do not overlap.
+    void require_sound() const;
+};
+
 /// Checks commands and appends them to a recording until finish().
 class Recorder {
   public:
@@ -58,8 +70,8 @@ class Recorder {
     void dispatch(std::shared_ptr<Kernel> kernel, std::array<uint32_t, 3> groups,
                   std::string push);
     void barrier();
-    void copy(std::shared_ptr<Storage> source, uint64_t source_offset,
-              std::shared_ptr<Storage> target, uint64_t target_offset, uint64_t size);
+    /// In one command for those that follow each other between the same two.
+    void copy(const std::vector<Copy>& copies);
     void fill(std::shared_ptr<Storage> target, uint64_t offset, uint64_t size, uint32_t word);
     void timestamp(uint32_t index);
     std::shared_ptr<Recording> finish();
