@@ -71,8 +71,8 @@ def use_everything(
                 upload.fill(buffer, 0, 32, 1)
                 device.submit(upload.finish(), "upload").wait()
                 del upload
-            places = [(tensor, 0, 0), (tensor, 16, 0), (buffer, 0, 0), (buffer, 16, 0)]
-            device.upload([(places[0], places[3], 16), (places[1], places[2], 16)]).wait()
+            crossed = [((tensor, at, 0), (buffer, 16 - at, 0), 16) for at in (0, 16)]
+            device.upload(crossed).wait()
         finally:
             device.close()
     finally:
