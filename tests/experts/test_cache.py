@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.experts.interrupts import ctrl_c_after
 from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.keys import KeySpace
@@ -165,7 +167,9 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
         rig.begin()
 
 
-@pytest.mark.parametrize("at", ["take", "release", "set", "landed", "failed", "publish"])
+@pytest.mark.parametrize(
+    "at", ["take", "exchange", "release", "set_all", "landed", "failed", "publish"]
+)
 def test_ctrl_c_in_the_middle_of_a_change_is_survived(
     make: Make, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -174,9 +178,11 @@ def test_ctrl_c_in_the_middle_of_a_change_is_survived(
     rng = np.random.default_rng(4)
     for _ in range(6):
         rig.token(random_routing(rng))
-    owner: Any = {"take": rig.slots, "release": rig.slots, "set": rig.table, "publish": rig.table,
-                  "landed": rig.residency, "failed": rig.residency}[at]  # fmt: skip
-    rig.uploads.failures = 3 * (at == "failed")
+    owners: dict[str, Any] = {"set_all": rig.table, "publish": rig.table,
+                              "landed": rig.residency, "failed": rig.residency}  # fmt: skip
+    owner = owners.get(at, rig.slots)
+    # Slots are taken and released only where a copy failed: else they are exchanged.
+    rig.uploads.failures = 3 * (at in ("take", "release", "failed"))
     real, calls = getattr(owner, at), []
 
     def interrupted(*arguments: Any) -> Any:
@@ -193,6 +199,28 @@ def test_ctrl_c_in_the_middle_of_a_change_is_survived(
     for _ in range(20):
         rig.token(random_routing(rng))
     assert rig.cache.counters.n_uploads > 20
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int | None) -> None:
+    """Every line of a token's bookkeeping in turn; the tokens before and after it are checked."""
+    rig = make(2, delay=delay)
+    rng = np.random.default_rng(7)
+    n_lines, ended = 0, False
+    while not ended:
+        first, second = rig.begin(), rig.begin()
+        rig.end(first, random_routing(rng))  # what it evicts is still read by the second
+        rig.table.end(second)
+        used = random_routing(rng)
+        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
+            rig.end(rig.begin(), used)
+        ended = len(ran) < n_lines
+        n_lines += 1
+        device.native.wait_idle()  # a copy nobody waits for keeps its command buffer
+        rig.table.end_all()  # as the engine does before each token
+        rig.token(used)
+    assert n_lines > 100, "what is traced is not the bookkeeping"
+    assert rig.cache.counters.n_uploads > n_lines
 
 
 def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> None:

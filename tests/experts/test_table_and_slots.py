@@ -73,28 +73,47 @@ def test_no_change_means_no_version_and_no_write(table: ExpertTable) -> None:
     table.publish()
     version, n_writes = table.version, table.n_writes
     for _ in range(3):
+        table.set_all([], [])
         table.publish()
     assert (table.version, table.n_writes) == (version, n_writes)
 
 
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "staged"])
 def test_a_publication_that_was_torn_is_made_again(
-    device: Device, table: ExpertTable, monkeypatch: pytest.MonkeyPatch
+    device: Device, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ctrl-C when the bytes are written, and before that is noted."""
+    if not mapped:
+        monkeypatch.setattr(Transfer, "view", lambda transfer, target: None)
+    with ExpertTable(device, 3, 4) as table:
+        table.publish()
+        table.set(1, 1, 7)
+        write = table._write
+
+        def torn(target: int) -> None:
+            write(target)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(table, "_write", torn)
+            table.publish()
+        assert table.changed, "taken for published"
+        table.set(2, 2, 8)
+        for _ in range(2):
+            table.publish()
+            assert read(device, table, table.version) == table.entries.tolist()
+            table.end(table.begin())
+            table.set(0, 0, table.version)
+
+
+def test_many_addresses_are_set_by_number(device: Device, table: ExpertTable) -> None:
+    table.set_all([11, 5, 0], [111, 55, 1 << 63])
     table.publish()
-    table.set(1, 1, 7)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Transfer, "flush", lambda transfer: _raise(KeyboardInterrupt))
-        table.publish()
-    table.set(2, 2, 8)
-    for _ in range(2):
-        table.publish()
-        assert read(device, table, table.version) == table.entries.tolist()
-        table.end(table.begin())
-        table.set(0, 0, table.version)
-
-
-def _raise(error: type[BaseException]) -> None:
-    raise error
+    found = read(device, table, table.version)
+    assert found == table.entries.tolist()
+    assert (found[2][3], found[1][1], found[0][0]) == (111, 55, 1 << 63)
+    with pytest.raises(ValueError):
+        table.set_all([1, 2], [3])
 
 
 def test_a_version_that_is_read_is_not_written_over(table: ExpertTable) -> None:
@@ -123,7 +142,7 @@ def test_a_slot_is_writable_when_its_last_reader_has_ended(
     assert slot.writable(table.oldest_read), "never mapped"
     table.publish()
     first = table.begin()
-    slots.release(4, table.version)
+    assert slots.exchange(4, 5, table.version) is slot
     table.set(1, 0, 5)  # leads elsewhere from the next version on
     assert not slot.writable(table.oldest_read), "the submit in flight reads it"
     table.publish()
@@ -139,9 +158,19 @@ def test_a_slot_unmapped_in_no_published_version_is_not_writable(
     table: ExpertTable, slots: SlotManager
 ) -> None:
     table.publish()
-    slot = slots.take(0, key=1)
-    slots.release(1, table.version)
+    slots.take(0, key=1)
+    slot = slots.exchange(1, 2, table.version)
     assert not slot.writable(table.oldest_read), "the next submit would still find it"
+
+
+def test_a_slot_that_was_never_mapped_is_writable_again_at_once(
+    table: ExpertTable, slots: SlotManager
+) -> None:
+    """A copy into it failed: the table did not lead to it."""
+    table.publish()
+    held = [slots.take(1, key=4), slots.take(1, key=5)]
+    slots.release(4)
+    assert slots.take(1, key=6) is held[0] and held[0].writable(table.oldest_read)
 
 
 def test_slots_are_cleared_or_poisoned_and_lie_in_the_stated_memory(
@@ -182,21 +211,26 @@ def test_no_memory_for_slots_leaves_nothing_behind(device: Device, nothing_left:
 
 @settings(max_examples=40, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=40))
-def test_any_order_of_taking_and_releasing_keeps_the_slots_whole(
-    slots: SlotManager, steps: list[tuple[int, int]]
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.booleans()), max_size=40))
+def test_any_order_of_taking_and_leaving_keeps_the_slots_whole(
+    slots: SlotManager, steps: list[tuple[int, int, bool]]
 ) -> None:
     held: dict[int, int] = {}  # key -> pool
-    for pool, key in steps:
-        if key in held:
-            slots.release(key, key)
+    for step, (pool, key, exchanges) in enumerate(steps):
+        if key in held and exchanges:
+            slot = slots.of(key)
+            assert slots.exchange(key, 100 + step, version=step) is slot
+            assert slot.last_mapped == step
+            held[100 + step] = held.pop(key)
+        elif key in held:
+            slots.release(key)
             del held[key]
         elif sum(p == pool for p in held.values()) < POOLS[pool].capacity:
             assert slots.take(pool, key).pool == pool
             held[key] = pool
         slots.check_integrity()
         assert slots.keys == set(held)
-        assert all(slots.of(key).key == key for key in held)
+        assert {key: slots.of(key).pool for key in held} == held
     slots.reset(0)
     slots.check_integrity()
     assert not slots.keys

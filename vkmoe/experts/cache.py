@@ -8,21 +8,22 @@ that version leads to is written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
 from operator import mul
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.counters import CacheCounters
-from vkmoe.experts.pools import FREE, Move
+from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.residency import Residency
-from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.slots import Slot, SlotManager
 from vkmoe.experts.table import ExpertTable
-from vkmoe.experts.uploads import Copy, Upload, Uploader
+from vkmoe.experts.uploads import Upload, Uploader
 from vkmoe.gpu.arena import Placement
 
 __all__ = ["ExpertCache"]
@@ -42,10 +43,14 @@ class ExpertMemory(NamedTuple):
     span_bytes: Sequence[int]  # of an expert [n_layers]
 
 
-class _Pending(NamedTuple):
-    """Copies under way and the moves they belong to."""
+Taken: TypeAlias = tuple[Move, Slot]  # a move, and the slot that its expert has taken
 
-    moves: list[Move]
+
+class _Pending(NamedTuple):
+    """Copies under way and whose they are."""
+
+    taken: list[Taken]
+    n_bytes: int
     upload: Upload
 
 
@@ -62,10 +67,13 @@ class ExpertCache:
         self.residency, self._space = residency, residency.space
         self._table, self._slots = memory.table, memory.slots
         self._homes = [home for row in memory.homes for home in row]  # by number
+        self._addresses = array("Q", [home.address for home in self._homes])
         self._span_bytes = list(memory.span_bytes)
         self._n_experts = residency.space.n_experts
+        self._n_per_submit = max(1, MAX_SUBMIT_BYTES // max(memory.span_bytes))
+        self._layer_bytes = sum(memory.span_bytes)
         self._uploads, self._wait = uploads, wait
-        self._blocked: list[Move] = []  # their slots are still read by a submit in flight
+        self._blocked: list[Taken] = []  # their slots are still read by a submit in flight
         self._pending: list[_Pending] = []
         self._n_uploads = self._upload_bytes = self._n_evictions = self._missed_bytes = 0
         self._n_failed = 0
@@ -91,8 +99,9 @@ class ExpertCache:
         """
         if self._torn:
             self._reset()
-        with self._changing():
-            self._start_blocked()
+        self._torn = True
+        self._start_blocked()
+        self._torn = False
         self._collect(self._wait)
         self._table.publish()
         return self._table.begin()
@@ -104,11 +113,12 @@ class ExpertCache:
         """
         self._table.end(reader)
         hits = self.residency.hits(routing)
-        if not hits.all():
-            n_misses = (~hits).sum(axis=1).tolist()
-            self._missed_bytes += sum(map(mul, n_misses, self._span_bytes))
-        with self._changing():
-            self._begin(self.residency.use(routing))
+        n_hits = hits.sum(axis=1).tolist()
+        used_bytes = routing.shape[1] * self._layer_bytes
+        self._missed_bytes += used_bytes - sum(map(mul, n_hits, self._span_bytes))
+        outer, self._torn = self._torn, True
+        self._begin(self.residency.use(routing))
+        self._torn = outer
         return hits
 
     def settle(self) -> None:
@@ -124,8 +134,8 @@ class ExpertCache:
         self.residency.check_integrity()
         self._slots.check_integrity()
         published = set(np.flatnonzero(self.residency.published).tolist())
-        moving = {move.key for pending in self._pending for move in pending.moves}
-        moving |= {move.key for move in self._blocked}
+        taken = [*self._blocked, *(one for pending in self._pending for one in pending.taken)]
+        moving = {move.key for move, _ in taken}
         assert self._slots.keys == published | moving, "slots and policies differ"
         assert not published & moving, "published before it arrived"
         for number in range(self._space.n_keys):
@@ -134,13 +144,6 @@ class ExpertCache:
             assert int(self._table.entries[key]) == place.address, key
 
     # ----- inside -----
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """What is done inside must be done wholly; Ctrl-C in the middle means to begin anew."""
-        outer, self._torn = self._torn, True
-        yield
-        self._torn = outer
 
     def _reset(self) -> None:
         """Send all experts home, after a change that was torn in two."""
@@ -151,65 +154,51 @@ class ExpertCache:
         self._blocked.clear()
         self.residency.reset()
         self._slots.reset(self._table.version)
-        for number, home in enumerate(self._homes):
-            self._table.set(*self._space.key(number), home.address)
+        self._table.set_all(range(len(self._homes)), self._addresses)
         self._table.publish()
         self._slots.poison(self._slots.all)
         self._torn = False
 
     def _begin(self, moves: list[Move]) -> None:
         """Take the victims out of the table, give their slots away, and begin to copy."""
-        for move in moves:
-            if move.victim != FREE:
-                self._unmap(move.victim)
-                self._n_evictions += 1
-            self._slots.take(move.pool, move.key)
-        self._blocked += moves
+        if moves:
+            self._take_slots(moves)
         self._start_blocked()
 
-    def _unmap(self, key: int) -> None:
-        self._slots.release(key, self._table.version)
-        self._table.set(*divmod(key, self._n_experts), self._homes[key].address)
+    def _take_slots(self, moves: list[Move]) -> None:
+        slots, version = self._slots, self._table.version
+        taken = [
+            slots.take(pool, key) if victim == FREE else slots.exchange(victim, key, version)
+            for pool, key, victim in moves
+        ]
+        self._blocked += zip(moves, taken, strict=True)
+        victims = [victim for _, _, victim in moves if victim != FREE]
+        self._table.set_all(victims, [self._addresses[key] for key in victims])
+        self._n_evictions += len(victims)
 
     def _start_blocked(self) -> None:
         """Begin the copies into slots that no submit reads any more."""
         if not self._blocked:
             return
-        oldest = self._table.oldest_read
-        able: list[Move] = []
-        still: list[Move] = []
-        for move in self._blocked:
-            free = self._slots.of(move.key).writable(oldest)
-            (able if free else still).append(move)
-        self._blocked = still
-        if able:
-            self._copy(able)
-
-    def _copy(self, moves: list[Move]) -> None:
-        """In submits of a bounded size: a profile may fill all slots at once."""
-        while moves:
-            n_bytes, n_moves = 0, 0
-            while n_moves < len(moves) and (n_bytes < MAX_SUBMIT_BYTES or not n_moves):
-                n_bytes += self._span_bytes[moves[n_moves].key // self._n_experts]
-                n_moves += 1
-            self._submit(moves[:n_moves])
-            moves = moves[n_moves:]
+        oldest, blocked = self._table.oldest_read, self._blocked
+        able = [one for one in blocked if one[1].writable(oldest)]
+        self._blocked = [one for one in blocked if not one[1].writable(oldest)]
+        for start in range(0, len(able), self._n_per_submit):
+            self._submit(able[start : start + self._n_per_submit])
             if self._wait and len(self._pending) >= MAX_PENDING:
                 self._collect(wait=True)
 
-    def _submit(self, moves: list[Move]) -> None:
-        slots = [self._slots.of(move.key) for move in moves]
-        copies = [
-            Copy(self._homes[slot.key], slot.place, self._span_bytes[slot.key // self._n_experts])
-            for slot in slots
-        ]
+    def _submit(self, taken: list[Taken]) -> None:
+        homes, span_bytes, n = self._homes, self._span_bytes, self._n_experts
+        copies = [(homes[move.key], slot.place, span_bytes[move.key // n]) for move, slot in taken]
+        n_bytes = sum([n_bytes for _, _, n_bytes in copies])
         try:
-            self._slots.poison(slots)
-            self._pending.append(_Pending(moves, self._uploads.start(copies)))
+            self._slots.poison(slot for _, slot in taken)
+            self._pending.append(_Pending(taken, n_bytes, self._uploads.start(copies)))
         except DeviceLostError:
             raise
         except GpuError as error:
-            self._give_up(moves, error)
+            self._give_up(taken, error)
 
     def _collect(self, wait: bool) -> None:
         """Map what has arrived, or with `wait` all that is under way."""
@@ -223,28 +212,28 @@ class ExpertCache:
                 raise
             except GpuError as error:
                 failure = error
-            with self._changing():
-                self._pending.remove(pending)
-                if failure is None:
-                    self._map(pending.moves)
-                else:
-                    self._give_up(pending.moves, failure)
+            outer, self._torn = self._torn, True
+            self._pending.remove(pending)
+            if failure is None:
+                self._map(pending)
+            else:
+                self._give_up(pending.taken, failure)
+            self._torn = outer
 
-    def _map(self, moves: list[Move]) -> None:
-        for move in moves:
-            layer, expert = divmod(move.key, self._n_experts)
-            self._table.set(layer, expert, self._slots.of(move.key).place.address)
-            self._upload_bytes += self._span_bytes[layer]
+    def _map(self, arrived: _Pending) -> None:
+        moves = [move for move, _ in arrived.taken]
+        addresses = [slot.place.address for _, slot in arrived.taken]
+        self._table.set_all([move.key for move in moves], addresses)
+        self._upload_bytes += arrived.n_bytes
         self._n_uploads += len(moves)
         self.residency.landed(moves)
 
-    def _give_up(self, moves: list[Move], error: GpuError) -> None:
+    def _give_up(self, taken: list[Taken], error: GpuError) -> None:
         """Leave experts at home whose copies failed; tells of it once."""
         if not self._n_failed:
             log.warning("copying experts to the GPU failed, they are read in place: %s", error)
-        self._n_failed += len(moves)
-        slots = [self._slots.of(move.key) for move in moves]
-        for move in moves:
-            self._slots.release(move.key, None)
-        self._slots.poison(slots)
-        self.residency.failed(moves)
+        self._n_failed += len(taken)
+        for move, _ in taken:
+            self._slots.release(move.key)
+        self._slots.poison(slot for _, slot in taken)
+        self.residency.failed([move for move, _ in taken])

@@ -7,7 +7,7 @@ choose keys, and does not copy.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vkmoe.closing import Closing
@@ -16,19 +16,17 @@ from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 
-__all__ = ["NOBODY", "Slot", "SlotManager"]
+__all__ = ["Slot", "SlotManager"]
 
-NOBODY = -1
 POISON = 0xFFFFFFFF  # NaN in every weight type: a read too early or too late cannot stay unseen
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Slot:
     """Room for one span of its pool's size."""
 
     place: Placement
     pool: int
-    key: int = NOBODY
     last_mapped: int = -1  # the last table version that led to it
 
     @property
@@ -78,17 +76,18 @@ class SlotManager(Closing):
     def take(self, pool: int, key: int) -> Slot:
         """Give `key` the slot of its pool that has been free longest. Must hold: there is one."""
         assert key not in self._held, key
-        slot = self._free[pool].popleft()
-        slot.key = key
-        self._held[key] = slot
+        slot = self._held[key] = self._free[pool].popleft()
         return slot
 
-    def release(self, key: int, version: int | None) -> None:
-        """`key` leaves its slot, to which table versions up to `version` may lead; None: none."""
+    def exchange(self, victim: int, key: int, version: int) -> Slot:
+        """Give `key` the slot of `victim`, to which table versions up to `version` may lead."""
+        slot = self._held[key] = self._held.pop(victim)
+        slot.last_mapped = version
+        return slot
+
+    def release(self, key: int) -> None:
+        """`key` leaves a slot to which no table version ever led while it had it."""
         slot = self._held.pop(key)
-        slot.key = NOBODY
-        if version is not None:
-            slot.last_mapped = version
         self._free[slot.pool].append(slot)
 
     def reset(self, version: int) -> None:
@@ -97,7 +96,7 @@ class SlotManager(Closing):
         for free in self._free:
             free.clear()
         for slot in self.all:
-            slot.key, slot.last_mapped = NOBODY, version
+            slot.last_mapped = version
             self._free[slot.pool].append(slot)
 
     def of(self, key: int) -> Slot:
@@ -109,9 +108,9 @@ class SlotManager(Closing):
         """Who holds a slot."""
         return set(self._held)
 
-    def poison(self, slots: Sequence[Slot]) -> None:
+    def poison(self, slots: Iterable[Slot]) -> None:
         """Fill slots nobody may read with NaN; does nothing unless asked for when made."""
-        if self._poison and slots:
+        if self._poison:
             self._fill([(slot.place, self._pools[slot.pool].slot_bytes) for slot in slots])
 
     def check_integrity(self) -> None:
@@ -119,8 +118,6 @@ class SlotManager(Closing):
         free = [slot for slots in self._free for slot in slots]
         held = list(self._held.values())
         assert len(free) + len(held) == len(self.all) == len({*map(id, [*free, *held])})
-        assert all(slot.key == NOBODY for slot in free), "a free slot has a key"
-        assert all(slot.key == key for key, slot in self._held.items()), "keys differ"
         for index, spec in enumerate(self._pools):
             ours = [slot for slot in self.all if slot.pool == index]
             assert len(ours) == spec.capacity, (spec, len(ours))

@@ -7,6 +7,8 @@ submits in flight read. Does not decide where an expert should lie.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from vkmoe.closing import Closing
@@ -26,7 +28,10 @@ class ExpertTable(Closing):
         self.entries = np.zeros((n_layers, n_experts), np.uint64)
         self._buffer = device.allocate("bar", N_VERSIONS * self.entries.nbytes, "expert table")
         self._transfer = Transfer(device, staging_bytes=max(16, self.entries.nbytes))
-        self._stale = (set(range(n_layers)), set(range(n_layers)))  # rows of each copy
+        # By number (keys.py). For one entry, and for all of them, NumPy's own ways take longer.
+        self._words = self.entries.reshape(-1).data
+        self._mapped = self._mapped_copies()
+        self._stale = [True] * N_VERSIONS  # which copies lack an address
         self._readers: dict[int, int] = {}  # submits in flight, and the version each reads
         self._n_begun = 0
         self.version = 0  # the one the next submit reads; 0: none is published
@@ -45,13 +50,20 @@ class ExpertTable(Closing):
     @property
     def changed(self) -> bool:
         """Whether addresses were set that the version in force does not have."""
-        return bool(self._stale[self._copy])
+        return self._stale[self._copy]
 
     def set(self, layer: int, expert: int, address: int) -> None:
         """Note an address; it is part of the version that `publish()` makes."""
-        self.entries[layer, expert] = address
-        self._stale[0].add(layer)
-        self._stale[1].add(layer)
+        self.set_all([layer * self.entries.shape[1] + expert], [address])
+
+    def set_all(self, numbers: Sequence[int], addresses: Iterable[int]) -> None:
+        """Note the addresses of the experts of these numbers (keys.py)."""
+        if not numbers:
+            return
+        self._stale = [True] * N_VERSIONS
+        words = self._words
+        for number, address in zip(numbers, addresses, strict=True):
+            words[number] = address
 
     def publish(self) -> None:
         """Make a version of the noted addresses, for the next submit. Does nothing without changes.
@@ -62,15 +74,10 @@ class ExpertTable(Closing):
             return
         target = (self.version + 1) % N_VERSIONS
         assert self.oldest_read > self.version + 1 - N_VERSIONS, "a submit still reads that version"
-        rows = self._stale[target]
-        first, end = min(rows), max(rows) + 1
-        data = self.entries[first:end].view(np.uint8).reshape(-1)
-        offset = target * self.entries.nbytes + first * self.entries.strides[0]
-        self._transfer.write(self._buffer, offset, data)
-        self._transfer.flush()
+        self._write(target)
         self.n_writes += 1
         self.version += 1
-        rows.clear()  # last: torn before it, the rows are only written once more
+        self._stale[target] = False  # last: torn before it, the copy is only written once more
 
     # ----- which versions are read -----
 
@@ -95,8 +102,26 @@ class ExpertTable(Closing):
         return min(self._readers.values(), default=self.version + self.changed)
 
     def close(self) -> None:
+        self._mapped = ()  # or its memory would stay
         self._transfer.close()
         self._buffer.close()
+
+    def _mapped_copies(self) -> tuple[memoryview, ...]:
+        """The copies in place; none where the memory is not mapped."""
+        view = self._transfer.view(self._buffer)
+        if view is None:
+            return ()
+        words, n = view.view(np.uint64).data, self.entries.size
+        return tuple(words[start : start + n] for start in range(0, N_VERSIONS * n, n))
+
+    def _write(self, target: int) -> None:
+        """Bring a copy up to date: the whole of it, which is faster than to find what changed."""
+        if self._mapped:
+            self._mapped[target][:] = self._words
+        else:
+            data = self.entries.reshape(-1).view(np.uint8)
+            self._transfer.write(self._buffer, target * data.size, data)
+            self._transfer.flush()
 
     @property
     def _copy(self) -> int:

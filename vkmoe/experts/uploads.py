@@ -6,21 +6,20 @@ Owns the recordings in flight. Does not decide what is copied, nor when a slot m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
 from vkmoe.gpu.arena import Placement
 from vkmoe.gpu.backend import Submission
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.device import Device, translated
+from vkmoe.gpu.extension import native
 
 __all__ = ["Copy", "Upload", "Uploader", "Uploads"]
 
 
-class Copy(NamedTuple):
-    """One span to copy."""
+# One span to copy: from, to, bytes. A plain tuple: one is made for every expert that moves.
+Copy: TypeAlias = tuple[Placement, Placement, int]
 
-    source: Placement
-    target: Placement
-    n_bytes: int
+DOING = "uploading experts"
 
 
 class Upload(Protocol):
@@ -47,23 +46,28 @@ class Uploads:
         self._device = device
 
     def start(self, copies: Sequence[Copy]) -> Upload:
-        with translate_errors("uploading experts"):
-            recorder = self._device.native.recorder(queue="upload")
-            for source, target, n_bytes in copies:
-                recorder.copy(source.buffer, source.offset, target.buffer, target.offset, n_bytes)
-            return _Upload(self._device.native.submit(recorder.finish(), queue="upload"))
+        try:  # no context manager: nearly every token comes here
+            return _Upload(self._device.native.upload(copies))
+        except native().VulkanError as error:
+            raise translated(error, DOING) from error
 
 
 class _Upload:
     """A submit on the upload queue."""
 
+    __slots__ = ("_submission",)
+
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
 
     def done(self) -> bool:
-        with translate_errors("uploading experts"):
+        try:
             return self._submission.done()
+        except native().VulkanError as error:
+            raise translated(error, DOING) from error
 
     def wait(self) -> None:
-        with translate_errors("uploading experts"):
+        try:
             self._submission.wait()
+        except native().VulkanError as error:
+            raise translated(error, DOING) from error

@@ -38,9 +38,17 @@ class Transfer(Closing):
         self._lanes: list[_Lane] = []
         self._next_lane = 0
 
+    def view(self, target: _native.Buffer | _native.Tensor) -> Bytes | None:
+        """All its bytes in place, as `write` finds them; None where they are not mapped."""
+        from vkmoe.gpu import _native
+
+        if self._force_staging or not isinstance(target, _native.Buffer) or not target.mapped:
+            return None
+        return target.view()
+
     def write(self, target: _native.Buffer | _native.Tensor, offset: int, data: Bytes) -> None:
         """Write bytes at `offset`, and no others. Visible to the next submit after `flush()`."""
-        view = self._view(target)
+        view = self.view(target)
         if view is not None:
             view[offset : offset + data.size] = data
             return
@@ -67,13 +75,6 @@ class Transfer(Closing):
         for lane in self._lanes:
             lane.close()
         self._lanes.clear()
-
-    def _view(self, target: _native.Buffer | _native.Tensor) -> Bytes | None:
-        from vkmoe.gpu import _native
-
-        if self._force_staging or not isinstance(target, _native.Buffer) or not target.mapped:
-            return None
-        return target.view()
 
     def _free_lane(self) -> _Lane:
         """The staging half whose copy was sent longest ago, made at first use."""
