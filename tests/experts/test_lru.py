@@ -45,12 +45,12 @@ def test_a_pinned_key_keeps_its_place_in_the_order() -> None:
 
 
 def test_the_order_outlives_its_clock() -> None:
-    """Recency has 32 bits; when they are used up, it is counted anew."""
+    """Recency is an int32; when its numbers are used up, it is counted anew."""
     pool, twin = PolicyPool("lru", CAPACITY), PolicyPool("lru", CAPACITY)
     for token, keys in enumerate(random_tokens(2, 100, n_experts=14)):
         if token == 40:
-            pool.policy.all._last += 2**32 - 20 - pool.policy.all._clock
-            pool.policy.all._clock = 2**32 - 20
+            pool.policy.all._last += 2**31 - 30 - pool.policy.all._clock
+            pool.policy.all._clock = 2**31 - 30
         assert pool.token(keys) == twin.token(keys)
         assert list(pool.policy) == list(twin.policy)
     assert pool.policy.all._clock < 1000

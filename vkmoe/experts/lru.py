@@ -16,4 +16,4 @@ class Lru(Policy):
     """Recency alone. An insertion counts as a use; a pinned key keeps its place in the order."""
 
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
-        return self._last[keys]
+        return self._last[keys].astype(np.int64)

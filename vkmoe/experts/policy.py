@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]  # [n_keys]
 Ranks = NDArray[np.int64]
 
 _NEVER = np.iinfo(np.int64).max  # the rank of those that may not leave
-_MAX_CLOCK = 1 << 32  # recency has 32 bits of a rank
+_MAX_CLOCK = (1 << 31) - 2  # recency is an int32
 
 
 class Policy(ABC):
@@ -44,19 +44,22 @@ class Policy(ABC):
         self.pools, self.space, self.counts = tuple(pools), space, counts
         self.resident: Mask = np.zeros(space.n_keys, np.bool_)
         self._pinned: Mask = np.zeros(space.n_keys, np.bool_)  # resident or not
-        self._last: Keys = np.zeros(space.n_keys, np.int64)  # rises with every use and insertion
+        self._unpinned: Mask = np.zeros(space.n_keys, np.bool_)  # residents without a pin
+        # Rises with every use and insertion.
+        self._last: NDArray[np.int32] = np.zeros(space.n_keys, np.int32)
         self._clock = 0
         self._n_free = [pool.capacity for pool in pools]
         self._newest: list[int | None] = [None] * len(self.pools)  # inserted last, while resident
         # The keys of each pool as a row, and which places of a row are not only there to fill it.
         n_widest = max((len(pool.layers) for pool in pools), default=0) * space.n_experts
         self._rows: Keys = np.zeros((len(self.pools), n_widest), np.int64)
-        self._own: NDArray[np.bool_] = np.zeros(self._rows.shape, np.bool_)
+        own = np.zeros(self._rows.shape, np.bool_)
         self.pool_of: Keys = np.full(space.n_keys, NO_POOL, np.int64)
         for index, pool in enumerate(pools):
             keys = np.concatenate([space.numbers(layer) for layer in pool.layers])
-            self._rows[index, : len(keys)], self._own[index, : len(keys)] = keys, True
+            self._rows[index, : len(keys)], own[index, : len(keys)] = keys, True
             self.pool_of[keys] = index
+        self._own = None if own.all() else own
 
     # ----- asked -----
 
@@ -125,6 +128,7 @@ class Policy(ABC):
             self._newest[pool] = key
         self.resident[keys] = True
         self._touch(keys)
+        self._note_pins(keys)
 
     def remove(self, keys: Keys) -> None:
         """Residents leave their slots. A pin of one stays noted for when it comes back."""
@@ -134,14 +138,17 @@ class Policy(ABC):
             if self._newest[pool] == key:
                 self._newest[pool] = None
         self.resident[keys] = False
+        self._note_pins(keys)
 
     def pin(self, keys: Keys) -> None:
         """Never let these leave; those that are not resident, from their next insertion on."""
         self._pinned[keys] = True
+        self._note_pins(keys)
 
     def unpin(self, keys: Keys) -> None:
         """Take pins back; does nothing to keys without."""
         self._pinned[keys] = False
+        self._note_pins(keys)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the policy contradicts itself (tests)."""
@@ -151,6 +158,7 @@ class Policy(ABC):
             assert 0 <= len(residents) == pool.capacity - self._n_free[index], (pool, residents)
             assert self._newest[index] in (None, *residents), (pool, self._newest[index])
             assert sorted(self.order(index)) == residents, (pool, residents)
+        assert (self._unpinned == (self.resident & ~self._pinned)).all(), "pins differ"
         recency = self._last[self.resident]
         assert len(np.unique(recency)) == len(recency), "recency is not an order"
 
@@ -169,11 +177,15 @@ class Policy(ABC):
     def _touch(self, keys: Keys) -> None:
         """Make these the most recent, the last one most of all."""
         if self._clock + len(keys) > _MAX_CLOCK:
-            self._last = self._last.argsort(kind="stable").argsort()
+            self._last = self._last.argsort(kind="stable").argsort().astype(np.int32)
             self._clock = len(self._last)
         end = self._clock + len(keys)
         self._last[keys] = np.arange(self._clock, end)
         self._clock = end
+
+    def _note_pins(self, keys: Keys) -> None:
+        """These came, went, were pinned or set free."""
+        self._unpinned[keys] = self.resident[keys] > self._pinned[keys]
 
     def _leaving(
         self, pools: Sequence[int], needed: Mask, n_most: int | None = None
@@ -183,7 +195,9 @@ class Policy(ABC):
         Of pools without a floor at least the first `n_most`.
         """
         keys = self._rows[pools]
-        unpinned = (self.resident[keys] > self._pinned[keys]) & self._own[pools]
+        unpinned = self._unpinned[keys]
+        if self._own is not None:
+            unpinned &= self._own[pools]
         allowed = unpinned > needed[keys]
         ranks = np.where(allowed, self._rank(keys, unpinned, pools), _NEVER)
         if any(self.pools[pool].floor for pool in pools):
@@ -194,6 +208,18 @@ class Policy(ABC):
 
     def _place(self, pool: int, newcomers: Sequence[int], order: list[int]) -> list[Move]:
         """Free slots first, then those of whoever leaves."""
+        n_free = self._n_free[pool]
+        if self.pools[pool].floor:
+            return self._place_above_floor(pool, newcomers, order)
+        if not n_free and order[:1] == [self._newest[pool]]:
+            order[:2] = order[1::-1]  # only the first newcomer finds it the newest
+        moves = zip(newcomers, [FREE] * n_free + order, strict=False)
+        return [Move(pool, key, victim) for key, victim in moves]
+
+    def _place_above_floor(
+        self, pool: int, newcomers: Sequence[int], order: list[int]
+    ) -> list[Move]:
+        """The same one by one, because who may leave depends on who came before."""
         n_free, spare = self._n_free[pool], self._spare(pool)
         newest = self._newest[pool] if not n_free else None
         moves: list[Move] = []
@@ -205,11 +231,9 @@ class Policy(ABC):
                     continue
                 victim = found
                 order.remove(victim)
-                if spare:
-                    spare[self.space.layer(victim)] -= 1
+                spare[self.space.layer(victim)] -= 1
             newest = None
-            if spare:
-                spare[self.space.layer(key)] += 1
+            spare[self.space.layer(key)] += 1
             moves.append(Move(pool, key, victim))
         return moves
 
@@ -219,8 +243,8 @@ class Policy(ABC):
         """The first in `order` that may leave; the newest only where nobody else may."""
         last = None
         for key in order:
-            layer = self.space.layer(key) if spare else 0
-            if spare and spare[layer] <= 0 and layer != self.space.layer(newcomer):
+            layer = self.space.layer(key)
+            if spare[layer] <= 0 and layer != self.space.layer(newcomer):
                 continue
             if key != newest:
                 return key
@@ -228,16 +252,14 @@ class Policy(ABC):
         return last
 
     def _spare(self, pool: int) -> list[int]:
-        """How many residents each layer has above the floor [n_layers]; empty without a floor."""
+        """How many residents each layer has above the floor [n_layers]."""
         floor = self.pools[pool].floor
-        if not floor:
-            return []
         layers = np.flatnonzero(self.resident & (self.pool_of == pool)) // self.space.n_experts
         n_resident = np.bincount(layers, minlength=self.space.n_layers)
         return [int(n) - floor for n in n_resident]
 
 
-def rank_by(values: NDArray[np.float64], recency: NDArray[np.int64]) -> Ranks:
+def rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
     """The lowest value first, the least recent of equals: one number for both.
 
     The bits of a float32, as an integer, rise with it where it is not negative; values are equal

@@ -22,7 +22,7 @@ __all__ = ["PROTECTED_SHARE", "Slru"]
 # where the subject changes, a share keeps what is in use now beside what once was.
 PROTECTED_SHARE = 0.25
 
-_NOBODY = np.iinfo(np.int64).max  # a recency that nobody has
+_NOBODY = np.iinfo(np.int32).max  # a recency that nobody has
 
 
 class Slru(Policy):
@@ -52,10 +52,9 @@ class Slru(Policy):
 
     def protected(self, pool: int) -> set[int]:
         """The protected residents of a pool, pinned ones among them."""
-        keys, own = self._rows[[pool]], self._own[[pool]] & self.resident[self._rows[[pool]]]
-        unpinned = own & ~self._pinned[keys]
-        protected = self._protected(keys, unpinned, [pool]) | (own & self._pinned[keys])
-        return {*keys[protected].tolist()}
+        keys = np.flatnonzero(self.pool_of == pool)[None]
+        protected = self._protected(keys, self._unpinned[keys], [pool])
+        return {*keys[protected | (self.resident[keys] & self._pinned[keys])].tolist()}
 
     def use(self, keys: Keys) -> Keys:
         self._again[keys] = True  # also of those that will be inserted, which takes it back
