@@ -44,8 +44,8 @@ class DecayedCounts:
         return self._raw / self._weight
 
     def of(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """`values()` of these keys, in an array of any shape."""
-        found: NDArray[np.float64] = self._raw[keys] / self._weight
+        """`values()` of these keys, in an array of any shape; too high a key is the last one."""
+        found: NDArray[np.float64] = self._raw.take(keys, mode="clip") / self._weight
         return found
 
     def restore(self, values: NDArray[np.float64]) -> None:

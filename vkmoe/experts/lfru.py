@@ -25,7 +25,7 @@ class Lfru(Policy):
 
     def __init__(self, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts) -> None:
         super().__init__(pools, space, counts)
-        self._used_at: Keys = np.zeros(space.n_keys, np.int64)  # tokens
+        self._used_at: Keys = np.zeros(space.n_keys + 1, np.int64)  # tokens
 
     def use(self, keys: Keys) -> Keys:
         self._used_at[keys] = self.counts.now

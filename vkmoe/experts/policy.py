@@ -44,28 +44,26 @@ class Policy(ABC):
         self.pools, self.space, self.counts = tuple(pools), space, counts
         self.resident: Mask = np.zeros(space.n_keys, np.bool_)
         self._pinned: Mask = np.zeros(space.n_keys, np.bool_)  # resident or not
-        self._unpinned: Mask = np.zeros(space.n_keys, np.bool_)  # residents without a pin
-        # Rises with every use and insertion.
-        self._last: NDArray[np.int32] = np.zeros(space.n_keys, np.int32)
+        # With an entry for the place that nobody holds, as all that is asked place by place.
+        self._unpinned: Mask = np.zeros(space.n_keys + 1, np.bool_)  # residents without a pin
+        self._last: NDArray[np.int32] = np.zeros(space.n_keys + 1, np.int32)  # rises with each use
         self._clock = 0
-        self._n_free = [pool.capacity for pool in pools]
         self._newest: list[int | None] = [None] * len(self.pools)  # inserted last, while resident
-        # The keys of each pool as a row, and which places of a row are not only there to fill it.
-        n_widest = max((len(pool.layers) for pool in pools), default=0) * space.n_experts
-        self._rows: Keys = np.zeros((len(self.pools), n_widest), np.int64)
-        own = np.zeros(self._rows.shape, np.bool_)
         self.pool_of: Keys = np.full(space.n_keys, NO_POOL, np.int64)
         for index, pool in enumerate(pools):
-            keys = np.concatenate([space.numbers(layer) for layer in pool.layers])
-            self._rows[index, : len(keys)], own[index, : len(keys)] = keys, True
-            self.pool_of[keys] = index
-        self._own = None if own.all() else own
+            for layer in pool.layers:
+                self.pool_of[space.numbers(layer)] = index
+        # Who holds the places of each pool, n_keys for nobody: rows to ask many pools at once.
+        n_widest = max((pool.capacity for pool in pools), default=0)
+        self._holders: Keys = np.full((len(self.pools), n_widest), space.n_keys, np.int64)
+        self._place_of: Keys = np.zeros(space.n_keys, np.int64)
+        self._free = [list(range(pool.capacity))[::-1] for pool in pools]
 
     # ----- asked -----
 
     def n_free(self, pool: int) -> int:
         """Slots that nobody holds."""
-        return self._n_free[pool]
+        return len(self._free[pool])
 
     def is_pinned(self, key: int) -> bool:
         return bool(self._pinned[key])
@@ -108,7 +106,7 @@ class Policy(ABC):
         for key, pool in zip(newcomers, self.pool_of[newcomers].tolist(), strict=True):
             waiting.setdefault(pool, []).append(key)
         pools = sorted(waiting)
-        full = [pool for pool in pools if self._n_free[pool] < len(waiting[pool])]
+        full = [pool for pool in pools if len(self._free[pool]) < len(waiting[pool])]
         n_most = 1 + max((len(keys) for keys in waiting.values()), default=0)
         leaving = dict(zip(full, self._leaving(full, needed, n_most), strict=True)) if full else {}
         moves: list[Move] = []
@@ -122,10 +120,14 @@ class Policy(ABC):
     def insert(self, keys: Keys) -> None:
         """Keys that are not resident take free slots of their pools."""
         assert not self.resident[keys].any(), keys
-        for key, pool in zip(keys.tolist(), self.pool_of[keys].tolist(), strict=True):
-            assert self._n_free[pool] > 0, (key, self.pools[pool])
-            self._n_free[pool] -= 1
+        pools = self.pool_of[keys]
+        places = []
+        for key, pool in zip(keys.tolist(), pools.tolist(), strict=True):
+            assert self._free[pool], (key, self.pools[pool])
+            places.append(self._free[pool].pop())
             self._newest[pool] = key
+        self._place_of[keys] = places
+        self._holders[pools, places] = keys
         self.resident[keys] = True
         self._touch(keys)
         self._note_pins(keys)
@@ -133,10 +135,12 @@ class Policy(ABC):
     def remove(self, keys: Keys) -> None:
         """Residents leave their slots. A pin of one stays noted for when it comes back."""
         assert self.resident[keys].all(), keys
-        for key, pool in zip(keys.tolist(), self.pool_of[keys].tolist(), strict=True):
-            self._n_free[pool] += 1
+        pools, places = self.pool_of[keys], self._place_of[keys]
+        for key, pool, place in zip(keys.tolist(), pools.tolist(), places.tolist(), strict=True):
+            self._free[pool].append(place)
             if self._newest[pool] == key:
                 self._newest[pool] = None
+        self._holders[pools, places] = self.space.n_keys
         self.resident[keys] = False
         self._note_pins(keys)
 
@@ -155,11 +159,15 @@ class Policy(ABC):
         assert (self.pool_of[self.resident] != NO_POOL).all(), "resident without a pool"
         for index, pool in enumerate(self.pools):
             residents = np.flatnonzero(self.resident & (self.pool_of == index)).tolist()
-            assert 0 <= len(residents) == pool.capacity - self._n_free[index], (pool, residents)
+            assert len(residents) == pool.capacity - self.n_free(index), (pool, residents)
+            holders = self._holders[index, : pool.capacity]
+            assert sorted(holders[holders < self.space.n_keys].tolist()) == residents, pool
+            assert (holders[self._free[index]] == self.space.n_keys).all(), "held and free"
+            assert (holders[self._place_of[residents]] == residents).all(), "places differ"
             assert self._newest[index] in (None, *residents), (pool, self._newest[index])
             assert sorted(self.order(index)) == residents, (pool, residents)
-        assert (self._unpinned == (self.resident & ~self._pinned)).all(), "pins differ"
-        recency = self._last[self.resident]
+        assert (self._unpinned[:-1] == (self.resident & ~self._pinned)).all(), "pins differ"
+        recency = self._last[:-1][self.resident]
         assert len(np.unique(recency)) == len(recency), "recency is not an order"
 
     # ----- what a policy adds -----
@@ -168,8 +176,8 @@ class Policy(ABC):
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
         """Who would leave first: [n_pools, n], the lowest first; no two alike in a row.
 
-        `keys` [n_pools, n] are all those of some pools, `unpinned` which are residents without a
-        pin. The ranks of the others mean nothing.
+        `keys` [n_pools, n] are who holds the places of these pools, n_keys for nobody; `unpinned`,
+        who has no pin. The ranks of the others mean nothing.
         """
 
     # ----- inside -----
@@ -194,11 +202,9 @@ class Policy(ABC):
 
         Of pools without a floor at least the first `n_most`.
         """
-        keys = self._rows[pools]
+        keys = self._holders[pools]
         unpinned = self._unpinned[keys]
-        if self._own is not None:
-            unpinned &= self._own[pools]
-        allowed = unpinned > needed[keys]
+        allowed = unpinned > needed.take(keys, mode="clip")
         ranks = np.where(allowed, self._rank(keys, unpinned, pools), _NEVER)
         if any(self.pools[pool].floor for pool in pools):
             n_most = None  # somebody further back may have to go
@@ -208,7 +214,7 @@ class Policy(ABC):
 
     def _place(self, pool: int, newcomers: Sequence[int], order: list[int]) -> list[Move]:
         """Free slots first, then those of whoever leaves."""
-        n_free = self._n_free[pool]
+        n_free = len(self._free[pool])
         if self.pools[pool].floor:
             return self._place_above_floor(pool, newcomers, order)
         if not n_free and order[:1] == [self._newest[pool]]:
@@ -220,7 +226,7 @@ class Policy(ABC):
         self, pool: int, newcomers: Sequence[int], order: list[int]
     ) -> list[Move]:
         """The same one by one, because who may leave depends on who came before."""
-        n_free, spare = self._n_free[pool], self._spare(pool)
+        n_free, spare = len(self._free[pool]), self._spare(pool)
         newest = self._newest[pool] if not n_free else None
         moves: list[Move] = []
         for key in newcomers:

@@ -45,16 +45,17 @@ class Slru(Policy):
         super().__init__(pools, space, counts)
         assert 0 <= share <= 1, share
         self.frequency = frequency
-        self._again: Mask = np.zeros(space.n_keys, np.bool_)  # used again since insertion
+        self._again: Mask = np.zeros(space.n_keys + 1, np.bool_)  # used again since insertion
         # At least one slot is on probation: a newcomer could not stay otherwise.
         sizes = [min(int(pool.capacity * share), pool.capacity - 1) for pool in pools]
         self._n_protected = np.array(sizes, np.int64)
 
     def protected(self, pool: int) -> set[int]:
         """The protected residents of a pool, pinned ones among them."""
-        keys = np.flatnonzero(self.pool_of == pool)[None]
+        keys = self._holders[[pool]]
         protected = self._protected(keys, self._unpinned[keys], [pool])
-        return {*keys[protected | (self.resident[keys] & self._pinned[keys])].tolist()}
+        pinned = self.resident & self._pinned & (self.pool_of == pool)
+        return {*keys[protected].tolist(), *np.flatnonzero(pinned).tolist()}
 
     def use(self, keys: Keys) -> Keys:
         self._again[keys] = True  # also of those that will be inserted, which takes it back
@@ -80,7 +81,7 @@ class Slru(Policy):
         self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]
     ) -> NDArray[np.bool_]:
         """Which of them are, [n_pools, n]; the arguments are those of `_rank`."""
-        n_held = [self.pools[pool].capacity - self._n_free[pool] for pool in pools]
+        n_held = [self.pools[pool].capacity - self.n_free(pool) for pool in pools]
         n_pinned = n_held - unpinned.sum(axis=1)
         room: Keys = np.maximum(0, self._n_protected[pools] - n_pinned)
         # Recency from 1 on, of those that can be protected; the others are 0.
