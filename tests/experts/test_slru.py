@@ -212,7 +212,7 @@ def test_without_a_protected_segment_or_counts_it_is_lru() -> None:
         assert set(ours.policy) == set(oracle.policy)
 
 
-def skewed(n_tokens: int = 1200) -> list[list[int]]:
+def skewed(n_tokens: int = 500) -> list[list[int]]:
     """A zipf hot set and, in every token, two keys of a scan through all the others."""
     rng = np.random.default_rng(11)
     weights = 1.0 / np.arange(1, 17)
