@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.experts.settings import PoolSpec
 from vkmoe.experts.slots import SlotManager
-from vkmoe.experts.table import N_VERSIONS, ExpertTable
+from vkmoe.experts.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
@@ -114,6 +114,28 @@ def test_many_addresses_are_set_by_number(device: Device, table: ExpertTable) ->
     assert (found[2][3], found[1][1], found[0][0]) == (111, 55, 1 << 63)
     with pytest.raises(ValueError):
         table.set_all([1, 2], [3])
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "staged"])
+def test_landing_places_follow_the_entries_of_their_version(
+    device: Device, mapped: bool, monkeypatch: pytest.MonkeyPatch, nothing_left: None
+) -> None:
+    if not mapped:
+        monkeypatch.setattr(Transfer, "view", lambda transfer, target: None)
+    with ExpertTable(device, 3, 4, n_landing=2) as table, Transfer(device) as transfer:
+        for step in range(4):
+            table.set(step % 3, step, (1 << 40) | AT_HOME)
+            table.set_landing(step % 3, step % 2, 256 * (step + 1))
+            assert table.changed
+            table.publish()
+            offset = table.address - int(table._buffer.address)
+            words = transfer.read(table._buffer, offset, 8 * 18).view(np.uint64)
+            assert words[:12].tolist() == table.entries.reshape(-1).tolist()
+            assert words[12:].tolist() == table.landing.reshape(-1).tolist()
+            assert table.landing[step % 3, step % 2] == 256 * (step + 1)
+        assert table.range.end - table.range.start == N_VERSIONS * 8 * 18
+        with pytest.raises(AssertionError):
+            table.set_landing(0, 2, 256)
 
 
 def test_a_version_that_is_read_is_not_written_over(table: ExpertTable) -> None:

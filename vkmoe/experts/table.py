@@ -1,8 +1,9 @@
 """The expert table: for each (layer, expert) the 64-bit address where its span lies now.
 
-uvec2 [n_layers][n_experts] (low word, high word), twice: a submit reads the version its parameters
-name while the next one is written. Layers count MoE layers only. Also keeps count of which versions
-submits in flight read. Does not decide where an expert should lie.
+uvec2 [n_layers][n_experts] (low word, high word) and behind it uvec2 [n_layers][n_landing], where
+the misses of a layer may land; twice: a submit reads the version its parameters name while the next
+one is written. Layers count MoE layers only. Also keeps count of which versions submits in flight
+read. Does not decide where an expert should lie.
 """
 
 from __future__ import annotations
@@ -16,20 +17,29 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["N_VERSIONS", "ExpertTable"]
+__all__ = ["AT_HOME", "N_VERSIONS", "ExpertTable"]
 
 N_VERSIONS = 2  # in memory at a time; the code below is written for two
+AT_HOME = 1  # in an entry: the span is at its home, behind the link; addresses leave bits 0-7 free
 
 
 class ExpertTable(Closing):
-    """The host's copy of the table and the versions the GPU reads."""
+    """The host's copy of the table and the versions the GPU reads.
 
-    def __init__(self, device: Device, n_layers: int, n_experts: int) -> None:
-        self.entries = np.zeros((n_layers, n_experts), np.uint64)
-        self._buffer = device.allocate("bar", N_VERSIONS * self.entries.nbytes, "expert table")
-        self._transfer = Transfer(device, staging_bytes=max(16, self.entries.nbytes))
+    `entries` [n_layers, n_experts] are addresses, or address | AT_HOME, or 0 where an expert is
+    nowhere. `landing` [n_layers, n_landing]: where a token may put the first, second, ... expert of
+    the layer that it finds at home; 0 = nowhere.
+    """
+
+    def __init__(self, device: Device, n_layers: int, n_experts: int, n_landing: int = 0) -> None:
+        self._all = np.zeros(n_layers * (n_experts + n_landing), np.uint64)
+        n_entries = n_layers * n_experts
+        self.entries = self._all[:n_entries].reshape(n_layers, n_experts)
+        self.landing = self._all[n_entries:].reshape(n_layers, n_landing)
+        self._buffer = device.allocate("bar", N_VERSIONS * self._all.nbytes, "expert table")
+        self._transfer = Transfer(device, staging_bytes=max(16, self._all.nbytes))
         # By number (keys.py). For one entry, and for all of them, NumPy's own ways take longer.
-        self._words = self.entries.reshape(-1).data
+        self._words = self._all.data
         self._mapped = self._mapped_copies()
         self._stale = [True] * N_VERSIONS  # which copies lack an address
         self._readers: dict[int, int] = {}  # submits in flight, and the version each reads
@@ -40,12 +50,12 @@ class ExpertTable(Closing):
     @property
     def address(self) -> int:
         """Of the version in force."""
-        return int(self._buffer.address) + self._copy * self.entries.nbytes
+        return int(self._buffer.address) + self._copy * self._all.nbytes
 
     @property
     def range(self) -> Range:
         """The memory of all versions."""
-        return memory_range(int(self._buffer.address), N_VERSIONS * self.entries.nbytes)
+        return memory_range(int(self._buffer.address), N_VERSIONS * self._all.nbytes)
 
     @property
     def changed(self) -> bool:
@@ -64,6 +74,12 @@ class ExpertTable(Closing):
         words = self._words
         for number, address in zip(numbers, addresses, strict=True):
             words[number] = address
+
+    def set_landing(self, layer: int, index: int, address: int) -> None:
+        """Note where the layer's `index`-th miss of a token may land; 0 = nowhere."""
+        assert index < self.landing.shape[1], (index, self.landing.shape)
+        self._stale = [True] * N_VERSIONS
+        self._words[self.entries.size + layer * self.landing.shape[1] + index] = address
 
     def publish(self) -> None:
         """Make a version of the noted addresses, for the next submit. Does nothing without changes.
@@ -111,7 +127,7 @@ class ExpertTable(Closing):
         view = self._transfer.view(self._buffer)
         if view is None:
             return ()
-        words, n = view.view(np.uint64).data, self.entries.size
+        words, n = view.view(np.uint64).data, self._all.size
         return tuple(words[start : start + n] for start in range(0, N_VERSIONS * n, n))
 
     def _write(self, target: int) -> None:
@@ -119,7 +135,7 @@ class ExpertTable(Closing):
         if self._mapped:
             self._mapped[target][:] = self._words
         else:
-            data = self.entries.reshape(-1).view(np.uint8)
+            data = self._all.view(np.uint8)
             self._transfer.write(self._buffer, target * data.size, data)
             self._transfer.flush()
 
