@@ -24,7 +24,7 @@ INTRODUCTION = """\
 
 Made by `tools/make_help.py` from the program itself. Every option is also an environment variable;
 a flag on the command line comes first, then the variable, then the default. For a switch, the
-variable takes 1 or 0.
+variable takes 1 or 0, true or false, yes or no, on or off, enabled or disabled.
 """
 
 

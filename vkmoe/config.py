@@ -6,47 +6,29 @@ Nothing here looks at a file or a device, and nobody writes back into a config.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from vkmoe.config_checks import check_expert_choices, check_fields, parse_ids, parse_size
+from vkmoe.config_fields import environment_name, long_flag, option
+from vkmoe.config_sampling import SamplingConfig
 
 __all__ = [
+    "DEFAULT_PREDICTOR",
     "EngineConfig",
+    "Predictor",
     "SamplingConfig",
     "check_fields",
     "environment_name",
+    "long_flag",
     "option",
     "parse_ids",
     "parse_size",
 ]
 
-
-def option(
-    default: Any,
-    help: str,
-    *flags: str,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    metavar: str | None = None,
-    check: Callable[[str], object] | None = None,
-) -> Any:
-    """A dataclass field that is also a command-line option.
-
-    `flags` default to `--field-name`; `minimum` and `maximum` are inclusive. `metavar` stands for
-    the value in help texts. `check` reads a text and raises UsageError where it is malformed.
-    """
-    metadata = {
-        "help": help, "flags": flags, "minimum": minimum, "maximum": maximum,
-        "metavar": metavar, "check": check,
-    }  # fmt: skip
-    return field(default=default, metadata=metadata)
-
-
-def environment_name(field_name: str) -> str:
-    """The environment variable that sets an option: `ctx_size` -> `VKMOE_CTX_SIZE`."""
-    return "VKMOE_" + field_name.upper()
+Predictor = Literal["previous", "correlation", "frequency", "none"]
+DEFAULT_PREDICTOR: Predictor = "previous"
 
 
 @dataclass(frozen=True)
@@ -153,6 +135,64 @@ class EngineConfig:
         metavar="IDS",
         check=parse_ids,
     )
+
+    # ----- moving experts before they are needed -----
+    host_pool: str | None = option(
+        None,
+        "Host memory for experts, such as 8GiB; those it has no room for stay in the file and are "
+        "read when they are needed. Default: the least of all experts, 70 % of the memory that is "
+        "free, and the memory that the device can reach.",
+        "--host-pool",
+        metavar="SIZE",
+        check=partial(parse_size, flag="--host-pool"),
+    )
+    executor: Literal["fused", "stepped"] | None = option(
+        None,
+        "Give a token to the device as a whole (fused), or stop at each router until the chosen "
+        "experts are there (stepped; slower). Default: fused, where the host pool holds all "
+        "experts.",
+        "--executor",
+    )
+    miss: Literal["auto", "read", "gather"] = option(
+        "auto",
+        "How an expert without a slot is served: kernels read it in host memory (read), or a copy "
+        "kernel brings it over first, in the same submit (gather). auto: as the measured speeds "
+        "favour.",
+        "--miss",
+    )
+    promote_on_read: bool | None = option(
+        None,
+        "Whether what is read of an expert without a slot is kept on the device at once, so that "
+        "it need not cross the bus again. Default: yes, where there is a bus to cross.",
+        "--promote-on-read/--no-promote-on-read",
+    )
+    expert_predictor: Predictor | None = option(
+        None,
+        "How experts are guessed before they are needed: those of the last tokens (previous), "
+        "those that used to follow them (correlation), those used most (frequency), or not at all "
+        "(none). Default: previous.",
+        "--expert-predictor",
+    )
+    moe_predict_prefetch: bool | None = option(
+        None,
+        "Whether guessed experts are copied before they are needed. "
+        "--no-moe-predict-prefetch is the same as --expert-predictor none. Default: yes.",
+        "--moe-predict-prefetch/--no-moe-predict-prefetch",
+    )
+    expert_admission: bool = option(
+        True,
+        "Whether an expert gets a slot only if it was used more than the one that would leave; "
+        "otherwise each that was missed gets one.",
+        "--expert-admission/--no-expert-admission",
+    )
+    expert_copies: Literal["overlap", "wait"] | None = option(
+        None,
+        "Copy experts into slots while the token runs (overlap), or between two tokens (wait). "
+        "Default: overlap, where the device has a queue for copies.",
+        "--expert-copies",
+    )
+
+    # ----- what is kept of a run -----
     expert_profile: str | None = option(
         None,
         "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
@@ -171,57 +211,8 @@ class EngineConfig:
         check_fields(self)
         check_expert_choices(self)
 
-
-@dataclass(frozen=True)
-class SamplingConfig:
-    """How the next token is chosen. Order: penalties, top-k, top-p, min-p, temperature, draw."""
-
-    temp: float = option(
-        0.8, "Temperature; 0 always takes the most likely token.", "--temp", minimum=0
-    )
-    top_k: int = option(
-        40, "Keep only the k most likely tokens; 0 keeps all.", "--top-k", minimum=0
-    )
-    top_p: float = option(
-        0.95,
-        "Keep the smallest set of tokens whose probability reaches p; 1 keeps all.",
-        "--top-p",
-        minimum=0,
-        maximum=1,
-    )
-    min_p: float = option(
-        0.05,
-        "Drop tokens less likely than this times the most likely one; 0 drops none.",
-        "--min-p",
-        minimum=0,
-        maximum=1,
-    )
-    repeat_penalty: float = option(
-        1.0,
-        "Divide the logits of recent tokens by this (multiply negative ones); 1 is off.",
-        "--repeat-penalty",
-        minimum=0.01,
-    )
-    repeat_last_n: int = option(
-        64,
-        "How many recent tokens the penalties look at; -1 means all.",
-        "--repeat-last-n",
-        minimum=-1,
-    )
-    presence_penalty: float = option(
-        0.0, "Subtract this from the logit of every recent token once.", "--presence-penalty"
-    )
-    frequency_penalty: float = option(
-        0.0,
-        "Subtract this from the logit of a recent token for each time it occurred.",
-        "--frequency-penalty",
-    )
-    seed: int | None = option(
-        None,
-        "Seed of the random draw. Default: a random one, printed at the end.",
-        "--seed",
-        minimum=0,
-    )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    @property
+    def predictor(self) -> Predictor:
+        """What guesses: what was asked, "none" where guessing was turned off, or the default."""
+        wanted = self.expert_predictor or DEFAULT_PREDICTOR
+        return "none" if self.moe_predict_prefetch is False else wanted

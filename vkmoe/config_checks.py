@@ -14,7 +14,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vkmoe.errors import UsageError
 
-__all__ = ["check_expert_choices", "check_fields", "parse_ids", "parse_size"]
+__all__ = [
+    "check_expert_choices",
+    "check_fields",
+    "parse_ids",
+    "parse_size",
+    "predictor_contradicts",
+]
 
 FLOAT_MAX = sys.float_info.max
 MAX_SIZE = 1 << 62
@@ -35,7 +41,9 @@ def check_fields(config: Any) -> None:
         value, kinds = getattr(config, item.name), _kinds(hints[item.name])
         if value is None and NoneType in kinds:
             continue
-        if int in kinds or float in kinds:
+        if bool in kinds:
+            _check_switch(item.name, value)
+        elif int in kinds or float in kinds:
             _check_number(item.name, value, whole=int in kinds)
             _check_range(item, value)
         elif str in kinds:
@@ -46,11 +54,31 @@ def check_fields(config: Any) -> None:
 
 def check_expert_choices(config: Any) -> None:
     """Refuse options of the expert cache that contradict each other, naming both."""
-    selection, n_resident = config.expert_resident_selection, config.expert_num_resident
+    _check_predictor(config)
+    _check_residents(config)
     if config.expert_cache is not None and config.expert_slots is not None:
         raise UsageError(
             "--expert-cache and --expert-slots both say how much is cached", "give one of them"
         )
+
+
+def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
+    """Whether --expert-predictor and --moe-predict-prefetch say opposite things (None: nothing)."""
+    return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
+
+
+def _check_predictor(config: Any) -> None:
+    predictor, prefetch = config.expert_predictor, config.moe_predict_prefetch
+    if predictor_contradicts(predictor, prefetch):
+        raise UsageError(
+            f"--expert-predictor {predictor} contradicts "
+            f"--{'' if prefetch else 'no-'}moe-predict-prefetch",
+            "leave one of them out",
+        )
+
+
+def _check_residents(config: Any) -> None:
+    selection, n_resident = config.expert_resident_selection, config.expert_num_resident
     if config.expert_resident_ids is None:
         if selection == "manual":
             raise UsageError(
@@ -127,6 +155,11 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 def _is_literal(kind: Any) -> bool:
     return get_origin(kind) is Literal
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}", "use True or False")
 
 
 def _check_number(name: str, value: Any, whole: bool) -> None:

@@ -43,7 +43,22 @@ CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
         )
         for more in ({}, {"expert_resident_selection": "manual"})
     ),
+    *(
+        (
+            {"expert_predictor": predictor, "moe_predict_prefetch": predictor == "none"},
+            [f"--expert-predictor {predictor}", f"--{off}moe-predict-prefetch"],
+        )
+        for predictor, off in (("previous", "no-"), ("correlation", "no-"), ("none", ""))
+    ),
 ]
+
+
+def flag_for(name: str, value: Any) -> str:
+    """The option as it is typed; a switch takes no value."""
+    flag = "--" + name.replace("_", "-")
+    return (
+        f"{flag}={value}" if not isinstance(value, bool) else flag if value else f"--no{flag[1:]}"
+    )
 
 
 @pytest.mark.parametrize(("asked", "words"), CONTRADICTIONS, ids=lambda item: ",".join(item))
@@ -54,7 +69,7 @@ def test_contradictions_name_both_flags(
     with pytest.raises(UsageError) as caught:
         EngineConfig(**asked)
     assert caught.value.hint
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    flags = [flag_for(name, value) for name, value in asked.items()]
     variables = {environment_name(name): str(value) for name, value in asked.items()}
     for done in (run("generate", "-p", "x", *flags), run("generate", "-p", "x", **variables)):
         assert done.code == 2 and not fake.calls
@@ -72,6 +87,8 @@ def test_contradictions_name_both_flags(
         {"expert_resident_selection": "first_n"},
         {"expert_resident_selection": "frequency", "expert_num_resident": 5},
         {"expert_slots": 3, "moe_warmpin": 2, "expert_resident_selection": "first_n"},
+        {"expert_predictor": "none", "moe_predict_prefetch": False},
+        {"expert_predictor": "frequency", "moe_predict_prefetch": True},
     ],
 )
 def test_what_goes_together(asked: dict[str, Any]) -> None:
@@ -94,6 +111,24 @@ def test_the_command_line_beats_the_variable_of_its_rival(run: Run, fake: type[F
     assert run("info", "--expert-slots", "8", VKMOE_EXPERT_CACHE="3MiB").code == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "variables", "predictor"),
+    [
+        (["--expert-predictor", "correlation"], {"MOE_PREDICT_PREFETCH": "0"}, "correlation"),
+        (["--no-moe-predict-prefetch"], {"EXPERT_PREDICTOR": "correlation"}, "none"),
+        (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "none"}, "previous"),
+        (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "frequency"}, "frequency"),
+        ([], {}, "previous"),
+    ],
+)
+def test_what_guesses_follows_the_command_line_first(
+    run: Run, fake: type[FakeLLM], flags: list[str], variables: dict[str, str], predictor: str
+) -> None:
+    given = {"VKMOE_" + name: value for name, value in variables.items()}
+    assert run("generate", "-p", "x", *flags, **given).code == 0
+    assert fake.calls[0]["config"].predictor == predictor
+
+
 def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:
     for flag in ("--expert-slots", "--moe-expert-cache-size"):
         fake.calls.clear()
@@ -112,6 +147,12 @@ def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:
         ({"kv_type": "f64"}, "kv_type is 'f64'"),
         ({"expert_cache": 5}, "expert_cache is 5, not text"),
         ({"expert_cache": "lots"}, "--expert-cache: 'lots' is not a size"),
+        ({"host_pool": "8gigs"}, "--host-pool: '8gigs' is not a size"),
+        ({"executor": "both"}, "executor is 'both'"),
+        ({"miss": "cpu"}, "miss is 'cpu'"),
+        ({"promote_on_read": 1}, "promote_on_read is 1"),
+        ({"expert_admission": None}, "expert_admission is None"),
+        ({"moe_predict_prefetch": "off"}, "moe_predict_prefetch is 'off'"),
         ({"expert_resident_ids": (1, 2)}, r"expert_resident_ids is \(1, 2\), not text"),
         ({"expert_resident_ids": "1,x"}, "--expert-resident-ids: in '1,x', 'x' is not"),
         ({"expert_slots": 0}, "expert_slots is 0, must be at least 1"),

@@ -9,7 +9,7 @@ import pytest
 from typer.core import TyperOption
 
 from vkmoe.cli.app import root
-from vkmoe.config import EngineConfig, SamplingConfig, environment_name
+from vkmoe.config import EngineConfig, SamplingConfig, environment_name, long_flag
 
 from .conftest import FakeLLM, Run
 
@@ -31,6 +31,14 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "expert_num_resident": ("3", 3, "0"),
     "expert_warmup_tokens": ("6", 6, "1.5"),
     "expert_resident_ids": ("1, 2,,3", "1, 2,,3", "1,two"),
+    "host_pool": ("8 GiB", "8 GiB", "0"),
+    "executor": ("Stepped", "stepped", "cut"),
+    "miss": ("gather", "gather", "wait"),
+    "promote_on_read": ("Disabled", False, "2"),
+    "expert_predictor": ("correlation", "correlation", "oracle"),
+    "moe_predict_prefetch": ("off", False, "maybe"),
+    "expert_admission": ("no", False, "never"),
+    "expert_copies": ("wait", "wait", "later"),
     "expert_profile": ("uses.npz", "uses.npz", None),
     "expert_stats": ("stats.txt", "stats.txt", None),
     "temp": ("0.25", 0.25, "warm"),
@@ -55,7 +63,7 @@ def configured(fake: type[FakeLLM], name: str) -> Any:
 
 
 def flag_of(item: dataclasses.Field[Any]) -> str:
-    return next(str(flag) for flag in item.metadata["flags"] if flag.startswith("--"))
+    return long_flag(item.metadata["flags"])
 
 
 def test_every_field_has_a_case_here() -> None:
@@ -74,7 +82,8 @@ def test_flag_and_variable_set_the_field(
 ) -> None:
     text, value, _ = GIVEN[item.name]
     beside = BESIDE.get(item.name, {})
-    words = [flag_of(item)] if value is True else [flag_of(item), text]
+    flag = long_flag(item.metadata["flags"], value)
+    words = [flag] if isinstance(value, bool) else [flag, text]
     assert run("generate", "-p", "x", *words, **beside).code == 0
     assert configured(fake, item.name) == value
     fake.calls.clear()
@@ -101,6 +110,31 @@ def test_malformed_values_name_flag_and_variable(
     assert flag_of(item) in first
     assert bad in first
     assert not fake.calls
+
+
+WORDS = {True: "1 true on yes enabled", False: "0 false off no disabled"}
+SWITCHES = [item for item in FIELDS if isinstance(GIVEN[item.name][1], bool)]
+
+
+@pytest.mark.parametrize("item", SWITCHES, ids=lambda item: item.name)
+def test_variables_of_switches_take_many_words_in_any_case(
+    run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
+) -> None:
+    for value, words in WORDS.items():
+        for word in [*words.split(), *words.upper().split(), f" {words.title().split()[1]} "]:
+            fake.calls.clear()
+            assert run("generate", "-p", "x", **{environment_name(item.name): word}).code == 0
+            assert configured(fake, item.name) is value
+    done = run("generate", "-p", "x", **{environment_name(item.name): "perhaps"})
+    named = [environment_name(item.name), "'perhaps'", *" ".join(WORDS.values()).split()]
+    assert done.code == 2 and all(word in done.err.splitlines()[0] for word in named), done.err
+
+
+def test_the_command_line_beats_the_variable_of_a_switch(run: Run, fake: type[FakeLLM]) -> None:
+    for flag, value in (("--promote-on-read", True), ("--no-promote-on-read", False)):
+        fake.calls.clear()
+        assert run("generate", "-p", "x", flag, VKMOE_PROMOTE_ON_READ=str(not value)).code == 0
+        assert configured(fake, "promote_on_read") is value
 
 
 def test_variables_of_the_commands_own_options(run: Run, fake: type[FakeLLM]) -> None:

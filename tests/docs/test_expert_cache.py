@@ -15,6 +15,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.experts.sizing import size_cache, sizing_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+OTHERS = ("--device", "--ctx-size", "-c", "--kv-type", "--validation")  # not about experts
 TEXT = (ROOT / "docs" / "expert-cache.md").read_text()
 
 
@@ -22,8 +23,9 @@ def expert_flags() -> list[str]:
     found = [
         flag
         for item in fields(EngineConfig)
-        for flag in item.metadata["flags"]
-        if flag.startswith(("--expert-", "--moe-"))
+        for flags in item.metadata["flags"]
+        for flag in flags.split("/")
+        if flag not in OTHERS
     ]
     assert len(found) > 10, "the options have other names now"
     return found

@@ -16,7 +16,8 @@ PACKAGE = ROOT / "vkmoe"
 # Each layer may import from the layers above it and from its own folder, never from its neighbours.
 LAYERS = (
     ("closing", "errors"),
-    ("config_checks",),
+    ("config_checks", "config_fields"),
+    ("config_sampling",),
     ("config", "facts"),
     ("quants",),
     ("gguf_file", "gpu"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from vkmoe.config import EngineConfig, parse_ids
+from vkmoe.config import EngineConfig, long_flag, parse_ids
 from vkmoe.facts import MemoryPlan
 
 __all__ = ["cache_notes"]
@@ -72,7 +72,7 @@ def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
 def _given(config: EngineConfig, names: tuple[str, ...]) -> list[str]:
     """The flags of those that differ from their default."""
     return [
-        next(flag for flag in item.metadata["flags"] if flag.startswith("--"))
+        long_flag(item.metadata["flags"], getattr(config, item.name))
         for item in fields(config)
         if item.name in names and getattr(config, item.name) != item.default
     ]

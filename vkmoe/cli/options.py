@@ -19,7 +19,8 @@ from typing import Annotated, Any
 import typer
 
 from vkmoe.cli.values import placeholder, reader
-from vkmoe.config import environment_name
+from vkmoe.config import environment_name, long_flag
+from vkmoe.config_checks import predictor_contradicts
 from vkmoe.errors import UsageError
 
 __all__ = [
@@ -38,7 +39,11 @@ __all__ = [
 ]
 
 PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
-RIVALS = (("expert_cache", "expert_slots"),)  # options of which only one can be given
+# Options that may contradict each other, and whether these values of them do.
+RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    ("expert_cache", "expert_slots", lambda size, number: None not in (size, number)),
+    ("expert_predictor", "moe_predict_prefetch", predictor_contradicts),
+)
 
 
 def option(
@@ -59,16 +64,11 @@ def option(
     return typer.Option(
         *flags,
         help=help,
-        envvar=environment_name(_long(flags)),
+        envvar=environment_name(long_flag(flags)[2:].replace("-", "_")),
         metavar=metavar or placeholder(kind),
         parser=reader(kind, minimum, maximum, check),
         callback=callback,
     )
-
-
-def _long(flags: tuple[str, ...]) -> str:
-    """`("-c", "--ctx-size")` -> `ctx_size`."""
-    return next(flag for flag in flags if flag.startswith("--"))[2:].replace("-", "_")
 
 
 def typed(context: typer.Context, name: str) -> bool:
@@ -163,12 +163,12 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
-    """Forget what a variable says where the command line says the same in another way."""
-    for pair in RIVALS:
-        if all(name in values for name in pair):
-            given = [name for name in pair if typed(context, name)]
+    """Forget what a variable says where the command line says something else."""
+    for first, second, contradict in RIVALS:
+        if first in values and second in values and contradict(values[first], values[second]):
+            given = [name for name in (first, second) if typed(context, name)]
             if len(given) == 1:
-                values.update(dict.fromkeys(set(pair) - set(given)))
+                values[second if given[0] == first else first] = None
 
 
 def _fields(config: type[Any]) -> Iterator[Parameter]:
