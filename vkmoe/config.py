@@ -166,7 +166,7 @@ class EngineConfig:
         "it need not cross the bus again. Default: yes, where there is a bus to cross.",
         "--promote-on-read/--no-promote-on-read",
     )
-    expert_predictor: Predictor | None = option(
+    expert_predictor: Literal["previous", "correlation", "frequency", "none"] | None = option(
         None,
         "How experts are guessed before they are needed: those of the last tokens (previous), "
         "those that used to follow them (correlation), those used most (frequency), or not at all "
