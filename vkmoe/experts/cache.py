@@ -169,10 +169,10 @@ class ExpertCache:
         slots, version = self._slots, self._table.version
         taken = [
             slots.take(pool, key) if victim == FREE else slots.exchange(victim, key, version)
-            for pool, key, victim in moves
+            for pool, key, victim, _ in moves
         ]
         self._blocked += zip(moves, taken, strict=True)
-        victims = [victim for _, _, victim in moves if victim != FREE]
+        victims = [move.victim for move in moves if move.victim != FREE]
         self._table.set_all(victims, [self._addresses[key] for key in victims])
         self._n_evictions += len(victims)
 

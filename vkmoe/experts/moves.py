@@ -10,8 +10,9 @@ FREE = -1
 
 
 class Move(NamedTuple):
-    """An expert to copy from its home into a slot."""
+    """An expert that gets a slot: to copy from its home, unless it has landed."""
 
     pool: int
     key: int  # its number
     victim: int  # whose slot it takes; FREE: one that nobody has
+    landed: bool = False  # it keeps its landing slot, and the slot above is the next landing slot

@@ -8,6 +8,7 @@ and is told when they have landed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from vkmoe.experts.create import create_policy
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.moves import FREE, Move
-from vkmoe.experts.policy import Keys, Mask
+from vkmoe.experts.policy import NO_LIMITS, Keys, Limits, Mask
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 
 __all__ = ["Residency"]
@@ -90,8 +91,18 @@ class Residency:
         found: NDArray[np.bool_] = self._published[routing + self._first]
         return found
 
-    def use(self, routing: NDArray[np.uint32]) -> list[Move]:
-        """A token used these experts [n_layers, n_used]; what should move before the next one."""
+    def use(
+        self,
+        routing: NDArray[np.uint32],
+        landed: Sequence[int] = (),
+        budget_bytes: float = inf,
+    ) -> list[Move]:
+        """A token used these experts [n_layers, n_used]; what should move before the next one.
+
+        `landed` are the numbers of experts it missed that lie in landing slots now. First come
+        those of them that are kept, then other missed ones, then hinted ones. Copies fill at most
+        `budget_bytes` of slots: those up to the first that does not fit.
+        """
         keys = routing + self._first
         self.counts.use(keys.reshape(-1))
         if self.settings.selection == "frequency":
@@ -101,12 +112,25 @@ class Residency:
         if self._pools:
             slotted = keys if len(self._layers) == len(keys) else keys[self._layers]
             # By rank: the highest of all layers come first.
-            missing = self._policy.use(slotted.T.reshape(-1))
-            if missing.size:
-                moves += self._promote(missing.tolist(), keys)
-            moves += self._choose_pins(keys)
+            missing = self._policy.use(slotted.T.reshape(-1)).tolist()
+            if landed:
+                there = set(landed)
+                kept = self._promote([key for key in missing if key in there], keys, self._limits())
+                moves += [move._replace(landed=True) for move in kept]
+                missing = [key for key in missing if key not in there]
+            copies = self._promote(missing, keys, self._limits(budget_bytes))
+            left = budget_bytes - self._n_bytes(copies) if budget_bytes < inf else inf
+            moves += copies + self._choose_pins(keys, left)
         self.counts.advance()
         return moves
+
+    def hint(self, keys: Sequence[int], needed: Keys, budget_bytes: float = inf) -> list[Move]:
+        """Fetch the absent ones of these, the likeliest first, and let nobody `needed` leave."""
+        absent = [key for key in keys if not self._policy.resident[key]]
+        return self._promote(absent, needed, self._limits(budget_bytes))
+
+    def reset_predictions(self) -> None:
+        """A new text begins, and what was used last says nothing of it."""
 
     def landed(self, moves: Iterable[Move]) -> None:
         """The copies are done: the next token finds these experts in their slots."""
@@ -138,13 +162,21 @@ class Residency:
 
     # ----- inside -----
 
-    def _choose_pins(self, used: Keys) -> list[Move]:
+    def _limits(self, budget_bytes: float = inf) -> Limits:
+        return Limits(self.counts.of if self.settings.admission else None, budget_bytes)
+
+    def _n_bytes(self, moves: Iterable[Move]) -> int:
+        """Of the slots they take."""
+        return sum(self._pools[move.pool].slot_bytes for move in moves)
+
+    def _choose_pins(self, used: Keys, budget_bytes: float) -> list[Move]:
         """What follows from the counts at the tokens where the settings say so."""
         settings, moves = self.settings, []
         if settings.warmpin and self.n_tokens % settings.warmpin_after == 0:
-            moves += self._pin_warm(used)
+            moves += self._pin_warm(used, budget_bytes)
         if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
-            moves += self._pin_residents(self._most_used(self._uses), used)
+            left = budget_bytes - self._n_bytes(moves) if moves else budget_bytes
+            moves += self._pin_residents(self._most_used(self._uses), used, left)
             self.warm_at = self.n_tokens
         return moves
 
@@ -152,32 +184,35 @@ class Residency:
         self._policy = create_policy(self.settings.policy, self._pools, self.space, self.counts)
         self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)  # not arrived in their slots
 
-    def _promote(self, newcomers: Sequence[int], used: Keys) -> list[Move]:
+    def _promote(
+        self, newcomers: Sequence[int], used: Keys, limits: Limits = NO_LIMITS
+    ) -> list[Move]:
         """Slots for newcomers, of experts that are neither `used` now nor in flight."""
         if not newcomers:
             return []
         needed = self._in_flight.copy()
         needed[used] = True
-        moves = self._policy.promote(newcomers, needed)
+        moves = self._policy.promote(newcomers, needed, limits)
         self._in_flight[[move.key for move in moves]] = True
         self._published[[move.victim for move in moves if move.victim != FREE]] = False
         return moves
 
-    def _pin(self, keys: Sequence[int], used: Keys) -> list[Move]:
+    def _pin(self, keys: Sequence[int], used: Keys, budget_bytes: float) -> list[Move]:
         """Pin these; those without a slot get one, if somebody may leave for them."""
         self._policy.pin(np.array(keys, np.int64))
-        return self._promote([key for key in keys if not self._policy.resident[key]], used)
+        absent = [key for key in keys if not self._policy.resident[key]]
+        return self._promote(absent, used, Limits(budget_bytes=budget_bytes))
 
     def _unpin(self, keys: Iterable[int]) -> None:
         self._policy.unpin(np.array(sorted(keys), np.int64))
 
-    def _pin_residents(self, keys: list[int], used: Keys) -> list[Move]:
+    def _pin_residents(self, keys: list[int], used: Keys, budget_bytes: float = inf) -> list[Move]:
         """Make these the residents, and those before them ordinary experts."""
         self._unpin(set(self._residents) - set(keys) - set(self._warm))
         self._residents = keys
-        return self._pin(keys, used)
+        return self._pin(keys, used, budget_bytes)
 
-    def _pin_warm(self, used: Keys) -> list[Move]:
+    def _pin_warm(self, used: Keys, budget_bytes: float = inf) -> list[Move]:
         """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
         before, n = self._warm, self.settings.warmpin
         values, residents = self.counts.values(), self._residents
@@ -185,7 +220,7 @@ class Residency:
         self._unpin(set(before) - set(self._warm) - set(self._residents))
         self.warm_at = self.n_tokens if self._warm else self.warm_at
         new = set(self._warm) - set(before)
-        return self._pin([key for key in self._warm if key in new], used)
+        return self._pin([key for key in self._warm if key in new], used, budget_bytes)
 
     def _slotted_layers(self) -> NDArray[np.int64]:
         """Numbers of the experts of each layer with slots: [n such layers, n_experts]."""

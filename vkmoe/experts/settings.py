@@ -9,11 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Allocation", "CacheSettings", "PolicyName", "PoolSpec", "Selection", "make_pools"]
+__all__ = [
+    "Allocation",
+    "CacheSettings",
+    "Executor",
+    "PolicyName",
+    "PoolSpec",
+    "PredictorName",
+    "Selection",
+    "make_pools",
+]
 
 PolicyName = Literal["lru", "slru", "lfru"]
 Allocation = Literal["layer", "global"]
 Selection = Literal["none", "first_n", "frequency", "manual"]
+PredictorName = Literal["previous", "correlation", "frequency", "none"]
+Executor = Literal["fused", "stepped"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,9 @@ class CacheSettings:
     n_resident: int = 0  # of them per layer
     resident_ids: tuple[int, ...] = ()  # with "manual"
     warmup_tokens: int = 4096  # with "frequency"
+    admission: bool = False  # a newcomer enters only if it is worth more than its victim
+    predictor: PredictorName = "none"  # who fetches experts before they are used
+    executor: Executor = "fused"  # what the predictor guesses: the next token, or the next layer
 
 
 def make_pools(
