@@ -45,7 +45,7 @@ class DelayedUploads:
     error: type[GpuError] = GpuError
     copied: list[Copy] = field(default_factory=list)
 
-    def start(self, copies: Sequence[Copy]) -> Upload:
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         if self.failures > 0 and self.fail_at_start:
             self.failures -= 1
             raise self.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
@@ -66,6 +66,12 @@ class _Delayed:
             raise self._owner.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
         self._owner.real.start(self._copies).wait()
         self._owner.copied += self._copies
+
+    def cancel(self) -> bool:
+        return False
+
+    def interval(self) -> tuple[int, int] | None:
+        return None
 
 
 class Rig(Closing):

@@ -6,7 +6,7 @@ Owns the recordings in flight. Does not decide what is copied, nor when a slot m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from vkmoe.gpu.arena import Placement
 from vkmoe.gpu.backend import Submission
@@ -17,7 +17,8 @@ __all__ = ["Copy", "Upload", "Uploader", "Uploads"]
 
 
 # One span to copy: from, to, bytes. A plain tuple: one is made for every expert that moves.
-Copy: TypeAlias = tuple[Placement, Placement, int]
+# From: a Placement, or what another uploader copies from (of the file: an expert's number).
+Copy: TypeAlias = tuple[Any, Placement, int]
 
 DOING = "uploading experts"
 
@@ -29,14 +30,20 @@ class Upload(Protocol):
         """Whether all bytes have arrived; never waits."""
 
     def wait(self) -> None:
-        """Wait for them. Raises GpuErrors; the targets' bytes are undefined then."""
+        """Wait for them. Raises VkmoeErrors; the targets' bytes are undefined then."""
+
+    def cancel(self) -> bool:
+        """Whether they had not begun and now never will: nothing was written."""
+
+    def interval(self) -> tuple[int, int] | None:
+        """When they began and ended, in nanoseconds of their queue's clock; None: not known."""
 
 
 class Uploader(Protocol):
-    """Whoever copies: the upload queue, or in tests a slow or failing one."""
+    """Whoever copies: the upload queue, a thread, or in tests a slow or failing one."""
 
-    def start(self, copies: Sequence[Copy]) -> Upload:
-        """Begin to copy. Raises GpuErrors, with nothing begun."""
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        """Begin to copy, before what is not urgent. Raises VkmoeErrors, with nothing begun."""
 
 
 class Uploads:
@@ -45,7 +52,7 @@ class Uploads:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def start(self, copies: Sequence[Copy]) -> Upload:
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         try:  # no context manager: nearly every token comes here
             return _Upload(self._device.native.upload(copies))
         except native().VulkanError as error:
@@ -71,3 +78,9 @@ class _Upload:
             self._submission.wait()
         except native().VulkanError as error:
             raise translated(error, DOING) from error
+
+    def cancel(self) -> bool:
+        return False
+
+    def interval(self) -> tuple[int, int] | None:
+        return None
