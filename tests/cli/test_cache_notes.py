@@ -43,6 +43,14 @@ def test_defaults_need_no_note(plan: MemoryPlan) -> None:
             {"expert_resident_selection": "frequency", "expert_warmup_tokens": 3},
             "--expert-resident-selection and --expert-warmup-tokens have no effect",
         ),
+        (
+            {"expert_predictor": "frequency", "promote_on_read": True, "miss": "gather"},
+            "--miss, --promote-on-read and --expert-predictor have no effect",
+        ),
+        (
+            {"expert_admission": False, "moe_predict_prefetch": False, "expert_copies": "wait"},
+            "--no-moe-predict-prefetch, --no-expert-admission and --expert-copies have no effect",
+        ),
     ],
 )
 def test_where_nothing_moves_choices_have_no_effect(asked: dict[str, Any], words: str) -> None:
@@ -59,6 +67,18 @@ def test_amounts_have_no_effect_without_experts_only() -> None:
     plan = replace(DENSE, sizing=size_cache((), (), 0, 0, "--expert-slots"))
     assert notes(plan, expert_slots=3) == ["the model has no experts: --expert-slots has no effect"]
     assert notes(RESIDENT, expert_slots=99) == [] == notes(AT_HOME, expert_cache="1KiB")
+
+
+def test_a_host_pool_has_no_effect_where_no_expert_is_in_host_memory() -> None:
+    ends = {RESIDENT: 1, DENSE: 1, CACHED: 0, AT_HOME: 0}
+    for plan, n_notes in ends.items():
+        lines = notes(plan, host_pool="8GiB")
+        assert [line.endswith(": --host-pool has no effect") for line in lines] == [True] * n_notes
+
+
+def test_only_a_model_without_experts_has_no_router_to_stop_at() -> None:
+    assert notes(DENSE, executor="stepped")[0].endswith(": --executor has no effect")
+    assert not any(notes(plan, executor="stepped") for plan in (RESIDENT, CACHED, AT_HOME))
 
 
 def test_a_profile_is_counted_with_the_half_life_wherever_experts_are() -> None:

@@ -19,6 +19,11 @@ CHOICE = (
     "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
     "expert_resident_ids",
 )  # fmt: skip
+MOVING = (
+    "miss", "promote_on_read", "expert_predictor", "moe_predict_prefetch", "expert_admission",
+    "expert_copies",
+)  # fmt: skip
+POOL = ("host_pool",)
 COUNTING = ("expert_half_life",)  # a profile is counted with it, wherever the experts are
 
 
@@ -32,12 +37,12 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     counting = () if config.expert_profile is not None else COUNTING
     if sizing is None or sizing.status == "empty":
         reason = "the model has no experts"
-        flags = _given(config, (*AMOUNT, *CHOICE, *COUNTING))
+        flags = _given(config, (*AMOUNT, *CHOICE, *COUNTING, *MOVING, *POOL, "executor"))
     elif plan.experts_in == "device":
         reason = f"all {sizing.n_experts} experts of each layer are on the device"
-        flags = _given(config, (*CHOICE, *counting))
+        flags = _given(config, (*CHOICE, *counting, *MOVING, *POOL))
     elif plan.experts_in == "host":
-        reason, flags = "no expert has a slot", _given(config, (*CHOICE, *counting))
+        reason, flags = "no expert has a slot", _given(config, (*CHOICE, *counting, *MOVING))
     elif config.expert_resident_selection != "frequency":
         reason = "without --expert-resident-selection frequency"
         flags = _given(config, ("expert_warmup_tokens",))
