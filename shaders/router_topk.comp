@@ -1,9 +1,12 @@
 // Computes  the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all experts or sigmoid,
 //           optionally divided by the sum of the chosen, times scale. A shared expert is the last slot, with weight
-//           sigmoid(its gate) or 1.
-// Inputs    logits f32 [n_experts (+ 1 gate)]; params; the expert table by address, uvec2 [n_layers][n_experts]. Outputs:
-//           routing words [n_slots ids | n_slots weights | n_slots addresses of 2 words]; log words
-//           [4 + layer * n_used ...] = the chosen ids.
+//           sigmoid(its gate) or 1. Of the chosen experts that are at home (AT_HOME in their entry) the j-th in slot order
+//           gets the layer's j-th landing place, if that is not null: as the place to store into while its home is read, or
+//           with FLAG_GATHER as the place to be read, its home being what is copied there. That other address is the
+//           slot's partner, null where there is none.
+// Inputs    logits f32 [n_experts (+ 1 gate)]; params; the expert table by address, uvec2 entries [n_layers][n_experts] and
+//           landing places, this layer's from entry first_landing on. Outputs: routing words [n_slots ids | n_slots weights |
+//           n_slots addresses of 2 words | n_slots partners of 2 words]; log words [4 + layer * n_used ...] = the chosen ids.
 // Who       each lane keeps the best of its experts lane, lane + size, ...; n_used rounds of a workgroup argmax; then lane s
 //           writes slot s.
 // Assumes   n_used <= n_experts <= 1024, n_used <= 32. NaN counts as -inf; ids are valid and distinct whatever the logits are.
@@ -26,9 +29,12 @@ layout(push_constant, std430) uniform Push {
     uint n_used;
     uint flags;
     float scale;
+    uint first_landing;     // entry of the table
+    uint n_landing;
 };
 
-const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED = 4u, FLAG_SHARED_GATE = 8u;
+const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED = 4u, FLAG_SHARED_GATE = 8u, FLAG_GATHER = 16u;
+const uint AT_HOME = 1u;   // in the low word of an entry
 const uint LOG_HEADER_WORDS = 4u;
 
 #include "reduce.glsl"
@@ -38,6 +44,7 @@ const uint LOG_HEADER_WORDS = 4u;
 shared uint keys[1024];
 shared uint chosen_ids[32];
 shared float chosen_values[32];
+shared uvec2 chosen_entries[32];
 
 bool has(uint flag) { return (flags & flag) != 0u; }
 
@@ -81,11 +88,25 @@ void choose() {
     barrier();
 }
 
-void write_slot(uint n_slots, uint slot, uint id, float weight, uvec2 address) {
+uvec2 table_entry(uint index) { return AddressEntry(address_add_product(params.expert_table, index, 8u)).address; }
+
+bool is_at_home(uint slot) { return (chosen_entries[slot].x & AT_HOME) != 0u; }
+
+// Where the expert of a slot may land: null if it has a place of its own, or if those before it took all places.
+uvec2 landing_place(uint slot) {
+    if (!is_at_home(slot)) return uvec2(0u);
+    uint rank = 0u;
+    for (uint s = 0u; s < slot; ++s) rank += is_at_home(s) ? 1u : 0u;
+    return rank < n_landing ? table_entry(first_landing + rank) : uvec2(0u);
+}
+
+void write_slot(uint n_slots, uint slot, uint id, float weight, uvec2 address, uvec2 partner) {
     routing[slot] = id;
     routing[n_slots + slot] = floatBitsToUint(weight);
     routing[2u * n_slots + 2u * slot] = address.x;
     routing[2u * n_slots + 2u * slot + 1u] = address.y;
+    routing[4u * n_slots + 2u * slot] = partner.x;
+    routing[4u * n_slots + 2u * slot + 1u] = partner.y;
 }
 
 void main() {
@@ -100,14 +121,20 @@ void main() {
         for (uint s = 0u; s < n_used; ++s) divisor += gate(chosen_values[s], chosen_values[0]);
     }
     for (uint s = gl_LocalInvocationIndex; s < n_used; s += gl_WorkGroupSize.x) {
+        chosen_entries[s] = table_entry(layer * n_experts + chosen_ids[s]);
+    }
+    barrier();
+    for (uint s = gl_LocalInvocationIndex; s < n_used; s += gl_WorkGroupSize.x) {
         const uint id = chosen_ids[s];
         const float share = divisor > 0.0 ? gate(chosen_values[s], chosen_values[0]) / divisor : 1.0 / float(n_used);
-        const uvec2 entry = address_add_product(params.expert_table, layer * n_experts + id, 8u);
-        write_slot(n_slots, s, id, share * scale, AddressEntry(entry).address);
+        const uvec2 span = uvec2(chosen_entries[s].x & ~AT_HOME, chosen_entries[s].y);
+        const uvec2 landing = landing_place(s);
+        const bool gathers = has(FLAG_GATHER) && !is_null(landing);
+        write_slot(n_slots, s, id, share * scale, gathers ? landing : span, gathers ? span : landing);
         routing_log[LOG_HEADER_WORDS + layer * n_used + s] = id;
     }
     if (has(FLAG_SHARED) && gl_LocalInvocationIndex == 0u) {
         const float weight = has(FLAG_SHARED_GATE) ? sigmoid(finite_key_value(order_key(logits[n_experts]))) : 1.0;
-        write_slot(n_slots, n_used, n_experts, weight, shared_address);
+        write_slot(n_slots, n_used, n_experts, weight, shared_address, uvec2(0u));
     }
 }

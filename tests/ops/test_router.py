@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.router import RouterShape
 from vkmoe.ops.tuning import Tuning
+from vkmoe.reference.router import look_up
 from vkmoe.reference.router import router_topk as router_twin
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.router import RouterCase
@@ -41,6 +42,35 @@ def test_random_logits(runner: Runner, tuning: Tuning, shape: RouterShape) -> No
     case = RouterCase(runner, tuning, shape)
     check(case, case.random_logits(1))
     check(case, np.round(case.random_logits(2)))  # ties
+
+
+@pytest.mark.parametrize("gather", [False, True], ids=["read", "gather"])
+@pytest.mark.parametrize("n_landing", [1, 2, 8, 32])
+def test_misses_get_landing_places_in_slot_order(
+    runner: Runner, n_landing: int, gather: bool
+) -> None:
+    """Fewer places than misses, as many, more; one place is null."""
+    shape = RouterShape(40, 32) if n_landing == 32 else RouterShape(40, 8, shared=True)
+    tuning = TUNINGS[n_landing % len(TUNINGS)]
+    case = RouterCase(runner, tuning, shape, n_landing, gather)
+    for seed in range(3):
+        check(case, case.random_logits(seed))
+
+
+def test_the_twin_looks_up_as_stated() -> None:
+    """Two of four at home, one place free: worked out by hand."""
+    entries = np.array([0x500, 0x1001, 0x600, 0x2001], np.uint64)
+    free, none = np.array([0x9000], np.uint64), np.zeros(0, np.uint64)
+    for landing in (none, np.zeros(4, np.uint64)):
+        for gather in (False, True):
+            found = look_up(entries, landing, gather)
+            assert found.addresses.tolist() == [0x500, 0x1000, 0x600, 0x2000]
+            assert found.partners.tolist() == [0, 0, 0, 0]
+    read, gathered = look_up(entries, free), look_up(entries, free, gather=True)
+    assert read.addresses.tolist() == [0x500, 0x1000, 0x600, 0x2000]
+    assert read.partners.tolist() == [0, 0x9000, 0, 0]
+    assert gathered.addresses.tolist() == [0x500, 0x9000, 0x600, 0x2000]
+    assert gathered.partners.tolist() == [0, 0x1000, 0, 0]
 
 
 @pytest.mark.parametrize("renormalise", [True, False])

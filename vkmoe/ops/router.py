@@ -12,18 +12,27 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["LOG_HEADER_WORDS", "RouterShape", "log_words", "router_topk", "routing_words"]
+__all__ = [
+    "LOG_HEADER_WORDS",
+    "Landing",
+    "RouterShape",
+    "filled_words",
+    "log_words",
+    "router_topk",
+    "routing_words",
+]
 
 ROUTER_TOPK = kernel(
     "router_topk",
     "r:logits r:params w:routing w:log",
-    "address:shared_address u32:layer u32:n_experts u32:n_used u32:flags f32:scale",
+    "address:shared_address u32:layer u32:n_experts u32:n_used u32:flags f32:scale "
+    "u32:first_landing u32:n_landing",
     "workgroup_size",
 )
 
 MAX_EXPERTS, MAX_USED = 1024, 32  # shared arrays of router_topk.comp
 LOG_HEADER_WORDS = 4  # word 0 is the serial number that `finish` writes
-RENORMALISE, SIGMOID, SHARED, SHARED_GATE = 1, 2, 4, 8
+RENORMALISE, SIGMOID, SHARED, SHARED_GATE, GATHER = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True)
@@ -66,14 +75,39 @@ class RouterShape:
         )
 
 
+@dataclass(frozen=True)
+class Landing:
+    """The landing places in the expert table: `n_places` a layer, behind the entries of all layers.
+
+    With `gather` an expert that is at home and has a place is read there, and its partner is its
+    home; without, it is read at home, and its partner is its place.
+    """
+
+    n_layers: int
+    n_places: int
+    gather: bool = False
+
+
 def routing_words(shape: RouterShape) -> int:
-    """Words of the routing tensor: ids, weights, and addresses of two words, [n_slots] each."""
-    return 4 * shape.n_slots
+    """Words of the routing tensor: ids and weights, then addresses and partners of two words.
+
+    [n_slots] each.
+    """
+    return 6 * shape.n_slots
 
 
 def log_words(n_layers: int, n_used: int) -> int:
-    """Words of the log tensor: the header, then the chosen ids [n_layers][n_used]."""
-    return LOG_HEADER_WORDS + n_layers * n_used
+    """Words of the log tensor: header, ids [n_layers][n_used], filled words of all layers."""
+    return LOG_HEADER_WORDS + 3 * n_layers * n_used
+
+
+def filled_words(log: TensorRef, layer: int, n_used: int) -> Range:
+    """What a layer's misses left in landing places: two words a used slot, [n_layers][n_used][2].
+
+    Each is 1 + the expert's id where that half of the span was stored (gate and up; down), else 0.
+    """
+    n_ids = (log.n_words - LOG_HEADER_WORDS) // 3
+    return log.words(LOG_HEADER_WORDS + n_ids + 2 * layer * n_used, 2 * n_used)
 
 
 def router_topk(
@@ -88,14 +122,18 @@ def router_topk(
     log: TensorRef,
     label: str,
     shared_address: int = 0,
+    landing: Landing | None = None,
 ) -> None:
-    """routing = the n_used experts of largest logit, their weights and addresses; log = their ids.
+    """routing = the n_used experts of largest logit, weights, addresses, partners; log = their ids.
 
-    `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each, of which the one
-    named in `params` is read. `layer` counts MoE layers as the table and the log do.
+    `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
+    places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
+    table and the log do. Without `landing` no slot has a partner.
     """
     assert logits.n_words >= shape.n_logits and routing.n_words >= routing_words(shape)
-    assert (layer + 1) * shape.n_experts * 8 <= table.end - table.start
+    landing = landing or Landing(layer + 1, 0)
+    n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
+    assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
     assert bool(shared_address) == shape.shared
     log_range = log.words(LOG_HEADER_WORDS + layer * shape.n_used, shape.n_used)
     program.append(
@@ -108,8 +146,10 @@ def router_topk(
                 "layer": layer,
                 "n_experts": shape.n_experts,
                 "n_used": shape.n_used,
-                "flags": shape.flags,
+                "flags": shape.flags | GATHER * landing.gather,
                 "scale": shape.scale,
+                "first_landing": landing.n_layers * shape.n_experts + layer * landing.n_places,
+                "n_landing": landing.n_places,
             },
             (1, 1, 1),
             label,

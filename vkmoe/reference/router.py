@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Routing", "router_topk"]
+__all__ = ["Found", "Routing", "look_up", "router_topk"]
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
+AT_HOME = np.uint64(1)  # in an entry of the expert table
 
 
 class Routing(NamedTuple):
@@ -18,6 +19,32 @@ class Routing(NamedTuple):
     ids: NDArray[np.int64]  # [n_used]
     weights: NDArray[np.float64]  # [n_used]
     shared_weight: float
+
+
+class Found(NamedTuple):
+    """Where chosen experts are read, and where else they are or shall be: uint64 [n_used]."""
+
+    addresses: NDArray[np.uint64]
+    partners: NDArray[np.uint64]  # 0: nowhere
+
+
+def look_up(
+    entries: NDArray[np.uint64], landing: NDArray[np.uint64], gather: bool = False
+) -> Found:
+    """The chosen experts' table entries [n_used] and the layer's landing places [n_landing].
+
+    The j-th expert that is at home gets the j-th place. It is read at home and stored to its place,
+    or with `gather` copied from its home and read at its place.
+    """
+    at_home = (entries & AT_HOME) != 0
+    addresses = entries & ~AT_HOME
+    places = np.zeros_like(entries)
+    misses = np.flatnonzero(at_home)[: len(landing)]
+    places[misses] = landing[: len(misses)]
+    if not gather:
+        return Found(addresses, places)
+    gathered = places != 0
+    return Found(np.where(gathered, places, addresses), np.where(gathered, addresses, 0))
 
 
 def router_topk(

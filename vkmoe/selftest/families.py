@@ -31,10 +31,10 @@ __all__ = ["FAMILIES", "Family", "Measured", "Setting"]
 CPU_BYTES, GPU_BYTES = 2 << 20, 256 << 20
 MIXED_TYPE = "Q4_K"  # the one whose gate goes with an up of another type in every mapping
 WIDTH, INNER, N_SLOTS = 2048, 768, 4  # of the measured shapes
-ROUTERS = (
-    RouterShape(128, 8),
-    RouterShape(60, 4, renormalise=False, shared=True, shared_gate=True),
-    RouterShape(257, 7, gating="sigmoid", shared=True, scale=0.5),
+ROUTERS = (  # and places for misses: for each to be gathered to, for some to be stored to
+    (RouterShape(128, 8), 2),
+    (RouterShape(60, 4, renormalise=False, shared=True, shared_gate=True), 4),
+    (RouterShape(257, 7, gating="sigmoid", shared=True, scale=0.5), 0),
 )
 ROUTED, FIXED = Use(6, 3), Use(6, 1, routed=False)
 ALL_USED = Use(N_SLOTS, N_SLOTS)
@@ -155,16 +155,18 @@ def _attention(setting: Setting) -> Iterator[Measured]:
 
 
 def _router_topk(setting: Setting) -> Iterator[Measured]:
-    def compare(shape: RouterShape) -> Compare:
+    def compare(shape: RouterShape, n_landing: int) -> Compare:
         def run(runner: Runner) -> Checks:
-            case, checks = RouterCase(runner, setting.tuning, shape), Checks()
+            gather = n_landing == shape.n_used
+            case = RouterCase(runner, setting.tuning, shape, n_landing, gather)
+            checks = Checks()
             case.run(case.random_logits(1), checks)
             case.run(case.random_logits(2).round(), checks)  # ties
             return checks
 
         return run
 
-    yield _compare(setting, "", *(compare(shape) for shape in ROUTERS))
+    yield _compare(setting, "", *(compare(*router) for router in ROUTERS))
 
 
 def _candidates(setting: Setting) -> Iterator[Measured]:

@@ -7,8 +7,16 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.router import LOG_HEADER_WORDS, RouterShape, log_words, router_topk, routing_words
+from vkmoe.ops.router import (
+    LOG_HEADER_WORDS,
+    Landing,
+    RouterShape,
+    log_words,
+    router_topk,
+    routing_words,
+)
 from vkmoe.ops.tuning import Tuning
+from vkmoe.reference.router import look_up
 from vkmoe.reference.router import router_topk as router_twin
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.parameters import PARAMS, params_words
@@ -21,13 +29,28 @@ WEIGHT_LIMIT = 2e-5  # of a weight: the exponential of a float32 driver
 
 
 class RouterCase:
-    """One router of a three-layer model, run with any logits."""
+    """One router of a three-layer model, run with any logits.
 
-    def __init__(self, runner: Runner, tuning: Tuning, shape: RouterShape) -> None:
+    About half of the experts are at home. Landing places, if any, are `gather`ed to or not; the
+    first place of a few is null.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tuning: Tuning,
+        shape: RouterShape,
+        n_landing: int = 0,
+        gather: bool = False,
+    ) -> None:
         self.shape, self._runner = shape, runner
-        rng = np.random.default_rng(shape.n_experts)
+        rng = np.random.default_rng([shape.n_experts, n_landing])
         self.table = rng.integers(1, 1 << 63, (N_LAYERS, shape.n_experts), np.uint64)
-        self.table_address = runner.place(self.table)
+        self.landing_places = 256 * rng.integers(1, 1 << 55, (N_LAYERS, n_landing), np.uint64)
+        self.landing_places[:, n_landing // 2 : n_landing // 2 + 1] = 0
+        self.landing = Landing(N_LAYERS, n_landing, gather)
+        self.table_words = np.concatenate([self.table.reshape(-1), self.landing_places.reshape(-1)])
+        self.table_address = runner.place(self.table_words)
         self.logits = TensorRef("logits", shape.n_logits)
         self.routing = TensorRef("routing", routing_words(shape))
         self.log = TensorRef("log", log_words(N_LAYERS, shape.n_used))
@@ -39,11 +62,12 @@ class RouterCase:
             LAYER,
             self.logits,
             PARAMS,
-            memory_range(self.table_address, self.table.nbytes),
+            memory_range(self.table_address, self.table_words.nbytes),
             self.routing,
             self.log,
             "router",
             SHARED_ADDRESS if shape.shared else 0,
+            self.landing,
         )
 
     def run(self, logits: NDArray[np.float32], checks: Checks) -> None:
@@ -66,18 +90,24 @@ class RouterCase:
         n_slots = shape.n_slots
         ids = routing[: shape.n_used].astype(np.int64)
         weights = routing[n_slots : 2 * n_slots].view(np.float32)
-        addresses = routing[2 * n_slots :].view(np.uint64)
+        addresses, partners = routing[2 * n_slots :].view(np.uint64).reshape(2, n_slots)
         checks.equal("ids", ids, wanted.ids)
         checks.close(
             "weights", weights[: shape.n_used], wanted.weights, wanted.weights + 1e-4, WEIGHT_LIMIT
         )
-        checks.equal("addresses", addresses[: shape.n_used], self.table[LAYER, wanted.ids])
+        found = look_up(
+            self.table[LAYER, wanted.ids], self.landing_places[LAYER], self.landing.gather
+        )
+        checks.equal("addresses", addresses[: shape.n_used], found.addresses)
+        checks.equal("partners", partners[: shape.n_used], found.partners)
         if shape.shared:
             shared = np.array([wanted.shared_weight])
             checks.close("shared weight", weights[-1:], shared, shared, WEIGHT_LIMIT)
             checks.equal("shared address", addresses[-1:], np.array([SHARED_ADDRESS], np.uint64))
+            checks.equal("shared partner", partners[-1:], np.array([0], np.uint64))
         expected_log = np.full(self.log.n_words, SENTINEL, np.uint32)
-        rows = expected_log[LOG_HEADER_WORDS:].reshape(N_LAYERS, -1)
+        ids_end = LOG_HEADER_WORDS + N_LAYERS * shape.n_used
+        rows = expected_log[LOG_HEADER_WORDS:ids_end].reshape(N_LAYERS, -1)
         rows[LAYER] = wanted.ids
         checks.equal("log", log, expected_log)
 

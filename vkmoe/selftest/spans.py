@@ -65,7 +65,7 @@ class Experts:
         address = runner.place(spans)
         self.homes: tuple[Range, ...] = (memory_range(address, spans.nbytes),)
         self.span = 0 if use.routed else address
-        self.routing_ref = TensorRef("routing", 4 * self.n_slots)
+        self.routing_ref = TensorRef("routing", 6 * self.n_slots)
         self.routing = self._routing(address)
 
     def of_slots(self, which: int) -> NDArray[np.float32]:
@@ -95,13 +95,14 @@ class Experts:
         return rows
 
     def _routing(self, address: int) -> NDArray[np.uint32]:
-        """Words of ids, weights and addresses, as router_topk leaves them."""
+        """Words of ids, weights, addresses and partners, as router_topk leaves them."""
         if not self._use.routed:
             self.weights = np.ones(1, np.float32)
             return np.full(self.routing_ref.n_words, SENTINEL, np.uint32)
         span_bytes = np.uint64(self.shape.span_bytes)
         addresses = np.uint64(address) + self.ids.astype(np.uint64) * span_bytes
-        parts = (self.ids.astype(np.uint32), self.weights, addresses)
+        partners = np.zeros(self.n_slots, np.uint64)
+        parts = (self.ids.astype(np.uint32), self.weights, addresses, partners)
         return np.concatenate([part.view(np.uint32) for part in parts])
 
 
