@@ -1,6 +1,7 @@
 """The root command: its help, its version, and how every error leaves the program.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C, 141 when stdout was closed.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C, 141 when stdout was closed, 143 after
+SIGTERM and 129 when the terminal was closed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
 from vkmoe.cli.selftest import selftest
+from vkmoe.cli.signals import Stopped, stopped_by_signals
 from vkmoe.cli.simulate import simulate
 from vkmoe.cli.trace import trace
 from vkmoe.cli.version import version
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with root.make_context("vkmoe", words) as context:
+        with stopped_by_signals(), root.make_context("vkmoe", words) as context:
             root.invoke(context)
         sys.stdout.flush()
         return 0
@@ -120,6 +122,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(error.format_message(), f"see `{command} --help`", 2)
     except KeyboardInterrupt:
         return _fail("interrupted", "", EXIT_INTERRUPTED)
+    except Stopped as wish:
+        assert isinstance(wish.code, int)
+        return _fail(f"ended by {wish.name}", "", wish.code)
     except VkmoeError as error:
         return _fail(str(error), error.hint, error.exit_code)
     except BrokenPipeError:
