@@ -228,7 +228,9 @@ class MemoryPlan:
     """What was decided before anything is allocated.
 
     "device": all experts resident. "cache": each has its home in host memory, and
-    `expert_slots[layer]` (MoE layers) of them a copy on the device. "host": homes alone.
+    `expert_slots[layer]` (MoE layers) of them a copy on the device. "host": homes alone. Where host
+    memory has homes for some at a time only, `host_places` counts them for each size of expert, in
+    the order of the first layers that have it; placement/pool_places.py makes pools of them.
     """
 
     ctx_size: int
@@ -237,6 +239,12 @@ class MemoryPlan:
     lines: tuple[PlanLine, ...]
     expert_slots: tuple[int, ...] = ()
     sizing: CacheSizing | None = None
+    host_places: tuple[int, ...] = ()  # () where there are homes for all
+    landing_slots: int = 0  # of each layer that has slots, besides these
+    gather_places: int = 0  # of the largest size, on the device; 0: misses are read at home
+    executor: Literal["fused", "stepped"] = "fused"
+    executor_reason: str = ""
+    notes: tuple[str, ...] = ()  # options that have no effect, and why
 
     def total(self, place: str) -> int:
         return sum(line.n_bytes for line in self.lines if line.place == place)

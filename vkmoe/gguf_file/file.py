@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from vkmoe.gguf_file.cursor import Cursor, refuse, shown
 from vkmoe.gguf_file.header import Header, TensorInfo, read_header
-from vkmoe.gguf_file.mapping import map_file
+from vkmoe.gguf_file.mapping import MappedFile, map_file
+from vkmoe.gguf_file.positioned import PositionedFile
 from vkmoe.gguf_file.split import check_part, part_paths
 from vkmoe.gguf_file.values import Entry, Value, describe_value, read_value
 
@@ -35,13 +36,13 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     Raises ModelFileError, with one clear line, for any file that is not sound.
     """
     given = Path(path)
-    first = _Part(map_file(given), str(given))
+    first = _Part(map_file(given))
     paths = part_paths(given, first.integer)
     if len(paths) == 1:
         return GgufFile(given, [first])
     parts = []
     for index, part_path in enumerate(paths):
-        part = _Part(map_file(part_path), str(part_path), index)
+        part = _Part(map_file(part_path), index)
         check_part(part_path, index, len(paths), part.integer)
         parts.append(part)
     return GgufFile(given, parts)
@@ -50,10 +51,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 class _Part:
     """One mapped file and its header."""
 
-    def __init__(self, buffer: mmap.mmap, label: str, index: int = 0) -> None:
-        self.buffer = buffer
-        self.label = label
-        self.header: Header = read_header(buffer, label, index)
+    def __init__(self, mapped: MappedFile, index: int = 0) -> None:
+        self.buffer, self.path, self.stamp = mapped
+        self.label = str(mapped.path)
+        self.header: Header = read_header(self.buffer, self.label, index)
 
     def value(self, key: str, entry: Entry) -> Value:
         return read_value(Cursor(self.buffer, self.label, entry.at), entry.kind, key)
@@ -94,7 +95,7 @@ class GgufFile:
     def __init__(self, path: Path, parts: list[_Part]) -> None:
         self.path = path
         self.version = parts[0].header.version
-        self.paths = tuple(Path(part.label) for part in parts)
+        self.paths = tuple(part.path for part in parts)
         self.metadata: Mapping[str, Value] = _Metadata(parts[0])
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_merged(parts))
         self._parts: list[_Part] | None = parts
@@ -130,6 +131,21 @@ class GgufFile:
         end = (tensor.offset + tensor.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start and hasattr(mmap, "MADV_DONTNEED"):
             self._buffer(tensor).madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def reopen(self) -> tuple[PositionedFile, ...]:
+        """The parts, to be read by position; close each. A tensor is in the one of its `part`.
+
+        Raises ModelFileError, with none left open, if a part is not what was opened here.
+        """
+        opened: list[PositionedFile] = []
+        try:
+            for part in self._open_parts():
+                opened.append(PositionedFile(part.path, part.stamp))
+        except BaseException:
+            for file in opened:
+                file.close()
+            raise
+        return tuple(opened)
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
         """The value under `key`; raises ModelFileError if it is missing or not of `kind`.

@@ -9,13 +9,23 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from vkmoe.errors import ModelFileError
+from vkmoe.gguf_file.positioned import FileStamp
 
-__all__ = ["map_file"]
+__all__ = ["MappedFile", "map_file"]
 
 
-def map_file(path: Path) -> mmap.mmap:
+class MappedFile(NamedTuple):
+    """A mapping, and which file it is of."""
+
+    buffer: mmap.mmap
+    path: Path
+    stamp: FileStamp
+
+
+def map_file(path: Path) -> MappedFile:
     """Map the regular, non-empty file at `path`; raises ModelFileError if that cannot be done.
 
     The mapping lives until the last NumPy view of it is gone.
@@ -27,9 +37,10 @@ def map_file(path: Path) -> mmap.mmap:
         if not stat.S_ISREG(mode):
             raise ModelFileError(f"{path} is not a regular file", "vkmoe maps files into memory")
         with open(path, "rb") as stream:
-            if os.fstat(stream.fileno()).st_size == 0:
+            stamp = FileStamp.of(stream.fileno())
+            if stamp.n_bytes == 0:
                 raise ModelFileError(f"{path} is empty", "download or convert the model again")
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return MappedFile(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), path, stamp)
     except FileNotFoundError:
         raise ModelFileError(f"{path} does not exist", _missing_hint(path)) from None
     except PermissionError:

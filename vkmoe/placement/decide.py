@@ -18,6 +18,7 @@ from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.fixed_lines import Scratch
 from vkmoe.placement.host import available_bytes
 from vkmoe.placement.planner import context_size, plan
+from vkmoe.placement.pool_places import host_pools
 from vkmoe.placement.sizes import weight_bytes
 
 __all__ = ["Decision", "decide"]
@@ -33,6 +34,7 @@ class Decision:
     workspace: Workspace
     plan: MemoryPlan
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
+    host_pools: tuple[PoolSpec, ...]  # of places in host memory; () where there is one for each
     cache_settings: CacheSettings
 
 
@@ -54,8 +56,10 @@ def decide(
     sizes = weight_bytes(tensors)
     decided = plan(config, spec, device, sizes, _scratch(workspace), available_bytes())
     pools = cache_pools(config, spec, decided, sizes.spans)
+    n_used = spec.experts.n_used if spec.experts else 0
+    homes = host_pools(decided.host_places, sizes.spans, n_used)
     settings = cache_settings(config, spec, decided)
-    return Decision(tuning, shape, split, workspace, decided, pools, settings)
+    return Decision(tuning, shape, split, workspace, decided, pools, homes, settings)
 
 
 def _scratch(workspace: Workspace) -> Scratch:

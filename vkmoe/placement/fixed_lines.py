@@ -43,9 +43,11 @@ def kv_bytes(spec: ModelSpec, ctx_size: int, kv_type: str) -> int:
 
 
 def table_bytes(spec: ModelSpec, weights: WeightBytes) -> int:
-    """Bytes of one version of the expert table; a dense model has one entry."""
-    n_experts = spec.experts.n_experts if spec.experts else 1
-    return 8 * max(1, len(weights.spans)) * n_experts
+    """Bytes of one version of the expert table, with its places to land in; a dense model has one
+    entry.
+    """
+    per_layer = spec.experts.n_experts + spec.experts.n_used if spec.experts else 1
+    return 8 * max(1, len(weights.spans)) * per_layer
 
 
 def fixed_lines(

@@ -2,14 +2,13 @@
 
 Owns the arenas of the weights; how large they are is the subject of sizes.py. Copies the file's
 bytes into their device layout (several threads; NumPy copies without the GIL) and drops the file's
-pages behind itself, so that host memory is never held twice.
+pages behind itself, so that host memory is never held twice. Does not touch experts where the host
+pool is too small for all of them (loaded.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,30 +26,16 @@ from vkmoe.models.tensors import LayerTensors, ModelTensors
 from vkmoe.models.weights import LayerWeights, ModelWeights
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
+from vkmoe.placement.loaded import N_THREADS, LoadedWeights, Progress, Progressing
+from vkmoe.placement.pool_places import host_pools
 from vkmoe.placement.sizes import expert_shape, weight_bytes
+from vkmoe.placement.span_reader import SpanReader
 from vkmoe.quants import decode, device_row_bytes, to_device
 
 __all__ = ["LoadedWeights", "Progress", "load_weights"]
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Bytes = NDArray[np.uint8]
-N_THREADS = 4
 PIECE_BYTES = 16 << 20  # rows are laid out in pieces of about this size
-
-
-@dataclass
-class LoadedWeights:
-    """The weights and what owns their memory."""
-
-    weights: ModelWeights
-    table: ExpertTable
-    homes: list[list[Placement]]  # of the routed experts: [n MoE layers][n_experts]
-    arenas: list[Arena]
-
-    def close(self) -> None:
-        self.table.close()
-        for arena in self.arenas:
-            arena.close()
 
 
 def load_weights(
@@ -63,9 +48,15 @@ def load_weights(
 ) -> LoadedWeights:
     """Place and copy all weights; the table leads to the experts' homes, and is not published.
 
-    Raises GpuErrors such as OutOfMemoryError, with all freed.
+    With `plan.host_places`, all but the experts. Raises GpuErrors such as OutOfMemoryError, and
+    ModelFileError if the file was replaced meanwhile, with all freed.
     """
     sizes = weight_bytes(tensors)
+    n_used = spec.experts.n_used if spec.experts else 0
+    pools = host_pools(plan.host_places, sizes.spans, n_used)
+    in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
+    progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
+    reader = SpanReader(file, tensors) if pools else None
     rope = rope_table(spec.rope, plan.ctx_size)
     expert_intent: Intent = "device" if plan.experts_in == "device" else "host"
     arenas = [
@@ -74,8 +65,8 @@ def load_weights(
     ]
     n_moe_layers = sum(layer.router is not None for layer in tensors.layers)
     n_experts = spec.experts.n_experts if spec.experts else 1
-    table = ExpertTable(device, max(1, n_moe_layers), n_experts)
-    loader = _Loader(file, device, arenas, table, sizes.trunk + sizes.experts, progress)
+    table = ExpertTable(device, max(1, n_moe_layers), n_experts, n_used)
+    loader = _Loader(file, device, arenas, table, progressing, in_file=bool(pools))
     try:
         weights = loader.load(tensors, rope)
     except BaseException:
@@ -83,9 +74,13 @@ def load_weights(
         for arena in arenas:
             arena.close()
         table.close()
+        if reader is not None:
+            reader.close()
         raise
     loader.finish()
-    return LoadedWeights(weights, table, loader.homes, arenas)
+    if reader is not None:
+        reader.drop_pages()
+    return LoadedWeights(weights, table, loader.homes, arenas, progressing, reader)
 
 
 class _Loader:
@@ -97,16 +92,16 @@ class _Loader:
         device: Device,
         arenas: list[Arena],
         table: ExpertTable,
-        total: int,
-        progress: Progress | None,
+        progressing: Progressing,
+        in_file: bool,
     ) -> None:
+        """`in_file`: routed experts stay there."""
         self._file = file
         self._trunk, self._experts = arenas
         self._table = table
         self._transfer = Transfer(device)
         self._pool = ThreadPoolExecutor(N_THREADS, "load")
-        self._progress = progress
-        self._done, self._total = 0, total
+        self._progressing, self._in_file = progressing, in_file
         self.homes: list[list[Placement]] = []
 
     def load(self, tensors: ModelTensors, rope: NDArray[np.float32]) -> ModelWeights:
@@ -132,8 +127,9 @@ class _Loader:
 
     def _layer(self, layer: LayerTensors) -> LayerWeights:
         shape = expert_shape(layer)
-        spans = self._spans(layer, shape)
-        if layer.router is not None:
+        in_file = self._in_file and layer.router is not None
+        spans = [] if in_file else self._spans(layer, shape)
+        if layer.router is not None and not in_file:
             for expert, span in enumerate(spans):
                 self._table.set(len(self.homes), expert, span.address)
             self.homes.append(spans)
@@ -226,9 +222,7 @@ class _Loader:
         for piece, _ in zip(
             pieces, self._pool.map(copy, pieces) if mapped else map(copy, pieces), strict=True
         ):
-            self._done += len(piece[0]) * row_bytes
-            if self._progress is not None:
-                self._progress(min(self._done, self._total), self._total)
+            self._progressing.add(len(piece[0]) * row_bytes)
         self._file.drop_pages(tensor.name)
 
 

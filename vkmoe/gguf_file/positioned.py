@@ -1,0 +1,145 @@
+"""Reading bytes of a file by position, without mapping it.
+
+A mapped file that is cut off ends the process; read by position it is an error that can be told.
+Owns a descriptor for each file. Does not know what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vkmoe.closing import Closing
+from vkmoe.errors import ModelFileError
+
+__all__ = ["FileStamp", "PositionedFile"]
+
+Bytes = npt.NDArray[np.uint8]
+Result = TypeVar("Result")
+_CHANGED_HINT = "do not write to a model file while vkmoe runs; start again"
+_DISK_HINT = "look in the kernel log; the disk or the network it is on may be failing"
+
+
+class FileStamp(NamedTuple):
+    """Tells one file, and its contents at one time, from another."""
+
+    device: int
+    inode: int
+    n_bytes: int
+    written_ns: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> FileStamp:
+        found = os.fstat(descriptor)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class PositionedFile(Closing):
+    """One open file, which must stay as it was. Several threads may read at the same time.
+
+    Raises ModelFileError, when made or when it reads, if the file is not the one of `stamp`.
+    """
+
+    def __init__(self, path: Path, stamp: FileStamp) -> None:
+        self._path, self._stamp = path, stamp
+        self._lock = threading.Lock()
+        self._n_reading = 0
+        self._closing = False
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise ModelFileError(f"{path} cannot be opened again: {error.strerror}") from None
+        try:
+            _advise(self._descriptor, 0, 0, "POSIX_FADV_RANDOM")  # only what is asked for
+            if FileStamp.of(self._descriptor) != stamp:
+                self._refuse("is not the file that was opened before")
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def read_into(self, out: Bytes, offset: int, what: str) -> None:
+        """Fill `out` (uint8, one dimension, contiguous) with the bytes from `offset` on.
+
+        Raises ModelFileError, saying that `what` was asked for, if they are not there, cannot be
+        read, or may be others than before; `out` is undefined then.
+        """
+
+        def read(descriptor: int) -> None:
+            done, target = 0, out.data
+            while done < out.size:
+                n_bytes = os.preadv(descriptor, [target[done:]], offset + done)
+                if n_bytes == 0:
+                    self._cut_off(descriptor, offset, out.size, what)
+                done += n_bytes
+            if FileStamp.of(descriptor) != self._stamp:
+                self._refuse(f"was written to before {what} could be read")
+
+        self._use(read, what)
+
+    def will_read(self, offset: int, n_bytes: int) -> None:
+        """Have the kernel begin to fetch these bytes. Only a hint: nothing follows from it."""
+        with suppress(ModelFileError):
+            self._use(lambda file: _advise(file, offset, n_bytes, "POSIX_FADV_WILLNEED"), "")
+
+    def drop(self, offset: int, n_bytes: int) -> None:
+        """Take the pages of these bytes out of the page cache, where the system can (0: to the
+        end); pages that are mapped stay.
+        """
+        with suppress(ModelFileError):
+            self._use(lambda file: _advise(file, offset, n_bytes, "POSIX_FADV_DONTNEED"), "")
+
+    def close(self) -> None:
+        """No read begins any more. The last one under way, in another thread, lets go of the file.
+
+        May be called twice.
+        """
+        with self._lock:
+            idle, self._closing = not self._closing and self._n_reading == 0, True
+        if idle:
+            os.close(self._descriptor)
+
+    # ----- inside -----
+
+    def _use(self, action: Callable[[int], Result], what: str) -> Result:
+        """Do it with a descriptor that stays open: closed early, its number may be another's."""
+        with self._lock:
+            if self._closing:
+                raise ModelFileError(f"{self._path} is closed; {what} cannot be read")
+            self._n_reading += 1
+        try:
+            return action(self._descriptor)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ModelFileError(
+                f"{self._path}: {what} cannot be read: {reason}", _DISK_HINT
+            ) from None
+        finally:
+            with self._lock:
+                self._n_reading -= 1
+                last = self._closing and self._n_reading == 0
+            if last:
+                os.close(self._descriptor)
+
+    def _cut_off(self, descriptor: int, offset: int, n_bytes: int, what: str) -> NoReturn:
+        left = FileStamp.of(descriptor).n_bytes
+        self._refuse(
+            f"ends after {left} bytes, {self._stamp.n_bytes} before; {what} is at bytes {offset} "
+            f"to {offset + n_bytes}"
+        )
+
+    def _refuse(self, complaint: str) -> NoReturn:
+        raise ModelFileError(f"{self._path} {complaint}", _CHANGED_HINT)
+
+
+def _advise(descriptor: int, offset: int, n_bytes: int, advice: str) -> None:
+    """Give the kernel a hint about the file's pages; systems and files without them do nothing."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, offset, n_bytes, getattr(os, advice))

@@ -1,0 +1,181 @@
+"""Reads single experts from the model file, for a host pool that does not hold all of them.
+
+Owns descriptors of the file's parts. Reads by position, never through the mapping, and leaves
+nothing in the page cache. Does not decide what is read, nor where to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.closing import Closing
+from vkmoe.experts.uploads import Copy, Upload
+from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.models.tensors import ModelTensors
+from vkmoe.ops.experts import SpanMatrix
+from vkmoe.placement.sizes import expert_shape
+from vkmoe.quants import TYPES, to_device
+
+__all__ = ["STAGING_BYTES", "FileReads", "SpanReader"]
+
+Bytes = NDArray[np.uint8]
+STAGING_BYTES = 1 << 20  # of each thread that reads: rows that are not kept as the file has them
+
+
+class _Source(NamedTuple):
+    """Where one matrix of a layer's experts lies in the file, and where in a span it goes."""
+
+    tensor: TensorInfo
+    matrix: SpanMatrix
+
+    @property
+    def n_bytes(self) -> int:
+        """Of one expert, in the file."""
+        return self.matrix.n_rows * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return TYPES[self.tensor.type].row_bytes(self.matrix.n_columns)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether rows lie on the device as in the file: they come back as they are then."""
+        rows = np.empty((0, self.row_bytes), np.uint8)
+        return to_device(self.tensor.type, rows, self.matrix.n_columns) is rows
+
+    def offset(self, expert: int) -> int:
+        return self.tensor.offset + expert * self.n_bytes
+
+
+class SpanReader(Closing):
+    """The experts of a model file. Several threads may read at the same time.
+
+    Raises ModelFileError when made if the file is not the one that was opened.
+    """
+
+    def __init__(self, file: GgufFile, tensors: ModelTensors) -> None:
+        self._layers: list[tuple[_Source, ...]] = []
+        self.span_bytes: list[int] = []  # of an expert [n MoE layers]
+        self._n_experts = 1
+        for layer in tensors.layers:
+            if layer.router is None:
+                continue
+            shape = expert_shape(layer)
+            self._n_experts = layer.router.shape[0]
+            matrices = (shape.gate, shape.up, shape.down)
+            stacked = (layer.gate, layer.up, layer.down)
+            self._layers.append(tuple(map(_Source, stacked, matrices)))
+            self.span_bytes.append(shape.span_bytes)
+        self._staging = threading.local()
+        self._files = file.reopen()
+
+    def read(self, number: int, out: Bytes) -> None:
+        """Bring the span of an expert (keys.py) into `out`: uint8 [span_bytes].
+
+        `out` is written in full and never read, so it may be GPU memory. Raises ModelFileError if
+        the file was cut off, written to, or cannot be read; `out` is undefined then.
+        """
+        layer, expert = divmod(number, self._n_experts)
+        sources, end = self._layers[layer], 0
+        assert out.size == self.span_bytes[layer], (number, out.size)
+        what = f"expert {expert} of MoE layer {layer}"
+        for source in sources:
+            file = self._files[source.tensor.part]
+            file.will_read(source.offset(expert), source.n_bytes)
+        for source in sources:
+            matrix, file = source.matrix, self._files[source.tensor.part]
+            out[end : matrix.offset] = 0
+            end = matrix.offset + matrix.n_bytes
+            self._read_matrix(source, expert, out[matrix.offset : end], what)
+            file.drop(source.offset(expert), source.n_bytes)
+        out[end:] = 0
+
+    def drop_pages(self) -> None:
+        """Take all of the file that is not mapped out of the page cache."""
+        for file in self._files:
+            file.drop(0, 0)
+
+    def close(self) -> None:
+        """May be called twice, and while another thread reads: its read is the last."""
+        for file in self._files:
+            file.close()
+
+    def _read_matrix(self, source: _Source, expert: int, out: Bytes, what: str) -> None:
+        """In one go where rows are kept as the file has them, else piece by piece."""
+        tensor, matrix = source.tensor, source.matrix
+        file, offset = self._files[tensor.part], source.offset(expert)
+        what = f"{tensor.name} of {what}"
+        if source.is_kept:
+            file.read_into(out, offset, what)
+            return
+        rows_out = out.reshape(matrix.n_rows, matrix.row_bytes)
+        row_bytes = source.row_bytes
+        n_rows = max(1, STAGING_BYTES // row_bytes)
+        staging = self._staged(n_rows * row_bytes)
+        for start in range(0, matrix.n_rows, n_rows):
+            target = rows_out[start : start + n_rows]
+            piece = staging[: len(target) * row_bytes]
+            file.read_into(piece, offset + start * row_bytes, what)
+            to_device(
+                tensor.type, piece.reshape(len(target), row_bytes), matrix.n_columns, out=target
+            )
+
+    def _staged(self, n_bytes: int) -> Bytes:
+        """This thread's staging, made at first use."""
+        staging: Bytes | None = getattr(self._staging, "bytes", None)
+        if staging is None or staging.size < n_bytes:
+            staging = self._staging.bytes = np.empty(max(n_bytes, STAGING_BYTES), np.uint8)
+        return staging
+
+
+class FileReads:
+    """The uploader of the host pool: brings experts from the file into places of mapped memory.
+
+    The source of a copy is the number of an expert (keys.py). Reads when told to, in the caller's
+    thread: a Prefetcher gives it one of its own.
+    """
+
+    def __init__(self, reader: SpanReader) -> None:
+        self._reader = reader
+
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        """Read these experts, one after another. Returns when all are there.
+
+        Raises ModelFileError; the bytes of all the places are undefined then. Must hold: the places
+        are mapped, and nobody reads them.
+        """
+        began = time.perf_counter_ns()
+        for number, place, n_bytes in copies:
+            assert place.buffer.mapped, "the host pool is always mapped"
+            view = place.buffer.view()[place.offset : place.offset + n_bytes]
+            self._reader.read(number, view)
+        return _Arrived((began, time.perf_counter_ns()))
+
+    def drain(self) -> bool:
+        """Nothing is under way once `start` has returned."""
+        return True
+
+
+class _Arrived:
+    """Reads that are over."""
+
+    def __init__(self, interval: tuple[int, int]) -> None:
+        self._interval = interval
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def cancel(self) -> bool:
+        return False
+
+    def interval(self) -> tuple[int, int] | None:
+        return self._interval
