@@ -35,6 +35,8 @@ DOT_FAMILIES = {"matvec", "matvec_residual", "expert_gate_up", "expert_down", "e
 # Besides weights: gains (one float a row) and d of the types that are laid out in planes.
 GAIN_FAMILIES = {"matvec_residual", "expert_down", "embed"}
 PLANE_TYPES = {"q6_k", "q8_0"}
+# Attention appends to the KV cache; gather fills landing places.
+STORING_FAMILIES = {"attention", "gather"}
 # One word holds two halves, so a load of 4 bytes is what d takes.
 DEFAULT_TUNINGS = (
     Tuning("blocks", 8, 8, False, subgroup_size=8),
@@ -134,9 +136,9 @@ def test_capabilities_are_those_the_name_promises(name: str) -> None:
 
 @every_variant
 def test_memory_reached_by_address_is_only_read(name: str) -> None:
-    """But for the attention kernel, which appends whole 16-byte words to the KV cache."""
+    """But for the kernels of STORING_FAMILIES: whole 16-byte words."""
     stores = {access for access in module(name).accesses if access.opcode != LOAD}
-    wanted = {Access(STORE, "v4u32", 16)} if family(name) == "attention" else set()
+    wanted = {Access(STORE, "v4u32", 16)} if family(name) in STORING_FAMILIES else set()
     assert stores == wanted
 
 
@@ -156,7 +158,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == {ENTRY_LOAD}
     elif family(name) == "attention":
         assert loads == {Access(LOAD, "v4u32", 16), WORD_LOAD}
-    elif family(name) == "read_words":
+    elif family(name) in ("read_words", "gather"):
         assert loads == {Access(LOAD, "v4u32", 16)}
     else:
         assert not loads

@@ -70,6 +70,7 @@ def test_a_variant_without_a_case_is_a_failure(device: Device) -> None:
         ("attention.f32", "attention.f16"),
         ("finish", "nothing"),
         ("read_words", "nothing"),
+        ("gather", "nothing"),
         ("router_topk", "nothing"),
         ("candidates_merge", "nothing"),
     ],

@@ -12,12 +12,14 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention import choose_split
+from vkmoe.ops.gather import GROUP_BYTES as COPIED_BYTES
 from vkmoe.ops.router import RouterShape
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.attention import AttentionCase, qwen3_shape
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.experts import DownCase, GateUpCase
+from vkmoe.selftest.gather import GatherCase
 from vkmoe.selftest.link import ReadCase
 from vkmoe.selftest.matvec import EmbedCase, MatvecCase, ResidualCase
 from vkmoe.selftest.router import RouterCase
@@ -169,6 +171,19 @@ def _router_topk(setting: Setting) -> Iterator[Measured]:
     yield _compare(setting, "", *(compare(*router) for router in ROUTERS))
 
 
+def _gather(setting: Setting) -> Iterator[Measured]:
+    def compare(runner: Runner) -> Checks:
+        checks = Checks()
+        GatherCase(runner, 2 * COPIED_BYTES + 16 * 67, 5, (0, 3)).run(checks)
+        return checks
+
+    def time(runner: Runner) -> float | None:
+        n_bytes = CPU_BYTES if setting.device.info.is_cpu else GPU_BYTES // 4
+        return GatherCase(runner, n_bytes // N_SLOTS, N_SLOTS, tuple(range(N_SLOTS))).time()
+
+    yield _time(setting, _compare(setting, "", compare), time)
+
+
 def _candidates(setting: Setting) -> Iterator[Measured]:
     def compare(runner: Runner) -> Checks:
         case, checks = CandidatesCase(runner, setting.tuning, 5003), Checks()
@@ -213,5 +228,6 @@ FAMILIES = {
     "candidates_partial": Family(_candidates, "nothing"),
     "candidates_merge": Family(_candidates, "nothing"),
     "finish": Family(_finish, "nothing"),
+    "gather": Family(_gather, "nothing"),
     "read_words": Family(_read_words, "nothing"),
 }
