@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
-from vkmoe.experts.cache import ExpertCache, ExpertMemory
+from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.parts import ExpertMemory
 from vkmoe.experts.profiler import ExpertProfiler
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
@@ -137,9 +138,10 @@ class Engine(Closing):
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
-        reader = self._experts.begin_token()
+        reader = self._experts.begin()
         self._programs.run(token, position, self._table.address, with_logits)
-        self._experts.end_token(reader, self.routing())
+        self._experts.end(reader)
+        self._experts.after_token(self.routing())
         return TopLogits(*self._programs.candidates()) if with_logits else None
 
     def full_logits(self) -> NDArray[np.float32]:
@@ -213,6 +215,8 @@ class Engine(Closing):
         residency = Residency(space, decision.pools, decision.cache_settings, seed)
         memory = ExpertMemory(loaded.table, slots, loaded.homes, weights.span_bytes)
         cache = ExpertCache(residency, memory, Uploads(self.device)) if decision.pools else None
+        if cache is not None:
+            cache.start()
         loaded.table.publish()
         on_device = decision.plan.experts_in == "device"
         numbers = weights.moe_layers

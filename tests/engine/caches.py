@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.engine import Engine
-from vkmoe.experts.cache import ExpertCache, ExpertMemory
+from vkmoe.experts.cache import ExpertCache
+from vkmoe.experts.parts import CacheWays
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings
 from vkmoe.experts.tracker import ExpertTracker
-from vkmoe.experts.uploads import Uploader
+from vkmoe.experts.uploads import DrainedUploader, Uploads
 
 __all__ = ["assert_same_bits", "recache", "rows"]
 
@@ -37,17 +38,19 @@ def assert_same_bits(found: Rows, wanted: Rows) -> None:
 
 
 def recache(
-    engine: Engine, settings: CacheSettings, uploads: Uploader | None = None, wait: bool = True
+    engine: Engine,
+    settings: CacheSettings,
+    uploads: DrainedUploader | None = None,
+    wait: bool = True,
 ) -> ExpertCache:
     """A new, empty cache over the slots of the old one; checked after every token."""
     old = engine.cache
     assert old is not None, engine.plan
     old._reset()
-    residency = Residency(old._space, old._slots._pools, settings)
-    n = old._n_experts
-    homes = [old._homes[start : start + n] for start in range(0, len(old._homes), n)]
-    memory = ExpertMemory(engine._table, old._slots, homes, old._span_bytes)
-    cache = ExpertCache(residency, memory, uploads or old._uploads, wait)
+    residency = Residency(old._space, old._memory.slots._pools, settings)
+    uploads = uploads or Uploads(engine.device)
+    cache = ExpertCache(residency, old._memory, uploads, CacheWays(wait=wait))
+    cache.start()
     numbers = engine._experts.profiler.layer_numbers
     engine._experts = ExpertTracker(numbers, engine._table, residency, cache, False, checks=True)
     return cache

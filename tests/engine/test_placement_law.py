@@ -197,11 +197,11 @@ def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
         rows(engine, tokens_of(engine.n_vocab))
         cache = engine.cache
         assert cache is not None and cache.residency.published.any()
-        cache.begin_token()  # the last token's copies arrive
-        for number in sorted(cache._slots.keys):
+        cache.begin()  # the last token's copies arrive
+        for number in sorted(cache._memory.slots.keys):
             layer, expert = cache._space.key(number)
-            home, slot = cache._homes[number], cache._slots.of(number).place
-            n_bytes = cache._span_bytes[layer]
+            home, slot = cache._homes[number], cache._memory.slots.of(number).place
+            n_bytes = cache._memory.span_bytes[layer]
             read = engine._transfer.read
             assert (read(slot.buffer, slot.offset, n_bytes)
                     == read(home.buffer, home.offset, n_bytes)).all(), (layer, expert)  # fmt: skip

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
-from vkmoe.experts.cache import ExpertCache, ExpertMemory
+from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.parts import CacheWays, ExpertMemory
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.experts.slots import SlotManager
@@ -50,6 +51,9 @@ class DelayedUploads:
             self.failures -= 1
             raise self.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
         return _Delayed(self, copies)
+
+    def drain(self) -> bool:
+        return self.real.drain()
 
 
 class _Delayed:
@@ -102,7 +106,9 @@ class Rig(Closing):
         self.uploads = DelayedUploads(Uploads(device), delay or 0)
         memory = ExpertMemory(self.table, self.slots, self.homes, self.span_bytes)
         self.residency = Residency(space, pools, settings, seed)
-        self.cache = ExpertCache(self.residency, memory, self.uploads, wait=delay is None)
+        ways = CacheWays(wait=delay is None)
+        self.cache = ExpertCache(self.residency, memory, self.uploads, ways)
+        self.cache.start()
         self.table.publish()
 
     def content(self, number: int) -> NDArray[np.uint8]:
@@ -119,13 +125,14 @@ class Rig(Closing):
         return hits
 
     def begin(self) -> int:
-        reader = self.cache.begin_token()
+        reader = self.cache.begin()
         self.versions[reader] = self.table.version
         return reader
 
     def end(self, reader: int, routing: Routing) -> NDArray[np.bool_]:
         self.read(reader, routing)
-        return self.cache.end_token(reader, routing)
+        self.cache.end(reader)
+        return self.cache.after_token(routing)
 
     def read(self, reader: int, routing: Routing) -> None:
         """What a submit reads now, through its version: of all experts used, the right bytes."""

@@ -1,123 +1,150 @@
-"""The expert cache at work: the only one that knows policy, slots, table and copies together.
+"""The expert cache at work: the only one that knows policy, slots, host pool, table and copies.
 
-A token is bracketed by `begin_token` and `end_token`. Between two tokens, experts that were missed
-are copied into slots and the table is changed; while a submit reads a version of the table, nothing
-that version leads to is written.
+A submit is bracketed by `begin` and `end`, a token ends with `after_token`; where a token is
+several submits with a look at the routing between them, `need` makes a layer's experts available.
+While a submit reads a version of the table, nothing that version leads to is written, except
+landing slots, which nobody reads.
 """
 
 from __future__ import annotations
 
-import logging
-from array import array
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from operator import mul
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.counters import CacheCounters
+from vkmoe.experts.directory import Directory
+from vkmoe.experts.landing import Landings
 from vkmoe.experts.moves import FREE, Move
+from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts, make_pool, make_tier
 from vkmoe.experts.residency import Residency
-from vkmoe.experts.slots import Slot, SlotManager
-from vkmoe.experts.table import ExpertTable
-from vkmoe.experts.uploads import Upload, Uploader
+from vkmoe.experts.uploads import Copy, DrainedUploader
 from vkmoe.gpu.arena import Placement
 
 __all__ = ["ExpertCache"]
 
-log = logging.getLogger("vkmoe")
-# Of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
-MAX_SUBMIT_BYTES = 256 << 20
-MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
-
-
-class ExpertMemory(NamedTuple):
-    """Where experts can be. `homes` [n_layers][n_experts] hold all of them; `table` leads there."""
-
-    table: ExpertTable
-    slots: SlotManager
-    homes: Sequence[Sequence[Placement]]
-    span_bytes: Sequence[int]  # of an expert [n_layers]
-
-
-Taken: TypeAlias = tuple[Move, Slot]  # a move, and the slot that its expert has taken
-
-
-class _Pending(NamedTuple):
-    """Copies under way and whose they are."""
-
-    taken: list[Taken]
-    n_bytes: int
-    upload: Upload
+PLAIN = CacheWays()
 
 
 class ExpertCache:
     """Keeps the experts that are worth it in device slots; the others are read at home.
 
-    With `wait` (the plain way) the next token finds everything in place that was decided to move;
-    without, copies are collected when they are done. Owns none of its parts.
+    Owns none of its parts.
     """
 
     def __init__(
-        self, residency: Residency, memory: ExpertMemory, uploads: Uploader, wait: bool = True
+        self,
+        residency: Residency,
+        memory: ExpertMemory,
+        uploads: DrainedUploader,
+        ways: CacheWays = PLAIN,
+        pool: PoolParts | None = None,
     ) -> None:
-        self.residency, self._space = residency, residency.space
-        self._table, self._slots = memory.table, memory.slots
+        self.residency, self._space, self._ways = residency, residency.space, ways
+        self._memory, self._table = memory, memory.table
         self._homes = [home for row in memory.homes for home in row]  # by number
-        self._addresses = array("Q", [home.address for home in self._homes])
-        self._span_bytes = list(memory.span_bytes)
-        self._n_experts = residency.space.n_experts
-        self._n_per_submit = max(1, MAX_SUBMIT_BYTES // max(memory.span_bytes))
-        self._layer_bytes = sum(memory.span_bytes)
-        self._uploads, self._wait = uploads, wait
-        self._blocked: list[Taken] = []  # their slots are still read by a submit in flight
-        self._pending: list[_Pending] = []
-        self._n_uploads = self._upload_bytes = self._n_evictions = self._missed_bytes = 0
-        self._n_failed = 0
+        self._span_bytes, self._layer_bytes = list(memory.span_bytes), sum(memory.span_bytes)
+        self._first = np.arange(self._space.n_layers, dtype=np.int64)[:, None]
+        self._first *= self._space.n_experts
+        n_keys = self._space.n_keys
+        self._directory = Directory(memory.table, n_keys, ways.marks_homes)
+        self._directory.set_homes(range(len(self._homes)), [home.address for home in self._homes])
+        self._tier = make_tier(memory, self._directory, residency, uploads, self._home, ways.wait)
+        self.pool = make_pool(pool, memory, self._directory, residency) if pool else None
+        self._landings = Landings(memory.table, memory.slots, memory.scratch)
+        self._lands = self._landings.n_landing > 0
+        self._step_hits: dict[int, NDArray[np.bool_]] = {}  # of the layers of the token at hand
+        self._step: tuple[int, NDArray[np.int64]] | None = None  # layer and experts to be run
+        self._missed_bytes = self._n_landed = self._n_hinted = 0
         self._torn = False
-        self._begin(residency.start())
 
     @property
     def counters(self) -> CacheCounters:
         """What was done since the start."""
+        tier = self._tier.counters
         return CacheCounters(
-            self._n_uploads,
-            self._upload_bytes,
-            self._n_evictions,
-            self._missed_bytes,
-            self._table.n_writes - 1,  # the first made the table
-            self._n_failed,
+            n_uploads=tier.n_copies,
+            upload_bytes=tier.copied_bytes,
+            n_evictions=tier.n_evictions,
+            missed_bytes=self._missed_bytes,
+            n_table_writes=self._table.n_writes - 1,  # the first made the table
+            n_failed_uploads=tier.n_failed,
+            n_landed=self._n_landed,
+            n_hinted=self._n_hinted,
+            n_cancelled=tier.n_cancelled,
+            stall_ns=tier.stall_ns,
         )
 
-    def begin_token(self) -> int:
+    def start(self, read: Callable[[Sequence[Copy]], None] | None = None) -> None:
+        """Bring those into slots that are to be there for the first token, and fill the pool.
+
+        `read` reads experts (key, place, bytes) from the file. Raises DeviceLostError, and what
+        reading raises.
+        """
+        moves = self.residency.start()
+        step = len(moves) if self.pool is None else max(1, self.pool.n_at_once)
+        for first in range(0, len(moves), max(1, step)):
+            self._bring_at_start(moves[first : first + step])
+        if self.pool is not None and read is not None:
+            self.pool.fill(read)
+
+    def begin(self) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
 
         Raises DeviceLostError. A copy that fails otherwise leaves its expert at home.
         """
-        if self._torn:
+        if self._is_torn:
             self._reset()
-        self._torn = True
-        self._start_blocked()
-        self._torn = False
-        self._collect(self._wait)
+        self._tier.start_blocked()
+        self._tier.collect(self._ways.wait)
+        if self.pool is not None:
+            self.pool.tier.collect()
+        if self._lands:
+            self._landings.offer()
+        if self._step is not None:
+            layer, keys = self._step
+            self._step_hits[layer] = self._in_slots[keys]
         self._table.publish()
         return self._table.begin()
 
-    def end_token(self, reader: int, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """That submit is over; it used `routing` [n_layers, n_used].
-
-        Decides what moves and begins to copy. Returns which uses were served from slots.
-        """
+    def end(self, reader: int) -> None:
+        """That submit is over."""
         self._table.end(reader)
-        hits = self.residency.hits(routing)
+
+    def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
+        """The next submit uses these [n_used] of a layer: have them in a slot or in the pool.
+
+        Waits for the file; raises ModelFileError where it cannot be read. What they let expect of
+        the next layer is begun.
+        """
+        keys = experts.astype(np.int64) + layer * self._space.n_experts
+        self._step = (layer, keys)
+        kept = self._kept(keys)
+        if self.pool is not None:
+            self.pool.need(keys, kept)
+        self._hint(layer, experts, keys, kept)
+
+    def after_token(
+        self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.bool_]:
+        """A token is over that used `routing` [n_layers, n_used].
+
+        `filled` [n_layers, n_used] says who was stored where it was to land. Decides what moves and
+        begins to copy. Returns which uses were served from slots.
+        """
+        hits = self._hits(routing)
         n_hits = hits.sum(axis=1).tolist()
         used_bytes = routing.shape[1] * self._layer_bytes
         self._missed_bytes += used_bytes - sum(map(mul, n_hits, self._span_bytes))
         outer, self._torn = self._torn, True
-        self._begin(self.residency.use(routing))
+        landed = self._landed(routing, hits, filled)
+        if not self._ways.wait:
+            used = set((routing + self._first).ravel().tolist())
+            self._tier.cancel(used.__contains__)
+        budget = self._ways.budget() - self._tier.pending_bytes
+        self._begin(self.residency.use(routing, landed, budget_bytes=budget))
         self._torn = outer
         return hits
 
@@ -126,114 +153,130 @@ class ExpertCache:
 
         Raises DeviceLostError.
         """
-        if not self._torn:  # torn by Ctrl-C: the next token begins anew
-            self._collect(wait=True)
+        if not self._is_torn:  # torn by Ctrl-C: the next token begins anew
+            self._tier.collect(wait=True)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless policies, slots and table agree (tests)."""
         self.residency.check_integrity()
-        self._slots.check_integrity()
-        published = set(np.flatnonzero(self.residency.published).tolist())
-        taken = [*self._blocked, *(one for pending in self._pending for one in pending.taken)]
-        moving = {move.key for move, _ in taken}
-        assert self._slots.keys == published | moving, "slots and policies differ"
-        assert not published & moving, "published before it arrived"
+        slots, tier = self._memory.slots, self._tier
+        slots.check_integrity()
+        published = set(np.flatnonzero(self._in_slots).tolist())
+        assert slots.keys == published | tier.moving, "slots and policies differ"
+        assert not published & tier.moving, "published before it arrived"
+        if self.pool is not None:
+            self.pool.check_integrity()
         for number in range(self._space.n_keys):
-            place = self._slots.of(number).place if number in published else self._homes[number]
-            key = self._space.key(number)
-            assert int(self._table.entries[key]) == place.address, key
+            entry = int(self._table.entries[self._space.key(number)])
+            assert entry == self._directory.entry(number), number
+            if number in published:
+                assert entry == slots.of(number).address, number
+            else:
+                assert self._directory.home(number) == self._home_address(number), number
 
     # ----- inside -----
 
+    @property
+    def _in_slots(self) -> NDArray[np.bool_]:
+        """Who is published in a slot [n_keys]."""
+        return self.residency.published.reshape(-1)
+
+    @property
+    def _is_torn(self) -> bool:
+        pool_torn = self.pool is not None and self.pool.tier.torn
+        return self._torn or self._tier.torn or pool_torn
+
+    def _home(self, key: int) -> Placement:
+        return self._homes[key] if self.pool is None else self.pool.place(key)
+
+    def _home_address(self, key: int) -> int:
+        if self.pool is None:
+            return self._homes[key].address
+        return self.pool.place(key).address if self.pool.residency.published[key] else 0
+
     def _reset(self) -> None:
         """Send all experts home, after a change that was torn in two."""
-        while self._pending:
-            with suppress(GpuError):
-                self._pending[-1].upload.wait()
-            self._pending.pop()
-        self._blocked.clear()
+        self._tier.reset()
         self.residency.reset()
-        self._slots.reset(self._table.version)
-        self._table.set_all(range(len(self._homes)), self._addresses)
+        everybody = range(self._space.n_keys)
+        if self.pool is not None:
+            self.pool.reset()
+            self._directory.set_homes(everybody, [0] * self._space.n_keys)
+        self._directory.set_slots(everybody, [0] * self._space.n_keys)
+        self._landings.offer_all()
+        self._step = None
         self._table.publish()
-        self._slots.poison(self._slots.all)
         self._torn = False
 
+    def _hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of them the token found in a slot."""
+        hits = self.residency.hits(routing)
+        for layer, row in self._step_hits.items():
+            hits[layer] = row
+        self._step_hits.clear()
+        self._step = None
+        return hits
+
+    def _landed(
+        self,
+        routing: NDArray[np.uint32],
+        hits: NDArray[np.bool_],
+        filled: NDArray[np.bool_] | None,
+    ) -> list[int]:
+        if filled is None or not self._lands:
+            return []
+        return self._landings.arrived(routing + self._first, ~hits, filled)
+
     def _begin(self, moves: list[Move]) -> None:
-        """Take the victims out of the table, give their slots away, and begin to copy."""
-        if moves:
-            self._take_slots(moves)
-        self._start_blocked()
+        """Keep who has landed, and begin to copy the others."""
+        landed = [move for move in moves if move.landed]
+        if landed:
+            self._keep(landed)
+            moves = [move for move in moves if not move.landed]
+        self._tier.bring(moves, self._ways.wait)
 
-    def _take_slots(self, moves: list[Move]) -> None:
-        slots, version = self._slots, self._table.version
-        taken = [
-            slots.take(pool, key) if victim == FREE else slots.exchange(victim, key, version)
-            for pool, key, victim, _ in moves
+    def _keep(self, landed: Sequence[Move]) -> None:
+        victims = [None if move.victim == FREE else move.victim for move in landed]
+        slots = [
+            self._landings.keep(move.key, victim)
+            for move, victim in zip(landed, victims, strict=True)
         ]
-        self._blocked += zip(moves, taken, strict=True)
-        victims = [move.victim for move in moves if move.victim != FREE]
-        self._table.set_all(victims, [self._addresses[key] for key in victims])
-        self._n_evictions += len(victims)
+        gone = [victim for victim in victims if victim is not None]
+        self._directory.set_slots(gone, [0] * len(gone))
+        self._directory.set_slots([move.key for move in landed], [slot.address for slot in slots])
+        self.residency.landed(landed)
+        self._n_landed += len(landed)
+        self._tier.counters.n_evictions += len(gone)
 
-    def _start_blocked(self) -> None:
-        """Begin the copies into slots that no submit reads any more."""
-        if not self._blocked:
+    def _kept(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Who may not leave the pool [n_keys]: those needed now, and those being copied from."""
+        kept = np.zeros(self._space.n_keys, np.bool_)
+        kept[keys] = True
+        kept[list(self._tier.moving)] = True
+        return kept
+
+    def _hint(
+        self,
+        layer: int,
+        experts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        kept: NDArray[np.bool_],
+    ) -> None:
+        """Begin to move what the next layer is expected to use."""
+        guessed = self.residency.guess_next_layer(layer, experts)
+        if not guessed.size:
             return
-        oldest, blocked = self._table.oldest_read, self._blocked
-        able = [one for one in blocked if one[1].writable(oldest)]
-        self._blocked = [one for one in blocked if not one[1].writable(oldest)]
-        for start in range(0, len(able), self._n_per_submit):
-            self._submit(able[start : start + self._n_per_submit])
-            if self._wait and len(self._pending) >= MAX_PENDING:
-                self._collect(wait=True)
+        budget = self._ways.budget()
+        if self.pool is not None:
+            self.pool.want(guessed, kept, budget)
+            guessed = guessed[self.pool.residency.published[guessed]]
+        moves = self.residency.hint(guessed.tolist(), keys, budget - self._tier.pending_bytes)
+        self._n_hinted += len(moves)
+        self._tier.bring(moves)
 
-    def _submit(self, taken: list[Taken]) -> None:
-        homes, span_bytes, n = self._homes, self._span_bytes, self._n_experts
-        copies = [(homes[move.key], slot.place, span_bytes[move.key // n]) for move, slot in taken]
-        n_bytes = sum([n_bytes for _, _, n_bytes in copies])
-        try:
-            self._slots.poison(slot for _, slot in taken)
-            self._pending.append(_Pending(taken, n_bytes, self._uploads.start(copies)))
-        except DeviceLostError:
-            raise
-        except GpuError as error:
-            self._give_up(taken, error)
-
-    def _collect(self, wait: bool) -> None:
-        """Map what has arrived, or with `wait` all that is under way."""
-        for pending in list(self._pending):
-            if not wait and not pending.upload.done():
-                continue
-            failure = None
-            try:
-                pending.upload.wait()  # Ctrl-C here leaves everything as it was
-            except DeviceLostError:
-                raise
-            except GpuError as error:
-                failure = error
-            outer, self._torn = self._torn, True
-            self._pending.remove(pending)
-            if failure is None:
-                self._map(pending)
-            else:
-                self._give_up(pending.taken, failure)
-            self._torn = outer
-
-    def _map(self, arrived: _Pending) -> None:
-        moves = [move for move, _ in arrived.taken]
-        addresses = [slot.place.address for _, slot in arrived.taken]
-        self._table.set_all([move.key for move in moves], addresses)
-        self._upload_bytes += arrived.n_bytes
-        self._n_uploads += len(moves)
-        self.residency.landed(moves)
-
-    def _give_up(self, taken: list[Taken], error: GpuError) -> None:
-        """Leave experts at home whose copies failed; tells of it once."""
-        if not self._n_failed:
-            log.warning("copying experts to the GPU failed, they are read in place: %s", error)
-        self._n_failed += len(taken)
-        for move, _ in taken:
-            self._slots.release(move.key)
-        self._slots.poison(slot for _, slot in taken)
-        self.residency.failed([move for move, _ in taken])
+    def _bring_at_start(self, moves: Sequence[Move]) -> None:
+        if self.pool is not None:
+            keys = np.array([move.key for move in moves], np.int64)
+            self.pool.need(keys, self._kept(keys))
+        self._tier.bring(moves, wait=True)
+        self._tier.collect(wait=True)

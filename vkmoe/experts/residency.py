@@ -129,6 +129,12 @@ class Residency:
         absent = [key for key in keys if not self._policy.resident[key]]
         return self._promote(absent, needed, self._limits(budget_bytes))
 
+    def guess_next_layer(self, layer: int, experts: NDArray[np.uint32]) -> Keys:
+        """Numbers of the experts that the next layer is expected to use, the likeliest first, when
+        `layer` uses these ids.
+        """
+        return NOBODY
+
     def reset_predictions(self) -> None:
         """A new text begins, and what was used last says nothing of it."""
 

@@ -1,7 +1,8 @@
-"""The device memory that experts are copied into: one slot holds one expert's span, whole.
+"""The memory that experts are brought into: one slot holds one expert's span, whole.
 
-Owns the arenas, which key holds which slot, and since when a slot is no longer read. Does not
-choose keys, and does not copy.
+Owns the arenas, which key holds which slot, which slots are for landing, and since when a slot is
+no longer read. Does not choose keys, and does not copy. A host pool smaller than the model has the
+same kind of slots, in host memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from vkmoe.closing import Closing
 from vkmoe.experts.settings import PoolSpec
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
 
 __all__ = ["Slot", "SlotManager"]
@@ -44,15 +46,25 @@ class Slot:
 class SlotManager(Closing):
     """The slots of all pools. Raises OutOfMemoryError when made, with nothing left allocated.
 
-    Slots are cleared when made: fresh memory read before its first write gave differing results on
-    some drivers. With `poison`, slots nobody holds are filled with NaN (tests).
+    Each layer has `n_landing` slots more, in which experts land while they are read at home. Slots
+    are cleared when made: fresh memory read before its first write gave differing results on some
+    drivers. With `poison`, slots nobody holds are filled with NaN (tests).
     """
 
-    def __init__(self, device: Device, pools: Sequence[PoolSpec], poison: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device,
+        pools: Sequence[PoolSpec],
+        poison: bool = False,
+        n_landing: int = 0,
+        intent: Intent = "device",
+    ) -> None:
         self._device, self._pools, self._poison = device, tuple(pools), poison
+        self._n_landing, self._intent = n_landing, intent
         self._arenas: dict[int, Arena] = {}  # by slot bytes
         self._free: list[deque[Slot]] = [deque() for _ in pools]
         self._held: dict[int, Slot] = {}
+        self.landing: dict[int, list[Slot]] = {}  # of each layer with slots
         self.all: list[Slot] = []
         try:
             self._allocate()
@@ -85,6 +97,22 @@ class SlotManager(Closing):
         slot.last_mapped = version
         return slot
 
+    def land(self, layer: int, index: int, key: int, victim: int | None, version: int) -> Slot:
+        """Give `key` the slot in which it landed; its layer lands in that of `victim` from now on.
+
+        Table versions up to `version` may lead to the victim; None: a free slot takes its place.
+        """
+        held = self._held
+        slot = self.landing[layer][index]
+        if victim is None:
+            other = self._free[slot.pool].popleft()
+        else:
+            other = held.pop(victim)
+            other.last_mapped = version
+        self.landing[layer][index] = other
+        held[key] = slot
+        return slot
+
     def release(self, key: int) -> None:
         """`key` leaves a slot to which no table version ever led while it had it."""
         slot = self._held.pop(key)
@@ -92,12 +120,9 @@ class SlotManager(Closing):
 
     def reset(self, version: int) -> None:
         """Everybody leaves; table versions up to `version` may lead anywhere."""
-        self._held.clear()
-        for free in self._free:
-            free.clear()
         for slot in self.all:
             slot.last_mapped = version
-            self._free[slot.pool].append(slot)
+        self._share_out()
 
     def of(self, key: int) -> Slot:
         """The slot that `key` holds. Must hold: it has one."""
@@ -115,12 +140,16 @@ class SlotManager(Closing):
 
     def check_integrity(self) -> None:
         """Raises AssertionError if a slot is lost, held twice, or of another pool's."""
-        free = [slot for slots in self._free for slot in slots]
-        held = list(self._held.values())
-        assert len(free) + len(held) == len(self.all) == len({*map(id, [*free, *held])})
+        slots = [slot for free in self._free for slot in free]
+        slots += self._held.values()
+        slots += [slot for landing in self.landing.values() for slot in landing]
+        assert len(slots) == len(self.all) == len({*map(id, slots)})
         for index, spec in enumerate(self._pools):
             ours = [slot for slot in self.all if slot.pool == index]
-            assert len(ours) == spec.capacity, (spec, len(ours))
+            assert len(ours) == self._n_slots(spec), (spec, len(ours))
+            for layer in spec.layers:
+                landing = self.landing[layer]
+                assert [slot.pool for slot in landing] == [index] * self._n_landing, layer
 
     def close(self) -> None:
         for arena in self._arenas.values():
@@ -129,23 +158,41 @@ class SlotManager(Closing):
         for waiting in self._free:
             waiting.clear()
         self._held.clear()
+        self.landing.clear()
         self.all.clear()
+
+    def _n_slots(self, spec: PoolSpec) -> int:
+        """All slots of a pool, those for landing among them."""
+        return spec.capacity + self._n_landing * len(spec.layers)
 
     def _allocate(self) -> None:
         for spec in self._pools:
             if spec.slot_bytes not in self._arenas:
-                n_slots = sum(p.capacity for p in self._pools if p.slot_bytes == spec.slot_bytes)
-                total = n_slots * spec.slot_bytes
-                self._arenas[spec.slot_bytes] = Arena(self._device, "device", "expert slots", total)
+                alike = [self._n_slots(p) for p in self._pools if p.slot_bytes == spec.slot_bytes]
+                total = sum(alike) * spec.slot_bytes
+                name = "expert slots" if self._intent == "device" else "expert pool"
+                self._arenas[spec.slot_bytes] = Arena(self._device, self._intent, name, total)
         for index, spec in enumerate(self._pools):
             arena = self._arenas[spec.slot_bytes]
-            for _ in range(spec.capacity):
-                slot = Slot(arena.place(spec.slot_bytes), index)
-                self.all.append(slot)
-                self._free[index].append(slot)
-        self._fill([(slot.place, self._pools[slot.pool].slot_bytes) for slot in self.all])
+            self.all += [
+                Slot(arena.place(spec.slot_bytes), index) for _ in range(self._n_slots(spec))
+            ]
+        self._share_out()
+        if self._intent == "device" or self._poison:
+            self._fill([(slot.place, self._pools[slot.pool].slot_bytes) for slot in self.all])
+
+    def _share_out(self) -> None:
+        """Nobody holds a slot: the first of each pool are for landing."""
+        self._held.clear()
+        for index, spec in enumerate(self._pools):
+            ours = deque(slot for slot in self.all if slot.pool == index)
+            for layer in spec.layers:
+                self.landing[layer] = [ours.popleft() for _ in range(self._n_landing)]
+            self._free[index] = ours
 
     def _fill(self, places: Sequence[tuple[Placement, int]]) -> None:
+        if not places:
+            return
         with translate_errors("clearing the expert slots"):
             recorder = self._device.native.recorder()
             for place, n_bytes in places:

@@ -1,8 +1,8 @@
 """Follows which experts the tokens use, in every mode: counts, profile, and the cache if there is
 one.
 
-The engine brackets each submit with `begin_token` and `end_token`. Where all experts are resident,
-or all are at home, nothing moves and only the counting is left.
+The engine brackets each submit with `begin` and `end`, and tells `after_token` what was used. Where
+all experts are resident, or all are at home, nothing moves and only the counting is left.
 """
 
 from __future__ import annotations
@@ -38,23 +38,36 @@ class ExpertTracker:
         self._table, self._on_device, self._checks = table, on_device, checks
         self._note_pins()
 
-    def begin_token(self) -> int:
+    def begin(self) -> int:
         """The number to end the next submit with. Raises DeviceLostError.
 
         Must hold: no submit is in flight, not even one that was interrupted.
         """
         self._table.end_all()
-        return self.cache.begin_token() if self.cache is not None else self._table.begin()
+        return self.cache.begin() if self.cache is not None else self._table.begin()
 
-    def end_token(self, reader: int, routing: NDArray[np.uint32]) -> None:
-        """That submit is over; it used `routing` [n MoE layers, n_used], which is kept.
+    def end(self, reader: int) -> None:
+        """That submit is over. One that was interrupted or failed needs no ending."""
+        self._table.end(reader)
 
-        One that was interrupted or failed needs no ending: what it used is not known.
+    def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
+        """The next submit uses these experts [n_used] of a MoE layer: have them where it can read.
+
+        Raises ModelFileError where they have to be read from the file and cannot.
         """
         if self.cache is not None:
-            self.profiler.record(routing, self.cache.end_token(reader, routing))
+            self.cache.need(layer, experts)
+
+    def after_token(
+        self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
+    ) -> None:
+        """A token is over; it used `routing` [n MoE layers, n_used], which is kept.
+
+        `filled` [n MoE layers, n_used]: who was stored where it was to land; None: nobody.
+        """
+        if self.cache is not None:
+            self.profiler.record(routing, self.cache.after_token(routing, filled))
         else:
-            self._table.end(reader)
             self.residency.use(routing)
             self.profiler.record(routing, self._on_device)
         self._note_pins()

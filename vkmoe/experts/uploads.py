@@ -13,7 +13,7 @@ from vkmoe.gpu.backend import Submission
 from vkmoe.gpu.device import Device, translated
 from vkmoe.gpu.extension import native
 
-__all__ = ["Copy", "Upload", "Uploader", "Uploads"]
+__all__ = ["Copy", "DrainedUploader", "Upload", "Uploader", "Uploads"]
 
 
 # One span to copy: from, to, bytes. A plain tuple: one is made for every expert that moves.
@@ -46,6 +46,13 @@ class Uploader(Protocol):
         """Begin to copy, before what is not urgent. Raises VkmoeErrors, with nothing begun."""
 
 
+class DrainedUploader(Uploader, Protocol):
+    """One that can be brought to rest."""
+
+    def drain(self) -> bool:
+        """Wait until nothing is written any more, or never will be; whether that ended in time."""
+
+
 class Uploads:
     """Copies by one submit on the upload queue (the compute queue, where there is one queue)."""
 
@@ -57,6 +64,13 @@ class Uploads:
             return _Upload(self._device.native.upload(copies))
         except native().VulkanError as error:
             raise translated(error, DOING) from error
+
+    def drain(self) -> bool:
+        try:
+            self._device.native.wait_idle()
+        except native().VulkanError as error:
+            raise translated(error, DOING) from error
+        return True
 
 
 class _Upload:

@@ -1,0 +1,121 @@
+"""Which experts are in a host pool that is smaller than the model: decided without a GPU or a file.
+
+Owns the pool's policy. The experts of a layer are asked for while its token runs, so here a miss is
+waited for. Does not own places, addresses or reading: it answers with moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkmoe.experts.create import create_policy
+from vkmoe.experts.frequency import DecayedCounts
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.moves import FREE, Move
+from vkmoe.experts.policy import Keys, Mask
+from vkmoe.experts.settings import PolicyName, PoolSpec
+
+__all__ = ["PoolResidency"]
+
+
+class PoolResidency:
+    """Orders experts into places of host memory.
+
+    An expert in the pool that also has a device slot is the first to leave: nobody reads it there.
+    """
+
+    def __init__(
+        self,
+        space: KeySpace,
+        pools: Sequence[PoolSpec],
+        policy: PolicyName,
+        counts: DecayedCounts,
+    ) -> None:
+        """`counts` are somebody else's, who also counts. All layers have places."""
+        assert {layer for pool in pools for layer in pool.layers} == set(range(space.n_layers))
+        self.space, self.pools = space, tuple(pools)
+        self._name, self._counts = policy, counts
+        self.published: Mask = np.zeros(space.n_keys, np.bool_)
+        self._begin_empty()
+
+    def use(self, keys: Keys) -> Keys:
+        """A layer uses these; returns those that are neither here nor on their way."""
+        return self._policy.use(keys)
+
+    def bring(self, keys: Sequence[int], kept: Mask, in_slots: Mask) -> list[Move]:
+        """Places for these, in order, as long as somebody may leave for them.
+
+        `kept` [n_keys] may not leave, nor may who is on the way; `in_slots` leave first.
+        """
+        moves: list[Move] = []
+        busy = kept | self._in_flight
+        for pool in range(len(self.pools)):
+            coming = [key for key in keys if self._policy.pool_of[key] == pool]
+            if coming:
+                moves += self._bring(pool, coming, busy, in_slots)
+        arriving = [move.key for move in moves]
+        self._in_flight[arriving] = True
+        self.published[[move.victim for move in moves if move.victim != FREE]] = False
+        return moves
+
+    def first_fill(self) -> list[int]:
+        """Whom to read before the first token: the most used, else as many of each layer."""
+        values = self._counts.values().reshape(self.space.n_layers, -1)
+        wanted: list[int] = []
+        for index, pool in enumerate(self.pools):
+            layers = list(pool.layers)
+            ranks = np.argsort(np.argsort(-values[layers], axis=1, kind="stable"), axis=1)
+            numbers = np.stack([self.space.numbers(layer) for layer in layers])
+            order = np.lexsort((-values[layers].ravel(), ranks.ravel()))
+            absent = [key for key in numbers.ravel()[order].tolist() if self.is_absent(key)]
+            wanted += absent[: self._policy.n_free(index)]
+        return sorted(wanted)  # as they lie in the file
+
+    def is_absent(self, key: int) -> bool:
+        """Whether an expert is neither here nor on its way."""
+        return not self._policy.resident[key]
+
+    def landed(self, moves: Sequence[Move]) -> None:
+        """These have been read."""
+        keys = [move.key for move in moves]
+        self._in_flight[keys] = False
+        self.published[keys] = True
+
+    def failed(self, moves: Sequence[Move]) -> None:
+        """These could not be read: their places are free."""
+        keys = np.array([move.key for move in moves], np.int64)
+        self._in_flight[keys] = False
+        self._policy.remove(keys)
+
+    def reset(self) -> None:
+        """The pool is empty."""
+        self._begin_empty()
+        self.published[:] = False
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the policy and what is published contradict each other."""
+        self._policy.check_integrity()
+        resident = self._policy.resident
+        assert not (self._in_flight & ~resident).any(), "on the way without a place"
+        assert ((resident & ~self._in_flight) == self.published).all(), "published and resident"
+
+    # ----- inside -----
+
+    def _begin_empty(self) -> None:
+        self._policy = create_policy(self._name, self.pools, self.space, self._counts)
+        self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)
+
+    def _bring(self, pool: int, coming: list[int], busy: Mask, in_slots: Mask) -> list[Move]:
+        policy = self._policy
+        n_short = len(coming) - policy.n_free(pool)
+        leaving: list[int] = []
+        if n_short > 0:
+            twice = policy.resident & in_slots & ~busy & (policy.pool_of == pool)
+            leaving = np.flatnonzero(twice)[:n_short].tolist()
+        moves = [Move(pool, key, victim) for key, victim in zip(coming, leaving, strict=False)]
+        if moves:
+            policy.remove(np.array(leaving, np.int64))
+            policy.insert(np.array([move.key for move in moves], np.int64))
+        return moves + policy.promote(coming[len(moves) :], busy)
