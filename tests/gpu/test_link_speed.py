@@ -19,7 +19,7 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed, measure_link
 
 # What an open device keeps: the commands that the next upload takes, the fence of the last submit.
-KEPT = Counter(("instance", "device", "command_pool", "command_buffer", "fence"))
+KEPT = Counter(("instance", "device", "command_pool", "command_buffer", "query_pool", "fence"))
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def use_everything(
                 device.submit(upload.finish(), "upload").wait()
                 del upload
             crossed = [((tensor, at, 0), (buffer, 16 - at, 0), 16) for at in (0, 16)]
-            device.upload(crossed).wait()
+            device.upload(crossed, timed=True).wait()
         finally:
             device.close()
     finally:

@@ -60,6 +60,19 @@ class Device:
     def n_queues(self) -> int: ...
     @property
     def has_upload_queue(self) -> bool: ...
+    def has_timestamps(self, queue: str = "compute") -> bool:
+        """Whether recordings for queue "compute" or "upload" can be timed."""
+
+    @property
+    def has_common_clock(self) -> bool:
+        """Whether timestamps of both queues may be compared.
+
+        Vulkan 1.2 itself orders timestamps within a submit only, and calls those of two queues not
+        comparable. With calibrated timestamps enabled (here, wherever the device offers them) one
+        that happens after another is not lower, whichever submits and queues they belong to. False
+        without them, on two queues: then intervals of different queues say nothing of overlap.
+        """
+
     @property
     def lost(self) -> bool: ...
     def memory_bytes(self) -> list[int]:
@@ -91,16 +104,19 @@ class Device:
         """Begin a recording with a full memory barrier, for queue "compute" or "upload".
 
         Upload recordings reuse their command buffers; at most 64 may be alive. ValueError if there
-        are to be timestamps and the queue has none (a queue for copies only never has).
+        are to be timestamps and the queue has none (see `has_timestamps`).
         """
 
     def submit(self, recording: Recording, queue: str = "compute") -> Submission:
         """Submit a recording, which must not be in flight."""
 
-    def upload(self, copies: Sequence[tuple[Place, Place, int]]) -> Submission:
+    def upload(
+        self, copies: Sequence[tuple[Place, Place, int]], timed: bool = False
+    ) -> Submission:
         """Copy between (buffer, offset, address) and another such place, so many bytes each.
 
-        As a recording of `Recorder.copy` for each, submitted to the upload queue.
+        As a recording of `Recorder.copy` for each, submitted to the upload queue. `timed` gives the
+        submission an `interval`, where that queue has timestamps.
         """
 
     def wait_idle(self) -> None:
@@ -188,3 +204,11 @@ class Submission:
 
     def done(self) -> bool:
         """True once the submit has finished; never waits."""
+
+    def interval(self) -> tuple[int, int] | None:
+        """When it began and ended: the first and last timestamp of its recording, in nanoseconds.
+
+        Earlier submits of the same queue have ended at the first. None without two timestamps, or
+        where the device's counter overflowed between them. RuntimeError until `wait` or `done` has
+        said that the submit is finished. For intervals of two queues see `Device.has_common_clock`.
+        """

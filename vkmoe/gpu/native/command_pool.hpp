@@ -13,6 +13,8 @@ namespace vkmoe {
 struct CommandSlot {
     Owned<VkCommandPool> pool;
     Owned<VkCommandBuffer> buffer;  // freed before its pool
+    Owned<VkQueryPool> queries;     // made for the first recording with timestamps
+    uint32_t n_queries = 0;
 };
 
 /// Lends command slots and takes them back for the next recording.

@@ -1,6 +1,5 @@
 #include "context.hpp"
 
-#include <algorithm>
 #include <stdexcept>
 
 #include "features.hpp"
@@ -49,8 +48,8 @@ Context::Context(std::shared_ptr<Instance> instance, size_t index,
     vkGetPhysicalDeviceProperties(physical_, &properties_);
     vkGetPhysicalDeviceMemoryProperties(physical_, &memory_);
     heap_bytes_ = std::make_shared<HeapBytes>(memory_);
-    has_addresses_ = std::find(features.begin(), features.end(), "buffer_device_address") !=
-                     features.end();
+    has_addresses_ = contains(features, "buffer_device_address");
+    resets_queries_ = contains(features, "host_query_reset");
     create_device(features);
     kp_device_ = std::make_shared<vk::Device>(device());
     kp_physical_ = std::make_shared<vk::PhysicalDevice>(physical_);
@@ -94,9 +93,16 @@ void Context::create_device(const std::vector<std::string>& features) {
     FeatureSet enabled;
     enabled.enable(physical_, features);
     std::vector<const char*> extensions = enabled.extensions();
-    for (const auto& name : device_extensions(physical_)) {
-        // The specification obliges us to enable it where it is offered (MoltenVK).
-        if (name == "VK_KHR_portability_subset") extensions.push_back("VK_KHR_portability_subset");
+    const auto offered = device_extensions(physical_);
+    // The specification obliges us to enable it where it is offered (MoltenVK).
+    if (contains(offered, "VK_KHR_portability_subset")) {
+        extensions.push_back("VK_KHR_portability_subset");
+    }
+    // Enabled, it promises an order of timestamps across submissions and queues.
+    for (const char* const name : {"VK_KHR_calibrated_timestamps", "VK_EXT_calibrated_timestamps"}) {
+        if (calibrated_ || !contains(offered, name)) continue;
+        extensions.push_back(name);
+        calibrated_ = true;
     }
     VkDeviceCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO;

@@ -40,6 +40,13 @@ class Context {
     const VkPhysicalDeviceMemoryProperties& memory() const { return memory_; }
     const std::shared_ptr<HeapBytes>& heap_bytes() const { return heap_bytes_; }
     bool has_addresses() const { return has_addresses_; }
+    /// Queries are reset by the host; otherwise by commands, which need a queue with compute.
+    bool resets_queries() const { return resets_queries_; }
+    bool has_timestamps(const QueueFacts& queue) const {
+        return queue.timestamp_bits > 0 && (queue.has_compute || resets_queries_);
+    }
+    /// Whether a timestamp that happens after another is not lower, on whichever queues.
+    bool has_common_clock() const { return calibrated_ || !has_upload_queue(); }
 
     Queue& compute_queue() { return compute_; }
     Queue& upload_queue() { return has_upload_queue() ? upload_ : compute_; }
@@ -69,6 +76,8 @@ class Context {
     VkPhysicalDeviceMemoryProperties memory_{};
     std::shared_ptr<HeapBytes> heap_bytes_;
     bool has_addresses_ = false;
+    bool resets_queries_ = false;
+    bool calibrated_ = false;
     std::atomic<bool> lost_{false};
     Owned<VkDevice> device_;
     Queue compute_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 #include <pybind11/pybind11.h>
 
@@ -54,7 +55,7 @@ Device::~Device() {
 }
 
 Context& Device::context() const {
-    if (!context_) throw std::runtime_error("the device is closed");
+    if (!context_ || closing_) throw std::runtime_error("the device is closed");
     return *context_;
 }
 
@@ -122,23 +123,28 @@ std::shared_ptr<Submission> Device::submit(const std::shared_ptr<Recording>& rec
     info.commandBufferCount = 1;
     info.pCommandBuffers = &commands;
     VkResult result;
+    ++n_submitting_;
     {
         const py::gil_scoped_release no_gil;  // before the lock: its holder may want the GIL
         const std::lock_guard lock(queue.mutex);
         result = VKMOE_ATTEMPT(vkQueueSubmit, queue.handle, 1u, &info, submission->fence());
     }
+    --n_submitting_;
     if (result != VK_SUCCESS) {
         submission->release();
-        throw VulkanError(context().note(result), "vkQueueSubmit");
+        throw VulkanError(context_->note(result), "vkQueueSubmit");
     }
     submission->started();
     in_flight_.push_back(submission);
     return submission;
 }
 
-std::shared_ptr<Submission> Device::upload(const std::vector<Copy>& copies) {
-    Recorder recorder = this->recorder(0, "upload");
+std::shared_ptr<Submission> Device::upload(const std::vector<Copy>& copies, bool timed) {
+    timed = timed && has_timestamps("upload");
+    Recorder recorder = this->recorder(timed ? 2 : 0, "upload");
+    if (timed) recorder.timestamp(0);
     recorder.copy(copies);
+    if (timed) recorder.timestamp(1);
     return submit(recorder.finish(), "upload");
 }
 
@@ -166,6 +172,7 @@ bool Device::settle(uint64_t timeout_ns) {
 
 void Device::close(uint64_t timeout_ns) {
     if (!context_) return;
+    closing_ = true;  // or other threads could go on submitting for ever
     const bool finished = join(duration(timeout_ns));
     if (!context_) return;  // another thread has closed it meanwhile
     if (finished) return release_all();
@@ -175,7 +182,13 @@ void Device::close(uint64_t timeout_ns) {
 
 bool Device::join(Submission::Clock::duration limit) noexcept {
     const auto deadline = Submission::Clock::now() + limit;
-    while (!in_flight_.empty()) {
+    while (!in_flight_.empty() || n_submitting_ > 0) {
+        if (in_flight_.empty()) {
+            if (Submission::Clock::now() >= deadline) return false;
+            const py::gil_scoped_release no_gil;
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+            continue;
+        }
         const auto oldest = in_flight_.front();
         if (!oldest->join(deadline - Submission::Clock::now())) return false;
         // Not by position: other threads may have submitted and reaped during the wait.

@@ -24,10 +24,15 @@ class Device {
                                        const std::string& queue);
 
     /// Records copies and submits them on the upload queue, with nothing begun if it throws.
-    std::shared_ptr<Submission> upload(const std::vector<Copy>& copies);
+    /// `timed` where that queue has timestamps.
+    std::shared_ptr<Submission> upload(const std::vector<Copy>& copies, bool timed);
 
     uint32_t n_queues() const { return context().has_upload_queue() ? 2 : 1; }
     bool has_upload_queue() const { return context().has_upload_queue(); }
+    bool has_timestamps(const std::string& queue) const {
+        return context().has_timestamps(context().queue(queue));
+    }
+    bool has_common_clock() const { return context().has_common_clock(); }
     /// Bytes allocated here by heap, and the most there ever were; also after close().
     std::vector<uint64_t> memory_bytes() const { return heap_bytes_->now(); }
     std::vector<uint64_t> memory_peak_bytes() const { return heap_bytes_->peak(); }
@@ -56,7 +61,10 @@ class Device {
     std::shared_ptr<HeapBytes> heap_bytes_;
     std::vector<std::weak_ptr<Resource>> children_;
     size_t prune_at_ = 64;
+    // Guarded by the GIL, as all here: what runs without it copies first what it needs.
     std::vector<std::shared_ptr<Submission>> in_flight_;
+    bool closing_ = false;
+    size_t n_submitting_ = 0;  // on their way to the queue, without the GIL
     std::vector<std::shared_ptr<Resource>> pinned_;  // the children, once it did not settle
     std::shared_ptr<Tensor> placeholder_;  // bound where a kernel has no tensors
 };

@@ -13,11 +13,11 @@ VkBaseOutStructure* base(Structure& structure) {
     return reinterpret_cast<VkBaseOutStructure*>(&structure);
 }
 
+}  // namespace
+
 bool contains(const std::vector<std::string>& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
 }
-
-}  // namespace
 
 std::vector<std::string> device_extensions(VkPhysicalDevice physical) {
     uint32_t n = 0;
@@ -38,6 +38,7 @@ FeatureSet::FeatureSet() {
     scalar_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SCALAR_BLOCK_LAYOUT_FEATURES;
     subgroup_size_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES;
     timeline_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES;
+    host_query_reset_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_HOST_QUERY_RESET_FEATURES;
     integer_dot_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES;
     cooperative_matrix_.sType = static_cast<VkStructureType>(1000506000);
 }
@@ -56,6 +57,8 @@ std::vector<FeatureSet::Row> FeatureSet::rows() {
         {"subgroup_size_control", base(subgroup_size_), &subgroup_size_.subgroupSizeControl, v13,
          "VK_EXT_subgroup_size_control"},
         {"timeline_semaphore", base(timeline_), &timeline_.timelineSemaphore, v12, nullptr},
+        {"host_query_reset", base(host_query_reset_), &host_query_reset_.hostQueryReset, v12,
+         nullptr},
         {"integer_dot_product", base(integer_dot_), &integer_dot_.shaderIntegerDotProduct, v13,
          "VK_KHR_shader_integer_dot_product"},
         {"cooperative_matrix", base(cooperative_matrix_), &cooperative_matrix_.cooperativeMatrix,

@@ -52,10 +52,13 @@ class FeatureSet {
     VkPhysicalDeviceScalarBlockLayoutFeatures scalar_{};
     VkPhysicalDeviceSubgroupSizeControlFeatures subgroup_size_{};
     VkPhysicalDeviceTimelineSemaphoreFeatures timeline_{};
+    VkPhysicalDeviceHostQueryResetFeatures host_query_reset_{};
     VkPhysicalDeviceShaderIntegerDotProductFeatures integer_dot_{};
     CooperativeMatrixFeatures cooperative_matrix_{};
     std::vector<const char*> extensions_;
 };
+
+bool contains(const std::vector<std::string>& names, const std::string& name);
 
 /// Extension names the device offers.
 std::vector<std::string> device_extensions(VkPhysicalDevice physical);

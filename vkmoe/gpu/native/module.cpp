@@ -155,7 +155,8 @@ void add_commands(py::module_& module) {
         .def("timestamps", &Recording::timestamps);
     py::class_<Submission, std::shared_ptr<Submission>>(module, "Submission")
         .def("wait", &Submission::wait, "expected_ns"_a = 0, "timeout_ns"_a = 0)
-        .def("done", &Submission::done);
+        .def("done", &Submission::done)
+        .def("interval", &Submission::interval);
     py::class_<Recorder>(module, "Recorder")
         .def(
             "dispatch",
@@ -200,15 +201,17 @@ void add_device(py::module_& module) {
         .def("submit", &Device::submit, "recording"_a.none(false), "queue"_a = "compute")
         .def(
             "upload",
-            [](Device& device, const py::sequence& arguments) {
+            [](Device& device, const py::sequence& arguments, bool timed) {
                 std::vector<Copy> copies;
                 copies.reserve(arguments.size());
                 for (const py::object one : arguments) copies.push_back(copy_between_places(one));
-                return device.upload(copies);
+                return device.upload(copies, timed);
             },
-            "copies"_a)
+            "copies"_a, "timed"_a = false)
         .def_property_readonly("n_queues", &Device::n_queues)
         .def_property_readonly("has_upload_queue", &Device::has_upload_queue)
+        .def("has_timestamps", &Device::has_timestamps, "queue"_a = "compute")
+        .def_property_readonly("has_common_clock", &Device::has_common_clock)
         .def_property_readonly("lost", &Device::lost)
         .def("memory_bytes", &Device::memory_bytes)
         .def("memory_peak_bytes", &Device::memory_peak_bytes)

@@ -9,7 +9,7 @@ namespace vkmoe {
 
 namespace {
 
-Owned<VkQueryPool> make_queries(VkDevice device, uint32_t n_queries) {
+Owned<VkQueryPool> new_queries(VkDevice device, uint32_t n_queries) {
     VkQueryPoolCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO;
     info.queryType = VK_QUERY_TYPE_TIMESTAMP;
@@ -27,21 +27,36 @@ Recording::Recording(std::shared_ptr<Context> context, const std::string& queue,
       queue_(context_->queue(queue)),
       is_upload_(queue == "upload"),
       n_timestamps_(n_timestamps) {
-    if (n_timestamps > 0) {
-        // A queue without compute cannot reset queries.
-        if (queue_.timestamp_bits == 0 || !queue_.has_compute) {
-            throw std::invalid_argument("the " + queue + " queue has no timestamps");
-        }
-        queries_ = make_queries(context_->device(), n_timestamps);
+    if (n_timestamps > 0 && !context_->has_timestamps(queue_)) {
+        throw std::invalid_argument("the " + queue + " queue has no timestamps");
     }
-    const auto begin = std::make_shared<BeginOp>(scope(), queries(), n_timestamps);
     try {
+        if (is_upload_) slot_ = context_->upload_pools().acquire(context_->device(), queue_.family);
+        if (n_timestamps > 0) make_queries();
+        const uint32_t n_resets = context_->resets_queries() ? 0 : n_timestamps;
+        const auto begin = std::make_shared<BeginOp>(scope(), queries(), n_resets);
         is_upload_ ? begin_slot(begin) : begin_sequence(begin);
+        commands_ = begin->commands();
     } catch (...) {
         release();
         throw;
     }
-    commands_ = begin->commands();
+}
+
+void Recording::make_queries() {
+    const VkDevice device = context_->device();
+    if (!slot_) {
+        own_queries_ = new_queries(device, n_timestamps_);
+        queries_ = own_queries_.get();
+        return;
+    }
+    if (slot_->n_queries < n_timestamps_) {
+        slot_->n_queries = 0;
+        slot_->queries.reset();
+        slot_->queries = new_queries(device, n_timestamps_);
+        slot_->n_queries = n_timestamps_;
+    }
+    queries_ = slot_->queries.get();
 }
 
 void Recording::begin_sequence(const std::shared_ptr<BeginOp>& begin) {
@@ -57,7 +72,6 @@ void Recording::begin_sequence(const std::shared_ptr<BeginOp>& begin) {
 }
 
 void Recording::begin_slot(const std::shared_ptr<BeginOp>& begin) {
-    slot_ = context_->upload_pools().acquire(context_->device(), queue_.family);
     VkCommandBufferBeginInfo info{};
     info.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO;
     VKMOE_CHECKED(vkBeginCommandBuffer, slot_->buffer.get(), &info);
@@ -93,6 +107,9 @@ void Recording::start_flight() {
     commands();
     if (in_flight_.exchange(true)) throw std::runtime_error("the recording is still in flight");
     has_run_ = false;
+    if (n_timestamps_ > 0 && context_->resets_queries()) {
+        vkResetQueryPool(context_->device(), queries_, 0, n_timestamps_);
+    }
 }
 
 void Recording::end_flight(bool succeeded) noexcept {
@@ -105,19 +122,36 @@ std::vector<uint64_t> Recording::timestamps() const {
     if (!has_run_) throw std::runtime_error("no finished submit of this recording");
     if (n_timestamps_ == 0) return {};
     std::vector<uint64_t> ticks(n_timestamps_);
-    const VkResult result =
-        VKMOE_ATTEMPT(vkGetQueryPoolResults, context_->device(), queries(), 0u, n_timestamps_,
-                      ticks.size() * sizeof(uint64_t), ticks.data(), sizeof(uint64_t),
-                      VkQueryResultFlags{VK_QUERY_RESULT_64_BIT});
+    const VkResult result = read_ticks(0, n_timestamps_, ticks.data());
     if (result != VK_SUCCESS) {
         throw VulkanError(context_->note(result), "vkGetQueryPoolResults",
                           result == VK_NOT_READY ? "a timestamp was not recorded" : "");
     }
+    for (auto& tick : ticks) tick = nanoseconds(tick);
+    return ticks;
+}
+
+std::optional<Interval> Recording::interval() const noexcept {
+    if (n_timestamps_ < 2 || !context_) return std::nullopt;
+    uint64_t first = 0, last = 0;
+    const bool read = read_ticks(0, 1, &first) == VK_SUCCESS &&
+                      read_ticks(n_timestamps_ - 1, 1, &last) == VK_SUCCESS;
+    const Interval interval(nanoseconds(first), nanoseconds(last));
+    if (!read || interval.second < interval.first) return std::nullopt;  // the counter overflowed
+    return interval;
+}
+
+VkResult Recording::read_ticks(uint32_t first, uint32_t n, uint64_t* ticks) const {
+    return VKMOE_ATTEMPT(vkGetQueryPoolResults, context_->device(), queries(), first, n,
+                         n * sizeof(uint64_t), ticks, sizeof(uint64_t),
+                         VkQueryResultFlags{VK_QUERY_RESULT_64_BIT});
+}
+
+uint64_t Recording::nanoseconds(uint64_t tick) const {
     const uint64_t mask =
         queue_.timestamp_bits >= 64 ? UINT64_MAX : (uint64_t{1} << queue_.timestamp_bits) - 1;
     const long double period = context_->properties().limits.timestampPeriod;
-    for (auto& tick : ticks) tick = static_cast<uint64_t>(std::llround((tick & mask) * period));
-    return ticks;
+    return static_cast<uint64_t>(std::llround((tick & mask) * period));
 }
 
 void Recording::release() noexcept {
@@ -128,7 +162,8 @@ void Recording::release() noexcept {
     }
     operations_.clear();
     if (slot_) context_->upload_pools().give_back(std::move(slot_));
-    queries_.reset();
+    queries_ = VK_NULL_HANDLE;
+    own_queries_.reset();
     context_.reset();
 }
 

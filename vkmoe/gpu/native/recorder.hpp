@@ -2,12 +2,17 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
+#include <utility>
 
 #include <kompute/Sequence.hpp>
 
 #include "operations.hpp"
 
 namespace vkmoe {
+
+/// Nanoseconds at which a submit began and ended.
+using Interval = std::pair<uint64_t, uint64_t>;
 
 /// A command buffer with all it uses: of a kp::Sequence for the compute queue, of our own
 /// resettable slots for uploads.
@@ -22,18 +27,25 @@ class Recording : public Resource {
 
     const QueueFacts& queue() const { return queue_; }
     Scope scope() const { return Scope(queue_.has_compute); }
-    VkQueryPool queries() const { return queries_.get(); }
+    VkQueryPool queries() const { return queries_; }
     uint32_t n_timestamps() const { return n_timestamps_; }
     /// Throws std::runtime_error once released.
     VkCommandBuffer commands() const;
 
     /// A command buffer may be in flight only once. Throws std::runtime_error if it is.
+    /// Resets the timestamps where that is the host's part.
     void start_flight();
     void end_flight(bool succeeded) noexcept;
+    /// The first and the last timestamp of a submit that has finished and whose flight has not
+    /// been ended yet; nothing if there are not two, or they cannot be read.
+    std::optional<Interval> interval() const noexcept;
     /// Nanoseconds [n_timestamps] of the last submit; throws std::runtime_error before its end.
     std::vector<uint64_t> timestamps() const;
 
   private:
+    VkResult read_ticks(uint32_t first, uint32_t n, uint64_t* ticks) const;
+    uint64_t nanoseconds(uint64_t tick) const;
+    void make_queries();
     void begin_sequence(const std::shared_ptr<BeginOp>& begin);
     void begin_slot(const std::shared_ptr<BeginOp>& begin);
 
@@ -44,7 +56,8 @@ class Recording : public Resource {
     VkCommandBuffer commands_ = VK_NULL_HANDLE;
     std::atomic<bool> in_flight_{false};
     std::atomic<bool> has_run_{false};
-    Owned<VkQueryPool> queries_;
+    VkQueryPool queries_ = VK_NULL_HANDLE;
+    Owned<VkQueryPool> own_queries_;  // of a sequence; an upload's are those of its slot
     std::vector<std::shared_ptr<Operation>> operations_;  // of an upload; a sequence keeps its own
     std::unique_ptr<CommandSlot> slot_;
     std::shared_ptr<kp::Sequence> sequence_;

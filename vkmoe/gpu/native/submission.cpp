@@ -37,10 +37,11 @@ void Submission::release() noexcept {
 
 void Submission::finish(bool succeeded) noexcept {
     const std::lock_guard lock(mutex_);
-    finished_ = succeeded;
     if (!recording_) return;
+    if (succeeded) interval_ = recording_->interval();  // before the next submit can reset it
     recording_->end_flight(succeeded);
     recording_.reset();
+    finished_ = succeeded;  // last: who sees it may release what is used above
 }
 
 std::shared_ptr<Submission::Fence> Submission::held_fence() const {
@@ -68,6 +69,12 @@ bool Submission::wait_slice(const Fence& fence, nanoseconds limit) {
     return settle(fence, "vkWaitForFences",
                   VKMOE_ATTEMPT(vkWaitForFences, fence.context->device(), 1u, &handle,
                                 VkBool32{VK_TRUE}, static_cast<uint64_t>(limit.count())));
+}
+
+std::optional<Interval> Submission::interval() {
+    if (!finished_) throw std::runtime_error("the submit has not been seen to finish");
+    const std::lock_guard lock(mutex_);
+    return interval_;
 }
 
 bool Submission::done() { return finished_ || ask(*held_fence()); }

@@ -22,6 +22,9 @@ class Submission : public Resource {
     /// Needs the GIL, and releases it while it waits. False if timeout_ns (0: none) ran out.
     /// Throws VulkanError if the device is lost, the Python error of a signal handler.
     bool wait(uint64_t expected_ns, uint64_t timeout_ns);
+    /// When it began and ended on the device's clock; nothing if its recording has not two
+    /// timestamps. Throws std::runtime_error before its end has been seen.
+    std::optional<Interval> interval();
     /// Asks the fence, without waiting.
     bool done();
     /// Waits at most `limit` for the driver alone: no injections, no signals, no exceptions.
@@ -42,8 +45,9 @@ class Submission : public Resource {
     bool poll(const Fence& fence, Clock::time_point sleep_until, Clock::time_point give_up);
     void finish(bool succeeded) noexcept;
 
-    std::mutex mutex_;  // guards recording_ when several threads wait
+    std::mutex mutex_;  // guards the two below when several threads wait
     std::shared_ptr<Recording> recording_;
+    std::optional<Interval> interval_;
     std::atomic<bool> finished_{false};
     Clock::time_point submitted_at_;
     std::shared_ptr<Fence> fence_;  // null once released
