@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.counters import CacheCounters
+from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.profiler import Tally
 
 from .conftest import NO_CACHE, FakeLLM, Run
 
 CACHED = replace(NO_CACHE, total=Tally(1000, 874), counters=CacheCounters(9, 43306189, 4, 77, 5, 1))
-LINE = "experts: 87 % of uses from device memory, 41.3 MiB uploaded"
+LINE = (
+    "experts: 87 % of uses from device memory, 0.00 MiB read through per token, 41.3 MiB uploaded"
+)
 REFUSED = VkmoeError("the expert statistics could not be written to a/b: No", "give a path")
 
 
@@ -35,20 +37,33 @@ def test_without_a_cache_or_a_token_nothing_is_claimed(run: Run, fake: type[Fake
     assert "experts:" not in run("generate", "-p", "x").err
 
 
+def test_the_statistics_tell_of_what_moved_before_it_was_needed(
+    run: Run, fake: type[FakeLLM]
+) -> None:
+    busy = CacheCounters(9, 43306189, missed_bytes=6 << 20, n_landed=3, stall_ns=4_500_000)
+    pool = PoolCounters(80, 60, 30, 5 << 20, stall_ns=1_500_000)
+    fake.expert_statistics = replace(CACHED, counters=busy, pool=pool)  # three tokens
+    done = run("generate", "-p", "x")
+    assert (
+        "experts: 87 % of uses from device memory, 2.00 MiB read through per token, "
+        "41.3 MiB uploaded, 3 kept as they were read, waited 1.50 ms per token"
+    ) in done.err.splitlines()
+    assert (
+        "host pool: 75 % of 80 uses, 30 experts read from the file (5.0 MiB), "
+        "waited 0.50 ms per token"
+    ) in done.err.splitlines()
+    document = json.loads(run("generate", "-p", "x", "--json").out)
+    assert document["host_pool"] == asdict(pool)
+    assert document["expert_cache"].items() >= asdict(busy).items()
+
+
 def test_json_has_the_counters_of_the_cache(run: Run, fake: type[FakeLLM]) -> None:
-    assert json.loads(run("generate", "-p", "x", "--json").out)["expert_cache"] is None
+    document = json.loads(run("generate", "-p", "x", "--json").out)
+    assert document["expert_cache"] is document["host_pool"] is None
     fake.expert_statistics = CACHED
-    assert json.loads(run("generate", "-p", "x", "--json").out)["expert_cache"] == {
-        "hit_rate": 0.874,
-        "n_uses": 1000,
-        "n_hits": 874,
-        "n_uploads": 9,
-        "upload_bytes": 43306189,
-        "n_evictions": 4,
-        "missed_bytes": 77,
-        "n_table_writes": 5,
-        "n_failed_uploads": 1,
-    }
+    values = json.loads(run("generate", "-p", "x", "--json").out)["expert_cache"]
+    rates = {"hit_rate": 0.874, "n_uses": 1000, "n_hits": 874}
+    assert values == rates | asdict(CacheCounters(9, 43306189, 4, 77, 5, 1))
 
 
 def test_a_file_that_cannot_be_written_is_an_error_after_the_text(

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vkmoe.experts.counters import CacheCounters
+from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.profiler import ExpertProfiler
-from vkmoe.experts.report import SILENT, ExpertReport, Setup, as_document, as_text, make_report
+from vkmoe.experts.report import ExpertReport, Setup, as_document, make_report
+from vkmoe.experts.report_text import SILENT, as_text
 
 SPACE = KeySpace(3, 16)
 NUMBERS = (1, 2, 7)  # the model's own: layer 0 is dense
@@ -40,6 +41,32 @@ def report() -> ExpertReport:
     return make_report(SETUP, profiler(), COUNTERS)
 
 
+def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
+    text = as_text(report)
+    for word in ("guessed", "kept", "taken back", "waiting", "host pool"):
+        assert word not in text, word
+    assert as_document(report)["host_pool"] is None
+
+
+def test_what_moved_before_it_was_needed_is_said() -> None:
+    busy = replace(COUNTERS, n_landed=21, n_hinted=6, n_cancelled=3, stall_ns=25_000_000)
+    pool = PoolCounters(80, 60, 30, 5 << 20, 1, 9, 2, 1_500_000)
+    report = make_report(SETUP, profiler(), busy, pool=pool)
+    text = as_text(report)
+    for words in (
+        "11 experts uploaded (3.0 MiB), 6 of them guessed, 5 evicted",
+        "21 experts kept on the device as they were read\n",
+        "3 uploads taken back",
+        "waiting     25.0 ms for uploads, 2.500 ms per token\n",
+        "host pool   75.0 % of 80 uses served; 30 experts read from the file (5.0 MiB), "
+        "9 of them guessed, 1 failed; waited 1.5 ms\n",
+    ):
+        assert words in text, words
+    document = json.loads(json.dumps(as_document(report), allow_nan=False))
+    assert (document["cache"]["n_landed"], document["cache"]["stall_ns"]) == (21, 25_000_000)
+    assert (document["host_pool"]["n_reads"], document["host_pool"]["n_hits"]) == (30, 60)
+
+
 def row(text: str, layer: int) -> str:
     """The line of a layer in the table."""
     (found,) = re.findall(rf"^ *{layer}  .*$", text[text.index("most used") :], re.MULTILINE)
@@ -58,7 +85,7 @@ def test_the_summary_says_all_that_was_counted(report: ExpertReport) -> None:
         "before warm-pinning, 4 tokens: 0.0 % of 24 uses",
         "after warm-pinning: 50.0 % of 36 uses",
         "11 experts uploaded (3.0 MiB), 5 evicted, 2 uploads failed, 13 table writes",
-        "3.5 MiB read from host memory",
+        "3.5 MiB read from host memory, 0.35 MiB per token\n",
     ):
         assert words in text, words
 

@@ -26,15 +26,38 @@ def statistics_lines(llm: LLM, statistics: GenerationStatistics, reason: str) ->
 
 
 def _expert_lines(llm: LLM) -> list[str]:
-    """What the expert cache did since the model was loaded; nothing without a cache."""
+    """What the expert cache and the host pool did since the model was loaded, if there are any."""
     report = llm.expert_statistics
-    rate, counters = report.total.hit_rate, report.counters
-    if counters is None or rate is None:
-        return []
-    return [
-        f"experts: {100 * rate:.0f} % of uses from device memory, "
-        f"{counters.upload_bytes / 2**20:.1f} MiB uploaded"
-    ]
+    rate, counters, pool, n_tokens = (
+        report.total.hit_rate, report.counters, report.pool, report.n_tokens
+    )  # fmt: skip
+    lines = []
+    if counters is not None and rate is not None:
+        parts = [f"{100 * rate:.0f} % of uses from device memory"]
+        parts.append(f"{_mib(counters.missed_bytes / max(n_tokens, 1), 2)} read through per token")
+        parts.append(f"{_mib(counters.upload_bytes)} uploaded")
+        if counters.n_landed:
+            parts.append(f"{counters.n_landed} kept as they were read")
+        if counters.stall_ns:
+            parts.append(f"waited {_milliseconds(counters.stall_ns, n_tokens)} per token")
+        lines.append("experts: " + ", ".join(parts))
+    if pool is not None:
+        hits = f"{100 * pool.n_hits / pool.n_uses:.0f} % of {pool.n_uses} uses, " * (
+            pool.n_uses > 0
+        )
+        lines.append(
+            f"host pool: {hits}{pool.n_reads} experts read from the file "
+            f"({_mib(pool.read_bytes)}), waited {_milliseconds(pool.stall_ns, n_tokens)} per token"
+        )
+    return lines
+
+
+def _mib(n_bytes: float, digits: int = 1) -> str:
+    return f"{n_bytes / 2**20:.{digits}f} MiB"
+
+
+def _milliseconds(time_ns: int, n_tokens: int) -> str:
+    return f"{time_ns / 1e6 / max(n_tokens, 1):.2f} ms"
 
 
 def json_document(
@@ -50,6 +73,7 @@ def json_document(
         "ctx_size": llm.plan.ctx_size,
         "memory_bytes": dict(llm.memory),
         "expert_cache": _expert_values(llm),
+        "host_pool": _pool_values(llm),
         **_statistics_values(statistics),
     }
 
@@ -65,6 +89,12 @@ def _expert_values(llm: LLM) -> dict[str, Any] | None:
         "n_hits": report.total.n_hits,
         **dataclasses.asdict(report.counters),
     }
+
+
+def _pool_values(llm: LLM) -> dict[str, Any] | None:
+    """The counters of a host pool that is smaller than the model; None without one."""
+    pool = llm.expert_statistics.pool
+    return None if pool is None else dataclasses.asdict(pool)
 
 
 def _statistics_values(statistics: GenerationStatistics) -> dict[str, Any]:

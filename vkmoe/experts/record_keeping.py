@@ -1,7 +1,7 @@
 """The files a run leaves behind: `--expert-stats` and `--expert-profile`.
 
 Owns where they lie, when they are read and written, and what happens when that fails. Does not own
-what stands in them (report.py, profile_file.py).
+what stands in them (report.py, report_text.py, profile_file.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.profile_file import load_profile, profiled_model, save_profile
-from vkmoe.experts.report import ExpertReport, Setup, as_document, as_text
+from vkmoe.experts.report import ExpertReport, Setup, as_document
+from vkmoe.experts.report_text import as_text
 from vkmoe.experts.writing import (
     is_special,
     reason_against_writing,

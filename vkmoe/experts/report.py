@@ -1,22 +1,21 @@
 """The statistics of `--expert-stats`: how often device memory served the experts' uses.
 
-Collects them from the profiler and the cache, and says them as text for people and as one JSON
-document for programs. Does not own when or where they are written (record_keeping.py).
+Collects them from the profiler and the cache, and says them as one JSON document for programs; as
+text for people in report_text.py. Does not own when or where they are written (record_keeping.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from vkmoe.experts.counters import CacheCounters
+from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.profiler import ExpertProfiler, Tally
 
-__all__ = ["ExpertReport", "LayerReport", "Setup", "as_document", "as_text", "make_report"]
+__all__ = ["ExpertReport", "LayerReport", "Setup", "as_document", "make_report"]
 
 N_TOP = 8  # most used experts that are listed
-SILENT = "(no accesses recorded)"
 DOCUMENT_VERSION = 1
 
 
@@ -51,7 +50,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ExpertReport:
-    """All of it. `counters` only with a cache."""
+    """All of it. `counters` only with a cache, `pool` only where it is smaller than the model."""
 
     setup: Setup
     n_tokens: int
@@ -61,6 +60,7 @@ class ExpertReport:
     after: Tally | None
     layers: tuple[LayerReport, ...]
     counters: CacheCounters | None
+    pool: PoolCounters | None = None
 
     @property
     def coverage(self) -> float:
@@ -74,6 +74,7 @@ def make_report(
     profiler: ExpertProfiler | None,
     counters: CacheCounters | None,
     pinned: Sequence[Sequence[int]] | None = None,
+    pool: PoolCounters | None = None,
 ) -> ExpertReport:
     """The state of now. `pinned` are expert ids per layer, the profiler's without; no profiler
     means a model without experts.
@@ -104,101 +105,8 @@ def make_report(
         profiler.after(),
         layers,
         counters,
+        pool,
     )
-
-
-# ----- for people -----
-
-
-def as_text(report: ExpertReport) -> str:
-    """Lines that end with a newline; one per layer in the table at the end."""
-    return "\n".join([*_summary(report), "", *_table(report)]) + "\n"
-
-
-def _summary(report: ExpertReport) -> Iterator[str]:
-    setup = report.setup
-    yield "vkmoe expert statistics"
-    name = "".join(sign if sign.isprintable() else "?" for sign in setup.model)
-    yield f"model       {name} ({setup.architecture})"
-    yield f"device      {setup.device}"
-    if not report.layers:
-        yield "experts     none: the model is dense"
-        return
-    yield (
-        f"experts     {len(report.layers)} layers of {setup.n_experts}, "
-        f"{setup.n_used} used per token and layer"
-    )
-    yield f"placement   {_placement(report)}"
-    yield f"tokens      {report.n_tokens}"
-    yield f"hit rate    {_of(report.total)}"
-    if report.before is not None and report.after is not None:
-        yield f"            before warm-pinning, {report.warm_after} tokens: {_of(report.before)}"
-        yield f"            after warm-pinning: {_of(report.after)}"
-    if (c := report.counters) is not None:
-        yield (
-            f"cache       {c.n_uploads} experts uploaded ({_mib(c.upload_bytes)}), "
-            f"{c.n_evictions} evicted, {c.n_failed_uploads} uploads failed, "
-            f"{c.n_table_writes} table writes"
-        )
-        yield f"misses      {_mib(c.missed_bytes)} read from host memory"
-
-
-def _placement(report: ExpertReport) -> str:
-    setup = report.setup
-    if setup.experts_in == "device":
-        return "all experts in device memory (coverage 100.0 %)"
-    if setup.experts_in == "host":
-        return "all experts in host memory, read in place (coverage 0.0 %)"
-    slots = [layer.n_slots for layer in report.layers]
-    each = f"{slots[0]}" if min(slots) == max(slots) else f"{min(slots)} to {max(slots)}"
-    shared = ", shared between layers" if setup.allocation == "global" else ""
-    return (
-        f"cache, policy {setup.policy}, {each} slots per layer{shared} "
-        f"(coverage {_percent(report.coverage)})"
-    )
-
-
-def _table(report: ExpertReport) -> Iterator[str]:
-    if not report.layers:
-        return
-    # Columns are as wide as their longest entry; the last two are open-ended.
-    heads = ("layer", "slots", "uses", "hit rate", "before", "after", "pinned")
-    rows = [heads, *(_row(layer) for layer in report.layers)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    for row, layer in zip(rows, (None, *report.layers), strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[-1] = row[-1].ljust(widths[-1])
-        yield "  ".join([*cells, _top(layer) if layer else "most used (uses)"]).rstrip()
-
-
-def _row(layer: LayerReport) -> tuple[str, ...]:
-    rates = [
-        tally.hit_rate if tally else None for tally in (layer.total, layer.before, layer.after)
-    ]
-    pinned = " ".join(map(str, layer.pinned)) or "-"
-    counts = (str(layer.layer), str(layer.n_slots), str(layer.total.n_uses))
-    return (*counts, *(_percent(rate) for rate in rates), pinned)
-
-
-def _top(layer: LayerReport) -> str:
-    return ", ".join(f"{expert} ({n_uses})" for expert, n_uses in layer.top) or SILENT
-
-
-def _of(tally: Tally) -> str:
-    if tally.hit_rate is None:
-        return SILENT
-    return f"{_percent(tally.hit_rate)} of {tally.n_uses} uses served from device memory"
-
-
-def _percent(rate: float | None) -> str:
-    return "-" if rate is None else f"{100 * rate:.1f} %"
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:.1f} MiB"
-
-
-# ----- for programs -----
 
 
 def as_document(report: ExpertReport) -> dict[str, Any]:
@@ -213,6 +121,7 @@ def as_document(report: ExpertReport) -> dict[str, Any]:
         **_rates(report),
         "warm_after": report.warm_after,
         "cache": asdict(report.counters) if report.counters else None,
+        "host_pool": asdict(report.pool) if report.pool else None,
         "layers": [
             {
                 "layer": layer.layer,
