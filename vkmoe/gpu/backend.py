@@ -88,13 +88,25 @@ class Backend:
             return recorder.finish()
 
     def run(self, recording: _native.Recording, expected_ns: int = 0) -> None:
-        """Submit and wait. Raises DeviceLostError and other GpuErrors.
+        """Submit and wait, as `run_all` does."""
+        self.run_all((recording,), expected_ns)
 
-        Ctrl-C is passed on once the submit has ended: the host must not touch what it reads. One
-        that does not end within seconds loses the device, and its memory is kept.
+    def run_all(
+        self, recordings: Sequence[_native.Recording], expected_ns: int = 0
+    ) -> list[_native.Submission]:
+        """Submit one behind the other, and wait for the last; every one's result is checked.
+
+        Each sees what those before it wrote. Raises DeviceLostError and other GpuErrors. Ctrl-C is
+        passed on once all submits have ended: the host must not touch what they read. What does not
+        end within seconds loses the device, and its memory is kept.
         """
         try:  # no context manager: this is the one thing done for every token
-            self.device.native.submit(recording).wait(expected_ns)
+            submit = self.device.native.submit
+            submissions = [submit(recording) for recording in recordings]
+            submissions[-1].wait(expected_ns)
+            for earlier in submissions[:-1]:
+                earlier.wait()
+            return submissions
         except BaseException as error:  # Ctrl-C, perhaps before the wait began, or a failed wait
             with suppress(RuntimeError):  # the first error is the one to tell
                 is_cpu = self.device.info.is_cpu

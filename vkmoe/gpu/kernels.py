@@ -100,6 +100,7 @@ class KernelSpec:
             reads=tuple(r for b, r in touched if "r" in b.access) + memory_reads,
             writes=tuple(r for b, r in touched if "w" in b.access) + memory_writes,
             label=label,
+            kernel=self.name,
         )
 
 

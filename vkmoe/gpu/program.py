@@ -77,6 +77,7 @@ class Dispatch:
     reads: tuple[Range, ...]
     writes: tuple[Range, ...]
     label: str
+    kernel: str = ""  # name of the kernel's specification, whatever the variant
 
     def __post_init__(self) -> None:
         assert all(1 <= n <= MAX_GROUPS for n in self.groups), self
