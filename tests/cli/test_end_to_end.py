@@ -20,6 +20,7 @@ from vkmoe.cli.app import root
 from vkmoe.config import environment_name
 from vkmoe.experts.trace import TraceWriter
 from vkmoe.llm import LLM, demo_model_path
+from vkmoe.selftest import suite
 
 from .conftest import Run
 
@@ -37,6 +38,10 @@ VALUES: dict[str, Any] = {
     "moe_warmpin": 2,
     "expert_resident_selection": "first_n",
     "expert_num_resident": 2,
+    "host_pool": "1GiB",
+    "executor": "stepped",
+    "expert_predictor": "frequency",
+    "expert_copies": "wait",
     "system": "Be brief.",
     "chat_template_kwargs": '{"enable_thinking": false}',
     "output": os.devnull,
@@ -45,7 +50,7 @@ VALUES: dict[str, Any] = {
 # The prompt comes from -p, -f is tested below; others would contradict those above or leave files.
 LEFT_OUT = (
     *("file", "expert_cache", "expert_resident_ids", "expert_profile", "expert_stats"),
-    "plot",
+    *("moe_predict_prefetch", "plot"),
 )
 VARYING = ("load_seconds", "ttft_seconds", "prompt_seconds", "decode_seconds", "prompt_rate",
            "decode_rate")  # fmt: skip
@@ -106,9 +111,12 @@ def run_loaded(run: Run, demo_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_with_its_defaults_and_with_its_variables(
-    run: Run, name: str, tmp_path: Path
+    run: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of the self-test a few kernels: tests/docs/test_readme.py runs all of them as a command."""
     command = COMMANDS[name]
+    few = suite.compiled_variants()[::20]
+    monkeypatch.setattr(suite, "compiled_variants", lambda: few)
     words = [str(recorded(tmp_path / "trace.jsonl"))] if name == "simulate" else []
     by_flag = run(name, *words, *as_flags(command), stdin=b"hi\n/clear\nhi\n/exit\n")
     assert by_flag.code == 0, by_flag.err
