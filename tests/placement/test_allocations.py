@@ -20,7 +20,7 @@ from vkmoe.placement.allocations import (
     is_mapped,
     tensor_heap,
 )
-from vkmoe.placement.slots import largest_slots, slot_arena_bytes, split_slots
+from vkmoe.placement.slots import N_LANDING, READ_AT_HOME, MissWays, SlotLayout, split_slots
 
 CAP = 64 << 10
 SPANS = {
@@ -104,13 +104,38 @@ def test_a_rest_may_be_enough_for_a_later_layer_only() -> None:
     assert split_slots(2 * 768 + 256, (512, 256), 8) == (2, 3)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 10_000, 400_000, 5_000_000, 5_065_536, 1 << 30, 3 << 30])
-def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int) -> None:
-    sizes = (50_176, 100_096, 50_176)
-    slots = largest_slots(DISCRETE_12, n_bytes, sizes, 10**6)
+WAYS = {"read": READ_AT_HOME, "promote": MissWays(promote=True), "gather": MissWays("gather")}
+
+
+@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("n_bytes", [0, 10_000, 600_000, 5_000_000, 5_065_536, 1 << 30, 3 << 30])
+def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, ways: MissWays) -> None:
+    """With the slots that each layer has to land in."""
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, ways)
+    slots = layout.largest(n_bytes)
     if not any(slots):
-        assert slot_arena_bytes(DISCRETE_12, (1, 1, 1), sizes) > n_bytes
+        assert layout.n_bytes((1, 1, 1)) > n_bytes
         return
-    assert slot_arena_bytes(DISCRETE_12, slots, sizes) <= n_bytes
-    more = tuple(n + 1 for n in slots)
-    assert slot_arena_bytes(DISCRETE_12, more, sizes) > n_bytes
+    assert layout.n_bytes(slots) <= n_bytes
+    assert layout.n_bytes(tuple(n + 1 for n in slots)) > n_bytes
+
+
+@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("n_slots", [1, 5, 21_399, 21_400])
+def test_landing_slots_are_of_the_same_arenas(n_slots: int, ways: MissWays) -> None:
+    """Their bytes are what the arenas take more; layers without slots have nowhere to land."""
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, ways)
+    own, landing = layout.own_bytes((n_slots,) * 3), layout.landing_bytes((n_slots,) * 3)
+    n_landing = 0 if ways is READ_AT_HOME else N_LANDING
+    assert own + landing == layout.n_bytes((n_slots,) * 3)
+    assert own + landing == replace(layout, ways=READ_AT_HOME).own_bytes((n_slots + n_landing,) * 3)
+    assert layout.n_bytes((0, 0, 0)) == 0
+
+
+def test_gathered_experts_have_room_for_the_largest() -> None:
+    for ways in WAYS.values():
+        layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, ways)
+        assert layout.n_gathered == (8 if ways.way == "gather" else 0)
+        assert layout.gather_bytes == arena_bytes(
+            DISCRETE_12, [100_096] * layout.n_gathered, 100_096 * layout.n_gathered
+        )

@@ -7,6 +7,7 @@ are upper bounds, and close ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.arena import ALIGNMENT, PREFERRED_CHUNK, chunk_cap, round_up
@@ -52,12 +53,15 @@ def _chunk_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int, 
     cap = min(PREFERRED_CHUNK, chunk_cap(device))
     total = room = 0
     remaining = expected_bytes
-    for span in spans:
-        n_bytes = round_up(span)
-        if n_bytes > room:
-            size = max(n_bytes, min(remaining, cap // max(n_bytes, 1) * n_bytes))
-            total += allocated(size + ALIGNMENT)
-            room = size + ALIGNMENT - lost
-        room -= n_bytes
-        remaining -= n_bytes
+    for span, alike in groupby(spans):
+        n_bytes, n_left = round_up(span), sum(1 for _ in alike)
+        while n_left:
+            if n_bytes > room:
+                size = max(n_bytes, min(remaining, cap // max(n_bytes, 1) * n_bytes))
+                total += allocated(size + ALIGNMENT)
+                room = size + ALIGNMENT - lost
+            n_placed = min(n_left, room // n_bytes) if n_bytes else n_left
+            n_left -= n_placed
+            room -= n_placed * n_bytes
+            remaining -= n_placed * n_bytes
     return total

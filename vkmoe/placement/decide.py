@@ -20,6 +20,7 @@ from vkmoe.placement.host import available_bytes
 from vkmoe.placement.planner import context_size, plan
 from vkmoe.placement.pool_places import host_pools
 from vkmoe.placement.sizes import weight_bytes
+from vkmoe.placement.slots import READ_AT_HOME, MissWays
 
 __all__ = ["Decision", "decide"]
 
@@ -44,8 +45,9 @@ def decide(
     tensors: ModelTensors,
     device: DeviceInfo,
     tuning: Tuning | None = None,
+    ways: MissWays = READ_AT_HOME,
 ) -> Decision:
-    """Decide with the host memory that is available now.
+    """Decide with the host memory that is available now; `ways` are how misses will be served.
 
     Raises UsageError and OutOfMemoryError as the planner does.
     """
@@ -54,7 +56,7 @@ def decide(
     split = choose_split(shape, tuning)
     workspace = Workspace(spec, tuning, split, shape)
     sizes = weight_bytes(tensors)
-    decided = plan(config, spec, device, sizes, _scratch(workspace), available_bytes())
+    decided = plan(config, spec, device, sizes, _scratch(workspace), available_bytes(), ways)
     pools = cache_pools(config, spec, decided, sizes.spans)
     n_used = spec.experts.n_used if spec.experts else 0
     homes = host_pools(decided.host_places, sizes.spans, n_used)

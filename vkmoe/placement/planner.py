@@ -5,12 +5,17 @@ Pure: tests call it with invented devices. Rules and figures: gpu-facts.md, part
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine, WeightBytes
 from vkmoe.gpu.memory_types import memory_type_candidates
-from vkmoe.placement.expert_plan import Room, place_experts
+from vkmoe.placement.expert_facts import PoolRoom, Room
+from vkmoe.placement.expert_plan import place_experts
 from vkmoe.placement.fixed_lines import Scratch, fixed_lines, kv_bytes
+from vkmoe.placement.slots import READ_AT_HOME, MissWays
+from vkmoe.placement.words import in_mib
 
 __all__ = ["DEFAULT_CTX_SIZE", "context_size", "device_budget", "plan"]
 
@@ -27,11 +32,13 @@ def plan(
     weights: WeightBytes,
     scratch: Scratch,
     available_host_bytes: int,
+    ways: MissWays = READ_AT_HOME,
 ) -> MemoryPlan:
     """Decide context, expert placement and every line of memory.
 
-    Lines are upper bounds of what will be allocated, rounding included. Raises UsageError for a
-    context the model cannot have, OutOfMemoryError when it cannot fit.
+    `ways` are how misses will be served, which the speed of the link decides. Lines are upper
+    bounds of what will be allocated, rounding included. Raises UsageError for a context the model
+    cannot have and options that exclude each other here, OutOfMemoryError when it cannot fit.
     """
     ctx_size = context_size(config, spec)
     reason = (
@@ -46,15 +53,15 @@ def plan(
     if room.device < 0:
         caches = 2 * spec.n_layers * kv_bytes(spec, ctx_size, config.kv_type)
         raise OutOfMemoryError(
-            f"{spec.name} needs {_mib(budget - room.device)} of {device.name}'s memory without its "
-            f"experts (weights {_mib(weights.trunk)}, KV cache {_mib(caches)}); "
-            f"{_mib(budget)} can be used",
+            f"{spec.name} needs {in_mib(budget - room.device)} of {device.name}'s memory without "
+            f"its experts (weights {in_mib(weights.trunk)}, KV cache {in_mib(caches)}); "
+            f"{in_mib(budget)} can be used",
             "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
         )
-    made = place_experts(config, spec.experts, weights, device, room)
-    return MemoryPlan(
-        ctx_size, config.kv_type, made.experts_in, (*lines, *made.lines), made.slots, made.sizing
-    )
+    made = place_experts(config, spec.experts, weights, device, room, ways)
+    decided = {item.name: getattr(made, item.name) for item in fields(made)}
+    decided["lines"] = (*lines, *made.lines)
+    return MemoryPlan(ctx_size, config.kv_type, **decided)
 
 
 def _room(
@@ -63,12 +70,17 @@ def _room(
     """What the budgets leave for experts; less than nothing where not even these lines fit."""
     on_device = sum(line.n_bytes for line in lines if line.place == "device")
     on_host = sum(line.n_bytes for line in lines if line.place == "host")
+    free = budget - on_device
     if device.is_uma:
-        free = budget - on_device - on_host
-        return Room(free, free, shared=True)
+        free -= on_host
+        unasked = min(free, available_host_bytes * 70 // 100 - on_device - on_host)
+        return Room(free, PoolRoom(unasked, free), shared=True)
     heaps = [heap.size for heap in device.heaps if not heap.device_local]
-    host = min(available_host_bytes * 70 // 100, max(heaps, default=available_host_bytes))
-    return Room(budget - on_device, host - on_host, shared=False)
+    unasked, most = (
+        min(n_bytes, max(heaps, default=available_host_bytes)) - on_host
+        for n_bytes in (available_host_bytes * 70 // 100, available_host_bytes)
+    )
+    return Room(free, PoolRoom(unasked, most), shared=False)
 
 
 def device_budget(device: DeviceInfo, available_host_bytes: int) -> int:
@@ -112,7 +124,3 @@ def context_size(config: EngineConfig, spec: ModelSpec) -> int:
             f"use --ctx-size {largest} or less",
         )
     return ctx_size
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / MIB:,.0f} MiB"

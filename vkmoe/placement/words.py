@@ -1,0 +1,22 @@
+"""Bytes in words, for messages and as values of options."""
+
+from __future__ import annotations
+
+__all__ = ["in_mib", "size_option"]
+
+MIB = 1 << 20
+
+
+def in_mib(n_bytes: int) -> str:
+    """For people: whole MiB, of few of them a tenth more exactly, or KiB."""
+    if 0 < n_bytes < MIB:
+        return f"{-(-n_bytes // 1024):,} KiB"
+    digits = 1 if 0 < n_bytes < 10 * MIB else 0
+    return f"{max(0, n_bytes) / MIB:,.{digits}f} MiB"
+
+
+def size_option(n_bytes: int, *, at_most: bool) -> str:
+    """As an option takes it: whole MiB within the limit, or bytes where these would say nothing."""
+    if n_bytes < MIB:
+        return str(max(0, n_bytes))
+    return f"{n_bytes // MIB if at_most else -(-n_bytes // MIB)}MiB"
