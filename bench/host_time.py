@@ -127,9 +127,9 @@ def _empty(engine: Engine) -> None:
     programs = engine._programs
     program = Program("empty")
     programs.io.copy_in(program)
-    programs._decoder.close_program(program)
+    programs._recorder._decoder.close_program(program)
     programs.io.copy_out(program, 2)
-    programs.recorded[True] = Recorded(program, programs._backend.record(program))
+    programs.recorded[True] = Recorded(program, (programs._recorder._record(program),))
 
 
 def _texts(options: argparse.Namespace) -> list[list[int]]:

@@ -124,7 +124,8 @@ def test_the_order_between_barriers_does_not_matter(mixed: Path, order: Reorder)
         shuffled = Program("shuffled", [item for group in groups for item in order(group)])
         assert shuffled.commands != program.commands
         recorded = engine._programs.recorded
-        recorded[True] = replace(recorded[True], recording=engine._backend.record(shuffled))
+        shuffled_recording = engine._backend.record(shuffled)
+        recorded[True] = replace(recorded[True], recordings=(shuffled_recording,))
         assert_same_bits(rows(engine, TOKENS), wanted)
 
 

@@ -26,11 +26,21 @@ PARAM_WORDS = PARAMS.size // 4
 class TokenIo:
     """The host's end of a token: owns the parameter and readback buffers and the serial number."""
 
-    def __init__(self, backend: Backend, params: TensorRef, outputs: tuple[TensorRef, ...]) -> None:
-        """`outputs` lie one behind the other in the readback buffer; the first is the log."""
+    def __init__(
+        self,
+        backend: Backend,
+        params: TensorRef,
+        outputs: tuple[TensorRef, ...],
+        n_pieces: int = 1,
+    ) -> None:
+        """`outputs` lie one behind the other in the readback buffer; the first is the log.
+
+        Behind them is a word for each of the pieces but the last that a token may be cut into.
+        """
         self._params, self._outputs = params, outputs
         self._in = backend.device.allocate("host", params.n_bytes, "params")
-        n_bytes = sum(output.n_bytes for output in outputs)
+        self._serials_at = sum(output.n_bytes for output in outputs)
+        n_bytes = self._serials_at + 4 * (n_pieces - 1)
         self._out = backend.device.allocate("readback", n_bytes, "readback")
         backend.bind("host params", self._in)
         backend.bind("readback", self._out)
@@ -39,7 +49,7 @@ class TokenIo:
         words = self._out.view().view(np.uint32)
         self._words = words.data
         ends = np.cumsum([output.n_words for output in outputs]).tolist()
-        self._views = np.split(words, ends[:-1])
+        self._views = np.split(words[: ends[-1]], ends[:-1])
         self._n_bytes = self._out.size
         self.serial = 0
 
@@ -56,19 +66,35 @@ class TokenIo:
             program.copy(output.whole, target, f"{output.name} out")
             start += output.n_bytes
 
+    def clear_serial(self, program: Program) -> None:
+        """Append the copy that takes the serial of the piece before out of the log.
+
+        The pieces of a token have the same serial: what is left there would vouch for the next.
+        """
+        zero = self._params.words(PARAM_WORDS - 1, 1)
+        program.copy(zero, self._outputs[0].words(0, 1), "serial cleared")
+
+    def copy_serial(self, program: Program, piece: int) -> None:
+        """Append the copy of the log's serial to the readback word of a piece."""
+        start = self._serials_at + 4 * piece
+        target = Range("readback", start, start + 4)
+        program.copy(self._outputs[0].words(0, 1), target, f"serial {piece} out")
+
     def send(self, token: int, position: int, table_address: int) -> None:
         """Write the parameters of the next submit. No submit may be in flight."""
-        self.serial = (self.serial + 1) & 0xFFFFFFFF
+        self.serial = self.serial % 0xFFFFFFFF + 1  # never 0, which the log begins with
         PARAMS.pack_into(self._params_view, 0, token, position, table_address, self.serial)
 
-    def receive(self) -> None:
-        """Make the results readable and check that they are of the submit just waited for.
+    def receive(self, n_pieces: int = 1) -> None:
+        """Make the results readable and check that they are of the submits just waited for.
 
-        Raises DeviceLostError when the log's serial is another: a watchdog's reset signals fences
-        as success (gpu-facts.md, section 3).
+        Raises DeviceLostError when a serial is another: a watchdog's reset signals fences as
+        success (gpu-facts.md, section 3).
         """
         self._out.invalidate(0, self._n_bytes)
-        if self._words[0] != self.serial:
+        first, words = self._serials_at // 4, self._words
+        earlier = words[first : first + n_pieces - 1] if n_pieces > 1 else ()
+        if words[0] != self.serial or any(word != self.serial for word in earlier):
             raise DeviceLostError(
                 "the GPU reported a finished token whose log was not written",
                 "the driver reset the GPU (watchdog); close other GPU programs and try again",

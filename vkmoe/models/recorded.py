@@ -6,19 +6,23 @@ memory that outlives a token (weights, caches), nor what follows from a report.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.gpu.backend import Backend, Recording
+from vkmoe.gpu.backend import Backend, Recording, Submission
 from vkmoe.gpu.program import Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder, Workspace
+from vkmoe.models.recording import Recorded, TokenRecorder
+from vkmoe.models.split import bound_submits, part_bytes
 from vkmoe.ops.candidates import Candidates, CandidatesReader
 from vkmoe.ops.router import LOG_HEADER_WORDS
 
@@ -26,52 +30,123 @@ __all__ = ["Recorded", "TokenPrograms"]
 
 LOG, CANDIDATES = 0, 1  # the outputs of a token, in the order of its readback buffer
 _TIME_WEIGHT = 0.25  # of the newest token in the running estimate of the token time
+_WHOLE = -1  # where there is the number of a step: all of them
 
-
-@dataclass(frozen=True)
-class Recorded:
-    """A program and its recording."""
-
-    program: Program
-    recording: Recording
+log = logging.getLogger("vkmoe")
 
 
 class TokenPrograms(Closing):
-    """The decoder's program with logits and the one without, ready to be replayed."""
+    """The decoder's program with logits and the one without, ready to be replayed.
+
+    Fused, a token is one call of `run`. Stepped, it is `n_steps` calls of `run_step`, which end
+    with the routing of one MoE layer each, and with the rest of the layers at last.
+    """
 
     def __init__(
-        self, backend: Backend, decoder: Decoder, space: Workspace, n_moe_layers: int, n_used: int
+        self,
+        backend: Backend,
+        decoder: Decoder,
+        space: Workspace,
+        n_moe_layers: int,
+        n_used: int,
+        executor: Literal["fused", "stepped"] = "fused",
+        bytes_per_second: float | None = None,
     ) -> None:
-        """`n_used` experts are used per MoE layer. Raises GpuErrors."""
-        self._backend, self._decoder = backend, decoder
+        """`n_used` experts are used per MoE layer. Raises GpuErrors.
+
+        What `executor` needs is recorded now, what the other one needs at its first use. At
+        `bytes_per_second` GPUs read missed experts (all weights, on one that shares the host's
+        memory): a fused token that takes too long for one submit at worst becomes several. None:
+        not measured, or nothing ends a submit that takes long; it stays one.
+        """
+        self._backend = backend
+        self.n_steps = n_moe_layers + 1
+        borders = _submit_borders(backend, decoder, n_used, bytes_per_second)
+        self._submissions: list[Submission] = []
+        self._expected_ns: dict[tuple[int, bool], int] = {}
         for tensor in space.tensors:
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
-            self.io = TokenIo(backend, space.params, (space.log, space.candidates))
+            outputs = (space.log, space.candidates)
+            self.io = TokenIo(backend, space.params, outputs, len(borders) + 1)
             cleanup.callback(self.io.close)
-            self._routing = self.io.view(LOG)[LOG_HEADER_WORDS:].reshape(-1, n_used)[:n_moe_layers]
+            words = self.io.view(LOG)[LOG_HEADER_WORDS:]
+            # Behind the ids of all layers lie two words for each of them (ops/router.py).
+            ids, filled = words[: words.size // 3], words[words.size // 3 :]
+            self._routing = ids.reshape(-1, n_used)[:n_moe_layers]
+            self._filled = filled.reshape(-1, n_used, 2)[:n_moe_layers]
             self._candidates = CandidatesReader(self.io.view(CANDIDATES))
-            cleanup.callback(self._drop_views)
+            cleanup.callback(self._let_go)
             logits = backend.tensor(space.logits)
             readback = Readback(backend.device, logits, 0, space.logits.n_bytes)
             self._logits = cleanup.enter_context(readback)
-            self.recorded = {flag: self._record(flag) for flag in (False, True)}
+            self._recorder = TokenRecorder(backend, decoder, self.io, borders)
+            self.recorded: dict[bool, Recorded] = {}
+            self._steps: dict[bool, list[Recorded]] = {}
+            self._prepare(executor)
             self._cleanup = cleanup.pop_all()
-        self._token_ns = {False: 0, True: 0}
+
+    # ----- running -----
 
     def run(self, token: int, position: int, table_address: int, with_logits: bool) -> None:
         """Process one token with the experts where that table says. Raises GpuErrors."""
-        is_cpu = self._backend.device.info.is_cpu
+        if with_logits not in self.recorded:
+            self._prepare("fused")
+        self._submissions = []
+        recordings = self.recorded[with_logits].recordings
+        self._run(recordings, token, position, table_address, (_WHOLE, with_logits))
+
+    def run_step(
+        self, step: int, token: int, position: int, table_address: int, with_logits: bool
+    ) -> None:
+        """Process one token up to the routing of MoE layer `step`, from that of the one before.
+
+        The table says where the experts of MoE layer `step - 1` are, which `step_routing` told. The
+        last step leaves what `run` leaves, to the last bit. Raises GpuErrors.
+        """
+        if with_logits not in self._steps:
+            self._prepare("stepped")
+        if step == 0:
+            self._submissions = []
+        recordings = self._steps[with_logits][step].recordings
+        self._run(recordings, token, position, table_address, (step, with_logits))
+
+    def _run(
+        self,
+        recordings: Sequence[Recording],
+        token: int,
+        position: int,
+        table_address: int,
+        what: tuple[int, bool],
+    ) -> None:
         self.io.send(token, position, table_address)
         started = time.perf_counter_ns()
-        expected = 0 if is_cpu else self._token_ns[with_logits]
-        self._backend.run(self.recorded[with_logits].recording, expected)
-        self._note_time(with_logits, time.perf_counter_ns() - started)
-        self.io.receive()
+        known = self._expected_ns.get(what, 0)
+        expected = 0 if self._backend.device.info.is_cpu else known
+        self._submissions += self._backend.run_all(recordings, expected)
+        elapsed = time.perf_counter_ns() - started
+        self._expected_ns[what] = (
+            int(known + _TIME_WEIGHT * (elapsed - known)) if known else elapsed
+        )
+        self.io.receive(len(recordings))
+
+    # ----- reading -----
 
     def routing(self) -> NDArray[np.uint32]:
         """The experts the last token used (a copy): uint32 [n_moe_layers, n_used]."""
         return self._routing.copy()
+
+    def step_routing(self, layer: int) -> NDArray[np.uint32]:
+        """The experts MoE layer `layer` uses (a copy), after that step: uint32 [n_used]."""
+        routing: NDArray[np.uint32] = self._routing[layer].copy()
+        return routing
+
+    def filled(self) -> NDArray[np.uint32]:
+        """What the last token's misses left in landing places (a copy).
+
+        uint32 [n_moe_layers, n_used, 2]: gate and up, then down, as `filled_words` has them.
+        """
+        return self._filled.copy()
 
     def candidates(self) -> Candidates:
         """The largest logits of the last token, which was run with logits."""
@@ -81,26 +156,48 @@ class TokenPrograms(Closing):
         """All logits of the last token run with logits: float32 [n_vocab]."""
         return self._logits.read().view(np.float32)
 
+    def intervals(self) -> list[tuple[int, int]]:
+        """When each submit of the last token began and ended, in order, in nanoseconds.
+
+        Of the compute queue's clock; empty where that has no timestamps. A submit whose times are
+        not known is left out. `Device.has_common_clock` of the extension says whether intervals of
+        copies on the upload queue may be compared with these.
+        """
+        known = (submission.interval() for submission in self._submissions)
+        return [interval for interval in known if interval is not None]
+
+    def program(self, with_logits: bool = True) -> Program:
+        """The program of a token as a whole, however it is cut."""
+        known = self.recorded.get(with_logits)
+        return known.program if known else self._recorder.whole(with_logits)
+
     def close(self) -> None:
         """Must hold: no submit is in flight."""
         self._cleanup.close()
 
-    def _drop_views(self) -> None:
-        """Of mapped memory, which stays while they live."""
-        del self._routing, self._candidates
+    def _let_go(self) -> None:
+        """Of mapped memory, which stays while its views live, and of fences."""
+        del self._routing, self._filled, self._candidates, self._submissions
 
-    def _record(self, with_logits: bool) -> Recorded:
-        """The decoder's program between the copy in and the copies out."""
-        body = self._decoder.token_program(with_logits)
-        program = Program(body.name)
-        self.io.copy_in(program)
-        program.commands.extend(body.commands)
-        self._decoder.close_program(program)
-        self.io.copy_out(program, 2 if with_logits else 1)
-        return Recorded(program, self._backend.record(program))
+    def _prepare(self, executor: Literal["fused", "stepped"]) -> None:
+        if executor == "fused":
+            self.recorded = {flag: self._recorder.fused(flag) for flag in (False, True)}
+        else:
+            prompt = self._recorder.steps(False)
+            self._steps = {False: prompt, True: self._recorder.steps(True, prompt[:-1])}
 
-    def _note_time(self, with_logits: bool, elapsed_ns: int) -> None:
-        known = self._token_ns[with_logits]
-        self._token_ns[with_logits] = (
-            elapsed_ns if not known else int(known + _TIME_WEIGHT * (elapsed_ns - known))
-        )
+
+def _submit_borders(
+    backend: Backend, decoder: Decoder, n_used: int, bytes_per_second: float | None
+) -> tuple[int, ...]:
+    """The layers, and n_layers for the output head, that begin a submit of their own."""
+    if bytes_per_second is None:
+        return ()
+    shared = backend.device.info.is_uma
+    cache_bytes = 2 * decoder.attention_shape.cache_bytes if shared else None
+    parts = part_bytes(decoder.weights, n_used, cache_bytes)
+    bounded = bound_submits([n_bytes / bytes_per_second for n_bytes in parts])
+    warning = bounded.warning(n_layers=len(parts) - 1)
+    if warning is not None:
+        log.warning(warning)
+    return bounded.borders

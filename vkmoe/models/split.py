@@ -1,0 +1,78 @@
+"""Bounds the work of a submit: which layers may share one.
+
+Drivers end a submit that runs for about two seconds, and the device is lost; desktops stutter long
+before. What takes longest is reading weights, so their bytes over the measured bandwidth are the
+estimate. Pure; `steps.py` cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vkmoe.models.weights import LayerWeights, ModelWeights
+
+__all__ = ["LIMIT_S", "TARGET_S", "Bounded", "bound_submits", "part_bytes"]
+
+TARGET_S = 0.25  # of a submit, by estimate
+LIMIT_S = 0.5  # what only a part that cannot be cut may exceed
+
+
+class Bounded(NamedTuple):
+    """Parts grouped to submits: `borders` are the parts that begin a submit, but for the first."""
+
+    borders: tuple[int, ...]
+    too_long: tuple[tuple[int, float], ...]  # parts above the limit on their own, with seconds
+
+    def warning(self, n_layers: int) -> str | None:
+        """What to tell the user of parts that are too long; part `n_layers` is the output head."""
+        if not self.too_long:
+            return None
+        part, seconds = max(self.too_long, key=lambda item: item[1])
+        what = f"layer {part}" if part < n_layers else "the output head"
+        return (
+            f"{what} alone may keep the GPU busy for {seconds:.1f} s, and drivers reset a GPU "
+            "after about 2 s: if the device is lost, keep more experts on it, or take a smaller "
+            "quantisation"
+        )
+
+
+def bound_submits(seconds: Sequence[float]) -> Bounded:
+    """Group neighbouring parts so that each group takes TARGET_S at most, or is a single part."""
+    borders, so_far = [], 0.0
+    for part, cost in enumerate(seconds):
+        if part and so_far + cost > TARGET_S:
+            borders.append(part)
+            so_far = 0.0
+        so_far += cost
+    too_long = tuple((part, cost) for part, cost in enumerate(seconds) if cost > LIMIT_S)
+    return Bounded(tuple(borders), too_long)
+
+
+def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: int | None) -> list[int]:
+    """The most bytes each layer, and then the output head, may read over the measured path.
+
+    On a GPU with memory of its own (`cache_bytes` None) these are the routed experts, all of them
+    missed. On one that shares the host's memory they are all weights, and a layer's KV cache of
+    `cache_bytes`, which is full at worst.
+    """
+    everything = cache_bytes is not None
+    parts = [_expert_bytes(layer, n_used, everything) for layer in weights.layers]
+    if cache_bytes is None:
+        return [*parts, 0]
+    trunk = [cache_bytes + _trunk_bytes(layer) for layer in weights.layers]
+    head = weights.output.n_rows * weights.output.row_bytes
+    return [*(a + b for a, b in zip(parts, trunk, strict=True)), head]
+
+
+def _expert_bytes(layer: LayerWeights, n_used: int, everything: bool) -> int:
+    """Of the routed experts; of a dense layer its one span, where everything counts."""
+    n_spans = n_used if layer.router is not None else int(everything)
+    return n_spans * layer.expert_shape.span_bytes
+
+
+def _trunk_bytes(layer: LayerWeights) -> int:
+    matrices = [layer.q, layer.k, layer.v, layer.output]
+    if layer.router is not None:
+        matrices.append(layer.router)
+    return sum(matrix.n_rows * matrix.row_bytes for matrix in matrices)
