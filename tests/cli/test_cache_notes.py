@@ -10,7 +10,7 @@ import pytest
 from vkmoe.cli.cache_notes import cache_notes
 from vkmoe.config import EngineConfig
 from vkmoe.experts.sizing import size_cache
-from vkmoe.facts import MemoryPlan
+from vkmoe.facts import MemoryPlan, PlanLine
 
 from .conftest import FakeLLM, Run
 
@@ -69,11 +69,22 @@ def test_amounts_have_no_effect_without_experts_only() -> None:
     assert notes(RESIDENT, expert_slots=99) == [] == notes(AT_HOME, expert_cache="1KiB")
 
 
-def test_a_host_pool_has_no_effect_where_no_expert_is_in_host_memory() -> None:
-    ends = {RESIDENT: 1, DENSE: 1, CACHED: 0, AT_HOME: 0}
-    for plan, n_notes in ends.items():
-        lines = notes(plan, host_pool="8GiB")
-        assert [line.endswith(": --host-pool has no effect") for line in lines] == [True] * n_notes
+def test_what_the_plan_has_to_say_is_said() -> None:
+    """As of --host-pool, which only the plan knows to be idle."""
+    said = "--host-pool 8GiB has no effect: all experts are on the device"
+    assert notes(replace(RESIDENT, notes=(said,)), host_pool="8GiB") == [said]
+
+
+def test_a_pool_without_all_experts_says_so_and_lets_a_predictor_work() -> None:
+    line = PlanLine("host pool, 40 of 64 experts", "host", 3 << 20, "as --host-pool")
+    plan = replace(
+        AT_HOME, lines=(line,), host_places=(40,), executor="stepped", executor_reason="it reads"
+    )
+    said = (
+        "host pool, 40 of 64 experts, 3.0 MiB (as --host-pool); the executor is stepped: it reads"
+    )
+    assert notes(plan, expert_predictor="frequency", moe_predict_prefetch=True) == [said]
+    assert notes(plan, miss="gather")[1] == "no expert has a slot: --miss has no effect"
 
 
 def test_only_a_model_without_experts_has_no_router_to_stop_at() -> None:

@@ -20,16 +20,25 @@ CHOICE = (
     "expert_resident_ids",
 )  # fmt: skip
 MOVING = (
-    "miss", "promote_on_read", "expert_predictor", "moe_predict_prefetch", "expert_admission",
-    "expert_copies",
+    "miss", "promote_on_read", "expert_admission", "expert_copies",
 )  # fmt: skip
-POOL = ("host_pool",)
+PREDICTING = ("expert_predictor", "moe_predict_prefetch")  # for a small host pool too
 COUNTING = ("expert_half_life",)  # a profile is counted with it, wherever the experts are
 
 
 def cache_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
-    """One line for all options without effect, one where residents leave no slot; often none."""
-    return [*_idle(config, plan), *_full(config, plan)]
+    """Lines on options without effect, on residents that leave no slot, on a pool; often none."""
+    return [*_pool(plan), *plan.notes, *_idle(config, plan), *_full(config, plan)]
+
+
+def _pool(plan: MemoryPlan) -> Iterator[str]:
+    """What it means that host memory does not hold all experts."""
+    if plan.host_places:
+        (line,) = (line for line in plan.lines if line.item.startswith("host pool"))
+        yield (
+            f"{line.item}, {line.n_bytes / 2**20:,.1f} MiB ({line.reason}); "
+            f"the executor is {plan.executor}: {plan.executor_reason}"
+        )
 
 
 def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
@@ -37,12 +46,14 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     counting = () if config.expert_profile is not None else COUNTING
     if sizing is None or sizing.status == "empty":
         reason = "the model has no experts"
-        flags = _given(config, (*AMOUNT, *CHOICE, *COUNTING, *MOVING, *POOL, "executor"))
+        flags = _given(config, (*AMOUNT, *CHOICE, *COUNTING, *MOVING, *PREDICTING, "executor"))
     elif plan.experts_in == "device":
         reason = f"all {sizing.n_experts} experts of each layer are on the device"
-        flags = _given(config, (*CHOICE, *counting, *MOVING, *POOL))
+        flags = _given(config, (*CHOICE, *counting, *MOVING, *PREDICTING))
     elif plan.experts_in == "host":
-        reason, flags = "no expert has a slot", _given(config, (*CHOICE, *counting, *MOVING))
+        predicting = () if plan.host_places else PREDICTING
+        reason = "no expert has a slot"
+        flags = _given(config, (*CHOICE, *counting, *MOVING, *predicting))
     elif config.expert_resident_selection != "frequency":
         reason = "without --expert-resident-selection frequency"
         flags = _given(config, ("expert_warmup_tokens",))
