@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.experts.cache import ExpertCache
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.parts import ExpertMemory
 from vkmoe.experts.profiler import ExpertProfiler
-from vkmoe.experts.residency import Residency
-from vkmoe.experts.slots import SlotManager
-from vkmoe.experts.tracker import ExpertTracker
-from vkmoe.experts.uploads import Uploads
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf
@@ -37,9 +31,10 @@ from vkmoe.models.recorded import TokenPrograms
 from vkmoe.models.tensors import read_tensors
 from vkmoe.models.weights import with_slots
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.decide import Decision, decide
+from vkmoe.placement.decide import decide
+from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap
 from vkmoe.placement.link import link_of_misses
-from vkmoe.placement.loader import LoadedWeights, Progress, load_weights
+from vkmoe.placement.loader import Progress, load_weights
 
 __all__ = ["Engine"]
 
@@ -95,13 +90,13 @@ class Engine(Closing):
         # ----- memory -----
         n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
         caches = self._cleanup.enter_context(KvCaches(self.device, n_layers, cache_bytes))
-        slots = SlotManager(self.device, decision.pools, poison=checks)
-        self._cleanup.callback(slots.close)
+        places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
-        weights = with_slots(loaded.weights, slots.ranges)
+        weights = with_slots(loaded.weights, places.ranges)
         self._table = loaded.table
-        self._experts = self._follow_experts(decision, loaded, slots, seed, checks)
+        overlaps = copies_overlap(config, self.device)
+        self._experts = places.follow(loaded, seed, overlaps)
         # ----- programs -----
         self._backend = Backend(self.device)
         decoder = Decoder(
@@ -120,6 +115,7 @@ class Engine(Closing):
         self._programs = self._cleanup.enter_context(programs)
         # Runs before anything above is freed: an interrupted or failed submit may still read it.
         self._cleanup.callback(self.device.finish)
+        self._cleanup.callback(places.stop)
 
     # ----- running -----
 
@@ -197,27 +193,3 @@ class Engine(Closing):
     def close(self) -> None:
         """Free everything. May be called twice."""
         self._cleanup.close()
-
-    # ----- making -----
-
-    def _follow_experts(
-        self,
-        decision: Decision,
-        loaded: LoadedWeights,
-        slots: SlotManager,
-        seed: NDArray[np.float64] | None,
-        checks: bool,
-    ) -> ExpertTracker:
-        """Who counts the experts' uses, and moves them where not all have a slot."""
-        weights = loaded.weights
-        n_experts = self.spec.experts.n_experts if self.spec.experts else 1
-        space = KeySpace(len(loaded.homes), n_experts)
-        residency = Residency(space, decision.pools, decision.cache_settings, seed)
-        memory = ExpertMemory(loaded.table, slots, loaded.homes, weights.span_bytes)
-        cache = ExpertCache(residency, memory, Uploads(self.device)) if decision.pools else None
-        if cache is not None:
-            cache.start()
-        loaded.table.publish()
-        on_device = decision.plan.experts_in == "device"
-        numbers = weights.moe_layers
-        return ExpertTracker(numbers, loaded.table, residency, cache, on_device, checks)

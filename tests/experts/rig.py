@@ -6,7 +6,7 @@ in the table version it was given and checks their bytes when it begins and agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,12 +16,13 @@ from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
 from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.parts import CacheWays, ExpertMemory
+from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
+from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.table import N_VERSIONS, ExpertTable
-from vkmoe.experts.uploads import Copy, Upload, Uploads
+from vkmoe.experts.uploads import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
@@ -39,7 +40,7 @@ class DelayedUploads:
     `fail_at_start`, otherwise when it is waited for.
     """
 
-    real: Uploads
+    real: DrainedUploader
     delay: int = 0
     failures: int = 0
     fail_at_start: bool = False
@@ -78,8 +79,43 @@ class _Delayed:
         return None
 
 
+class _File:
+    """The model file: brings an expert's bytes into its place at once."""
+
+    def __init__(self, content: Callable[[int], NDArray[np.uint8]], transfer: Transfer) -> None:
+        self._content, self._transfer = content, transfer
+
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        for number, place, n_bytes in copies:
+            data = self._content(number)
+            assert data.size == n_bytes
+            self._transfer.write(place.buffer, place.offset, data)
+        self._transfer.flush()
+        return _Arrived()
+
+    def drain(self) -> bool:
+        return True
+
+
+class _Arrived:
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None
+
+    def cancel(self) -> bool:
+        return False
+
+    def interval(self) -> tuple[int, int] | None:
+        return None
+
+
 class Rig(Closing):
-    """A cache with tiny spans. Byte b of expert n is (7 n + b + 1) mod 251: never poison."""
+    """A cache with tiny spans. Byte b of expert n is (7 n + b + 1) mod 251: never poison.
+
+    With `n_places`, host memory has so many places for each size of expert, and a file the rest.
+    """
 
     def __init__(
         self,
@@ -89,26 +125,36 @@ class Rig(Closing):
         settings: CacheSettings,
         delay: int | None = None,
         seed: NDArray[np.float64] | None = None,
+        n_places: int | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> None:
-        """`delay` in tokens of the uploads; None is the plain way."""
+        """`delay` in tokens of the uploads; None is the plain way. `sizes` of each layer's experts
+        where they have no slots.
+        """
         self.space, self.pools = space, pools
         self.versions: dict[int, int] = {}  # of the table, that each submit reads
         self.table = ExpertTable(device, space.n_layers, space.n_experts)
-        sizes = {layer: pool.slot_bytes for pool in pools for layer in pool.layers}
-        self.span_bytes = [sizes.get(layer, 256) for layer in range(space.n_layers)]
+        known = {layer: pool.slot_bytes for pool in pools for layer in pool.layers}
+        self.span_bytes = list(sizes or [known.get(i, 256) for i in range(space.n_layers)])
         self.arena = Arena(device, "host", "homes", sum(self.span_bytes) * space.n_experts)
         self.transfer = Transfer(device, 1 << 16)
         self.homes = [
             [self._home(layer, expert) for expert in range(space.n_experts)]
-            for layer in range(space.n_layers)
+            for layer in range(space.n_layers if n_places is None else 0)
         ]
         self.slots = SlotManager(device, pools, poison=True)
         self.uploads = DelayedUploads(Uploads(device), delay or 0)
         memory = ExpertMemory(self.table, self.slots, self.homes, self.span_bytes)
         self.residency = Residency(space, pools, settings, seed)
         ways = CacheWays(wait=delay is None)
-        self.cache = ExpertCache(self.residency, memory, self.uploads, ways)
-        self.cache.start()
+        self.places = SlotManager(device, self._host_pools(n_places), poison=True, intent="host")
+        self.file = DelayedUploads(_File(self.content, self.transfer), delay or 0)
+        order = None
+        if n_places is not None:
+            order = PoolResidency(space, self.places._pools, "slru", self.residency.counts)
+        pool = PoolParts(order, self.places, self.file) if order else None
+        self.cache = ExpertCache(self.residency, memory, self.uploads, ways, pool)
+        self.cache.start(self.file.real.start)
         self.table.publish()
 
     def content(self, number: int) -> NDArray[np.uint8]:
@@ -124,8 +170,20 @@ class Rig(Closing):
         self.cache.check_integrity()
         return hits
 
-    def begin(self) -> int:
-        reader = self.cache.begin()
+    def stepped_token(self, routing: Routing) -> NDArray[np.bool_]:
+        """One token whose layers are a submit each, with a look at the routing before it."""
+        self.cache.end(self.begin())
+        for layer in range(self.space.n_layers):
+            self.cache.need(layer, routing[layer])
+            reader = self.begin(first=False)
+            self.read(reader, routing, [layer])
+            self.cache.end(reader)
+        hits = self.cache.after_token(routing)
+        self.cache.check_integrity()
+        return hits
+
+    def begin(self, first: bool = True) -> int:
+        reader = self.cache.begin(first)
         self.versions[reader] = self.table.version
         return reader
 
@@ -134,16 +192,16 @@ class Rig(Closing):
         self.cache.end(reader)
         return self.cache.after_token(routing)
 
-    def read(self, reader: int, routing: Routing) -> None:
+    def read(self, reader: int, routing: Routing, layers: Sequence[int] | None = None) -> None:
         """What a submit reads now, through its version: of all experts used, the right bytes."""
         version = self.versions[reader]
         n_bytes = self.table.entries.nbytes
         raw = self._bytes(self.table_place(), (version % N_VERSIONS) * n_bytes, n_bytes)
         table = raw.view(np.uint64).reshape(self.table.entries.shape)
-        by_address = {slot.address: slot.place for slot in self.slots.all}
+        by_address = {slot.address: slot.place for slot in (*self.slots.all, *self.places.all)}
         by_address |= {home.address: home for row in self.homes for home in row}
         for layer, row in enumerate(routing.tolist()):
-            for expert in row:
+            for expert in row if layers is None or layer in layers else ():
                 number = layer * self.space.n_experts + expert
                 place = by_address[int(table[layer, expert])]
                 found = self._bytes(place, 0, self.span_bytes[layer])
@@ -154,8 +212,18 @@ class Rig(Closing):
         return Placement(buffer, 0, buffer.address)
 
     def close(self) -> None:
-        for part in (self.table, self.slots, self.transfer, self.arena):
+        for part in (self.table, self.slots, self.places, self.transfer, self.arena):
             part.close()
+
+    def _host_pools(self, n_places: int | None) -> tuple[PoolSpec, ...]:
+        """Places for each size of expert, shared by the layers that have it."""
+        if n_places is None:
+            return ()
+        found = []
+        for size in dict.fromkeys(self.span_bytes):
+            layers = tuple(i for i, other in enumerate(self.span_bytes) if other == size)
+            found.append(PoolSpec(layers, n_places, 0, size))
+        return tuple(found)
 
     def _home(self, layer: int, expert: int) -> Placement:
         place = self.arena.place(self.span_bytes[layer])

@@ -77,7 +77,7 @@ class ExpertCache:
             stall_ns=tier.stall_ns,
         )
 
-    def start(self, read: Callable[[Sequence[Copy]], None] | None = None) -> None:
+    def start(self, read: Callable[[Sequence[Copy]], object] | None = None) -> None:
         """Bring those into slots that are to be there for the first token, and fill the pool.
 
         `read` reads experts (key, place, bytes) from the file. Raises DeviceLostError, and what
@@ -87,16 +87,22 @@ class ExpertCache:
         step = len(moves) if self.pool is None else max(1, self.pool.n_at_once)
         for first in range(0, len(moves), max(1, step)):
             self._bring_at_start(moves[first : first + step])
-        if self.pool is not None and read is not None:
-            self.pool.fill(read)
+        if self.pool is not None:
+            self.residency.copyable = self.pool.residency.published
+            if read is not None:
+                self.pool.fill(read)
 
-    def begin(self) -> int:
+    def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
 
-        Raises DeviceLostError. A copy that fails otherwise leaves its expert at home.
+        Submits of a token but its `first` come after a `need`. Raises DeviceLostError. A copy that
+        fails otherwise leaves its expert at home.
         """
         if self._is_torn:
             self._reset()
+        if first:
+            self._step = None
+            self._step_hits.clear()
         self._tier.start_blocked()
         self._tier.collect(self._ways.wait)
         if self.pool is not None:
@@ -119,11 +125,13 @@ class ExpertCache:
         Waits for the file; raises ModelFileError where it cannot be read. What they let expect of
         the next layer is begun.
         """
+        if self._is_torn:
+            self._reset()
         keys = experts.astype(np.int64) + layer * self._space.n_experts
         self._step = (layer, keys)
         kept = self._kept(keys)
         if self.pool is not None:
-            self.pool.need(keys, kept)
+            self.pool.need(keys, kept, lambda: self._make_room(keys))
         self._hint(layer, experts, keys, kept)
 
     def after_token(
@@ -213,8 +221,6 @@ class ExpertCache:
         hits = self.residency.hits(routing)
         for layer, row in self._step_hits.items():
             hits[layer] = row
-        self._step_hits.clear()
-        self._step = None
         return hits
 
     def _landed(
@@ -255,6 +261,12 @@ class ExpertCache:
         kept[list(self._tier.moving)] = True
         return kept
 
+    def _make_room(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Wait until nobody is copied from the pool; who may not leave it then."""
+        self._tier.start_blocked(wait=True)
+        self._tier.collect(wait=True)
+        return self._kept(keys)
+
     def _hint(
         self,
         layer: int,
@@ -270,13 +282,15 @@ class ExpertCache:
         if self.pool is not None:
             self.pool.want(guessed, kept, budget)
             guessed = guessed[self.pool.residency.published[guessed]]
+        outer, self._torn = self._torn, True
         moves = self.residency.hint(guessed.tolist(), keys, budget - self._tier.pending_bytes)
         self._n_hinted += len(moves)
         self._tier.bring(moves)
+        self._torn = outer
 
     def _bring_at_start(self, moves: Sequence[Move]) -> None:
         if self.pool is not None:
             keys = np.array([move.key for move in moves], np.int64)
-            self.pool.need(keys, self._kept(keys))
+            self.pool.need(keys, self._kept(keys), lambda: self._make_room(keys))
         self._tier.bring(moves, wait=True)
         self._tier.collect(wait=True)

@@ -13,6 +13,7 @@ import numpy as np
 from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.counters import PoolCounters
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.moves import Move
 from vkmoe.experts.policy import Keys, Mask
 from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.tier import Tier
@@ -21,7 +22,7 @@ from vkmoe.gpu.arena import Placement
 
 __all__ = ["HostPool"]
 
-N_ATTEMPTS = 2  # of reading an expert that is needed, before the run ends
+N_ATTEMPTS = 2  # at an expert that is needed, before the run ends
 
 
 class HostPool:
@@ -67,32 +68,37 @@ class HostPool:
         """Where an expert of the pool lies. Must hold: it is there."""
         return self.tier.slots.of(key).place
 
-    def fill(self, read: Callable[[Sequence[Copy]], None]) -> None:
+    def fill(self, read: Callable[[Sequence[Copy]], object]) -> None:
         """Let `read` read experts until the pool is full. Raises what it raises."""
         nobody = np.zeros(self.space.n_keys, np.bool_)
         moves = self.residency.bring(self.residency.first_fill(), nobody, self._in_slots)
         self.tier.fill(moves, read)
 
-    def need(self, keys: Keys, kept: Mask) -> None:
+    def need(self, keys: Keys, kept: Mask, make_room: Callable[[], Mask]) -> None:
         """Have these experts of one layer in a slot or in the pool; waits for them.
 
-        `kept` [n_keys] may not leave the pool, these keys among them. Raises ModelFileError and
-        other VkmoeErrors when one cannot be read, even at a second attempt.
+        `kept` [n_keys] may not leave the pool, these keys among them; `make_room` waits for those
+        of them that are copied, and returns who is kept then. Raises ModelFileError and other
+        VkmoeErrors when one cannot be read, even at a second attempt.
         """
         wanted = keys[~self._in_slots[keys]]
+        outer, self.tier.torn = self.tier.torn, True
         self.residency.use(wanted)
+        self.tier.torn = outer
         self._n_uses += len(wanted)
         self._n_hits += int(np.count_nonzero(self.residency.published[wanted]))
         absent = wanted[~self.residency.published[wanted]]
-        for attempt in range(1, 2 * N_ATTEMPTS + 1):
-            if not absent.size:
-                return
-            absent = self._fetch(absent, kept, final=attempt >= N_ATTEMPTS)
-        raise OutOfMemoryError(
-            f"{len(absent)} experts of layer {self.space.layer(int(absent[0]))} found no place in "
-            "the host pool",
-            "give a larger --host-pool",
-        )
+        n_failed = n_crowded = 0
+        while absent.size:
+            absent, error = self._fetch(absent, kept)
+            n_failed += error is not None
+            n_crowded += bool(absent.size) and error is None
+            if error is not None and n_failed == N_ATTEMPTS:
+                raise self._unreadable(error) from error
+            if n_crowded == N_ATTEMPTS:
+                raise self._crowded(absent)
+            if absent.size:
+                kept = make_room()
 
     def want(self, keys: Keys, kept: Mask, budget_bytes: float) -> None:
         """Begin to read experts that may be needed soon, as far as the budget goes."""
@@ -105,9 +111,7 @@ class HostPool:
                     break
                 coming.append(key)
         if coming:
-            moves = self.residency.bring(coming, kept, self._in_slots)
-            self._n_hinted += len(moves)
-            self.tier.bring(moves)
+            self._n_hinted += len(self._bring(coming, kept, urgent=False))
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless policy and places agree (tests)."""
@@ -118,23 +122,35 @@ class HostPool:
 
     # ----- inside -----
 
-    def _fetch(self, absent: Keys, kept: Mask, final: bool) -> Keys:
-        """One attempt; returns who is still absent."""
+    def _bring(self, keys: list[int], kept: Mask, urgent: bool) -> list[Move]:
+        tier = self.tier
+        outer, tier.torn = tier.torn, True
+        moves = self.residency.bring(keys, kept, self._in_slots)
+        tier.bring(moves, urgent=urgent)
+        tier.torn = outer
+        return moves
+
+    def _fetch(self, absent: Keys, kept: Mask) -> tuple[Keys, Exception | None]:
+        """One attempt; returns who is still absent, and why one of them could not be read."""
         tier, needed = self.tier, set(absent.tolist())
         tier.cancel(lambda key: False)  # whoever is only guessed at waits; those needed come anew
         for key in needed:
             tier.errors.pop(key, None)
         todo = [key for key in absent.tolist() if self.residency.is_absent(key)]
-        moves = self.residency.bring(todo, kept, self._in_slots)
-        tier.bring(moves, urgent=True)
+        moves = self._bring(todo, kept, urgent=True)
         tier.collect(needed=needed)
         if len(moves) < len(todo):
             tier.collect(wait=True)  # those on their way can leave once they are here
         still = absent[~self.residency.published[absent]]
-        failures = [tier.errors[key] for key in still.tolist() if key in tier.errors]
-        if failures and final:
-            raise self._unreadable(failures[0]) from failures[0]
-        return still
+        errors = [tier.errors[key] for key in still.tolist() if key in tier.errors]
+        return still, errors[0] if errors else None
+
+    def _crowded(self, absent: Keys) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"{len(absent)} experts of MoE layer {self.space.layer(int(absent[0]))} found no place "
+            "in the host pool",
+            "give a larger --host-pool",
+        )
 
     def _unreadable(self, error: Exception) -> VkmoeError:
         if isinstance(error, VkmoeError):

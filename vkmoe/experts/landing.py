@@ -72,7 +72,7 @@ class Landings:
         here = missed & filled & (index < self.n_landing)
         layers, ranks = np.nonzero(here)
         order = np.lexsort((layers, ranks))
-        found = keys[here][order].tolist()
+        found: list[int] = keys[here][order].tolist()
         where = zip(layers[order].tolist(), index[here][order].tolist(), strict=True)
         self._arrived = dict(zip(found, where, strict=True))
         return found

@@ -59,6 +59,8 @@ class Residency:
         self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
         self._residents: list[int] = []
         self._warm: list[int] = []
+        # Who can be copied [n_keys]: who is in a host pool that does not hold all. None: everybody.
+        self.copyable: Mask | None = None
 
     @property
     def pinned(self) -> list[list[int]]:
@@ -115,7 +117,8 @@ class Residency:
             missing = self._policy.use(slotted.T.reshape(-1)).tolist()
             if landed:
                 there = set(landed)
-                kept = self._promote([key for key in missing if key in there], keys, self._limits())
+                landing = [key for key in missing if key in there]
+                kept = self._promote(landing, keys, self._limits(), landed=True)
                 moves += [move._replace(landed=True) for move in kept]
                 missing = [key for key in missing if key not in there]
             copies = self._promote(missing, keys, self._limits(budget_bytes))
@@ -191,9 +194,15 @@ class Residency:
         self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)  # not arrived in their slots
 
     def _promote(
-        self, newcomers: Sequence[int], used: Keys, limits: Limits = NO_LIMITS
+        self,
+        newcomers: Sequence[int],
+        used: Keys,
+        limits: Limits = NO_LIMITS,
+        landed: bool = False,
     ) -> list[Move]:
         """Slots for newcomers, of experts that are neither `used` now nor in flight."""
+        if self.copyable is not None and not landed:
+            newcomers = [key for key in newcomers if self.copyable[key]]
         if not newcomers:
             return []
         needed = self._in_flight.copy()

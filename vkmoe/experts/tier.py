@@ -104,7 +104,7 @@ class Tier:
             self.torn = outer
         self.start_blocked(wait, urgent)
 
-    def fill(self, moves: Sequence[Move], read: Callable[[Sequence[Copy]], None]) -> None:
+    def fill(self, moves: Sequence[Move], read: Callable[[Sequence[Copy]], object]) -> None:
         """Bring these all at once, before the first submit, by `read`. Raises what it raises."""
         self._take_slots(moves)
         taken, self._blocked = self._blocked, []

@@ -38,13 +38,15 @@ class ExpertTracker:
         self._table, self._on_device, self._checks = table, on_device, checks
         self._note_pins()
 
-    def begin(self) -> int:
-        """The number to end the next submit with. Raises DeviceLostError.
+    def begin(self, first: bool = True) -> int:
+        """The number to end the next submit with, of a token's `first` or a later one.
+
+        Raises DeviceLostError.
 
         Must hold: no submit is in flight, not even one that was interrupted.
         """
         self._table.end_all()
-        return self.cache.begin() if self.cache is not None else self._table.begin()
+        return self.cache.begin(first) if self.cache is not None else self._table.begin()
 
     def end(self, reader: int) -> None:
         """That submit is over. One that was interrupted or failed needs no ending."""

@@ -1,0 +1,156 @@
+"""A host pool smaller than the model: every byte a layer reads is right, and misses are awaited."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.experts.interrupts import ctrl_c_after
+from tests.experts.rig import Rig
+from vkmoe.errors import DeviceLostError, VkmoeError
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.settings import CacheSettings, make_pools
+from vkmoe.gpu.device import Device
+
+SPACE = KeySpace(n_layers=3, n_experts=8)
+N_USED = 2
+SIZES = [256, 768, 256]
+Make = Callable[..., Rig]
+
+
+@pytest.fixture
+def make(device: Device, nothing_left: None) -> Iterator[Make]:
+    """Makes a rig with `slots` per layer over `places` for each of the two sizes of expert."""
+    made: list[Rig] = []
+
+    def rig(places: int, slots: int = 2, delay: int | None = None, **choices: Any) -> Rig:
+        pools = make_pools([slots] * 3, SIZES, N_USED, "layer")
+        seed = choices.pop("seed", None)
+        settings = CacheSettings("slru", **choices)
+        rig = Rig(device, SPACE, pools, settings, delay, seed, n_places=places, sizes=SIZES)
+        made.append(rig)
+        return rig
+
+    yield rig
+    for one in made:
+        one.close()
+
+
+def random_routing(rng: np.random.Generator) -> Any:
+    return np.stack(
+        [rng.choice(SPACE.n_experts, N_USED, replace=False) for _ in range(SPACE.n_layers)]
+    ).astype(np.uint32)
+
+
+@pytest.mark.parametrize("delay", [None, 0, 2])
+@pytest.mark.parametrize("slots", [0, 1, 3])
+@pytest.mark.parametrize("places", [N_USED, 5, 16])
+def test_every_layer_reads_the_right_bytes(
+    make: Make, places: int, slots: int, delay: int | None
+) -> None:
+    rig = make(places, slots, delay)
+    rng = np.random.default_rng(places)
+    for _ in range(20):
+        rig.stepped_token(random_routing(rng))
+    pool = rig.cache.pool
+    assert pool is not None
+    counters = pool.counters
+    assert counters.n_uses > 0 and (counters.n_reads > 8) == (places < 16 or counters.n_reads > 8)
+    assert (slots == 0) == (rig.cache.counters.n_uploads == 0)
+
+
+def test_a_pool_of_top_k_reads_what_each_layer_uses(make: Make) -> None:
+    """The smallest pool there can be, with routing that never repeats."""
+    rig = make(N_USED, slots=0)
+    for token in range(8):
+        first = (2 * token) % SPACE.n_experts
+        rig.stepped_token(np.array([(first, first + 1)] * 3, np.uint32))
+    assert rig.cache.pool is not None and rig.cache.pool.counters.n_hits < 8
+
+
+def test_an_expert_in_a_slot_leaves_the_pool_first(make: Make) -> None:
+    rig = make(4, slots=2)
+    used = np.array([(0, 1)] * 3, np.uint32)
+    rig.stepped_token(used)
+    rig.stepped_token(used)  # in slots now
+    assert rig.residency.hits(used).all()
+    pool = rig.cache.pool
+    assert pool is not None
+    rig.stepped_token(np.array([(2, 3)] * 3, np.uint32))
+    here = pool.residency.published
+    assert not here[[0, 1]].all(), "twice in memory while others were read again"
+
+
+def test_what_is_in_neither_tier_has_no_address(make: Make) -> None:
+    rig = make(N_USED, slots=0)
+    rng = np.random.default_rng(1)
+    rig.stepped_token(random_routing(rng))
+    assert (rig.table.entries == 0).sum() == SPACE.n_keys - 2 * N_USED
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_read_that_fails_once_is_repeated(
+    make: Make, at_start: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make(3, delay=0)
+    rng = np.random.default_rng(2)
+    with caplog.at_level(logging.WARNING, "vkmoe"):
+        for _ in range(10):
+            rig.file.failures, rig.file.fail_at_start = 1, at_start
+            rig.stepped_token(random_routing(rng))
+    assert rig.cache.pool is not None and rig.cache.pool.counters.n_failed > 5
+    assert len(caplog.records) == 1
+
+
+def test_a_file_that_cannot_be_read_ends_the_token_with_its_error(make: Make) -> None:
+    rig = make(3, delay=0)
+    rng = np.random.default_rng(3)
+    rig.stepped_token(random_routing(rng))
+    rig.file.failures = 1000
+    with pytest.raises(VkmoeError, match="injected"):
+        for _ in range(10):
+            rig.stepped_token(random_routing(rng))
+    rig.file.failures = 0
+    rig.table.end_all()
+    for _ in range(5):
+        rig.stepped_token(random_routing(rng))
+
+
+def test_a_lost_device_is_passed_on(make: Make) -> None:
+    rig = make(3, delay=0)
+    rig.file.failures, rig.file.error = 1, DeviceLostError
+    rng = np.random.default_rng(4)
+    with pytest.raises(DeviceLostError):
+        for _ in range(10):
+            rig.stepped_token(random_routing(rng))
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int | None) -> None:
+    rig = make(3, delay=delay)
+    rng = np.random.default_rng(5)
+    n_lines, ended = 0, False
+    while not ended:
+        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
+            rig.stepped_token(random_routing(rng))
+        ended = len(ran) < n_lines
+        n_lines += 3
+        device.native.wait_idle()
+        rig.table.end_all()  # as the engine does before each token
+        rig.stepped_token(random_routing(rng))
+    assert n_lines > 300
+
+
+def test_a_profile_fills_slots_and_pool(make: Make) -> None:
+    counts = np.zeros(SPACE.n_keys)
+    counts[[1, 2, 3, 8 + 3, 8 + 4, 8 + 5, 16, 16 + 5, 16 + 6]] = [3, 2, 1] * 3
+    rig = make(8, slots=2, seed=counts)
+    assert rig.cache.pool is not None
+    hits = rig.stepped_token(np.array([(1, 3), (3, 5), (0, 6)], np.uint32))
+    assert hits[:, 0].all() and not hits[:, 1].any()
+    assert rig.cache.pool.counters.n_hits == 3

@@ -1,0 +1,128 @@
+"""The memory that experts come and go in, and the cache over it, as the plan has them.
+
+Owns slots, places of a small host pool, scratch to gather in, and the threads that move bytes. Does
+not own the weights that stay where they are.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.closing import Closing
+from vkmoe.config import EngineConfig
+from vkmoe.experts.cache import ExpertCache
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
+from vkmoe.experts.pool_residency import PoolResidency
+from vkmoe.experts.prefetch import Prefetcher
+from vkmoe.experts.residency import Residency
+from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.tracker import ExpertTracker
+from vkmoe.experts.uploads import DrainedUploader, Uploads
+from vkmoe.gpu.arena import Arena
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.program import Range, memory_range
+from vkmoe.placement.decide import Decision
+from vkmoe.placement.loaded import LoadedWeights
+from vkmoe.placement.span_reader import FileReads
+
+__all__ = ["ExpertPlaces", "copies_overlap"]
+
+
+def copies_overlap(config: EngineConfig, device: Device) -> bool:
+    """Whether experts are copied while tokens are computed: where there is a queue for it."""
+    if config.expert_copies is None:
+        return bool(device.native.has_upload_queue)
+    return config.expert_copies == "overlap"
+
+
+class ExpertPlaces(Closing):
+    """Where experts can be besides their homes. Raises OutOfMemoryError when made, with all freed.
+
+    `checks` fills what nobody may read with NaN (tests).
+    """
+
+    def __init__(self, device: Device, decision: Decision, checks: bool = False) -> None:
+        self._device, self._decision, self._checks = device, decision, checks
+        plan = decision.plan
+        with ExitStack() as cleanup:
+            self.slots = cleanup.enter_context(
+                SlotManager(device, decision.pools, checks, plan.landing_slots)
+            )
+            self._places = cleanup.enter_context(
+                SlotManager(device, decision.host_pools, checks, intent="host")
+            )
+            largest = max((pool.slot_bytes for pool in decision.pools), default=0)
+            arena = Arena(device, "device", "gathered experts", plan.gather_places * largest)
+            cleanup.callback(arena.close)
+            self._scratch = [arena.place(largest) for _ in range(plan.gather_places)]
+            self._scratch_ranges = tuple(
+                memory_range(chunk.address, chunk.size) for chunk in arena.chunks
+            )
+            self._threads = ExitStack()
+            cleanup.callback(self._threads.close)
+            self._cleanup = cleanup.pop_all()
+
+    def ranges(self, layer: int) -> tuple[Range, ...]:
+        """The memory in which experts of a MoE layer can lie besides their homes."""
+        return (*self.landing_ranges(layer), *self._places.ranges(layer))
+
+    def landing_ranges(self, layer: int) -> tuple[Range, ...]:
+        """The memory into which experts of a MoE layer can be stored by its kernels."""
+        return (*self.slots.ranges(layer), *self._scratch_ranges)
+
+    def follow(
+        self, loaded: LoadedWeights, seed: NDArray[np.float64] | None, overlaps: bool
+    ) -> ExpertTracker:
+        """Who counts what experts are used, and moves them; experts begin where they belong.
+
+        `seed` are the counts of an earlier run. With `overlaps` a thread copies while tokens are
+        computed. Raises GpuErrors, ModelFileError.
+        """
+        decision, weights, table = self._decision, loaded.weights, loaded.table
+        space = KeySpace(len(weights.moe_layers), table.entries.shape[1])
+        residency = Residency(space, decision.pools, decision.cache_settings, seed)
+        cache = None
+        if decision.pools or decision.host_pools:
+            memory = ExpertMemory(
+                table, self.slots, loaded.homes, weights.span_bytes, self._scratch
+            )
+            ways = CacheWays(wait=not overlaps, marks_homes=self._marks_homes)
+            pool = self._pool(loaded, residency)
+            cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
+            cache.start(loaded.fill)
+        table.publish()
+        on_device = decision.plan.experts_in == "device"
+        return ExpertTracker(weights.moe_layers, table, residency, cache, on_device, self._checks)
+
+    def stop(self) -> None:
+        """End the threads. To be called before the device finishes; may be called twice."""
+        self._threads.close()
+
+    def close(self) -> None:
+        """Free all. Must hold: nothing is in flight."""
+        self._cleanup.close()
+
+    @property
+    def _marks_homes(self) -> bool:
+        plan = self._decision.plan
+        return plan.landing_slots > 0 or plan.gather_places > 0
+
+    def _uploads(self, overlaps: bool) -> DrainedUploader:
+        uploads = Uploads(self._device)
+        if not overlaps:
+            return uploads
+        return self._threads.enter_context(Prefetcher(uploads, "copies to the GPU"))
+
+    def _pool(self, loaded: LoadedWeights, residency: Residency) -> PoolParts | None:
+        """The parts of a host pool that does not hold all experts; None where it does."""
+        if loaded.reader is None:
+            return None
+        policy = self._decision.cache_settings.policy
+        pools = self._decision.host_pools
+        order = PoolResidency(residency.space, pools, policy, residency.counts)
+        reads = Prefetcher(FileReads(loaded.reader), "reads from the file")
+        return PoolParts(order, self._places, self._threads.enter_context(reads))
