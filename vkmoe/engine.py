@@ -32,7 +32,7 @@ from vkmoe.models.tensors import read_tensors
 from vkmoe.models.weights import with_slots
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import decide
-from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap
+from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap, miss_ways
 from vkmoe.placement.link import link_of_misses
 from vkmoe.placement.loader import Progress, load_weights
 
@@ -83,7 +83,8 @@ class Engine(Closing):
         tensors = read_tensors(self.file, self.spec)
         # ----- what the device says, and what is decided -----
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
-        decision = decide(config, self.spec, tensors, self.device.info, tuning)
+        ways = miss_ways(config, self.device.info)
+        decision = decide(config, self.spec, tensors, self.device.info, tuning, ways)
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
         self.link = link_of_misses(self.device, self.plan)
@@ -110,8 +111,17 @@ class Engine(Closing):
         )
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         n_used = self.spec.experts.n_used if self.spec.experts else 1
-        n_moe_layers = len(loaded.homes)
-        programs = TokenPrograms(self._backend, decoder, self.workspace, n_moe_layers, n_used)
+        self._executor = self.plan.executor
+        self._keeps = ways.promote and bool(decision.pools)
+        programs = TokenPrograms(
+            self._backend,
+            decoder,
+            self.workspace,
+            len(weights.moe_layers),
+            n_used,
+            self._executor,
+            self.link.read_bytes_per_second if self.link is not None else None,
+        )
         self._programs = self._cleanup.enter_context(programs)
         # Runs before anything above is freed: an interrupted or failed submit may still read it.
         self._cleanup.callback(self.device.finish)
@@ -134,10 +144,14 @@ class Engine(Closing):
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
-        reader = self._experts.begin()
-        self._programs.run(token, position, self._table.address, with_logits)
-        self._experts.end(reader)
-        self._experts.after_token(self.routing())
+        if self._executor == "stepped":
+            self._run_steps(token, position, with_logits)
+        else:
+            reader = self._experts.begin()
+            self._programs.run(token, position, self._table.address, with_logits)
+            self._experts.end(reader)
+        routing = self.routing()
+        self._experts.after_token(routing, self._filled(routing) if self._keeps else None)
         return TopLogits(*self._programs.candidates()) if with_logits else None
 
     def full_logits(self) -> NDArray[np.float32]:
@@ -193,3 +207,19 @@ class Engine(Closing):
     def close(self) -> None:
         """Free everything. May be called twice."""
         self._cleanup.close()
+
+    # ----- inside -----
+
+    def _run_steps(self, token: int, position: int, with_logits: bool) -> None:
+        """One submit for each MoE layer's experts, which are made available before it."""
+        for step in range(self._programs.n_steps):
+            reader = self._experts.begin(first=step == 0)
+            self._programs.run_step(step, token, position, self._table.address, with_logits)
+            self._experts.end(reader)
+            if step + 1 < self._programs.n_steps:
+                self._experts.need(step, self._programs.step_routing(step))
+
+    def _filled(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of them were stored whole in a landing place: bool [n MoE layers, n_used]."""
+        stored: NDArray[np.bool_] = (self._programs.filled() == routing[..., None] + 1).all(axis=2)
+        return stored

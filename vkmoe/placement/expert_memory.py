@@ -22,14 +22,21 @@ from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.tracker import ExpertTracker
 from vkmoe.experts.uploads import DrainedUploader, Uploads
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loaded import LoadedWeights
+from vkmoe.placement.slots import MissWays
 from vkmoe.placement.span_reader import FileReads
 
-__all__ = ["ExpertPlaces", "copies_overlap"]
+__all__ = ["ExpertPlaces", "copies_overlap", "miss_ways"]
+
+
+def miss_ways(config: EngineConfig, device: DeviceInfo) -> MissWays:
+    promote = not device.is_uma if config.promote_on_read is None else config.promote_on_read
+    return MissWays("gather" if config.miss == "gather" else "read", promote)
 
 
 def copies_overlap(config: EngineConfig, device: Device) -> bool:
