@@ -6,6 +6,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
+#include "weight_row.glsl"
 
 layout(local_size_x_id = 0) in;
 
@@ -25,7 +26,7 @@ layout(push_constant, std430) uniform Push {
 
 #include "reduce.glsl"
 
-uvec2 row_address;
+WeightRow row_address;
 uint block_index;
 
 uvec4 staged_word4(uint r, uint i);

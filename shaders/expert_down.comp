@@ -1,12 +1,16 @@
 // Computes  hidden[row] += sum over slots of weight[slot] * dot(down[slot][row], act[slot]);
 //           gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the next fused RMSNorm).
-// Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses), expert spans by address.
+//           KEEP: what is read of a slot that has a partner is also stored there, and 1 + the expert's id is logged for each
+//           such slot, 0 for the others.
+// Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses, partners), expert spans by
+//           address. KEEP: log words [first_filled + 2 * slot + 1] of the used slots.
 // Who       workgroup -> ROWS rows over all slots; its lanes share slots and columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8. Slots are summed in their order in `routing`.
 // Dispatch  (ceil(n_rows / ROWS), 1, 1)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
+#include "weight_row.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint ROWS = 1u;
@@ -16,6 +20,9 @@ layout(set = 0, binding = 1, std430) readonly buffer Routing { uint routing[]; }
 layout(set = 0, binding = 2, std430) buffer Hidden { float hidden[]; };
 layout(set = 0, binding = 3, std430) writeonly buffer Gained { float gained[]; };
 layout(set = 0, binding = 4, std430) writeonly buffer PartialsOut { float partials_out[]; };
+#ifdef KEEP
+layout(set = 0, binding = 5, std430) writeonly buffer Log { uint filled_log[]; };
+#endif
 
 layout(push_constant, std430) uniform Push {
     uvec2 span;             // a fixed expert with weight 1 (dense feed-forward); null: the routed ones
@@ -26,6 +33,10 @@ layout(push_constant, std430) uniform Push {
     uint n_blocks;
     uint n_slots;
     uint slot_vec4s;        // vec4s of act in a slot
+#ifdef KEEP
+    uint first_filled;
+    uint n_used;
+#endif
 };
 
 #include "reduce.glsl"
@@ -35,9 +46,9 @@ uint first_row;
 
 #define N_DOTS ROWS
 
-uvec2 dot_row(uint r, uint slot) {
+WeightRow dot_row(uint r, uint slot) {
     const uvec2 base = is_null(span) ? routed_address(slot, n_slots) : span;
-    return address_add_product(address_add(base, down_offset), min(first_row + r, n_rows - 1u), row_bytes);
+    return span_row(base, landing_of(slot, n_slots), down_offset, first_row + r, n_rows, row_bytes);
 }
 
 vec4 activation4(uint slot, uint index4) { return act4[slot * slot_vec4s + index4]; }
@@ -48,11 +59,19 @@ float slot_weight(uint slot) { return is_null(span) ? routed_weight(slot, n_slot
 float hidden_square = 0.0;
 
 void store_row(uint row, float value) {
-    const float updated = hidden[row] + value;
+    precise float updated = hidden[row] + value;
+    precise float product = updated * load_float(address_add(gain, row * 4u));
+    precise float squares = hidden_square + updated * updated;
     hidden[row] = updated;
-    gained[row] = updated * load_float(address_add(gain, row * 4u));
-    hidden_square += updated * updated;
+    gained[row] = product;
+    hidden_square = squares;
 }
+
+#ifdef KEEP
+void log_filled(uint slot) {
+    filled_log[first_filled + 2u * slot + 1u] = is_null(landing_of(slot, n_slots)) ? 0u : 1u + routing[slot];
+}
+#endif
 
 void main() {
     const uint lane = gl_LocalInvocationIndex;
@@ -64,4 +83,9 @@ void main() {
     }
     const float square = workgroup_sum(hidden_square);
     if (lane == 0u) partials_out[group] = square;
+#ifdef KEEP
+    if (group == 0u) {
+        for (uint s = lane; s < n_used; s += gl_WorkGroupSize.x) log_filled(s);
+    }
+#endif
 }

@@ -1,12 +1,16 @@
 // Computes  act[slot][row] = silu(s * dot(gate[row], x)) * (s * dot(up[row], x)) for each used expert; silu(v) = v / (1 + exp(-v)).
 //           s is the fused RMSNorm scale. PASS 1 stores s * gate alone, PASS 2 finishes with up (gate and up of different types).
-// Inputs    x f32 (gained), norm_partials, routing (ids, weights, addresses [n_slots]); expert spans by address.
+//           KEEP: what is read of a slot that has a partner is also stored there; the last pass logs 1 + the expert's id for
+//           each such slot, 0 for the others.
+// Inputs    x f32 (gained), norm_partials, routing (ids, weights, addresses, partners [n_slots]); expert spans by address.
+//           KEEP: log words [first_filled + 2 * slot] of the used slots.
 // Who       workgroup -> ROWS rows of one slot (y); its lanes share the columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8.
 // Dispatch  (ceil(n_rows / ROWS), n_slots, 1)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
+#include "weight_row.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint ROWS = 1u;
@@ -16,6 +20,9 @@ layout(set = 0, binding = 0, std430) readonly buffer Input { vec4 x4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer PartialsIn { float norm_partials[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Routing { uint routing[]; };
 layout(set = 0, binding = 3, std430) buffer Act { float act[]; };
+#ifdef KEEP
+layout(set = 0, binding = 4, std430) writeonly buffer Log { uint filled_log[]; };
+#endif
 
 layout(push_constant, std430) uniform Push {
     uvec2 span;             // a fixed expert (dense feed-forward); null: the routed ones
@@ -28,6 +35,10 @@ layout(push_constant, std430) uniform Push {
     uint n_partials;
     float inverse_width;
     float eps;
+#ifdef KEEP
+    uint first_filled;
+    uint n_used;
+#endif
 };
 
 #include "reduce.glsl"
@@ -35,15 +46,14 @@ layout(push_constant, std430) uniform Push {
 #include "routing.glsl"
 
 uint first_row;
-uvec2 expert_span;
+uvec2 expert_span, expert_landing;
 
 const uint N_DOTS = PASS == 0u ? 2u * ROWS : ROWS;
 
 // Dots [0, ROWS) are gate rows, then up rows; a single pass has only its own.
-uvec2 dot_row(uint r, uint slot) {
+WeightRow dot_row(uint r, uint slot) {
     const bool is_up = PASS == 2u || r >= ROWS;
-    const uint row = min(first_row + r % ROWS, n_rows - 1u);
-    return address_add_product(address_add(expert_span, is_up ? up_offset : gate_offset), row, row_bytes);
+    return span_row(expert_span, expert_landing, is_up ? up_offset : gate_offset, first_row + r % ROWS, n_rows, row_bytes);
 }
 
 vec4 activation4(uint slot, uint index4) { return x4[index4]; }
@@ -51,22 +61,36 @@ float slot_weight(uint slot) { return 1.0; }
 
 #include "dot.glsl"
 
-float silu(float v) { return v / (1.0 + exp(-v)); }
+float silu(float v) {
+    precise float result = v / (1.0 + exp(-v));
+    return result;
+}
 
 void store_row(uint row, uint r, float scale) {
     const uint index = gl_WorkGroupID.y * n_rows + row;
-    if (PASS == 0u) act[index] = silu(scale * dot_total(r)) * (scale * dot_total(r + ROWS));
-    if (PASS == 1u) act[index] = scale * dot_total(r);
-    if (PASS == 2u) act[index] = silu(act[index]) * (scale * dot_total(r));
+    precise float value = scale * dot_total(r);
+    if (PASS == 0u) value = silu(value) * (scale * dot_total(r + ROWS));
+    if (PASS == 2u) value = silu(act[index]) * value;
+    act[index] = value;
 }
+
+#ifdef KEEP
+void log_filled(uint slot) {
+    if (PASS != 1u && slot < n_used) filled_log[first_filled + 2u * slot] = is_null(expert_landing) ? 0u : 1u + routing[slot];
+}
+#endif
 
 void main() {
     const uint lane = gl_LocalInvocationIndex;
     const float scale = fused_rms_scale(n_partials, inverse_width, eps);
     expert_span = is_null(span) ? routed_address(gl_WorkGroupID.y, n_slots) : span;
+    expert_landing = landing_of(gl_WorkGroupID.y, n_slots);
     first_row = gl_WorkGroupID.x * ROWS;
     dot_rows(1u, n_blocks);
     for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
         if (first_row + r < n_rows) store_row(first_row + r, r, scale);
     }
+#ifdef KEEP
+    if (gl_WorkGroupID.x == 0u && lane == 0u) log_filled(gl_WorkGroupID.y);
+#endif
 }

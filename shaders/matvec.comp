@@ -8,6 +8,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
+#include "weight_row.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint ROWS = 1u;
@@ -54,7 +55,7 @@ uint first_row;
 
 #define N_DOTS ROWS
 
-uvec2 dot_row(uint r, uint slot) {
+WeightRow dot_row(uint r, uint slot) {
     const uint row = min(first_row + r, n_rows - 1u);
 #ifdef RESIDUAL
     return address_add_product(weights, row, row_bytes);

@@ -4,8 +4,8 @@
 //                   staged words of a block are loaded once into shared memory. Coalesced: for real GPUs.
 //   BLOCK_PER_LANE  a lane takes whole blocks, its staged words in registers. For CPU drivers, where a load costs the same
 //                   whatever its address: activations are loaded once for all rows, headers once a block.
-// Needs: address.glsl, reduce.glsl, a TYPE_ define, N_DOTS (constant), and from the op
-//   uvec2 dot_row(uint r, uint slot)             address of row r of this workgroup (or lane) in the slot's matrix
+// Needs: address.glsl, weight_row.glsl, reduce.glsl, a TYPE_ define, N_DOTS (constant), and from the op
+//   WeightRow dot_row(uint r, uint slot)         row r of this workgroup (or lane) in the slot's matrix
 //   vec4 activation4(uint slot, uint index4)     four activations
 //   float slot_weight(uint slot)                 what the slot's dot product is multiplied by
 // Gives dot_rows(n_slots, n_blocks), then dot_total(r), valid in every lane.
@@ -21,21 +21,33 @@ uvec4 staged_word4(uint r, uint i);
 #define STAGED_ARRAY 1u
 #endif
 
+float sum4(vec4 v) {
+    precise float sum = (v.x + v.y) + (v.z + v.w);
+    return sum;
+}
+
 // The dot product of one chunk; x_sums: the sums of its two groups of activations, which min terms multiply.
+// precise, here and wherever a weight's dot product is made: a driver that contracts or reorders could else do so in one
+// variant of a kernel and not in another, and where an expert lies would change the answer.
 float chunk_dot(vec4 q[8], vec4 scale, vec4 x[8], vec2 x_sums) {
-    const float a = dot(q[0], x[0]) + dot(q[1], x[1]) + dot(q[2], x[2]) + dot(q[3], x[3]);
-    const float b = dot(q[4], x[4]) + dot(q[5], x[5]) + dot(q[6], x[6]) + dot(q[7], x[7]);
+    precise vec4 a = q[0] * x[0];
+    precise vec4 b = q[4] * x[4];
+    [[unroll]] for (uint i = 1u; i < 4u; ++i) {
+        a = fma(q[i], x[i], a);
+        b = fma(q[i + 4u], x[i + 4u], b);
+    }
+    precise float result = fma(scale.x, sum4(a), scale.z * sum4(b));
 #ifdef HAS_MIN
-    return scale.x * a + scale.z * b - (scale.y * x_sums.x + scale.w * x_sums.y);
-#else
-    return scale.x * a + scale.z * b;
+    result -= fma(scale.y, x_sums.x, scale.w * x_sums.y);
 #endif
+    return result;
 }
 
 vec2 activation_sums(vec4 x[8]) {
 #ifdef HAS_MIN
-    const vec4 ones = vec4(1.0);
-    return vec2(dot(ones, x[0] + x[1] + x[2] + x[3]), dot(ones, x[4] + x[5] + x[6] + x[7]));
+    precise vec4 a = (x[0] + x[1]) + (x[2] + x[3]);
+    precise vec4 b = (x[4] + x[5]) + (x[6] + x[7]);
+    return vec2(sum4(a), sum4(b));
 #else
     return vec2(0.0);
 #endif
@@ -108,13 +120,13 @@ uvec4 staged_local[N_DOTS * STAGED_ARRAY];
 uvec4 staged_word4(uint r, uint i) { return staged_local[r * STAGED_WORDS4 + i]; }
 
 void dot_rows(uint n_slots, uint n_blocks) {
-    float sums[N_DOTS];
+    precise float sums[N_DOTS];
     [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
     for (uint flat_block = gl_LocalInvocationIndex; flat_block < n_slots * n_blocks; flat_block += gl_WorkGroupSize.x) {
         const uint slot = flat_block / n_blocks;
         const uint block = flat_block % n_blocks;
         const float weight = slot_weight(slot);
-        uvec2 rows[N_DOTS];
+        WeightRow rows[N_DOTS];
         [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
             rows[r] = dot_row(r, slot);
             [[unroll]] for (uint i = 0u; i < STAGED_WORDS4; ++i)
@@ -128,7 +140,7 @@ void dot_rows(uint n_slots, uint n_blocks) {
                 vec4 q[8];
                 vec4 scale;
                 unpack_chunk(rows[r], n_blocks, block, t, r, q, scale);
-                sums[r] += weight * chunk_dot(q, scale, x, x_sums);
+                sums[r] = fma(weight, chunk_dot(q, scale, x, x_sums), sums[r]);
             }
         }
     }
@@ -171,7 +183,7 @@ void dot_rows(uint n_slots, uint n_blocks) {
     const uint n_flat_blocks = n_slots * n_blocks;
     const uint block_in_tile = gl_LocalInvocationIndex / BLOCK_CHUNKS;
     const uint t = gl_LocalInvocationIndex % BLOCK_CHUNKS;
-    float sums[N_DOTS];
+    precise float sums[N_DOTS];
     [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
     for (uint first_block = 0u; first_block < n_flat_blocks; first_block += tile_blocks) {
 #ifdef HAS_STAGED
@@ -189,7 +201,7 @@ void dot_rows(uint n_slots, uint n_blocks) {
                 vec4 q[8];
                 vec4 scale;
                 unpack_chunk(dot_row(r, slot), n_blocks, block, t, r, q, scale);
-                sums[r] += weight * chunk_dot(q, scale, x, x_sums);
+                sums[r] = fma(weight, chunk_dot(q, scale, x, x_sums), sums[r]);
             }
         }
 #ifdef HAS_STAGED

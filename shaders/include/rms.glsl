@@ -6,5 +6,6 @@ float fused_rms_scale(uint n_partials, float inverse_width, float eps) {
     float sum = 0.0;
     for (uint i = gl_LocalInvocationIndex; i < n_partials; i += gl_WorkGroupSize.x) sum += norm_partials[i];
     sum = workgroup_sum(sum);
-    return 1.0 / sqrt(sum * inverse_width + eps);
+    precise float scale = 1.0 / sqrt(sum * inverse_width + eps);
+    return scale;
 }

@@ -10,3 +10,10 @@ uvec2 routed_address(uint slot, uint n_slots) {
 uvec2 routed_partner(uint slot, uint n_slots) {
     return uvec2(routing[4u * n_slots + 2u * slot], routing[4u * n_slots + 2u * slot + 1u]);
 }
+
+// Where a slot's expert is stored while it is read; null for nowhere.
+#ifdef KEEP
+uvec2 landing_of(uint slot, uint n_slots) { return routed_partner(slot, n_slots); }
+#else
+uvec2 landing_of(uint slot, uint n_slots) { return uvec2(0u); }
+#endif

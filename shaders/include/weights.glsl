@@ -6,9 +6,9 @@
 //   HAS_MIN           defined when weights have a min term
 //   chunk_x(block, t)                        index of the first activation of chunk t, in vec4
 //   load_staged(row, n_blocks, block, i)     staged word i of a block
-//   unpack_chunk(row, n_blocks, block, t, r, q, scale)
+//   unpack_chunk(row, n_blocks, block, t, r, q, scale)  reads what is not staged, each word for one chunk only
 //       q: 32 values; scale: (scale a, min a, scale b, min b); weight = scale*q - min, a for q[0..3], b for q[4..7]
-// Needs: address.glsl, and staged_word4(r, i), which returns staged word i of the block at hand of dot r.
+// Needs: weight_row.glsl, and staged_word4(r, i), which returns staged word i of the block at hand of dot r.
 
 // Four bytes below 128 as floats. Signed: CPUs convert signed integers in one instruction, unsigned ones in many.
 vec4 bytes_to_vec4(uint word) {

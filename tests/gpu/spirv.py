@@ -21,6 +21,9 @@ CONSTANT, SPEC_CONSTANT, SPEC_COMPOSITE, SPEC_OP = 43, 50, 51, 52
 VARIABLE, LOAD, STORE, COPY_MEMORY, COPY_MEMORY_SIZED = 59, 61, 62, 63, 64
 DECORATE, MEMBER_DECORATE = 71, 72
 ATOMICS = range(227, 243)
+F_NEGATE, F_ADD, F_SUB, F_MUL, F_DIV, VECTOR_TIMES_SCALAR, DOT = 127, 129, 131, 133, 136, 142, 148
+EXTENDED, FUSED = 12, 50  # an instruction of GLSL.std.450, and its a * b + c
+NO_CONTRACTION = 42
 SPEC_ID, BUILT_IN, NON_WRITABLE, NON_READABLE, BINDING, SET, OFFSET = 1, 11, 24, 25, 33, 34, 35
 ALIGNED = 2  # memory operand
 WORKGROUP, PUSH_CONSTANT, STORAGE_BUFFER, PHYSICAL = 4, 9, 12, 5349
@@ -146,6 +149,16 @@ class Module:
                 found.append(Access(opcode, self.describe(kind.words[2]),
                                     operands[1] if aligned else 0))  # fmt: skip
         return found
+
+    @cached_property
+    def float_operations(self) -> list[str]:
+        """Arithmetic on floats, and calls of GLSL.std.450, in the order they stand in."""
+        plain = (F_NEGATE, F_ADD, F_SUB, F_MUL, F_DIV, VECTOR_TIMES_SCALAR, DOT)
+        return [
+            f"{item.opcode}" if item.opcode != EXTENDED else f"{item.opcode}:{item.words[3]}"
+            for item in self.instructions
+            if item.opcode in plain or item.opcode == EXTENDED
+        ]
 
     @cached_property
     def spec_ids(self) -> dict[int, int]:

@@ -1,4 +1,7 @@
-"""expert_gate_up and expert_down against their twins, through routed addresses or a fixed span."""
+"""expert_gate_up and expert_down against their twins, through routed addresses or a fixed span.
+
+Of slots that are kept, what is read must also be in their landing places, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,10 @@ class GateUpCase:
         """Compare; values that damaged weights decide are left out."""
         program, experts, source, act = self._make(runner)
         inputs = {**source.inputs, experts.routing_ref: experts.routing}
-        (words,) = runner.run(program, inputs, act)
+        words, log = runner.run(program, inputs, act, experts.log_ref)
         checks = Checks()
+        if experts.landing:
+            experts.compare_landing(runner, log, 0, checks)
         wanted, magnitude = self._twin(experts, source)
         act_found = words[:-1].view(np.float32).reshape(wanted.shape)
         sound = np.isfinite(wanted)
@@ -76,6 +81,7 @@ class GateUpCase:
             experts.homes,
             "gate/up",
             experts.span,
+            experts.landing,
         )
         return program, experts, source, act
 
@@ -104,16 +110,19 @@ class DownCase:
 
     def run(self, runner: Runner) -> Checks:
         program, experts, left, act, act_ref = self._make(runner)
-        words = runner.run(
+        *words, log = runner.run(
             program,
             {act_ref: act, experts.routing_ref: experts.routing, left.refs.hidden: left.before},
             *left.outputs,
+            experts.log_ref,
         )
         down = experts.of_slots(2)
         wanted = down_twin(down, act, experts.weights, left.before, left.gain)
         terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(act))
         magnitude = np.abs(left.before) + np.abs(experts.weights).astype(np.float64) @ terms
         checks = Checks()
+        if experts.landing:
+            experts.compare_landing(runner, log, 1, checks)
         left.compare(checks, words, wanted, magnitude, self.tuning.rows)
         return checks
 
@@ -146,5 +155,6 @@ class DownCase:
             experts.homes,
             "down",
             experts.span,
+            experts.landing,
         )
         return program, experts, left, act, act_ref

@@ -40,6 +40,7 @@ ROUTERS = (  # and places for misses: for each to be gathered to, for some to be
 )
 ROUTED, FIXED = Use(6, 3), Use(6, 1, routed=False)
 ALL_USED = Use(N_SLOTS, N_SLOTS)
+KEPT, ALL_KEPT = Use(6, 3, kept=(0, 2)), Use(N_SLOTS, N_SLOTS, kept=tuple(range(N_SLOTS)))
 POSITIONS = (0, 31, 32, 150)
 
 
@@ -133,6 +134,22 @@ def _expert_gate_up(setting: Setting) -> Iterator[Measured]:
         yield _compare(setting, f"with up {other}", replace(routed, types=(kind, other)).run)
 
 
+def _expert_gate_up_keep(setting: Setting) -> Iterator[Measured]:
+    kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
+    case = GateUpCase(tuning, (kind, kind), KEPT, 5, 512)
+    large = GateUpCase(tuning, (kind, kind), ALL_KEPT, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
+    yield _time(setting, _compare(setting, "", case.run), large.time)
+    if kind == MIXED_TYPE:
+        other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
+        yield _compare(setting, f"with up {other}", replace(case, types=(kind, other)).run)
+
+
+def _expert_down_keep(setting: Setting) -> Iterator[Measured]:
+    case = DownCase(setting.tuning, setting.axis, KEPT, 13, 768)
+    large = replace(case, use=ALL_KEPT, n_rows=setting.rows_of(INNER, N_SLOTS), n_columns=INNER)
+    yield _time(setting, _compare(setting, "", case.run), large.time)
+
+
 def _expert_down(setting: Setting) -> Iterator[Measured]:
     kind, tuning = setting.axis, setting.tuning
     routed = DownCase(tuning, kind, ROUTED, 13, 512)
@@ -221,6 +238,8 @@ FAMILIES = {
     "matvec_residual": Family(_matvec_residual, "dot_suffix"),
     "expert_gate_up": Family(_expert_gate_up, "dot_suffix"),
     "expert_down": Family(_expert_down, "dot_suffix"),
+    "expert_gate_up_keep": Family(_expert_gate_up_keep, "dot_suffix"),
+    "expert_down_keep": Family(_expert_down_keep, "dot_suffix"),
     "embed": Family(_embed, "nothing"),
     "attention": Family(_attention, "reduce_suffix"),
     "attention_combine": Family(_attention, "nothing"),

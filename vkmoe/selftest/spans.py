@@ -1,7 +1,7 @@
 """Random experts in spans on a device, and a routing that points at some of them.
 
 Whatever no kernel may look at is NaN: the gaps between the matrices of a span, the experts that no
-slot uses, and the routing of a fixed span.
+slot uses, the routing of a fixed span, and landing places before something is stored there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Range, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.experts import ExpertShape, SpanMatrix
+from vkmoe.ops.experts import ExpertShape, SpanMatrix, kept_bytes
+from vkmoe.ops.gather import LandingMemory
+from vkmoe.ops.router import LOG_HEADER_WORDS, filled_words, log_words
 from vkmoe.quants import device_row_bytes, to_device
+from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.weights import Bytes, decode_rows, random_rows
 
 __all__ = ["Experts", "Use"]
 
 SPAN_ALIGNMENT = 256
 POISON = 0xFF  # bytes that are NaN in every type
+N_LAYERS, LAYER = 3, 1  # of the log
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,20 @@ class Use:
     """How many experts there are and how many slots use them; not `routed`: one fixed span.
 
     Every slot has an expert of its own if there are as many, else they are drawn. `damaged_row` is
-    a row that is NaN in every matrix of every expert.
+    a row that is NaN in every matrix of every expert. The slots of `kept`, if it is given, have a
+    landing place that what is read of them is stored to; only slots below `n_used` may.
     """
 
     n_experts: int
     n_slots: int
     routed: bool = True
     damaged_row: int | None = None
+    kept: tuple[int, ...] | None = None
+    n_shared: int = 0  # slots behind the used ones, of which nothing is noted
+
+    @property
+    def n_used(self) -> int:
+        return self.n_slots - self.n_shared
 
 
 class Experts:
@@ -63,6 +74,10 @@ class Experts:
         self._rows = [self._fill(spans, matrix) for matrix in matrices]
         spans[np.setdiff1d(np.arange(use.n_experts), self.ids)] = POISON
         address = runner.place(spans)
+        self._spans, self._address = spans, address
+        self.log_ref = TensorRef("log", log_words(N_LAYERS, use.n_used))
+        self._landing_address = 0
+        self.landing = self._land(runner)
         self.homes: tuple[Range, ...] = (memory_range(address, spans.nbytes),)
         self.span = 0 if use.routed else address
         self.routing_ref = TensorRef("routing", 6 * self.n_slots)
@@ -73,6 +88,39 @@ class Experts:
         matrix = (self.shape.gate, self.shape.up, self.shape.down)[which]
         values = decode_rows(matrix.type, self._rows[which], matrix.n_columns)
         return values.reshape(-1, matrix.n_rows, matrix.n_columns)[self.ids]
+
+    def compare_landing(
+        self, runner: Runner, log: NDArray[np.uint32], half: int, checks: Checks
+    ) -> None:
+        """Landing places hold their homes' bytes and nothing else; homes are as they were.
+
+        `half` 0: gate and up were stored and noted in `log`, 1: down.
+        """
+        use, n_bytes = self._use, self.shape.span_bytes
+        assert use.kept is not None
+        wanted = np.full((len(use.kept), n_bytes), POISON, np.uint8)
+        kept = kept_bytes(self.shape)
+        wanted[:, kept] = self._spans[self.ids[list(use.kept)]][:, kept]
+        found = runner.fetch(self._landing_address, wanted.size).reshape(wanted.shape)
+        checks.equal("landing places", found, wanted)
+        homes = runner.fetch(self._address, self._spans.size).reshape(self._spans.shape)
+        checks.equal("homes", homes, self._spans)
+        expected = np.full(self.log_ref.n_words, SENTINEL, np.uint32)
+        start = LOG_HEADER_WORDS + (N_LAYERS + 2 * LAYER) * use.n_used + half
+        words = expected[start:][: 2 * use.n_used : 2]
+        words[:] = 0
+        words[list(use.kept)] = 1 + self.ids[list(use.kept)]
+        checks.equal("log", log, expected)
+
+    def _land(self, runner: Runner) -> LandingMemory | None:
+        """Landing places for the kept slots, in a row."""
+        if self._use.kept is None:
+            return None
+        places = np.full(max(1, len(self._use.kept)) * self.shape.span_bytes, POISON, np.uint8)
+        self._landing_address = runner.place(places)
+        filled = filled_words(self.log_ref, LAYER, self._use.n_used)
+        memory = memory_range(self._landing_address, places.size)
+        return LandingMemory((memory,), self.log_ref, filled)
 
     def _draw_ids(self) -> NDArray[np.int64]:
         n_experts, n_slots = self._use.n_experts, self._use.n_slots
@@ -102,6 +150,8 @@ class Experts:
         span_bytes = np.uint64(self.shape.span_bytes)
         addresses = np.uint64(address) + self.ids.astype(np.uint64) * span_bytes
         partners = np.zeros(self.n_slots, np.uint64)
+        for index, slot in enumerate(self._use.kept or ()):
+            partners[slot] = self._landing_address + index * self.shape.span_bytes
         parts = (self.ids.astype(np.uint32), self.weights, addresses, partners)
         return np.concatenate([part.view(np.uint32) for part in parts])
 

@@ -5,12 +5,12 @@
 
 uint chunk_x(uint block, uint t) { return block * 8u; }
 
-uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
+void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
     scale = vec4(1.0, 0.0, 1.0, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-        const uvec4 words = load_words4(address_add(row, block * 64u + i * 16u));
+        const uvec4 words = row_words4(row, block * 64u + i * 16u);
         q[2u * i] = vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
         q[2u * i + 1u] = vec4(unpackHalf2x16(words.z), unpackHalf2x16(words.w));
     }

@@ -9,12 +9,12 @@
 
 uint chunk_x(uint block, uint t) { return block * 64u + (t >> 1u) * 16u + (t & 1u) * 4u; }
 
-uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) { return load_words4(address_add(row, block * 144u)); }
+uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return row_words4(row, block * 144u); }
 
 #include "types/k_header.glsl"
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
-    const uvec4 nibbles = load_words4(address_add(row, block * 144u + 16u + t * 16u));
+void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 nibbles = row_words4(row, block * 144u + 16u + t * 16u);
     scale = k_quant_scales(staged_word4(r, 0u), t);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = bytes_to_vec4(nibbles[i] & 0x0F0F0F0Fu);

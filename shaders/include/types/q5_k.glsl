@@ -8,14 +8,14 @@
 
 uint chunk_x(uint block, uint t) { return block * 64u + (t >> 1u) * 16u + (t & 1u) * 4u; }
 
-uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) {
-    return load_words4(address_add(row, block * 176u + i * 16u));
+uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) {
+    return row_words4(row, block * 176u + i * 16u);
 }
 
 #include "types/k_header.glsl"
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
-    const uvec4 nibbles = load_words4(address_add(row, block * 176u + 48u + t * 16u));
+void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 nibbles = row_words4(row, block * 176u + 48u + t * 16u);
     const uvec4 high = (t & 1u) == 0u ? staged_word4(r, 1u) : staged_word4(r, 2u);
     const uint bit = (t >> 1u) * 2u;
     scale = k_quant_scales(staged_word4(r, 0u), t);

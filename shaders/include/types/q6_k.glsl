@@ -9,19 +9,19 @@
 uint chunk_x(uint block, uint t) { return block * 64u + (t >> 2u) * 32u + (t & 3u) * 4u; }
 
 // Words 0..3: qh; 4: the sixteen scales; 5: d in the low half of x.
-uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) {
-    if (i < 4u) return load_words4(address_add(row, n_blocks * 128u + block * 64u + i * 16u));
-    if (i == 4u) return load_words4(address_add(row, n_blocks * 192u + block * 16u));
-    const uint pair = load_word(address_add(row, n_blocks * 208u + (block >> 1u) * 4u));
+uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) {
+    if (i < 4u) return row_words4(row, n_blocks * 128u + block * 64u + i * 16u);
+    if (i == 4u) return row_words4(row, n_blocks * 192u + block * 16u);
+    const uint pair = row_pair(row, n_blocks * 208u, block);
     return uvec4((block & 1u) == 0u ? pair & 0xFFFFu : pair >> 16u, 0u, 0u, 0u);
 }
 
-float scale_byte(uvec4 scales, uint i) {
+precise float scale_byte(uvec4 scales, uint i) {
     return float(bitfieldExtract(int(scales[i >> 2u]), int(i & 3u) * 8, 8));
 }
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
-    const uvec4 nibbles = load_words4(address_add(row, block * 128u + t * 16u));
+void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 nibbles = row_words4(row, block * 128u + t * 16u);
     const uint half_index = t >> 2u;
     const uint quadrant = (t & 3u) >> 1u;  // 0 or 1: which 32 weights the low nibbles are; the high ones are two further
     // Indices that are constants where the words are in registers.

@@ -6,7 +6,7 @@
 
 uint chunk_x(uint block, uint t) { return block * 8u; }
 
-uvec4 load_staged(uvec2 row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
 
 vec4 signed_bytes(uint word) {
     const int value = int(word);
@@ -14,10 +14,10 @@ vec4 signed_bytes(uint word) {
                 float(bitfieldExtract(value, 16, 8)), float(bitfieldExtract(value, 24, 8)));
 }
 
-void unpack_chunk(uvec2 row, uint n_blocks, uint block, uint t, uint r, out vec4 q[8], out vec4 scale) {
-    const uvec4 first = load_words4(address_add(row, block * 32u));
-    const uvec4 second = load_words4(address_add(row, block * 32u + 16u));
-    const vec2 pair = unpackHalf2x16(load_word(address_add(row, n_blocks * 32u + (block >> 1u) * 4u)));
+void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 first = row_words4(row, block * 32u);
+    const uvec4 second = row_words4(row, block * 32u + 16u);
+    const vec2 pair = unpackHalf2x16(row_pair(row, n_blocks * 32u, block));
     const float d = (block & 1u) == 0u ? pair.x : pair.y;
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
