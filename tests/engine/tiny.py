@@ -45,17 +45,19 @@ def expected(name: str) -> dict[str, NDArray[Any]]:
         return dict(stored)
 
 
-def rewrite(source: Path, target: Path, change: Change) -> Path:
+def rewrite(source: Path, target: Path, change: Change, per_part: int = 0) -> Path:
     """Write `source` again as `target` after `change(metadata, tensors)` has had its way.
 
-    Numbers are written in 32 bits, or in 64 where they need them.
+    Numbers are written in 32 bits, or in 64 where they need them. With `per_part`, in parts of so
+    many tensors; returns the first.
     """
     with open_gguf(source) as file:
         metadata: dict[str, Any] = dict(file.metadata)
         tensors = {name: Tensor(info.type, info.shape, file.data(name).copy())
                    for name, info in file.tensors.items()}  # fmt: skip
     change(metadata, tensors)
-    writer = gguf.GGUFWriter(target, str(metadata.pop("general.architecture", "none")))
+    architecture = str(metadata.pop("general.architecture", "none"))
+    writer = gguf.GGUFWriter(target, architecture, split_max_tensors=per_part)
     for key, value in metadata.items():
         _add(writer, key, value)
     for name, tensor in tensors.items():
@@ -67,7 +69,7 @@ def rewrite(source: Path, target: Path, change: Change) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return target
+    return next(iter(sorted(target.parent.glob(f"{target.stem}-00001-of-*.gguf"))), target)
 
 
 def retyped(tensor: Tensor, type_name: str) -> Tensor:

@@ -84,7 +84,6 @@ class SpanReader(Closing):
         layer, expert = divmod(number, self._n_experts)
         sources, end = self._layers[layer], 0
         assert out.size == self.span_bytes[layer], (number, out.size)
-        what = f"expert {expert} of MoE layer {layer}"
         for source in sources:
             file = self._files[source.tensor.part]
             file.will_read(source.offset(expert), source.n_bytes)
@@ -92,7 +91,7 @@ class SpanReader(Closing):
             matrix, file = source.matrix, self._files[source.tensor.part]
             out[end : matrix.offset] = 0
             end = matrix.offset + matrix.n_bytes
-            self._read_matrix(source, expert, out[matrix.offset : end], what)
+            self._read_matrix(source, expert, out[matrix.offset : end])
             file.drop(source.offset(expert), source.n_bytes)
         out[end:] = 0
 
@@ -106,11 +105,11 @@ class SpanReader(Closing):
         for file in self._files:
             file.close()
 
-    def _read_matrix(self, source: _Source, expert: int, out: Bytes, what: str) -> None:
+    def _read_matrix(self, source: _Source, expert: int, out: Bytes) -> None:
         """In one go where rows are kept as the file has them, else piece by piece."""
         tensor, matrix = source.tensor, source.matrix
         file, offset = self._files[tensor.part], source.offset(expert)
-        what = f"{tensor.name} of {what}"
+        what = f"expert {expert} of {tensor.name}"
         if source.is_kept:
             file.read_into(out, offset, what)
             return
