@@ -58,10 +58,11 @@ class Uploads:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._timed = device.native.has_timestamps("upload")
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         try:  # no context manager: nearly every token comes here
-            return _Upload(self._device.native.upload(copies))
+            return _Upload(self._device.native.upload(copies, self._timed))
         except native().VulkanError as error:
             raise translated(error, DOING) from error
 
@@ -97,4 +98,4 @@ class _Upload:
         return False
 
     def interval(self) -> tuple[int, int] | None:
-        return None
+        return self._submission.interval() if self._submission.done() else None
