@@ -18,7 +18,11 @@ def device() -> Iterator[Device]:
     """The device, with what it keeps from its first submits made already."""
     with Device(os.environ.get("VKMOE_DEVICE")) as opened:
         for queue in ("compute", "upload"):
-            recording = opened.native.recorder(queue=queue).finish()
+            n_timestamps = 2 * opened.native.has_timestamps(queue)  # as uploads have them
+            recorder = opened.native.recorder(n_timestamps, queue)
+            for index in range(n_timestamps):
+                recorder.timestamp(index)
+            recording = recorder.finish()
             opened.native.submit(recording, queue=queue).wait()
-        del recording
+        del recorder, recording
         yield opened
