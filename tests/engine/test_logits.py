@@ -114,11 +114,11 @@ def test_the_demo_model_in_f32_agrees_with_transformers(shared: Path, tmp_path: 
 
 @pytest.fixture(scope="module")
 def heldout(demo: LLM) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Most likely tokens and NLL of the true next ones at the 1,000 counted positions."""
+    """Most likely tokens and NLL of the true next ones at the counted positions of two windows."""
     stored = load("demo_heldout.npz")
     first = int(stored["first"])
     best, nll = [], []
-    for window in stored["tokens"].tolist():
+    for window in stored["tokens"][:2].tolist():
         for position, token in enumerate(window[:-1]):
             top = demo.engine.run_token(token, position, with_logits=position >= first)
             if top is not None:
@@ -140,9 +140,10 @@ def test_the_demo_model_agrees_with_llama_cpp(
     """Seen: 98.6 %, -0.05 %; against the same weights without int8 activations 100 %, 0.002 %."""
     best, nll = heldout
     wanted = load("demo_llama_cpp.npz")
-    assert len(best) == len(wanted[f"{prefix}_nll"]) == 1000
-    assert (best == wanted[f"{prefix}_ids"][:, 0]).mean() >= least_same
-    assert abs(nll.mean() / wanted[f"{prefix}_nll"].mean() - 1) <= most_nll
+    wanted_ids, wanted_nll = wanted[f"{prefix}_ids"][:500, 0], wanted[f"{prefix}_nll"][:500]
+    assert len(best) == len(wanted_nll) == 500
+    assert (best == wanted_ids).mean() >= least_same
+    assert abs(nll.mean() / wanted_nll.mean() - 1) <= most_nll
 
 
 @pytest.mark.parametrize("name", ["demo_llama_cpp.npz", "demo_transformers.npz"])

@@ -24,7 +24,7 @@ from vkmoe.llm import demo_model_path
 
 POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
 TYPES = (("F16", "Q8_0", "BF16"), ("F32", "F32", "Q8_0"))  # gate, up, down of each layer
-N_TOKENS = 20
+N_TOKENS = 15
 
 
 def tokens_of(n_vocab: int) -> list[int]:
