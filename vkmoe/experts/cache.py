@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vkmoe.experts.counters import CacheCounters
 from vkmoe.experts.directory import Directory
 from vkmoe.experts.landing import Landings
+from vkmoe.experts.layer_steps import LayerSteps
 from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts, make_pool, make_tier
 from vkmoe.experts.residency import Residency
@@ -55,9 +56,8 @@ class ExpertCache:
         self.pool = make_pool(pool, memory, self._directory, residency) if pool else None
         self._landings = Landings(memory.table, memory.slots, memory.scratch)
         self._lands = self._landings.n_landing > 0
-        self._step_hits: dict[int, NDArray[np.bool_]] = {}  # of the layers of the token at hand
-        self._step: tuple[int, NDArray[np.int64]] | None = None  # layer and experts to be run
-        self._missed_bytes = self._n_landed = self._n_hinted = 0
+        self._steps = LayerSteps(residency, self._tier, self.pool, ways.budget)
+        self._missed_bytes = self._n_landed = 0
         self._torn = False
 
     @property
@@ -72,7 +72,7 @@ class ExpertCache:
             n_table_writes=self._table.n_writes - 1,  # the first made the table
             n_failed_uploads=tier.n_failed,
             n_landed=self._n_landed,
-            n_hinted=self._n_hinted,
+            n_hinted=self._steps.n_hinted,
             n_cancelled=tier.n_cancelled,
             stall_ns=tier.stall_ns,
         )
@@ -101,17 +101,14 @@ class ExpertCache:
         if self._is_torn:
             self._reset()
         if first:
-            self._step = None
-            self._step_hits.clear()
+            self._steps.forget()
         self._tier.start_blocked()
         self._tier.collect(self._ways.wait)
         if self.pool is not None:
             self.pool.tier.collect()
         if self._lands:
             self._landings.offer()
-        if self._step is not None:
-            layer, keys = self._step
-            self._step_hits[layer] = self._in_slots[keys]
+        self._steps.begin()
         self._table.publish()
         return self._table.begin()
 
@@ -127,12 +124,7 @@ class ExpertCache:
         """
         if self._is_torn:
             self._reset()
-        keys = experts.astype(np.int64) + layer * self._space.n_experts
-        self._step = (layer, keys)
-        kept = self._kept(keys)
-        if self.pool is not None:
-            self.pool.need(keys, kept, lambda: self._make_room(keys))
-        self._hint(layer, experts, keys, kept)
+        self._steps.need(layer, experts)
 
     def after_token(
         self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
@@ -142,7 +134,7 @@ class ExpertCache:
         `filled` [n_layers, n_used] says who was stored where it was to land. Decides what moves and
         begins to copy. Returns which uses were served from slots.
         """
-        hits = self._hits(routing)
+        hits = self._steps.hits(routing)
         n_hits = hits.sum(axis=1).tolist()
         used_bytes = routing.shape[1] * self._layer_bytes
         self._missed_bytes += used_bytes - sum(map(mul, n_hits, self._span_bytes))
@@ -212,16 +204,9 @@ class ExpertCache:
             self._directory.set_homes(everybody, [0] * self._space.n_keys)
         self._directory.set_slots(everybody, [0] * self._space.n_keys)
         self._landings.offer_all()
-        self._step = None
+        self._steps.forget()
         self._table.publish()
         self._torn = False
-
-    def _hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which of them the token found in a slot."""
-        hits = self.residency.hits(routing)
-        for layer, row in self._step_hits.items():
-            hits[layer] = row
-        return hits
 
     def _landed(
         self,
@@ -254,43 +239,7 @@ class ExpertCache:
         self._n_landed += len(landed)
         self._tier.counters.n_evictions += len(gone)
 
-    def _kept(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Who may not leave the pool [n_keys]: those needed now, and those being copied from."""
-        kept = np.zeros(self._space.n_keys, np.bool_)
-        kept[keys] = True
-        kept[list(self._tier.moving)] = True
-        return kept
-
-    def _make_room(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Wait until nobody is copied from the pool; who may not leave it then."""
-        self._tier.start_blocked(wait=True)
-        self._tier.collect(wait=True)
-        return self._kept(keys)
-
-    def _hint(
-        self,
-        layer: int,
-        experts: NDArray[np.uint32],
-        keys: NDArray[np.int64],
-        kept: NDArray[np.bool_],
-    ) -> None:
-        """Begin to move what the next layer is expected to use."""
-        guessed = self.residency.guess_next_layer(layer, experts)
-        if not guessed.size:
-            return
-        budget = self._ways.budget()
-        if self.pool is not None:
-            self.pool.want(guessed, kept, budget)
-            guessed = guessed[self.pool.residency.published[guessed]]
-        outer, self._torn = self._torn, True
-        moves = self.residency.hint(guessed.tolist(), keys, budget - self._tier.pending_bytes)
-        self._n_hinted += len(moves)
-        self._tier.bring(moves)
-        self._torn = outer
-
     def _bring_at_start(self, moves: Sequence[Move]) -> None:
-        if self.pool is not None:
-            keys = np.array([move.key for move in moves], np.int64)
-            self.pool.need(keys, self._kept(keys), lambda: self._make_room(keys))
+        self._steps.fetch(np.array([move.key for move in moves], np.int64))
         self._tier.bring(moves, wait=True)
         self._tier.collect(wait=True)
