@@ -13,8 +13,10 @@ from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS, spirv_folder
 from vkmoe.gpu.program import Dispatch, Program, memory_range
-from vkmoe.models.decoder import Decoder, KvAddresses, Workspace, attention_shape
-from vkmoe.models.weights import LayerWeights, ModelWeights
+from vkmoe.models.decoder import Decoder, KvAddresses, MissService
+from vkmoe.models.steps import layer_ends, segments
+from vkmoe.models.weights import LayerWeights, ModelWeights, with_landing, with_slots
+from vkmoe.models.workspace import Workspace, attention_shape
 from vkmoe.ops.attention import choose_split
 from vkmoe.ops.experts import ExpertShape, SpanMatrix
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
@@ -108,9 +110,15 @@ def layer(memory: Memory, types: Types, is_moe: bool) -> LayerWeights:
 
 
 def token_program(
-    layers: list[tuple[Types, bool]], tuning: Tuning = TUNINGS[0], with_logits: bool = True
+    layers: list[tuple[Types, bool]],
+    tuning: Tuning = TUNINGS[0],
+    with_logits: bool = True,
+    misses: MissService | None = None,
 ) -> Program:
-    """The program of an invented model; a layer is its types and whether it has experts."""
+    """The program of an invented model; a layer is its types and whether it has experts.
+
+    With `misses` every layer has a slot arena of its own, and all share scratch to gather in.
+    """
     memory = Memory()
     n_moe_layers = sum(is_moe for _, is_moe in layers)
     spec = replace(SPEC, n_layers=len(layers), experts=EXPERTS if n_moe_layers else None)
@@ -119,7 +127,7 @@ def token_program(
     caches = tuple(
         KvAddresses(memory.take(shape.cache_bytes), memory.take(shape.cache_bytes)) for _ in layers
     )
-    table_bytes = max(1, n_moe_layers) * EXPERTS.n_experts * 8
+    table_bytes = max(1, n_moe_layers) * (EXPERTS.n_experts + EXPERTS.n_used) * 8
     weights = ModelWeights(
         embeddings=memory.matrix("Q8_0", N_TOKENS, WIDTH),
         output_gain=memory.take(4 * WIDTH),
@@ -128,8 +136,13 @@ def token_program(
         rope_table=memory.take(shape.rope_bytes),
         expert_table=memory_range(memory.take(table_bytes), table_bytes),
     )
+    if misses:
+        scratch = memory_range(memory.take(1 << 20), 1 << 20)
+        arenas = [memory_range(memory.take(1 << 20), 1 << 20) for _ in range(n_moe_layers)]
+        weights = with_slots(weights, lambda i: (arenas[i], scratch))
+        weights = with_landing(weights, EXPERTS.n_used, lambda i: (arenas[i], scratch))
     workspace = Workspace(spec, tuning, split, shape)
-    decoder = Decoder(spec, tuning, weights, workspace, shape, split, caches)
+    decoder = Decoder(spec, tuning, weights, workspace, shape, split, caches, misses)
     program = decoder.token_program(with_logits)
     decoder.close_program(program)
     return program
@@ -247,3 +260,72 @@ def test_layers_are_ordered_by_barriers() -> None:
         assert barriers[first]
     assert barriers[-1], "finish must come after everything"
     assert sum(barriers) >= 8 * 3
+
+
+KEEP, GATHER = MissService("read", keep=True), MissService("gather", keep=True)
+MIXED = [MOE, (Types(v="Q6_K", up="Q8_0"), True), DENSE, MOE]
+
+
+def test_without_keeping_misses_take_the_program_of_a_model_without_cache() -> None:
+    """But for the look-up's words: nothing is stored, nothing more is read or launched."""
+    plain = token_program(MIXED)
+    served = token_program(MIXED, misses=MissService("read", keep=False))
+    assert str(served) == str(plain)
+    assert [c.writes for c in served.commands] == [c.writes for c in plain.commands]
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+def test_keeping_what_is_read_takes_no_more_dispatches_and_no_more_barriers(tuning: Tuning) -> None:
+    plain, keeping = token_program(MIXED, tuning), token_program(MIXED, tuning, misses=KEEP)
+    assert plan_barriers(keeping.commands) == plan_barriers(plain.commands)
+    assert layer_ends(keeping.commands) == layer_ends(plain.commands)
+    for one, other in zip(plain.commands, keeping.commands, strict=True):
+        assert isinstance(one, Dispatch) and isinstance(other, Dispatch)
+        is_routed = "expert" in one.variant and not one.label.startswith("layer 2")
+        wanted = one.variant.replace(".", "_keep.", 1) if is_routed else one.variant
+        assert other.variant == wanted and other.groups == one.groups
+        assert (spirv_folder() / f"{other.variant}.spv").exists()
+        # A slot arena, the shared scratch, and the log.
+        assert len(set(other.writes) - set(one.writes)) == (3 if is_routed else 0)
+
+
+def test_gathering_takes_one_dispatch_a_layer_with_a_barrier_on_either_side() -> None:
+    plain, gathering = token_program(MIXED), token_program(MIXED, misses=GATHER)
+    barriers = plan_barriers(gathering.commands)
+    added = [i for i, command in enumerate(gathering.commands) if "gather" in command.label]
+    assert [gathering.commands[i].label for i in added] == [
+        "layer 0 gather", "layer 1 gather", "layer 3 gather"]  # fmt: skip
+    for index in added:
+        assert "top-k" in gathering.commands[index - 1].label
+        assert "gate/up" in gathering.commands[index + 1].label
+        assert barriers[index] and barriers[index + 1]
+    rest = [c.label for i, c in enumerate(gathering.commands) if i not in added]
+    assert rest == [command.label for command in plain.commands]
+    cut = segments(gathering.commands)
+    assert ["gather" in command.label for command in cut[1]][:2] == [False, True]
+    assert not any("gather" in command.label for command in cut[0])
+
+
+@pytest.mark.parametrize("misses", [KEEP, GATHER], ids=["keep", "gather"])
+def test_what_was_filled_has_its_own_words_in_the_log(misses: MissService) -> None:
+    """Behind the ids of all layers, two words a used expert, a row for each MoE layer."""
+    program = token_program(MIXED, misses=misses)
+    n_ids = len(MIXED) * EXPERTS.n_used
+    words = [[r.start // 4 - 4 - n_ids for r in command.writes if r.resource == "log"]
+             for command in program.commands
+             if "gate/up" in command.label or "gather" in command.label]  # fmt: skip
+    rows = [row[0] for row in words if row]
+    wanted = [0, 4, 4, 8] if misses is KEEP else [0, 4, 8]  # gate and up apart in one layer
+    assert rows == wanted
+
+
+@pytest.mark.parametrize("misses", [KEEP, GATHER], ids=["keep", "gather"])
+def test_the_look_up_is_told_where_landing_places_are(misses: MissService) -> None:
+    fields = [item.name for item in KERNELS["router_topk"].push]
+    assert fields[-2:] == ["first_landing", "n_landing"]
+    program = token_program(MIXED, misses=misses)
+    told = [struct.unpack_from("<II", command.push, len(command.push) - 8)
+            for command in program.commands
+            if isinstance(command, Dispatch) and command.kernel == "router_topk"]  # fmt: skip
+    entries = 3 * EXPERTS.n_experts
+    assert told == [(entries + 2 * layer, EXPERTS.n_used) for layer in range(3)]

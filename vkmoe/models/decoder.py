@@ -1,30 +1,32 @@
 """The forward pass of one token as a program: what all architectures share.
 
-Per layer: q/k/v, attention, its join, output projection, router, top-k, gate/up, down. The norms
-are
-fused: a producer of `hidden` leaves `gained` = hidden * gain of the next norm and partial sums of
-squares, and its consumer multiplies its dot products by the norm's scale.
+Per layer: q/k/v, attention, its join, output projection, router, top-k, gate/up, down; where misses
+are gathered, that comes before gate/up. The norms are fused: a producer of `hidden` leaves `gained`
+= hidden * gain of the next norm and partial sums of squares, and its consumer multiplies its dot
+products by the norm's scale.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from vkmoe.facts import ModelSpec
-from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.token_io import PARAM_WORDS
+from vkmoe.gpu.program import Program
 from vkmoe.models.weights import LayerWeights, ModelWeights
+from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
-from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
+from vkmoe.ops.candidates import candidates
 from vkmoe.ops.embed import embed
 from vkmoe.ops.experts import expert_down, expert_gate_up
 from vkmoe.ops.finish import finish
-from vkmoe.ops.matvec import matvec, matvec_residual
+from vkmoe.ops.gather import LandingMemory, gather
+from vkmoe.ops.matvec import Matrix, matvec, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.ops.router import RouterShape, log_words, router_topk, routing_words
+from vkmoe.ops.router import Landing, filled_words, router_topk
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["Decoder", "KvAddresses", "Workspace", "attention_shape", "router_shape"]
+__all__ = ["Decoder", "KvAddresses", "MissService"]
 
 
 @dataclass(frozen=True)
@@ -35,73 +37,21 @@ class KvAddresses:
     values: int
 
 
-class Workspace:
-    """The descriptor-bound tensors of a model, reused by every layer and program."""
+@dataclass(frozen=True)
+class MissService:
+    """How experts that are at home are served.
 
-    def __init__(
-        self, spec: ModelSpec, tuning: Tuning, split: AttentionSplit, shape: AttentionShape
-    ) -> None:
-        experts = spec.experts
-        n_slots = experts.n_used if experts else 1
-        inner = experts.width if experts else spec.feed_forward_width
-        n_logits = experts.n_experts if experts else 1
-        # One partial per workgroup of whichever producer has most.
-        n_partials = max(
-            -(-spec.width // tuning.rows), -(-spec.width // (32 * tuning.workgroup_size))
-        )
-        n_log_layers = spec.n_layers if experts else 0
-        self.params = TensorRef("params", PARAM_WORDS)
-        self.hidden = TensorRef("hidden", spec.width)
-        self.gained = TensorRef("gained", spec.width)
-        self.norm_partials = TensorRef("norm_partials", n_partials)
-        self.qkv = TensorRef("qkv", spec.qkv_width)
-        self.attention_partials = TensorRef("attention_partials", split.partials_words(shape))
-        self.attended = TensorRef("attended", spec.attention_width)
-        self.router_logits = TensorRef("router_logits", n_logits)
-        self.routing = TensorRef("routing", routing_words(router_shape(spec)) if experts else 4)
-        self.act = TensorRef("act", n_slots * inner)
-        self.logits = TensorRef("logits", spec.n_vocab)
-        self.candidate_lists = TensorRef("candidate_lists", list_words(tuning, spec.n_vocab))
-        self.candidates = TensorRef("candidates", CANDIDATE_WORDS)
-        self.log = TensorRef("log", log_words(n_log_layers, n_slots))
+    read: where they are; with `keep` they are also stored in landing places while they are read.
+    gather: from a landing place, into which they are copied first; it is the host that keeps them.
+    """
 
-    @property
-    def tensors(self) -> list[TensorRef]:
-        return [value for value in vars(self).values() if isinstance(value, TensorRef)]
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(tensor.n_bytes for tensor in self.tensors)
-
-
-def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionShape:
-    """One layer's attention with `ctx_size` places in its cache; `kv_type` is f16 or f32."""
-    return AttentionShape(
-        n_heads=spec.n_heads,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        rotary_dim=spec.rope.dim,
-        context=ctx_size,
-        rope_style=spec.rope.style,
-        norm=spec.qk_norm,
-        eps=spec.norm_eps,
-        scale=spec.head_dim**-0.5,
-        kv_type="F16" if kv_type == "f16" else "F32",
-    )
-
-
-def router_shape(spec: ModelSpec) -> RouterShape:
-    """How the layers of a model with experts route."""
-    experts = spec.experts
-    assert experts is not None, spec.name
-    return RouterShape(
-        experts.n_experts, experts.n_used, experts.gating, experts.renormalise, experts.scale
-    )
+    way: Literal["read", "gather"] = "read"
+    keep: bool = False
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Builds the programs of a model."""
+    """Builds the programs of a model. `misses` is None where no expert ever moves."""
 
     spec: ModelSpec
     tuning: Tuning
@@ -110,6 +60,7 @@ class Decoder:
     attention_shape: AttentionShape
     attention_split: AttentionSplit
     caches: tuple[KvAddresses, ...]
+    misses: MissService | None = None
 
     def token_program(self, with_logits: bool) -> Program:
         """One token through all layers; with logits also the output head and the candidates.
@@ -177,31 +128,10 @@ class Decoder:
         self, program: Program, index: int, layer: LayerWeights, norm: NormInput, gain: int
     ) -> int:
         space, label = self.workspace, f"layer {index}"
-        n_slots = 1
+        n_slots, keep = 1, None
         if layer.router is not None:
-            shape = router_shape(self.spec)
-            n_slots = shape.n_slots
-            matvec(
-                program,
-                self.tuning,
-                (layer.router,),
-                space.gained,
-                space.router_logits,
-                f"{label} router",
-                norm,
-            )
-            router_topk(
-                program,
-                self.tuning,
-                shape,
-                sum(before.router is not None for before in self.weights.layers[:index]),
-                space.router_logits,
-                space.params,
-                self.weights.expert_table,
-                space.routing,
-                space.log,
-                f"{label} top-k",
-            )
+            n_slots = router_shape(self.spec).n_slots
+            keep = self._route(program, index, layer, layer.router, norm)
         expert_gate_up(
             program,
             self.tuning,
@@ -214,6 +144,7 @@ class Decoder:
             layer.expert_ranges,
             f"{label} gate/up",
             layer.dense_span,
+            keep,
         )
         return expert_down(
             program,
@@ -226,7 +157,52 @@ class Decoder:
             layer.expert_ranges,
             f"{label} down",
             layer.dense_span,
+            keep,
         )
+
+    def _route(
+        self, program: Program, index: int, layer: LayerWeights, router: Matrix, norm: NormInput
+    ) -> LandingMemory | None:
+        """Choose experts and find them, and gather them if that is the way.
+
+        Returns where those that are read at home are kept; None for nowhere.
+        """
+        space, label, shape = self.workspace, f"layer {index}", router_shape(self.spec)
+        moe_layers, misses = self.weights.moe_layers, self.misses or MissService()
+        moe_layer, gathers = moe_layers.index(index), misses.way == "gather"
+        lands = gathers or misses.keep
+        n_places = self.weights.n_landing if lands else 0
+        logits = space.router_logits
+        matvec(program, self.tuning, (router,), space.gained, logits, f"{label} router", norm)
+        router_topk(
+            program,
+            self.tuning,
+            shape,
+            moe_layer,
+            logits,
+            space.params,
+            self.weights.expert_table,
+            space.routing,
+            space.log,
+            f"{label} top-k",
+            landing=Landing(len(moe_layers), n_places, gathers),
+        )
+        if not lands:
+            return None
+        filled = filled_words(space.log, moe_layer, shape.n_used)
+        landing = LandingMemory(layer.landing_ranges, space.log, filled)
+        if not gathers:
+            return landing
+        gather(
+            program,
+            space.routing,
+            landing,
+            shape.n_slots,
+            layer.expert_shape.span_bytes,
+            layer.expert_ranges,
+            f"{label} gather",
+        )
+        return None
 
     def _head(self, program: Program, n_partials: int) -> None:
         space = self.workspace

@@ -20,9 +20,10 @@ from vkmoe.gpu.backend import Backend, Recording, Submission
 from vkmoe.gpu.program import Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
-from vkmoe.models.decoder import Decoder, Workspace
+from vkmoe.models.decoder import Decoder
 from vkmoe.models.recording import Recorded, TokenRecorder
 from vkmoe.models.split import bound_submits, part_bytes
+from vkmoe.models.workspace import Workspace
 from vkmoe.ops.candidates import Candidates, CandidatesReader
 from vkmoe.ops.router import LOG_HEADER_WORDS
 

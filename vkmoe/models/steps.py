@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from vkmoe.gpu.program import Command, Dispatch
-from vkmoe.ops.experts import EXPERT_DOWN
+from vkmoe.ops.experts import EXPERT_DOWN, EXPERT_DOWN_KEEP
 from vkmoe.ops.router import ROUTER_TOPK
 
 __all__ = ["cut", "layer_ends", "segments"]
@@ -29,7 +29,9 @@ def segments(commands: Sequence[Command]) -> list[list[Command]]:
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:
     """For each layer the index behind its last command, which is its last down projection."""
-    downs = [_is(command, EXPERT_DOWN.name) for command in commands] + [False]
+    downs = [_is(command, EXPERT_DOWN.name, EXPERT_DOWN_KEEP.name) for command in commands] + [
+        False
+    ]
     return [i + 1 for i, (down, more) in enumerate(pairwise(downs)) if down and not more]
 
 
@@ -40,5 +42,5 @@ def cut(commands: Sequence[Command], borders: Sequence[int]) -> list[list[Comman
     return pieces
 
 
-def _is(command: Command, kernel: str) -> bool:
-    return isinstance(command, Dispatch) and command.kernel == kernel
+def _is(command: Command, *kernels: str) -> bool:
+    return isinstance(command, Dispatch) and command.kernel in kernels

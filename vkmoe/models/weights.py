@@ -11,7 +11,7 @@ from vkmoe.gpu.program import Range
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
 
-__all__ = ["LayerWeights", "ModelWeights", "with_slots"]
+__all__ = ["LayerWeights", "ModelWeights", "with_landing", "with_slots"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class LayerWeights:
     expert_shape: ExpertShape
     expert_ranges: tuple[Range, ...]  # the memory in which the routed experts may lie
     dense_span: int = 0
+    landing_ranges: tuple[Range, ...] = ()  # the memory its kernels may store experts in
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     rope_table: int
     expert_table: Range
+    n_landing: int = 0  # landing places of a layer in the expert table
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -62,3 +64,17 @@ def with_slots(weights: ModelWeights, slots: Callable[[int], tuple[Range, ...]])
         ranges = (*layer.expert_ranges, *slots(moe_layer))
         layers[index] = replace(layer, expert_ranges=ranges)
     return replace(weights, layers=tuple(layers))
+
+
+def with_landing(
+    weights: ModelWeights, n_landing: int, memory: Callable[[int], tuple[Range, ...]]
+) -> ModelWeights:
+    """The same weights, whose experts may land in `memory(MoE layer)`.
+
+    The expert table has `n_landing` places for each layer. Where an expert can land it can also
+    lie: `with_slots` must name that memory too.
+    """
+    layers = list(weights.layers)
+    for moe_layer, index in enumerate(weights.moe_layers):
+        layers[index] = replace(layers[index], landing_ranges=memory(moe_layer))
+    return replace(weights, layers=tuple(layers), n_landing=n_landing)

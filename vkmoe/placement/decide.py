@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from vkmoe.config import EngineConfig
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
-from vkmoe.models.decoder import Workspace, attention_shape
 from vkmoe.models.tensors import ModelTensors
+from vkmoe.models.workspace import Workspace, attention_shape
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
