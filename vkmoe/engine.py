@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,7 @@ class Engine(Closing):
         weights = with_slots(loaded.weights, places.ranges)
         self._table = loaded.table
         overlaps = copies_overlap(config, self.device)
-        self._experts = places.follow(loaded, seed, overlaps)
+        self._experts = places.follow(loaded, seed, self.link, overlaps)
         # ----- programs -----
         self._backend = Backend(self.device)
         decoder = Decoder(
@@ -144,12 +145,15 @@ class Engine(Closing):
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
+        began = perf_counter_ns()
         if self._executor == "stepped":
             self._run_steps(token, position, with_logits)
         else:
             reader = self._experts.begin()
             self._programs.run(token, position, self._table.address, with_logits)
             self._experts.end(reader)
+        if self._experts.overlap is not None:
+            self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
         routing = self.routing()
         self._experts.after_token(routing, self._filled(routing) if self._keeps else None)
         return TopLogits(*self._programs.candidates()) if with_logits else None

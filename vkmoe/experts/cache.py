@@ -52,12 +52,13 @@ class ExpertCache:
         n_keys = self._space.n_keys
         self._directory = Directory(memory.table, n_keys, ways.marks_homes)
         self._directory.set_homes(range(len(self._homes)), [home.address for home in self._homes])
-        self._tier = make_tier(memory, self._directory, residency, uploads, self._home, ways.wait)
+        self._tier = make_tier(memory, self._directory, residency, uploads, self._home, ways)
         self.pool = make_pool(pool, memory, self._directory, residency) if pool else None
         self._landings = Landings(memory.table, memory.slots, memory.scratch)
         self._lands = self._landings.n_landing > 0
         self._steps = LayerSteps(residency, self._tier, self.pool, ways.budget)
         self._missed_bytes = self._n_landed = 0
+        self.last_missed_bytes = 0  # of the last token
         self._torn = False
 
     @property
@@ -137,7 +138,8 @@ class ExpertCache:
         hits = self._steps.hits(routing)
         n_hits = hits.sum(axis=1).tolist()
         used_bytes = routing.shape[1] * self._layer_bytes
-        self._missed_bytes += used_bytes - sum(map(mul, n_hits, self._span_bytes))
+        self.last_missed_bytes = used_bytes - sum(map(mul, n_hits, self._span_bytes))
+        self._missed_bytes += self.last_missed_bytes
         outer, self._torn = self._torn, True
         landed = self._landed(routing, hits, filled)
         if not self._ways.wait:

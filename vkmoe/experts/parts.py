@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from vkmoe.experts.directory import Directory
 from vkmoe.experts.host_pool import HostPool
+from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
@@ -59,6 +60,7 @@ class CacheWays:
     wait: bool = True
     marks_homes: bool = False  # kernels are to know what they read at home
     budget: Callable[[], float] = lambda: inf  # bytes that may be copied for the next token
+    overlap: Overlap | None = None  # told when copies to slots ran
 
 
 def make_tier(
@@ -67,7 +69,7 @@ def make_tier(
     residency: Residency,
     uploads: DrainedUploader,
     home: Callable[[int], Placement],
-    wait: bool,
+    ways: CacheWays,
 ) -> Tier:
     """The device's slots, filled from the homes."""
     spec = TierSpec(
@@ -77,8 +79,9 @@ def make_tier(
         home,
         memory.span_bytes,
         residency.space.n_experts,
-        MAX_SUBMIT_BYTES if wait else OVERLAPPED_SUBMIT_BYTES,
+        MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
         COPY_FAILED,
+        ways.overlap,
     )
     return Tier(spec, residency, memory.table)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from vkmoe.errors import DeviceLostError
 from vkmoe.experts.moves import FREE, Move
+from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.prefetch import QueueFullError
 from vkmoe.experts.slots import Slot, SlotManager
 from vkmoe.experts.table import ExpertTable
@@ -46,6 +47,7 @@ class TierSpec(NamedTuple):
     n_experts: int
     max_copy_bytes: int  # of one upload
     failure: str  # what is logged, once, when an upload fails
+    overlap: Overlap | None = None  # told when bytes moved
 
 
 class TierCounters:
@@ -62,6 +64,7 @@ class _Pending(NamedTuple):
     taken: list[Taken]
     n_bytes: int
     upload: Upload
+    began_ns: int
 
 
 class Tier:
@@ -75,7 +78,7 @@ class Tier:
         self._assign, self._source, self._failure = spec.assign, spec.source, spec.failure
         self._span_bytes, self._n_experts = list(spec.span_bytes), spec.n_experts
         self._n_per_upload = max(1, spec.max_copy_bytes // max(spec.span_bytes))
-        self._decider, self._epochs = decider, epochs
+        self._decider, self._epochs, self._overlap = decider, epochs, spec.overlap
         self._blocked: list[Taken] = []  # a submit still reads their slots, or the queue is full
         self._pending: list[_Pending] = []
         self.counters = TierCounters()
@@ -181,7 +184,9 @@ class Tier:
         n_bytes = sum([n_bytes for _, _, n_bytes in copies])
         try:
             self.slots.poison(slot for _, slot in taken)
-            self._pending.append(_Pending(taken, n_bytes, self._uploads.start(copies, urgent)))
+            began = perf_counter_ns()
+            upload = self._uploads.start(copies, urgent)
+            self._pending.append(_Pending(taken, n_bytes, upload, began))
         except DeviceLostError:
             raise
         except QueueFullError:
@@ -199,10 +204,13 @@ class Tier:
         except Exception as error:
             failure = error
         outer, self.torn = self.torn, True
-        counters.stall_ns += perf_counter_ns() - began
+        ended = perf_counter_ns()
+        counters.stall_ns += ended - began
         self._pending.remove(pending)
         if failure is None:
             self._arrived(pending.taken, pending.n_bytes)
+            if self._overlap is not None:
+                self._overlap.copied(pending.upload.interval(), (pending.began_ns, ended))
         else:
             self._give_up(pending.taken, failure)
         self.torn = outer

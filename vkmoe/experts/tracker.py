@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts.budget import CopyBudget
 from vkmoe.experts.cache import ExpertCache
+from vkmoe.experts.overlap import Interval, Overlap
 from vkmoe.experts.profiler import ExpertProfiler
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.table import ExpertTable
@@ -31,11 +33,18 @@ class ExpertTracker:
         cache: ExpertCache | None,
         on_device: bool,
         checks: bool = False,
+        budget: CopyBudget | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
-        """Without a cache, `on_device` says where all experts are. `checks` is for tests."""
+        """Without a cache, `on_device` says where all experts are. `checks` is for tests.
+
+        `budget` and `overlap` are told of tokens; they are there where copies overlap with these.
+        """
         self.residency, self.cache = residency, cache
         self.profiler = ExpertProfiler(residency.space, layer_numbers)
         self._table, self._on_device, self._checks = table, on_device, checks
+        self._budget, self.overlap = budget, overlap
+        self._host_ns = 0  # of the last token
         self._note_pins()
 
     def begin(self, first: bool = True) -> int:
@@ -51,6 +60,15 @@ class ExpertTracker:
     def end(self, reader: int) -> None:
         """That submit is over. One that was interrupted or failed needs no ending."""
         self._table.end(reader)
+
+    def timed(self, submits: Sequence[Interval], host: Interval) -> None:
+        """A token is over that ran in these submits, between `host`'s begin and end.
+
+        In nanoseconds of the device's and of the host's clock. To be told before `after_token`.
+        """
+        self._host_ns = host[1] - host[0]
+        if self.overlap is not None:
+            self.overlap.computed(submits, host)
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """The next submit uses these experts [n_used] of a MoE layer: have them where it can read.
@@ -68,7 +86,10 @@ class ExpertTracker:
         `filled` [n MoE layers, n_used]: who was stored where it was to land; None: nobody.
         """
         if self.cache is not None:
-            self.profiler.record(routing, self.cache.after_token(routing, filled))
+            hits = self.cache.after_token(routing, filled)
+            self.profiler.record(routing, hits)
+            if self._budget is not None:
+                self._budget.token(self._host_ns / 1e9, self.cache.last_missed_bytes)
         else:
             self.residency.use(routing)
             self.profiler.record(routing, self._on_device)

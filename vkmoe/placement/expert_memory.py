@@ -6,15 +6,19 @@ not own the weights that stay where they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
+from vkmoe.experts.budget import CopyBudget
 from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
 from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.prefetch import Prefetcher
@@ -25,6 +29,7 @@ from vkmoe.experts.uploads import DrainedUploader, Uploads
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loaded import LoadedWeights
@@ -82,28 +87,36 @@ class ExpertPlaces(Closing):
         return (*self.slots.ranges(layer), *self._scratch_ranges)
 
     def follow(
-        self, loaded: LoadedWeights, seed: NDArray[np.float64] | None, overlaps: bool
+        self,
+        loaded: LoadedWeights,
+        seed: NDArray[np.float64] | None,
+        link: LinkSpeed | None,
+        overlaps: bool,
     ) -> ExpertTracker:
         """Who counts what experts are used, and moves them; experts begin where they belong.
 
         `seed` are the counts of an earlier run. With `overlaps` a thread copies while tokens are
-        computed. Raises GpuErrors, ModelFileError.
+        computed, as many bytes as `link` allows. Raises GpuErrors, ModelFileError.
         """
         decision, weights, table = self._decision, loaded.weights, loaded.table
         space = KeySpace(len(weights.moe_layers), table.entries.shape[1])
         residency = Residency(space, decision.pools, decision.cache_settings, seed)
-        cache = None
+        cache = budget = overlap = None
+        if overlaps and decision.pools:
+            budget = CopyBudget(link, max(pool.slot_bytes for pool in decision.pools))
+            overlap = Overlap(self._device.native.has_common_clock)
         if decision.pools or decision.host_pools:
             memory = ExpertMemory(
                 table, self.slots, loaded.homes, weights.span_bytes, self._scratch
             )
-            ways = CacheWays(wait=not overlaps, marks_homes=self._marks_homes)
+            ways = CacheWays(not overlaps, self._marks_homes, _allowed(budget), overlap)
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
             cache.start(loaded.fill)
         table.publish()
         on_device = decision.plan.experts_in == "device"
-        return ExpertTracker(weights.moe_layers, table, residency, cache, on_device, self._checks)
+        numbers, checks = weights.moe_layers, self._checks
+        return ExpertTracker(numbers, table, residency, cache, on_device, checks, budget, overlap)
 
     def stop(self) -> None:
         """End the threads. To be called before the device finishes; may be called twice."""
@@ -133,3 +146,8 @@ class ExpertPlaces(Closing):
         order = PoolResidency(residency.space, pools, policy, residency.counts)
         reads = Prefetcher(FileReads(loaded.reader), "reads from the file")
         return PoolParts(order, self._places, self._threads.enter_context(reads))
+
+
+def _allowed(budget: CopyBudget | None) -> Callable[[], float]:
+    """How many bytes may be copied for the next token."""
+    return (lambda: budget.n_bytes) if budget is not None else (lambda: inf)
