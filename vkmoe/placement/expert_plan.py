@@ -56,7 +56,7 @@ def _with_executor(made: ExpertPlan, config: EngineConfig) -> ExpertPlan:
             f"{sum(made.host_places):,} of them",
             "leave out --executor" + (", or give a larger --host-pool" if config.host_pool else ""),
         )
-    reason = "experts that are not in the host pool are read when a router chose them"
+    reason = "what a router chooses and the host pool lacks is read from the file first"
     return replace(made, executor="stepped", executor_reason=reason)
 
 

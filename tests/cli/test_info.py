@@ -1,0 +1,57 @@
+"""What `vkmoe info` says of host pool, landing slots and executor, here and on invented devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.invented import DISCRETE_12
+from vkmoe.gpu import device
+
+from .conftest import Run
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A discrete card instead of the devices that are here."""
+    monkeypatch.setattr(device, "list_devices", lambda: [DISCRETE_12])
+
+
+def test_a_small_pool_and_who_runs_it(run: Run) -> None:
+    done = run("info", "--host-pool", "8MiB")
+    assert done.code == 0, done.err
+    assert " of 192 experts (as --host-pool; the others are read from the file)" in done.out
+    assert "reading from the file" in done.out
+    assert "\nexecutor      stepped (what a router chooses and the host pool lacks" in done.out
+    assert done.out.splitlines()[-1].startswith("expert cache: 11 of 32 experts per layer (34 %)")
+
+
+def test_the_executor_of_a_model_that_fits(run: Run) -> None:
+    assert "\nexecutor      fused (every expert is where the device can" in run("info").out
+    asked = run("info", "--executor", "stepped").out
+    assert "\nexecutor      stepped (as --executor)\n" in asked
+
+
+def test_contradictions_and_too_little_are_refused(run: Run) -> None:
+    done = run("info", "--host-pool", "8MiB", "--executor", "fused")
+    assert done.code == 2 and "--executor fused" in done.err and "--host-pool 8MiB" in done.err
+    done = run("info", "--host-pool", "1MB")
+    assert done.code == 2 and "--host-pool 1MB is too small" in done.err
+    assert "use --host-pool 2MiB or more" in done.err
+    done = run("info", "--host-pool", "lots")
+    assert done.code == 2 and "'lots' is not a size" in done.err
+
+
+def test_misses_that_cross_a_bus_have_where_to_land(run: Run, card: None) -> None:
+    done = run("info", "--expert-slots", "8", "--miss", "gather")
+    assert done.code == 0, done.err
+    assert "landing slots, 2 in each layer" in done.out
+    assert "gathered experts, 4 at a time" in done.out
+    plain = run("info", "--expert-slots", "8", "--no-promote-on-read", "--miss", "read").out
+    assert "expert slots, 8 of 32" in plain and "landing" not in plain and "gathered" not in plain
+
+
+def test_a_pool_without_effect_is_told(run: Run, card: None) -> None:
+    done = run("info", "--host-pool", "8MiB")
+    assert done.out.splitlines()[-1] == (
+        "--host-pool 8MiB has no effect: all experts are on the device"
+    )
