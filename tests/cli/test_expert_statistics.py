@@ -14,6 +14,7 @@ from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.profiler import Tally
+from vkmoe.experts.report import CopyTimes
 
 from .conftest import NO_CACHE, FakeLLM, Run
 
@@ -42,11 +43,13 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
 ) -> None:
     busy = CacheCounters(9, 43306189, missed_bytes=6 << 20, n_landed=3, stall_ns=4_500_000)
     pool = PoolCounters(80, 60, 30, 5 << 20, stall_ns=1_500_000)
-    fake.expert_statistics = replace(CACHED, counters=busy, pool=pool)  # three tokens
+    copies = CopyTimes(2_000_000, 0.75, 0)
+    fake.expert_statistics = replace(CACHED, counters=busy, pool=pool, copies=copies)  # 3 tokens
     done = run("generate", "-p", "x")
     assert (
         "experts: 87 % of uses from device memory, 2.00 MiB read through per token, "
-        "41.3 MiB uploaded, 3 kept as they were read, waited 1.50 ms per token"
+        "41.3 MiB uploaded, 3 kept as they were read, waited 1.50 ms per token, "
+        "75 % of the copying hidden"
     ) in done.err.splitlines()
     assert (
         "host pool: 75 % of 80 uses, 30 experts read from the file (5.0 MiB), "

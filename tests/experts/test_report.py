@@ -11,6 +11,7 @@ import pytest
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler
 from vkmoe.experts.report import ExpertReport, Setup, as_document, make_report
 from vkmoe.experts.report_text import SILENT, as_text
@@ -65,6 +66,28 @@ def test_what_moved_before_it_was_needed_is_said() -> None:
     document = json.loads(json.dumps(as_document(report), allow_nan=False))
     assert (document["cache"]["n_landed"], document["cache"]["stall_ns"]) == (21, 25_000_000)
     assert (document["host_pool"]["n_reads"], document["host_pool"]["n_hits"]) == (30, 60)
+
+
+@pytest.mark.parametrize(
+    ("comparable", "copied", "words"),
+    [
+        (True, (3_000_000, 5_000_000), "75.0 % of 2.0 ms of copying was hidden"),
+        (False, (3_000_000, 5_000_000), "unknown: the device times its queues by different clocks"),
+        (True, None, "unknown: the device does not say when copies ran"),
+    ],
+)
+def test_how_much_of_the_copying_was_hidden(
+    comparable: bool, copied: tuple[int, int] | None, words: str
+) -> None:
+    overlap = Overlap(comparable)
+    overlap.computed([(1_000_000, 4_500_000)], (1_000_000, 4_500_000))
+    overlap.copied(copied, (3_000_000, 5_000_000))
+    report = make_report(SETUP, profiler(), COUNTERS, overlap=overlap)
+    assert f"overlap     {words}\n" in as_text(report)
+    hidden = as_document(report)["copies"]["hidden"]
+    assert hidden == (0.75 if "%" in words else None)
+    idle = make_report(SETUP, profiler(), COUNTERS, overlap=Overlap())
+    assert "overlap" not in as_text(idle) and as_document(idle)["copies"] is None
 
 
 def row(text: str, layer: int) -> str:

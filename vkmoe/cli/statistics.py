@@ -40,6 +40,8 @@ def _expert_lines(llm: LLM) -> list[str]:
             parts.append(f"{counters.n_landed} kept as they were read")
         if counters.stall_ns:
             parts.append(f"waited {_milliseconds(counters.stall_ns, n_tokens)} per token")
+        if report.copies is not None and report.copies.hidden is not None:
+            parts.append(f"{100 * report.copies.hidden:.0f} % of the copying hidden")
         lines.append("experts: " + ", ".join(parts))
     if pool is not None:
         hits = f"{100 * pool.n_hits / pool.n_uses:.0f} % of {pool.n_uses} uses, " * (

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
+from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler, Tally
 
-__all__ = ["ExpertReport", "LayerReport", "Setup", "as_document", "make_report"]
+__all__ = ["CopyTimes", "ExpertReport", "LayerReport", "Setup", "as_document", "make_report"]
 
 N_TOP = 8  # most used experts that are listed
 DOCUMENT_VERSION = 1
@@ -49,6 +50,24 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class CopyTimes:
+    """How long was copied into slots, and the part of it that computing hid, from 0 to 1."""
+
+    copied_ns: int
+    hidden: float | None  # None: not known
+    n_unknown: int  # copies whose times are not known
+
+    @property
+    def reason(self) -> str:
+        """Why it is not known; empty where it is."""
+        if self.hidden is not None:
+            return ""
+        if not self.copied_ns:
+            return "the device does not say when copies ran"
+        return "the device times its queues by different clocks"
+
+
+@dataclass(frozen=True)
 class ExpertReport:
     """All of it. `counters` only with a cache, `pool` only where it is smaller than the model."""
 
@@ -61,6 +80,7 @@ class ExpertReport:
     layers: tuple[LayerReport, ...]
     counters: CacheCounters | None
     pool: PoolCounters | None = None
+    copies: CopyTimes | None = None  # None: none were timed
 
     @property
     def coverage(self) -> float:
@@ -75,6 +95,7 @@ def make_report(
     counters: CacheCounters | None,
     pinned: Sequence[Sequence[int]] | None = None,
     pool: PoolCounters | None = None,
+    overlap: Overlap | None = None,
 ) -> ExpertReport:
     """The state of now. `pinned` are expert ids per layer, the profiler's without; no profiler
     means a model without experts.
@@ -106,7 +127,17 @@ def make_report(
         layers,
         counters,
         pool,
+        _copies(overlap),
     )
+
+
+def _copies(overlap: Overlap | None) -> CopyTimes | None:
+    """None without any copy."""
+    if overlap is None:
+        return None
+    hidden = overlap.fraction  # which adds up what is known by now
+    times = CopyTimes(overlap.copied_ns, hidden, overlap.n_unknown)
+    return times if times.copied_ns or times.n_unknown else None
 
 
 def as_document(report: ExpertReport) -> dict[str, Any]:
@@ -122,6 +153,7 @@ def as_document(report: ExpertReport) -> dict[str, Any]:
         "warm_after": report.warm_after,
         "cache": asdict(report.counters) if report.counters else None,
         "host_pool": asdict(report.pool) if report.pool else None,
+        "copies": asdict(report.copies) if report.copies else None,
         "layers": [
             {
                 "layer": layer.layer,

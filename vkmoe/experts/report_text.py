@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.profiler import Tally
-from vkmoe.experts.report import ExpertReport, LayerReport
+from vkmoe.experts.report import CopyTimes, ExpertReport, LayerReport
 
 __all__ = ["as_text"]
 
@@ -39,6 +39,8 @@ def _summary(report: ExpertReport) -> Iterator[str]:
         yield f"            after warm-pinning: {_of(report.after)}"
     if report.counters is not None:
         yield from _cache(report.counters, report.n_tokens)
+    if report.copies is not None:
+        yield f"overlap     {_overlap(report.copies)}"
     if report.pool is not None:
         yield from _pool(report.pool)
 
@@ -58,6 +60,12 @@ def _cache(c: CacheCounters, n_tokens: int) -> Iterator[str]:
     yield f"misses      {_mib(c.missed_bytes)} read from host memory{per_token}"
     if c.stall_ns:
         yield f"waiting     {_milliseconds(c.stall_ns)} for uploads{_each(c.stall_ns, n_tokens)}"
+
+
+def _overlap(copies: CopyTimes) -> str:
+    if copies.hidden is None:
+        return f"unknown: {copies.reason}"
+    return f"{_percent(copies.hidden)} of {_milliseconds(copies.copied_ns)} of copying was hidden"
 
 
 def _pool(p: PoolCounters) -> Iterator[str]:
