@@ -206,9 +206,9 @@ class Submission:
         """True once the submit has finished; never waits."""
 
     def interval(self) -> tuple[int, int] | None:
-        """When it began and ended: the first and last timestamp of its recording, in nanoseconds.
+        """When it began and ended: the two timestamps of its recording, in nanoseconds.
 
-        Earlier submits of the same queue have ended at the first. None without two timestamps, or
+        Earlier submits of the same queue have ended at the first. None unless there are two, or
         where the device's counter overflowed between them. RuntimeError until `wait` or `done` has
         said that the submit is finished. For intervals of two queues see `Device.has_common_clock`.
         """

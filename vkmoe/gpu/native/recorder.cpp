@@ -122,7 +122,7 @@ std::vector<uint64_t> Recording::timestamps() const {
     if (!has_run_) throw std::runtime_error("no finished submit of this recording");
     if (n_timestamps_ == 0) return {};
     std::vector<uint64_t> ticks(n_timestamps_);
-    const VkResult result = read_ticks(0, n_timestamps_, ticks.data());
+    const VkResult result = read_ticks(ticks.data());
     if (result != VK_SUCCESS) {
         throw VulkanError(context_->note(result), "vkGetQueryPoolResults",
                           result == VK_NOT_READY ? "a timestamp was not recorded" : "");
@@ -132,18 +132,16 @@ std::vector<uint64_t> Recording::timestamps() const {
 }
 
 std::optional<Interval> Recording::interval() const noexcept {
-    if (n_timestamps_ < 2 || !context_) return std::nullopt;
-    uint64_t first = 0, last = 0;
-    const bool read = read_ticks(0, 1, &first) == VK_SUCCESS &&
-                      read_ticks(n_timestamps_ - 1, 1, &last) == VK_SUCCESS;
-    const Interval interval(nanoseconds(first), nanoseconds(last));
-    if (!read || interval.second < interval.first) return std::nullopt;  // the counter overflowed
+    uint64_t ticks[2] = {0, 0};
+    if (n_timestamps_ != 2 || !context_ || read_ticks(ticks) != VK_SUCCESS) return std::nullopt;
+    const Interval interval(nanoseconds(ticks[0]), nanoseconds(ticks[1]));
+    if (interval.second < interval.first) return std::nullopt;  // the counter overflowed
     return interval;
 }
 
-VkResult Recording::read_ticks(uint32_t first, uint32_t n, uint64_t* ticks) const {
-    return VKMOE_ATTEMPT(vkGetQueryPoolResults, context_->device(), queries(), first, n,
-                         n * sizeof(uint64_t), ticks, sizeof(uint64_t),
+VkResult Recording::read_ticks(uint64_t* ticks) const {
+    return VKMOE_ATTEMPT(vkGetQueryPoolResults, context_->device(), queries(), 0u, n_timestamps_,
+                         n_timestamps_ * sizeof(uint64_t), ticks, sizeof(uint64_t),
                          VkQueryResultFlags{VK_QUERY_RESULT_64_BIT});
 }
 

@@ -36,14 +36,14 @@ class Recording : public Resource {
     /// Resets the timestamps where that is the host's part.
     void start_flight();
     void end_flight(bool succeeded) noexcept;
-    /// The first and the last timestamp of a submit that has finished and whose flight has not
-    /// been ended yet; nothing if there are not two, or they cannot be read.
+    /// The two timestamps of a submit that has finished and whose flight has not been ended yet;
+    /// nothing if there are not two, or they cannot be read.
     std::optional<Interval> interval() const noexcept;
     /// Nanoseconds [n_timestamps] of the last submit; throws std::runtime_error before its end.
     std::vector<uint64_t> timestamps() const;
 
   private:
-    VkResult read_ticks(uint32_t first, uint32_t n, uint64_t* ticks) const;
+    VkResult read_ticks(uint64_t* ticks) const;  // [n_timestamps]
     uint64_t nanoseconds(uint64_t tick) const;
     void make_queries();
     void begin_sequence(const std::shared_ptr<BeginOp>& begin);
