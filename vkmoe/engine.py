@@ -30,7 +30,6 @@ from vkmoe.models.decoder import Decoder
 from vkmoe.models.kv_cache import KvCaches
 from vkmoe.models.recorded import TokenPrograms
 from vkmoe.models.tensors import read_tensors
-from vkmoe.models.weights import with_slots
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import decide
 from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap, miss_ways
@@ -95,7 +94,7 @@ class Engine(Closing):
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
-        weights = with_slots(loaded.weights, places.ranges)
+        weights, misses = places.extend(loaded, ways)
         self._table = loaded.table
         overlaps = copies_overlap(config, self.device)
         self._experts = places.follow(loaded, seed, self.link, overlaps)
@@ -109,11 +108,12 @@ class Engine(Closing):
             decision.attention_shape,
             decision.attention_split,
             caches.addresses,
+            misses,
         )
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         n_used = self.spec.experts.n_used if self.spec.experts else 1
         self._executor = self.plan.executor
-        self._keeps = ways.promote and bool(decision.pools)
+        self._keeps = misses is not None and ways.promote
         programs = TokenPrograms(
             self._backend,
             decoder,

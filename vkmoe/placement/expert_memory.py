@@ -31,6 +31,8 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.program import Range, memory_range
+from vkmoe.models.decoder import MissService
+from vkmoe.models.weights import ModelWeights, with_landing, with_slots
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loaded import LoadedWeights
 from vkmoe.placement.slots import MissWays
@@ -78,13 +80,20 @@ class ExpertPlaces(Closing):
             cleanup.callback(self._threads.close)
             self._cleanup = cleanup.pop_all()
 
-    def ranges(self, layer: int) -> tuple[Range, ...]:
-        """The memory in which experts of a MoE layer can lie besides their homes."""
-        return (*self.landing_ranges(layer), *self._places.ranges(layer))
+    def extend(
+        self, loaded: LoadedWeights, ways: MissWays
+    ) -> tuple[ModelWeights, MissService | None]:
+        """The weights with all the memory their experts may lie in, and how misses are served.
 
-    def landing_ranges(self, layer: int) -> tuple[Range, ...]:
-        """The memory into which experts of a MoE layer can be stored by its kernels."""
-        return (*self.slots.ranges(layer), *self._scratch_ranges)
+        None where kernels need not know of misses: they read experts wherever they are.
+        """
+        weights = with_slots(loaded.weights, self._ranges)
+        if not self._lands:
+            return weights, None
+        keeps = ways.promote and ways.way == "read"
+        n_places = loaded.table.landing.shape[1]
+        landing = with_landing(weights, n_places, self._landing_ranges)
+        return landing, MissService(ways.way, keeps)
 
     def follow(
         self,
@@ -109,7 +118,7 @@ class ExpertPlaces(Closing):
             memory = ExpertMemory(
                 table, self.slots, loaded.homes, weights.span_bytes, self._scratch
             )
-            ways = CacheWays(not overlaps, self._marks_homes, _allowed(budget), overlap)
+            ways = CacheWays(not overlaps, self._lands, _allowed(budget), overlap)
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
             cache.start(loaded.fill)
@@ -127,9 +136,18 @@ class ExpertPlaces(Closing):
         self._cleanup.close()
 
     @property
-    def _marks_homes(self) -> bool:
+    def _lands(self) -> bool:
+        """Whether there is a place for an expert to land in."""
         plan = self._decision.plan
         return plan.landing_slots > 0 or plan.gather_places > 0
+
+    def _ranges(self, layer: int) -> tuple[Range, ...]:
+        """The memory in which experts of a MoE layer can lie besides their homes."""
+        return (*self._landing_ranges(layer), *self._places.ranges(layer))
+
+    def _landing_ranges(self, layer: int) -> tuple[Range, ...]:
+        """The memory into which experts of a MoE layer can be stored by its kernels."""
+        return (*self.slots.ranges(layer), *self._scratch_ranges)
 
     def _uploads(self, overlaps: bool) -> DrainedUploader:
         uploads = Uploads(self._device)
