@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vkmoe.cli import main
-from vkmoe.facts import MemoryPlan, PlanLine
+from vkmoe.facts import Heap, MemoryPlan, PlanLine
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
@@ -34,13 +34,17 @@ def test_only_a_link_that_misses_cross_is_measured(
     assert link is None or min(link) > 0
 
 
-@pytest.mark.parametrize("mebibytes", [4, 16, 40])
-def test_measuring_takes_no_more_than_is_planned(mebibytes: int) -> None:
+@pytest.mark.parametrize("mebibytes", [32, 64, 192, 4096])
+def test_measuring_takes_a_small_part_of_the_smallest_heap(mebibytes: int) -> None:
     with Device() as device:
-        device.info = replace(device.info, type="discrete")
-        link = link_of_misses(device, planned("cache", mebibytes << 20))
-        assert (link is not None) == (mebibytes >= 8)
-        assert sum(device.native.memory_peak_bytes()) <= (mebibytes << 20) + (1 << 20)
+        heaps = (Heap(64 << 30, device_local=False), Heap(mebibytes << 20, device_local=True))
+        device.info = replace(device.info, type="discrete", heaps=heaps)
+        link = link_of_misses(device)
+        assert (link is not None) == (mebibytes >= 64)
+        assert link is None or min(link) > 0, "read, copied and gathered"
+        limit = min(mebibytes << 17, 64 << 20)  # an eighth: host and device memory
+        assert sum(device.native.memory_peak_bytes()) <= limit + (1 << 20)
+        assert sum(device.native.memory_bytes()) == 0
 
 
 def test_a_failed_measurement_stops_nothing(

@@ -1,12 +1,13 @@
 """How fast a GPU reads host memory in place, and how fast it copies from there.
 
 Owns the kernel read_words.comp (twin: vkmoe/reference/read_words.py), which does nothing but load.
-Does not decide where experts live.
+How fast kernels copy is measured in placement/link.py. Does not decide where experts live.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from vkmoe.gpu.backend import Backend
@@ -24,6 +25,9 @@ __all__ = [
     "UNITS_PER_LANE",
     "WORKGROUP_SIZE",
     "LinkSpeed",
+    "Timed",
+    "best_of",
+    "default_slice_bytes",
     "measure_link",
     "read_words",
     "sums_words",
@@ -46,18 +50,24 @@ class LinkSpeed(NamedTuple):
 
     read_bytes_per_second: float  # by a kernel, in place
     copy_bytes_per_second: float  # to device memory, on the upload queue
+    gather_bytes_per_second: float = 0.0  # to device memory, by a kernel; 0: not measured
+
+    @property
+    def miss_bytes_per_second(self) -> float:
+        """Of the faster way that kernels get at host memory."""
+        return max(self.read_bytes_per_second, self.gather_bytes_per_second)
 
     @property
     def reads_are_slow(self) -> bool:
-        """Whether experts read in place cost more than twice what copying them costs."""
-        return self.read_bytes_per_second < SLOW_SHARE * self.copy_bytes_per_second
+        """Whether experts that kernels fetch cost more than twice what copying them costs."""
+        return self.miss_bytes_per_second < SLOW_SHARE * self.copy_bytes_per_second
 
     def note(self) -> str | None:
         """One line for the user where host reads are slow, else None."""
         if not self.reads_are_slow:
             return None
         return (
-            f"this GPU reads host memory at {self.read_bytes_per_second / 1e9:.1f} GB/s but copies "
+            f"this GPU reads host memory at {self.miss_bytes_per_second / 1e9:.1f} GB/s but copies "
             f"at {self.copy_bytes_per_second / 1e9:.1f}: misses are expensive; "
             "a larger --expert-cache helps"
         )
@@ -95,22 +105,26 @@ def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
     timestamps; elsewhere the wall's, which counts the cost of a submit too. Raises
     OutOfMemoryError and other GpuErrors.
     """
-    if slice_bytes is None:
-        slice_bytes = SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
+    slice_bytes = slice_bytes or default_slice_bytes(device)
     source = device.allocate("host", N_SLICES * slice_bytes, "link source")
     try:
         target = device.allocate("device", source.size, "link target")
         try:
             source.view()[:] = 1  # pages that nobody wrote may be one and the same
             reads = _reads(device, source, slice_bytes)
-            return _best(reads, _copy(device, source, target))
+            return LinkSpeed(*best_of(reads, [_copy(device, source, target)]))
         finally:
             target.close()
     finally:
         source.close()
 
 
-class _Timed:
+def default_slice_bytes(device: Device) -> int:
+    """What takes a link long enough to be timed."""
+    return SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
+
+
+class Timed:
     """A recording that can be timed again and again."""
 
     def __init__(
@@ -118,6 +132,15 @@ class _Timed:
     ) -> None:
         self._device, self._recording, self._n_bytes = device, recording, n_bytes
         self._queue, self._stamped = queue, stamped
+
+    @classmethod
+    def program(cls, device: Device, backend: Backend, program: Program, n_bytes: int) -> Timed:
+        """A program on the compute queue that moves `n_bytes`."""
+        try:
+            recording, stamped = backend.record(program, timed=True), True
+        except ValueError:
+            recording, stamped = backend.record(program), False
+        return cls(device, recording, n_bytes, "compute", stamped)
 
     def bytes_per_second(self) -> float:
         with translate_errors("measuring the link"):
@@ -131,31 +154,28 @@ class _Timed:
         return self._n_bytes / elapsed
 
 
-def _best(reads: list[_Timed], copy: _Timed) -> LinkSpeed:
-    best, n_rounds, started = LinkSpeed(0.0, 0.0), 0, time.perf_counter()
+def best_of(*turns: Sequence[Timed]) -> list[float]:
+    """The most bytes per second of each of `turns`, whose members take turns, in some rounds."""
+    best, n_rounds, started = [0.0] * len(turns), 0, time.perf_counter()
     while n_rounds < MIN_ROUNDS or time.perf_counter() - started < MIN_SECONDS:
-        read = reads[n_rounds % len(reads)]
-        best = LinkSpeed(*map(max, best, (read.bytes_per_second(), copy.bytes_per_second())))
+        speeds = [members[n_rounds % len(members)].bytes_per_second() for members in turns]
+        best = [max(pair) for pair in zip(best, speeds, strict=True)]
         n_rounds += 1
     return best
 
 
-def _reads(device: Device, source: _native.Buffer, slice_bytes: int) -> list[_Timed]:
+def _reads(device: Device, source: _native.Buffer, slice_bytes: int) -> list[Timed]:
     """A read of each slice; all leave their sums in the same tensor."""
     backend, sums = Backend(device), TensorRef("sums", sums_words(slice_bytes))
     reads = []
     for index in range(N_SLICES):
         program = Program(f"read slice {index}")
         read_words(program, source.address + index * slice_bytes, slice_bytes, sums)
-        try:
-            recording, stamped = backend.record(program, timed=True), True
-        except ValueError:
-            recording, stamped = backend.record(program), False
-        reads.append(_Timed(device, recording, slice_bytes, "compute", stamped))
+        reads.append(Timed.program(device, backend, program, slice_bytes))
     return reads
 
 
-def _copy(device: Device, source: _native.Buffer, target: _native.Buffer) -> _Timed:
+def _copy(device: Device, source: _native.Buffer, target: _native.Buffer) -> Timed:
     with translate_errors("measuring the link"):
         try:
             recorder, stamped = device.native.recorder(n_timestamps=2, queue="upload"), True
@@ -166,4 +186,4 @@ def _copy(device: Device, source: _native.Buffer, target: _native.Buffer) -> _Ti
         recorder.copy(source, 0, target, 0, source.size)
         if stamped:
             recorder.timestamp(1)
-        return _Timed(device, recorder.finish(), source.size, "upload", stamped)
+        return Timed(device, recorder.finish(), source.size, "upload", stamped)

@@ -1,36 +1,92 @@
-"""Whether a miss crosses a link, and how fast that is."""
+"""How fast experts cross the link, if there is one: read in place, copied, and gathered."""
 
 from __future__ import annotations
 
 import logging
 
+import numpy as np
+
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.facts import MemoryPlan
+from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.link_speed import GROUP_BYTES, N_SLICES, SLICE_BYTES, LinkSpeed, measure_link
+from vkmoe.gpu.link_speed import (
+    GROUP_BYTES,
+    N_SLICES,
+    LinkSpeed,
+    Timed,
+    best_of,
+    default_slice_bytes,
+    measure_link,
+)
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.transfer import Transfer
+from vkmoe.ops.gather import LandingMemory, gather
+from vkmoe.ops.router import filled_words, log_words
 
-__all__ = ["link_of_misses"]
+__all__ = ["link_of_misses", "measure_gather"]
 
 log = logging.getLogger("vkmoe")
 SMALLEST_SLICE_BYTES = 1 << 20  # the time of less is the time of a submit
+HEAP_SHARE = 16  # measuring takes at most this part of the smallest heap
+_ROUTING = TensorRef("link routing", 6 * N_SLICES)
+_LOG = TensorRef("link log", log_words(1, N_SLICES))
 
 
-def link_of_misses(device: Device, plan: MemoryPlan) -> LinkSpeed | None:
-    """What a miss costs; None where there are no misses, or no link that they cross.
+def link_of_misses(device: Device, plan: MemoryPlan | None = None) -> LinkSpeed | None:
+    """What a miss costs; None where there is no link that misses cross, or no misses.
 
-    To be called before anything is allocated: it takes memory that the plan has for other things,
-    and gives it back. Raises DeviceLostError; without another result nothing depends on it.
+    To be called before anything is allocated: it takes up to 64 MiB, or less on small devices, and
+    gives them back. Raises DeviceLostError; without another result nothing depends on it.
     """
-    if plan.experts_in == "device" or device.info.is_uma:
+    if device.info.is_uma or (plan is not None and plan.experts_in == "device"):
         return None
-    room = min(plan.heap_totals().values()) // (2 * N_SLICES)
-    slice_bytes = min(SLICE_BYTES, room) // GROUP_BYTES * GROUP_BYTES
+    room = min(heap.size for heap in device.info.heaps) // (HEAP_SHARE * N_SLICES)
+    slice_bytes = min(default_slice_bytes(device), room) // GROUP_BYTES * GROUP_BYTES
     if slice_bytes < SMALLEST_SLICE_BYTES:
         return None
     try:
-        return measure_link(device, slice_bytes)
+        speed = measure_link(device, slice_bytes)
+        return speed._replace(gather_bytes_per_second=measure_gather(device, slice_bytes))
     except DeviceLostError:
         raise
     except GpuError as error:
         log.warning("the speed of host memory could not be measured: %s", error)
         return None
+
+
+def measure_gather(device: Device, slice_bytes: int | None = None) -> float:
+    """Bytes per second that the gather kernel copies from host memory, the best of some repeats.
+
+    It copies N_SLICES slices as it would that many missed experts. As cheap as `measure_link`, with
+    as much memory, and the same errors.
+    """
+    slice_bytes = slice_bytes or default_slice_bytes(device)
+    source = device.allocate("host", N_SLICES * slice_bytes, "link source")
+    try:
+        target = device.allocate("device", source.size, "link target")
+        try:
+            source.view()[:] = 1  # pages that nobody wrote may be one and the same
+            (best,) = best_of([_gather(device, source.address, target.address, slice_bytes)])
+            return best
+        finally:
+            target.close()
+    finally:
+        source.close()
+
+
+def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed:
+    """The copy of all slices from the address `source` to `target`."""
+    backend, program = Backend(device), Program("gather slices")
+    n_bytes = N_SLICES * slice_bytes
+    starts = slice_bytes * np.arange(N_SLICES, dtype=np.uint64)
+    addresses = np.concatenate([np.uint64(target) + starts, np.uint64(source) + starts])
+    words = np.concatenate([np.zeros(2 * N_SLICES, np.uint32), addresses.view(np.uint32)])
+    with Transfer(device, words.nbytes) as transfer:
+        transfer.write(backend.tensor(_ROUTING), 0, words.view(np.uint8))
+        transfer.flush()
+    memory = memory_range(target, n_bytes)
+    landing = LandingMemory((memory,), _LOG, filled_words(_LOG, 0, N_SLICES))
+    homes = (memory_range(source, n_bytes),)
+    gather(program, _ROUTING, landing, N_SLICES, slice_bytes, homes, "gather slices")
+    return Timed.program(device, backend, program, n_bytes)

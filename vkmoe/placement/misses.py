@@ -1,0 +1,49 @@
+"""Which way misses are served: read over the link by the matvec, or gathered ahead of it.
+
+Pure. The thresholds are those of gpu-facts.md, part C.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from vkmoe.gpu.link_speed import LinkSpeed
+
+__all__ = ["MissWay", "choose_way"]
+
+READS_WELL, READS_BADLY = 0.9, 0.8  # read speed over gather speed
+SMALLEST_GATHERED = 2_000_000  # bytes of an expert; a dispatch more costs what less would save
+
+
+class MissWay(NamedTuple):
+    """The way, and why in a few words."""
+
+    way: Literal["read", "gather"]
+    reason: str
+
+
+def choose_way(
+    asked: Literal["auto", "read", "gather"],
+    is_uma: bool,
+    link: LinkSpeed | None,
+    span_bytes: int,
+) -> MissWay:
+    """The way for experts of `span_bytes` on a device that is UMA or behind `link`.
+
+    `link` is None where it is not measured.
+    """
+    if asked != "auto":
+        return MissWay(asked, "as asked")
+    if is_uma:
+        return MissWay("read", "the device shares the host's memory")
+    if link is None or not link.gather_bytes_per_second:
+        return MissWay("read", "the link was not measured")
+    read, gather = link.read_bytes_per_second, link.gather_bytes_per_second
+    speeds = f"{read / 1e9:.1f} GB/s read in place, {gather / 1e9:.1f} gathered"
+    if read >= READS_WELL * gather:
+        return MissWay("read", speeds)
+    if read >= READS_BADLY * gather:
+        return MissWay("read", f"{speeds}: too little to gain by gathering")
+    if span_bytes < SMALLEST_GATHERED:
+        return MissWay("read", f"{speeds}, but experts are too small to gain by gathering")
+    return MissWay("gather", speeds)
