@@ -101,6 +101,12 @@ def test_load(cache: list[str]) -> None:
     assert positive(results["rows"]) and set(results["targets_met"]) == {"speed", "memory"}
 
 
+def test_file_reads(cache: list[str]) -> None:
+    results = document("file_reads", *TINY, *cache, "--experts", "2")["results"]
+    assert positive(results["rows"]) and results["span_bytes"] > 0
+    assert results["share of as many bytes in a row"]["median"] > 0
+
+
 def test_host_time(cache: list[str]) -> None:
     few = ["--layers", "2", "--tokens", "2", "--repeats", "2", "--warm", "2"]
     results = document("host_time", *cache, *few, "--expert-slots", "8")["results"]

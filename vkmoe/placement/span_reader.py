@@ -75,6 +75,11 @@ class SpanReader(Closing):
         self._staging = threading.local()
         self._files = file.reopen()
 
+    @property
+    def n_keys(self) -> int:
+        """Experts of all layers."""
+        return self._n_experts * len(self._layers)
+
     def read(self, number: int, out: Bytes) -> None:
         """Bring the span of an expert (keys.py) into `out`: uint8 [span_bytes].
 
