@@ -13,6 +13,7 @@ from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
 from vkmoe.placement import fixed_lines
 from vkmoe.placement.allocations import GRANULARITY
+from vkmoe.placement.pool_plan import READING_BYTES
 
 N_TOKENS = 12
 CHOICES: dict[str, dict[str, Any]] = {
@@ -20,7 +21,11 @@ CHOICES: dict[str, dict[str, Any]] = {
     "one slot": {"expert_slots": 1},
     "some slots": {"expert_slots": 12, "expert_allocation": "global"},
     "bytes": {"expert_cache": "7MiB"},
-}
+    "small pool": {"host_pool": "8MiB"},
+    "small pool, slots and landing": {"host_pool": "4MiB", "expert_slots": 8, "miss": "gather",
+                                      "promote_on_read": True},
+    "stepped": {"executor": "stepped", "expert_slots": 8},
+}  # fmt: skip
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
@@ -33,8 +38,12 @@ def check(llm: LLM) -> None:
 
 
 def check_tightness(llm: LLM, n_allocations: int) -> None:
-    """The plan adds what each allocation may be rounded by; a line too many would be more."""
+    """The plan adds what each allocation may be rounded by; a line too many would be more.
+
+    What reading from the file takes is not the device's.
+    """
     counted = sum(llm.engine.device.native.memory_bytes())
+    counted += READING_BYTES * bool(llm.plan.host_places)
     assert sum(llm.plan.heap_totals().values()) - counted <= n_allocations * GRANULARITY
 
 
@@ -48,14 +57,27 @@ def generate(llm: LLM) -> None:
     assert llm.last_statistics.n_generated_tokens == N_TOKENS
 
 
+def check_work(llm: LLM) -> None:
+    """Experts did move: what was measured is not an engine at rest."""
+    cache = llm.engine.cache
+    assert (cache is None) == (llm.plan.experts_in == "device")
+    if cache is not None and llm.plan.expert_slots:
+        assert cache.counters.n_uploads + cache.counters.n_landed > 0
+    if cache is not None and cache.pool is not None:
+        assert cache.pool.counters.n_reads > sum(llm.plan.host_places)  # more than at the start
+
+
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_no_heap_holds_more_than_planned(options: dict[str, Any]) -> None:
     n_before = live_objects().get("memory", 0)
     with LLM(ctx_size=64, **options) as llm:
-        assert (llm.plan.experts_in == "cache") == bool(options)
+        assert (llm.plan.experts_in == "cache") == bool(
+            {"expert_slots", "expert_cache"} & {*options}
+        )
+        assert bool(llm.plan.host_places) == ("host_pool" in options)
         check_tightness(llm, native.live_objects()["memory"] - n_before)
         generate(llm)
-        assert llm.engine.cache is None or llm.engine.cache.counters.n_uploads > 0
+        check_work(llm)
 
 
 def test_slots_of_several_sizes_are_planned(tmp_path: Path) -> None:
