@@ -1,0 +1,209 @@
+"""What predictors and promote-on-read are worth when misses cross a slow link.
+
+python -m bench.prefetch --record
+python -m bench.prefetch --shares 25 --arms none,previous --link 100
+
+The demo model with 25 and 50 % of its experts on the device, on three texts (bench/prompts/). Where
+the device shares the host's memory the link is one by injection (bench/slow_link.py), of --link
+MB/s: misses and copies wait as if they crossed it; with --link 0 they cross the machine's own. All
+arms of a share are open at once, take turns on the same pieces of text and must find the same
+logits to the last bit. An arm is a dictionary of EngineConfig's fields. Said of each: tokens per
+second, hits, bytes read in place and copied per token, and how guesses went. At the end: on how
+many texts the default predictor lets fewer bytes be read in place than none.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.cached_arm import CachedArm
+from bench.environment import describe, print_card
+from bench.measure import MIN_REPEATS, Arms, Row, command_line, finish, run_main, take_turns
+from bench.routing import PROMPTS, prompt_text
+from bench.slow_link import SlowLink
+from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
+from vkmoe.errors import VkmoeError
+from vkmoe.generate.model_file import read_model_file
+from vkmoe.gpu.device import choose_device, list_devices
+from vkmoe.llm import demo_model_path
+
+SHARES = (25.0, 50.0)
+CONTEXT = 1024
+MIB = 1 << 20
+BASE = "none"  # what the others are compared with
+COPIES = {"expert_copies": "overlap", "promote_on_read": False}
+LANDINGS = {"expert_copies": "overlap", "promote_on_read": True}
+ARMS: dict[str, dict[str, Any]] = {
+    BASE: {"expert_predictor": "none", **COPIES},
+    "previous": {"expert_predictor": "previous", **COPIES},
+    "correlation": {"expert_predictor": "correlation", **COPIES},
+    "frequency": {"expert_predictor": "frequency", **COPIES},
+    "none, promoting": {"expert_predictor": "none", **LANDINGS},
+    "previous, promoting": {"expert_predictor": "previous", **LANDINGS},
+    "none, gathering": {"expert_predictor": "none", "miss": "gather", **LANDINGS},
+    "none, waiting": {"expert_predictor": "none", **COPIES, "expert_copies": "wait"},
+}
+
+
+def main() -> None:
+    """For each share, open all arms and let them take turns."""
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, default=demo_model_path(), help="default: the demo")
+    parser.add_argument("--shares", type=_shares, default=SHARES, help="%%, default: 25,50")
+    parser.add_argument("--link", type=float, default=50.0, help="MB/s (default: 50); 0: as it is")
+    parser.add_argument("--tokens", type=int, default=48, help="in each turn (default: 48)")
+    parser.add_argument("--arms", type=_names, default=tuple(ARMS), help=f"of {', '.join(ARMS)}")
+    options = parser.parse_args()
+    if options.tokens < 1 or options.repeats < 1 or options.link < 0:
+        parser.error("--tokens, --repeats: at least 1; --link: at least 0")
+    file = read_model_file(options.model)
+    if file.spec.experts is None:
+        raise VkmoeError(f"{options.model} has no experts", "give a mixture-of-experts model")
+    pieces = {name: _pieces(file.tokenizer.encode(prompt_text(name)), options) for name in PROMPTS}
+    card = describe(choose_device(list_devices(), options.device))
+    print_card(card)
+    link = SlowLink(options.link * 1e6) if options.link else None
+    shares = {}
+    for share in options.shares:
+        slots = max(1, round(share / 100 * file.spec.experts.n_experts))
+        print(f"{share:g} % of the experts, {slots} slots", flush=True)
+        arms = [_arm(name, slots, options, link) for name in options.arms]
+        shares[f"{share:g} %"] = _measure(arms, pieces, options.repeats, card)
+    results = {"model": options.model.name, "tokens": options.tokens, "context": CONTEXT}
+    results |= {"link_mb_per_s": options.link or None, "shares": shares}
+    results["rows"] = [row for share in shares.values() for row in share.pop("rows")]
+    finish("prefetch", card, results | _verdict(shares), options.record)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = tuple(float(piece) for piece in text.split(","))
+    if not all(0 < share < 100 for share in shares) or len(set(shares)) < len(shares):
+        raise argparse.ArgumentTypeError("different numbers above 0, below 100")
+    return shares
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names of arms; some have a comma of their own."""
+    names = tuple(name.strip() for name in text.replace(", ", "\0").split(","))
+    names = tuple(name.replace("\0", ", ") for name in names)
+    if set(names) - set(ARMS) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"some of: {'; '.join(ARMS)}")
+    return names
+
+
+def _pieces(text: Sequence[int], options: argparse.Namespace) -> list[Sequence[int]]:
+    n, limit = options.tokens, min(len(text), CONTEXT)
+    if n * options.repeats > limit:
+        raise VkmoeError(
+            f"{options.repeats} turns of {n} tokens are more than a text has ({limit})",
+            "lower --tokens",
+        )
+    return [text[start : start + n] for start in range(0, n * options.repeats, n)]
+
+
+# ----- measuring -----
+
+
+def _arm(name: str, slots: int, options: argparse.Namespace, link: SlowLink | None) -> CachedArm:
+    config = EngineConfig(options.device, CONTEXT, expert_slots=slots, **ARMS[name])
+    return CachedArm(name, options.model, config, link)
+
+
+def _measure(
+    arms: Sequence[CachedArm],
+    pieces: Mapping[str, Sequence[Sequence[int]]],
+    repeats: int,
+    card: dict[str, Any],
+) -> dict[str, Any]:
+    """All arms on all texts; rows, and what was found of each text and arm."""
+    rows: list[Row] = []
+    texts: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for arm in arms:
+            stack.enter_context(arm.opened())
+        for name, text in pieces.items():
+            for arm in arms:
+                arm.begin(text)
+            speeds = take_turns({arm.name: arm.turn for arm in arms}, repeats, "tok/s")
+            _check_same_logits(arms)
+            texts[name] = {arm.name: _found(arm, speeds, card) for arm in arms}
+            new = [_row(name, arm.name, texts[name][arm.name], speeds) for arm in arms]
+            print("\n".join(map(str, new)), "\n", flush=True)
+            rows += new
+        overlapped = {arm.name: arm.overlapped for arm in arms}
+    return {"rows": rows, "texts": texts, "overlapped": overlapped}
+
+
+def _check_same_logits(arms: Sequence[CachedArm]) -> None:
+    """Raises VkmoeError unless all found the same: what moves when must not matter."""
+    for arm in arms[1:]:
+        for ours, theirs in zip(arms[0].logits, arm.logits, strict=True):
+            if not (np.isfinite(ours).all() and np.array_equal(ours, theirs)):
+                raise VkmoeError(
+                    f"{arms[0].name!r} and {arm.name!r} give other logits",
+                    "this is a bug, please report it with the card above",
+                )
+
+
+# ----- the report -----
+
+
+def _found(arm: CachedArm, speeds: Arms, card: dict[str, Any]) -> dict[str, Any]:
+    counts = arm.counts
+    found: dict[str, Any] = {
+        "hit_rate": counts.hits / counts.uses,
+        "read_bytes_per_token": counts.read_bytes / counts.tokens,
+        "copied_bytes_per_token": counts.copied_bytes / counts.tokens,
+        "copied_per_token": counts.copied / counts.tokens,
+        "landed_per_token": counts.landed / counts.tokens,
+        "hinted_per_token": counts.hinted / counts.tokens,
+        "hints_right": counts.right / counts.hinted if counts.hinted else None,
+        "stall_ms_per_token": counts.stall_ns / 1e6 / counts.tokens,
+        "values": speeds.values(arm.name),
+    }
+    if arm.name != BASE and BASE in speeds.names and len(found["values"]) >= MIN_REPEATS:
+        found["relative"] = speeds.ratio(arm.name, BASE, card)
+    return found
+
+
+def _row(text: str, arm: str, found: Mapping[str, Any], speeds: Arms) -> Row:
+    hints = f", {100 * found['hints_right']:.0f} % of hints right" if found["hints_right"] else ""
+    relative = f", {found['relative'].median:.2f} x {BASE}" if "relative" in found else ""
+    note = (
+        f"{100 * found['hit_rate']:.1f} % hits; per token "
+        f"{found['read_bytes_per_token'] / MIB:.2f} MiB read in place, "
+        f"{found['copied_bytes_per_token'] / MIB:.2f} copied, {found['landed_per_token']:.1f} "
+        f"landed, {found['hinted_per_token']:.1f} hinted{hints}{relative}"
+    )
+    return Row(f"{text}: {arm}", speeds.summary(arm), speeds.unit, "host_wall", note)
+
+
+def _verdict(shares: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each share, the texts on which each arm reads fewer bytes in place than `BASE`."""
+    fewer: dict[str, dict[str, list[str]]] = {}
+    for share, measured in shares.items():
+        texts = measured["texts"]
+        if not all(BASE in arms for arms in texts.values()):
+            continue
+        read = "read_bytes_per_token"
+        names = [name for name in next(iter(texts.values())) if name != BASE]
+        fewer[share] = {
+            name: [text for text, arms in texts.items() if arms[name][read] < arms[BASE][read]]
+            for name in names
+        }
+        for name, where in fewer[share].items():
+            print(
+                f"{share}: {name} reads less in place than {BASE} on {len(where)} of {len(texts)}"
+            )
+    met = {s: len(by_arm.get(DEFAULT_PREDICTOR, ())) >= 2 for s, by_arm in fewer.items()}
+    return {"fewer_bytes_than_none": fewer, "default": DEFAULT_PREDICTOR, "default_pays": met}
+
+
+if __name__ == "__main__":
+    run_main(main)

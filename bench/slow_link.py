@@ -1,0 +1,111 @@
+"""A link slower than this machine's, by injection: misses and copies wait as if they crossed it.
+
+For CPU devices, where experts in host memory cost no more than those in slots. The bytes still move
+at once; what is added is the time they would take. Misses are waited for after the token's submit,
+on the engine's thread; copies by whoever waits for them, which is the copying thread where there is
+one. Both share the link's speed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.engine import Engine
+from vkmoe.experts.prefetch import Prefetcher
+from vkmoe.experts.uploads import Copy, DrainedUploader, Upload
+from vkmoe.gpu.link_speed import LinkSpeed
+
+__all__ = ["SlowLink", "SlowUploads", "throttle"]
+
+SLICE_S = 0.001  # what one of those who share the link sends before it is the other's turn
+
+
+class SlowLink:
+    """Carries so many bytes per second, for all threads together."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        assert bytes_per_second > 0
+        self.bytes_per_second = bytes_per_second
+        self.n_bytes = 0  # carried
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def carry(self, n_bytes: int) -> None:
+        """Wait as long as these bytes take, in turns with others' bytes."""
+        ready = time.perf_counter()
+        slice_bytes = max(1, int(self.bytes_per_second * SLICE_S))
+        for start in range(0, n_bytes, slice_bytes):
+            size = min(slice_bytes, n_bytes - start)
+            with self._lock:
+                # From when it was ready, not from now: sleeping too long must not slow the link.
+                ready = max(ready, self._free_at) + size / self.bytes_per_second
+                self._free_at = ready
+                self.n_bytes += size
+            time.sleep(max(0.0, ready - time.perf_counter()))
+
+
+class SlowUploads:
+    """Copies that arrive when a slow link has carried their bytes, too."""
+
+    def __init__(self, inner: DrainedUploader, link: SlowLink) -> None:
+        self._inner, self._link = inner, link
+
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        n_bytes = sum(n_bytes for _, _, n_bytes in copies)
+        return _Slow(self._inner.start(copies, urgent), self._link, n_bytes)
+
+    def drain(self) -> bool:
+        return self._inner.drain()
+
+
+class _Slow:
+    def __init__(self, inner: Upload, link: SlowLink, n_bytes: int) -> None:
+        self._inner, self._link, self._n_bytes = inner, link, n_bytes
+
+    def done(self) -> bool:
+        return not self._n_bytes and self._inner.done()
+
+    def wait(self) -> None:
+        self._inner.wait()
+        n_bytes, self._n_bytes = self._n_bytes, 0
+        self._link.carry(n_bytes)
+
+    def cancel(self) -> bool:
+        return self._inner.cancel()
+
+    def interval(self) -> tuple[int, int] | None:
+        return self._inner.interval()
+
+
+def throttle(engine: Engine, link: SlowLink) -> None:
+    """Let the misses and copies of `engine` cross `link`, and its copies know of that.
+
+    Must hold: a cache in one tier, and whole tokens; no token has been run.
+    """
+    cache, tracker = engine.cache, engine._experts
+    assert cache is not None and cache.pool is None and engine.plan.executor == "fused"
+    tier, span_bytes = cache._tier, np.array(cache._span_bytes)
+    uploads = tier._uploads
+    if isinstance(uploads, Prefetcher):
+        inner = cast(DrainedUploader, uploads._uploads)
+        uploads._uploads = SlowUploads(inner, link)
+    else:
+        tier._uploads = SlowUploads(uploads, link)
+    if tracker._budget is not None:
+        tracker._budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
+    after_token = tracker.after_token
+
+    def later(routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None) -> None:
+        n_misses = (~cache.residency.hits(routing)).sum(axis=1)
+        began = time.perf_counter_ns()
+        link.carry(int((n_misses * span_bytes).sum()))
+        tracker._host_ns += time.perf_counter_ns() - began
+        after_token(routing, filled)
+
+    tracker.after_token = later  # type: ignore[method-assign]
