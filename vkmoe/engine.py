@@ -178,6 +178,11 @@ class Engine(Closing):
         """What was used and found on the device; None for a model without experts."""
         return self._experts.profiler if self.spec.experts else None
 
+    @property
+    def overlap(self) -> Overlap | None:
+        """How much of the copying is hidden; None where nothing is copied beside tokens."""
+        return self._experts.overlap
+
     def settle(self) -> None:
         """Wait until no copy of an expert is under way. Raises DeviceLostError."""
         if self.cache is not None:
@@ -193,7 +198,7 @@ class Engine(Closing):
 
     def program(self, with_logits: bool = True) -> Program:
         """The program a token replays."""
-        return self._programs.recorded[with_logits].program
+        return self._programs.program(with_logits)
 
     def tensor_values(self, ref: TensorRef) -> NDArray[np.uint32]:
         """The words of a workspace tensor after the last token (for tests and debugging)."""
