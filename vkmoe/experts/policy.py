@@ -8,29 +8,19 @@ contract test, tests/experts/test_policy_contract.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.limits import NO_LIMITS, Limits, affordable, by_worth, worthwhile
 from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.settings import PoolSpec
 
-__all__ = [
-    "NO_LIMITS",
-    "NO_POOL",
-    "Keys",
-    "Limits",
-    "Mask",
-    "Policy",
-    "Ranks",
-    "Worth",
-    "rank_by",
-]
+__all__ = ["NO_POOL", "Keys", "Mask", "Policy", "Ranks", "rank_by"]
 
 NO_POOL = -1
 NOBODY = -1
@@ -38,20 +28,9 @@ NOBODY = -1
 Keys = NDArray[np.int64]  # numbers of experts
 Mask = NDArray[np.bool_]  # [n_keys]
 Ranks = NDArray[np.int64]
-Worth: TypeAlias = Callable[[Keys], NDArray[np.float64]]  # of keys in an array of any shape
 
 _NEVER = np.iinfo(np.int64).max  # the rank of those that may not leave
 _MAX_CLOCK = (1 << 31) - 2  # recency is an int32
-
-
-class Limits(NamedTuple):
-    """What keeps newcomers out although somebody may leave for them."""
-
-    worth: Worth | None = None  # they must be worth more than who leaves; pinned ones enter anyway
-    budget_bytes: float = inf  # of the slots that are given away
-
-
-NO_LIMITS = Limits()
 
 
 class Policy(ABC):
@@ -128,7 +107,7 @@ class Policy(ABC):
         `needed` (what the token uses, what is being copied) and never newcomers.
         """
         if limits.worth is not None:
-            newcomers = self._by_worth(newcomers, limits.worth)
+            newcomers = by_worth(newcomers, self._pinned, limits.worth)
         waiting: dict[int, list[int]] = {}
         for key, pool in zip(newcomers, self.pool_of[newcomers].tolist(), strict=True):
             waiting.setdefault(pool, []).append(key)
@@ -140,9 +119,9 @@ class Policy(ABC):
         for pool in pools:
             moves += self._place(pool, waiting[pool], leaving.get(pool, []))
         if moves and limits.worth is not None:
-            moves = self._worthwhile(moves, limits.worth)
+            moves = worthwhile(moves, self._pinned, limits.worth, limits.margin)
         if limits.budget_bytes < inf:
-            moves = self._affordable(moves, newcomers, limits.budget_bytes)
+            moves = affordable(moves, newcomers, self.pools, limits.budget_bytes)
         if moves:
             self.remove(np.array([move.victim for move in moves if move.victim != FREE], np.int64))
             self.insert(np.array([move.key for move in moves], np.int64))
@@ -287,42 +266,6 @@ class Policy(ABC):
                 return key
             last = key
         return last
-
-    def _by_worth(self, newcomers: Sequence[int], worth: Worth) -> list[int]:
-        """The pinned ones first, then those worth most; equals in the order they came."""
-        keys = np.array(newcomers, np.int64)
-        order = np.argsort(-np.where(self._pinned[keys], inf, worth(keys)), kind="stable")
-        ordered: list[int] = keys[order].tolist()
-        return ordered
-
-    def _worthwhile(self, moves: Sequence[Move], worth: Worth) -> list[Move]:
-        """In each pool those up to the first whose newcomer is not worth its victim."""
-        keys = np.array([move.key for move in moves], np.int64)
-        victims = np.array([move.victim for move in moves], np.int64)
-        enters = (victims == FREE) | self._pinned[keys]
-        enters |= worth(keys) > worth(np.maximum(victims, 0))
-        closed: set[int] = set()
-        kept = []
-        for move, may in zip(moves, enters.tolist(), strict=True):
-            if not may:
-                closed.add(move.pool)
-            elif move.pool not in closed:
-                kept.append(move)
-        return kept
-
-    def _affordable(
-        self, moves: Sequence[Move], newcomers: Sequence[int], budget_bytes: float
-    ) -> list[Move]:
-        """Those up to the first, in the order of the newcomers, that the budget has no room for."""
-        of = {move.key: move for move in moves}
-        kept: set[int] = set()
-        for key in newcomers:
-            if key in of:
-                budget_bytes -= self.pools[of[key].pool].slot_bytes
-                if budget_bytes < 0:
-                    break
-                kept.add(key)
-        return [move for move in moves if move.key in kept]
 
     def _spare(self, pool: int) -> list[int]:
         """How many residents each layer has above the floor [n_layers]."""

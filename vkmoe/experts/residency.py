@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from vkmoe.experts import pins
 from vkmoe.experts.create import create_policy
+from vkmoe.experts.foresight import MARGIN, Foresight, PredictionCounts
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.limits import NO_LIMITS, Limits
 from vkmoe.experts.moves import FREE, Move
-from vkmoe.experts.policy import NO_LIMITS, Keys, Limits, Mask
+from vkmoe.experts.policy import NO_POOL, Keys, Mask
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 
 __all__ = ["Residency"]
@@ -50,6 +52,7 @@ class Residency:
         self._pools = tuple(pools)
         # The MoE layers that have slots, in rows of their numbers.
         self._layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
+        self._foresight = self._look_ahead()
         self._begin_empty()
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
@@ -70,6 +73,11 @@ class Residency:
             layer, expert = self.space.key(number)
             found[layer].append(expert)
         return found
+
+    @property
+    def predictions(self) -> PredictionCounts:
+        """How the guesses went that experts were fetched on."""
+        return self._foresight.counts if self._foresight is not None else PredictionCounts()
 
     def start(self) -> list[Move]:
         """The moves before the first token: residents, then the experts of the profile."""
@@ -111,6 +119,8 @@ class Residency:
             self._uses[keys] += 1
         self.n_tokens += 1
         moves: list[Move] = []
+        if self._foresight is not None:
+            self._foresight.after_token(routing, keys)
         if self._pools:
             slotted = keys if len(self._layers) == len(keys) else keys[self._layers]
             # By rank: the highest of all layers come first.
@@ -122,24 +132,32 @@ class Residency:
                 moves += [move._replace(landed=True) for move in kept]
                 missing = [key for key in missing if key not in there]
             copies = self._promote(missing, keys, self._limits(budget_bytes))
-            left = budget_bytes - self._n_bytes(copies) if budget_bytes < inf else inf
-            moves += copies + self._choose_pins(keys, left)
+            copies += self._choose_pins(keys, budget_bytes - self._n_bytes(copies))
+            if self._foresight is not None:
+                wanted = self._foresight.wanted(~self._policy.resident)
+                left = budget_bytes - self._n_bytes(copies)
+                copies += self._fetch(wanted.tolist(), keys, left)
+            moves += copies
         self.counts.advance()
         return moves
 
     def hint(self, keys: Sequence[int], needed: Keys, budget_bytes: float = inf) -> list[Move]:
         """Fetch the absent ones of these, the likeliest first, and let nobody `needed` leave."""
         absent = [key for key in keys if not self._policy.resident[key]]
-        return self._promote(absent, needed, self._limits(budget_bytes))
+        return self._fetch(absent, needed, budget_bytes)
 
     def guess_next_layer(self, layer: int, experts: NDArray[np.uint32]) -> Keys:
-        """Numbers of the experts that the next layer is expected to use, the likeliest first, when
-        `layer` uses these ids.
+        """Numbers of the experts without a slot that the next layer is expected to use, the
+        likeliest first, when the token at hand uses these [n_used] in `layer`.
         """
-        return NOBODY
+        if self._foresight is None or layer + 1 >= self.space.n_layers:
+            return NOBODY
+        return self._foresight.of_next_layer(layer, experts, ~self._policy.resident)
 
     def reset_predictions(self) -> None:
         """A new text begins, and what was used last says nothing of it."""
+        if self._foresight is not None:
+            self._foresight.reset()
 
     def landed(self, moves: Iterable[Move]) -> None:
         """The copies are done: the next token finds these experts in their slots."""
@@ -171,8 +189,34 @@ class Residency:
 
     # ----- inside -----
 
+    def _look_ahead(self) -> Foresight | None:
+        """What weighs and guesses, where that can change anything: not with a slot for everybody.
+
+        Without any slots guesses may still serve a host pool.
+        """
+        settings, n_experts = self.settings, self.space.n_experts
+        pressed = any(pool.capacity < len(pool.layers) * n_experts for pool in self._pools)
+        guesses = settings.predictor != "none" and (pressed or not self._pools)
+        if not guesses and not (settings.admission and pressed):
+            return None
+        return Foresight(
+            self.space, self.counts, settings.half_life, settings.predictor, settings.executor
+        )
+
     def _limits(self, budget_bytes: float = inf) -> Limits:
-        return Limits(self.counts.of if self.settings.admission else None, budget_bytes)
+        """Of those that were missed."""
+        if self._foresight is None or not self.settings.admission:
+            return Limits(budget_bytes=budget_bytes)
+        return Limits(self._foresight.worth, budget_bytes=budget_bytes)
+
+    def _fetch(self, absent: Sequence[int], needed: Keys, budget_bytes: float) -> list[Move]:
+        """Slots on a guess, for those that are worth far more than who would leave."""
+        if not absent or self._foresight is None or self._foresight.worth is None:
+            return []
+        keys = [key for key in absent if self._policy.pool_of[key] != NO_POOL]
+        moves = self._promote(keys, needed, Limits(self._foresight.worth, MARGIN, budget_bytes))
+        self._foresight.fetched([move.key for move in moves], self._n_bytes(moves))
+        return moves
 
     def _n_bytes(self, moves: Iterable[Move]) -> int:
         """Of the slots they take."""
@@ -184,7 +228,7 @@ class Residency:
         if settings.warmpin and self.n_tokens % settings.warmpin_after == 0:
             moves += self._pin_warm(used, budget_bytes)
         if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
-            left = budget_bytes - self._n_bytes(moves) if moves else budget_bytes
+            left = budget_bytes - self._n_bytes(moves)
             moves += self._pin_residents(self._most_used(self._uses), used, left)
             self.warm_at = self.n_tokens
         return moves

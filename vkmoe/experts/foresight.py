@@ -1,0 +1,134 @@
+"""What a cache expects of its experts: what each is worth, and whom to fetch before it is needed.
+
+Owns the predictor, the chances learned from it, and the count of how often it was right. Decides
+nothing: residency.py does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts.chances import Chances
+from vkmoe.experts.correlation import Correlation
+from vkmoe.experts.frequency import DecayedCounts
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.predictor import Frequency, Predictor, Previous
+from vkmoe.experts.settings import Executor, PredictorName
+
+__all__ = ["MARGIN", "Foresight", "PredictionCounts", "create_predictor"]
+
+Keys = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Values = NDArray[np.float64]
+
+# Times what its victim is worth: a guessed expert costs its bytes whether it is used or not.
+MARGIN = 2.0
+PAIRS_LIVE = 4  # times as long as counts, because there are so many more pairs to know
+
+NOBODY: Keys = np.zeros(0, np.int64)
+
+
+@dataclass
+class PredictionCounts:
+    """How the guesses went for which an expert was fetched."""
+
+    n_hinted: int = 0  # experts fetched on a guess
+    hinted_bytes: int = 0  # of their slots
+    n_right: int = 0  # of them used by the very token, or layer, that the guess was about
+
+
+def create_predictor(
+    name: PredictorName, space: KeySpace, counts: DecayedCounts, half_life: float, meaning: Executor
+) -> Predictor | None:
+    """The predictor of that name; None for "none"."""
+    if name == "previous":
+        return Previous(space)
+    if name == "frequency":
+        return Frequency(space, counts)
+    if name == "correlation":
+        return Correlation(space, PAIRS_LIVE * half_life, meaning)
+    return None
+
+
+class Foresight:
+    """Told of every token; says what experts are worth, and whom the predictor would fetch."""
+
+    def __init__(
+        self,
+        space: KeySpace,
+        counts: DecayedCounts,
+        half_life: float,
+        name: PredictorName,
+        meaning: Executor,
+    ) -> None:
+        self._space, self._stepped = space, meaning == "stepped"
+        self.predictor = create_predictor(name, space, counts, half_life, meaning)
+        self._chances = Chances(counts, half_life)
+        self._scores: Values | None = None  # [n_keys], of the next token
+        self._hinted: Mask = np.zeros(space.n_keys, np.bool_)
+        self._n_used = 0
+        self.worth: Values | None = None  # [n_keys]; None while too little is known
+        self.counts = PredictionCounts()
+
+    def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
+        """A token used `ids` [n_layers, n_used], these `keys`, and the counts know of it."""
+        if self._hinted.any():
+            self.counts.n_right += int(np.count_nonzero(self._hinted[keys]))
+            self._hinted[:] = False
+        self._n_used = ids.shape[1]
+        said = says = None
+        if self.predictor is not None:
+            self._scores = self.predictor.after_token(ids)
+            if self.predictor.informs:
+                said, says = self.predictor.said, self._scores
+        self._chances.update(keys, said, says)
+        self.worth = self._chances.all
+
+    def wanted(self, absent: Mask) -> Keys:
+        """Whom to fetch of those `absent` [n_keys] before the next token, the likeliest first."""
+        if self._stepped or self._scores is None or self.worth is None:
+            return NOBODY
+        found = np.flatnonzero(absent & (self._scores > 0) & (self.worth > self._average))
+        order = np.argsort(-self.worth[found], kind="stable")
+        return found[order[: self._space.n_layers * self._n_used // 2]]
+
+    def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:
+        """The same of the layer after this one, of which the token at hand uses `ids` [n_used].
+
+        Afterwards `worth` knows of it. Must hold: there is a layer after it.
+        """
+        if self.predictor is None or self.worth is None:
+            return NOBODY
+        scores = self.predictor.after_layer(layer, ids)
+        if scores is None:
+            return NOBODY
+        numbers = self._space.numbers(layer + 1)
+        if self.predictor.informs:
+            chances = self._chances.given(int(numbers[0]), scores)
+            if chances is not None:
+                self.worth[numbers] = chances
+        worth = self.worth[numbers]
+        found = np.flatnonzero(absent[numbers] & (scores > 0) & (worth > self._average))
+        order = np.argsort(-worth[found], kind="stable")
+        return numbers[found[order[: self._n_used]]]
+
+    def fetched(self, keys: list[int], n_bytes: int) -> None:
+        """These are fetched on a guess, into slots of so many bytes."""
+        self._hinted[keys] = True
+        self.counts.n_hinted += len(keys)
+        self.counts.hinted_bytes += n_bytes
+
+    def reset(self) -> None:
+        """A new text begins."""
+        self._scores = None
+        self._hinted[:] = False
+        if self.predictor is not None:
+            self.predictor.reset()
+
+    @property
+    def _average(self) -> float:
+        """The chance of an expert of which nothing is known."""
+        return self._n_used / self._space.n_experts
