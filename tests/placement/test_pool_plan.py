@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.gpu.invented import AMD, APU, DEVICES, DISCRETE_12, GIB, LAVAPIPE, MI
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.placement.host import available_bytes
 from vkmoe.placement.loaded import N_THREADS
 from vkmoe.placement.planner import device_budget, plan
 from vkmoe.placement.pool_places import host_pools, most_places, places_bytes
@@ -22,7 +24,8 @@ from vkmoe.placement.span_reader import STAGING_BYTES
 from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS, expert_bytes
 
 N_ALL = 48 * N_EXPERTS
-LARGE = expert_bytes(6_826_240)  # 40 GiB of experts
+LARGE = expert_bytes(6_826_240)  # 39 GiB of experts
+HUGE = expert_bytes(10_486_016)  # 60 GiB
 ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
 APU_96 = replace(APU, heaps=(Heap(64 * GIB, True), Heap(32 * GIB, False)))
 PROMOTE, GATHER = MissWays(promote=True), MissWays("gather", promote=True)
@@ -64,20 +67,32 @@ def check(made: MemoryPlan, info: DeviceInfo, weights: WeightBytes, ram: int) ->
 
 
 @pytest.mark.parametrize(
-    ("info", "ram", "experts_in"),
-    [(DISCRETE_12, 16 * GIB, "cache"), (SMALL_WINDOW, 16 * GIB, "cache"), (AMD, 30 * GIB, "cache"),
-     (APU_96, 32 * GIB, "host"), (LAVAPIPE, 16 * GIB, "host"), (LAVAPIPE, 5 * GIB, "host")],
-    ids=["12 GB", "8 GB", "16 GB", "APU", "CPU", "CPU in a small cgroup"],
+    ("info", "weights", "ram", "experts_in"),
+    [(DISCRETE_12, LARGE, 16 * GIB, "cache"), (SMALL_WINDOW, LARGE, 16 * GIB, "cache"),
+     (AMD, LARGE, 30 * GIB, "cache"), (APU_96, HUGE, 32 * GIB, "host"),
+     (LAVAPIPE, LARGE, 16 * GIB, "host"), (LAVAPIPE, HUGE, 5 * GIB, "host")],
+    ids=["12 GB", "8 GB", "16 GB", "APU", "CPU", "CPU with little"],
 )  # fmt: skip
 def test_a_model_larger_than_ram_gets_what_there_is(
-    info: DeviceInfo, ram: int, experts_in: str
+    info: DeviceInfo, weights: WeightBytes, ram: int, experts_in: str
 ) -> None:
-    """40 GiB of experts: 70 % of the memory is used, and one more place would be too much."""
-    made = planned(info, LARGE, ram)
-    check(made, info, LARGE, ram)
+    """70 % of the memory is used, and one more place would be too much."""
+    made = planned(info, weights, ram)
+    check(made, info, weights, ram)
     assert made.experts_in == experts_in and bool(made.expert_slots) == (experts_in == "cache")
     used = made.total("host") + (made.total("device") if info.is_uma else 0)
-    assert ram * 70 // 100 - LARGE.spans[0] - MIB < used <= ram * 70 // 100
+    assert ram * 70 // 100 - weights.spans[0] - MIB < used <= ram * 70 // 100
+
+
+def test_a_cgroup_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
+    """A container of 8 GiB on a machine with 64, of which 1 GiB is in use."""
+    (tmp_path / "meminfo").write_text(f"MemAvailable: {64 << 20} kB\n")
+    for name, text in (("max", str(8 * GIB)), ("current", str(GIB)), ("stat", "inactive_file 0\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    ram = available_bytes(tmp_path / "meminfo", tmp_path, tmp_path / "none")
+    made = planned(DISCRETE_12, ram=ram)
+    check(made, DISCRETE_12, WEIGHTS, ram)
+    assert ram == 7 * GIB and made.total("host") <= 7 * GIB * 70 // 100
 
 
 def test_a_host_heap_can_be_the_limit() -> None:
