@@ -24,6 +24,7 @@ from vkmoe.selftest.spans import Experts, Use
 __all__ = ["DownCase", "GateUpCase"]
 
 Wide = NDArray[np.float64]
+Words = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class GateUpCase:
 
     def run(self, runner: Runner) -> Checks:
         """Compare; values that damaged weights decide are left out."""
-        program, experts, source, act = self._make(runner)
-        inputs = {**source.inputs, experts.routing_ref: experts.routing}
-        words, log = runner.run(program, inputs, act, experts.log_ref)
+        experts, source, words, log = self._run(runner)
         checks = Checks()
         if experts.landing:
             experts.compare_landing(runner, log, 0, checks)
@@ -53,6 +52,17 @@ class GateUpCase:
         checks.close("act", act_found[sound], wanted[sound], magnitude[sound])
         checks.equal("the word behind act", words[-1:], np.array([SENTINEL], np.uint32))
         return checks
+
+    def words(self, runner: Runner) -> tuple[Experts, tuple[Words, ...]]:
+        """The bits of act, nothing compared."""
+        experts, _, words, _ = self._run(runner)
+        return experts, (words,)
+
+    def _run(self, runner: Runner) -> tuple[Experts, NormedInput, Words, Words]:
+        program, experts, source, act = self._make(runner)
+        inputs = {**source.inputs, experts.routing_ref: experts.routing}
+        words, log = runner.run(program, inputs, act, experts.log_ref)
+        return experts, source, words, log
 
     def time(self, runner: Runner) -> float | None:
         """GB of weights per second on the device."""
@@ -109,13 +119,7 @@ class DownCase:
     seed: int = 0
 
     def run(self, runner: Runner) -> Checks:
-        program, experts, left, act, act_ref = self._make(runner)
-        *words, log = runner.run(
-            program,
-            {act_ref: act, experts.routing_ref: experts.routing, left.refs.hidden: left.before},
-            *left.outputs,
-            experts.log_ref,
-        )
+        experts, left, act, (*words, log) = self._run(runner)
         down = experts.of_slots(2)
         wanted = down_twin(down, act, experts.weights, left.before, left.gain)
         terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(act))
@@ -125,6 +129,20 @@ class DownCase:
             experts.compare_landing(runner, log, 1, checks)
         left.compare(checks, words, wanted, magnitude, self.tuning.rows)
         return checks
+
+    def words(self, runner: Runner) -> tuple[Experts, tuple[Words, ...]]:
+        """The bits of hidden, gained and the partial sums, nothing compared."""
+        experts, _, _, words = self._run(runner)
+        return experts, words[:-1]
+
+    def _run(
+        self, runner: Runner
+    ) -> tuple[Experts, LeftState, NDArray[np.float32], tuple[Words, ...]]:
+        program, experts, left, act, act_ref = self._make(runner)
+        inputs = {act_ref: act, experts.routing_ref: experts.routing}
+        inputs |= {left.refs.hidden: left.before}
+        words = runner.run(program, inputs, *left.outputs, experts.log_ref)
+        return experts, left, act, words
 
     def time(self, runner: Runner) -> float | None:
         """GB of weights per second on the device."""

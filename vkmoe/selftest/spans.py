@@ -96,12 +96,12 @@ class Experts:
 
         `half` 0: gate and up were stored and noted in `log`, 1: down.
         """
-        use, n_bytes = self._use, self.shape.span_bytes
+        use = self._use
         assert use.kept is not None
-        wanted = np.full((len(use.kept), n_bytes), POISON, np.uint8)
-        kept = kept_bytes(self.shape)
-        wanted[:, kept] = self._spans[self.ids[list(use.kept)]][:, kept]
-        found = runner.fetch(self._landing_address, wanted.size).reshape(wanted.shape)
+        found = self.landed(runner)
+        wanted, kept = np.full(found.shape, POISON, np.uint8), kept_bytes(self.shape)
+        for place, slot in enumerate(use.kept):
+            wanted[place, kept] = self._spans[self.ids[slot], kept]
         checks.equal("landing places", found, wanted)
         homes = runner.fetch(self._address, self._spans.size).reshape(self._spans.shape)
         checks.equal("homes", homes, self._spans)
@@ -111,6 +111,11 @@ class Experts:
         words[:] = 0
         words[list(use.kept)] = 1 + self.ids[list(use.kept)]
         checks.equal("log", log, expected)
+
+    def landed(self, runner: Runner) -> Bytes:
+        """Landing places as they are: uint8 [n kept slots, span_bytes]; at least one."""
+        n_places, n_bytes = max(1, len(self._use.kept or ())), self.shape.span_bytes
+        return runner.fetch(self._landing_address, n_places * n_bytes).reshape(n_places, n_bytes)
 
     def _land(self, runner: Runner) -> LandingMemory | None:
         """Landing places for the kept slots, in a row."""
