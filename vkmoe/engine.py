@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.experts.cache import ExpertCache
+from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits

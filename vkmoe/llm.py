@@ -124,6 +124,8 @@ class LLM(Closing):
             engine.profiler,
             cache.counters if cache is not None else None,
             cache.residency.pinned if cache is not None else None,
+            cache.pool.counters if cache is not None and cache.pool is not None else None,
+            engine.overlap,
         )
 
     @cached_property

@@ -18,7 +18,10 @@ from vkmoe.experts.report import CopyTimes
 
 from .conftest import NO_CACHE, FakeLLM, Run
 
-CACHED = replace(NO_CACHE, total=Tally(1000, 874), counters=CacheCounters(9, 43306189, 4, 77, 5, 1))
+CACHED = replace(
+    NO_CACHE, setup=replace(NO_CACHE.setup, experts_in="cache"), total=Tally(1000, 874),
+    counters=CacheCounters(9, 43306189, 4, 77, 5, 1),
+)  # fmt: skip
 LINE = (
     "experts: 87 % of uses from device memory, 0.00 MiB read through per token, 41.3 MiB uploaded"
 )
@@ -58,6 +61,15 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
     document = json.loads(run("generate", "-p", "x", "--json").out)
     assert document["host_pool"] == asdict(pool)
     assert document["expert_cache"].items() >= asdict(busy).items()
+
+
+def test_without_slots_a_host_pool_speaks_for_itself(run: Run, fake: type[FakeLLM]) -> None:
+    pool = PoolCounters(80, 60, 30, 5 << 20)
+    fake.expert_statistics = replace(
+        CACHED, setup=replace(CACHED.setup, experts_in="host"), total=Tally(80, 0), pool=pool
+    )
+    err = run("generate", "-p", "x").err
+    assert "experts:" not in err and "host pool: 75 % of 80 uses, 30 experts" in err
 
 
 def test_json_has_the_counters_of_the_cache(run: Run, fake: type[FakeLLM]) -> None:

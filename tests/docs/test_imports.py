@@ -31,7 +31,10 @@ LAYERS = (
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What of experts/ has to do with device memory; the rest decides, counts and reports without it.
-DEVICE_MODULES = ("cache", "slots", "table", "tracker", "uploads")
+DEVICE_MODULES = (
+    *("budget", "cache", "host_pool", "landing", "parts", "slots", "table", "tier", "tracker"),
+    "uploads",
+)
 
 
 def imports_of(path: Path) -> Iterator[str]:

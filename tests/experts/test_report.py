@@ -164,7 +164,7 @@ def test_the_document_has_the_same_figures(report: ExpertReport) -> None:
     ("place", "words", "slots"),
     [
         ("device", "all experts in device memory (coverage 100.0 %)", 16),
-        ("host", "all experts in host memory, read in place (coverage 0.0 %)", 0),
+        ("host", "all experts in host memory are read in place (coverage 0.0 %)", 0),
     ],
 )
 def test_without_a_cache_the_placement_is_said(place: str, words: str, slots: int) -> None:
@@ -176,6 +176,18 @@ def test_without_a_cache_the_placement_is_said(place: str, words: str, slots: in
     assert as_document(report)["cache"] is None
     assert as_document(report)["slots"] == [slots] * 3
     assert as_document(report)["coverage"] == slots / 16
+
+
+def test_a_small_host_pool_and_its_executor_are_said() -> None:
+    small = replace(SETUP, experts_in="host", slots=(), executor="stepped", host_places=30)
+    text = as_text(make_report(small, profiler(), CacheCounters(), pool=PoolCounters()))
+    assert "placement   those in host memory are read in place" in text
+    assert "            30 of 48 experts in the host pool at a time\n" in text
+    assert "executor    stepped" in text and "host pool   no uses yet served" in text
+    assert "uploaded" not in text and "misses      0.0 MiB" in text
+    document = as_document(make_report(small, profiler(), None))
+    assert (document["executor"], document["host_places"]) == ("stepped", 30)
+    assert "executor" not in as_text(make_report(SETUP, profiler(), COUNTERS))
 
 
 def test_shared_slots_are_said() -> None:

@@ -32,7 +32,7 @@ def _expert_lines(llm: LLM) -> list[str]:
         report.total.hit_rate, report.counters, report.pool, report.n_tokens
     )  # fmt: skip
     lines = []
-    if counters is not None and rate is not None:
+    if counters is not None and rate is not None and report.setup.experts_in == "cache":
         parts = [f"{100 * rate:.0f} % of uses from device memory"]
         parts.append(f"{_mib(counters.missed_bytes / max(n_tokens, 1), 2)} read through per token")
         parts.append(f"{_mib(counters.upload_bytes)} uploaded")

@@ -38,6 +38,7 @@ __all__ = ["RecordKeeper", "setup_of", "stats_paths"]
 log = logging.getLogger("vkmoe")
 _HINT = "give a path in a folder that exists and where you may write"
 _OURS = re.compile(rb'vkmoe expert statistics\n|\{\s*"format":\s*"vkmoe expert statistics"')
+_MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about experts too
 _Writing = tuple[str, Path, Callable[[], None]]  # of what, where, how
 
 
@@ -165,9 +166,11 @@ def setup_of(spec: ModelSpec, plan: MemoryPlan, device: DeviceInfo, config: Engi
         {
             name: value
             for name, value in asdict(config).items()
-            if name.startswith(("expert_", "moe_"))
-            and name not in ("expert_stats", "expert_profile")
+            if name.startswith(("expert_", "moe_")) or name in _MOVING
+            if name not in ("expert_stats", "expert_profile")
         },
+        plan.executor,
+        sum(plan.host_places),
     )
 
 

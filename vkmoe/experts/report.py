@@ -22,7 +22,7 @@ DOCUMENT_VERSION = 1
 
 @dataclass(frozen=True)
 class Setup:
-    """What the figures belong to. `slots` per MoE layer."""
+    """What the figures belong to. `slots` per MoE layer; `host_places` of a small host pool."""
 
     model: str
     architecture: str
@@ -34,6 +34,8 @@ class Setup:
     policy: str | None = None  # None: nothing is ever moved
     allocation: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # as asked, to run the same again
+    executor: Literal["fused", "stepped"] = "fused"
+    host_places: int = 0  # 0: one for each expert
 
 
 @dataclass(frozen=True)

@@ -32,26 +32,32 @@ def _summary(report: ExpertReport) -> Iterator[str]:
         f"{setup.n_used} used per token and layer"
     )
     yield f"placement   {_placement(report)}"
+    if setup.host_places:
+        n_all = len(report.layers) * setup.n_experts
+        yield f"            {setup.host_places} of {n_all} experts in the host pool at a time"
+    if setup.executor == "stepped":
+        yield "executor    stepped: it stops at each router"
     yield f"tokens      {report.n_tokens}"
     yield f"hit rate    {_of(report.total)}"
     if report.before is not None and report.after is not None:
         yield f"            before warm-pinning, {report.warm_after} tokens: {_of(report.before)}"
         yield f"            after warm-pinning: {_of(report.after)}"
     if report.counters is not None:
-        yield from _cache(report.counters, report.n_tokens)
+        yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
     if report.copies is not None:
         yield f"overlap     {_overlap(report.copies)}"
     if report.pool is not None:
         yield from _pool(report.pool)
 
 
-def _cache(c: CacheCounters, n_tokens: int) -> Iterator[str]:
+def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
     guessed = f", {c.n_hinted} of them guessed" if c.n_hinted else ""
-    yield (
-        f"cache       {c.n_uploads} experts uploaded ({_mib(c.upload_bytes)}){guessed}, "
-        f"{c.n_evictions} evicted, {c.n_failed_uploads} uploads failed, "
-        f"{c.n_table_writes} table writes"
-    )
+    if has_slots:
+        yield (
+            f"cache       {c.n_uploads} experts uploaded ({_mib(c.upload_bytes)}){guessed}, "
+            f"{c.n_evictions} evicted, {c.n_failed_uploads} uploads failed, "
+            f"{c.n_table_writes} table writes"
+        )
     if c.n_landed:
         yield f"            {c.n_landed} experts kept on the device as they were read"
     if c.n_cancelled:
@@ -83,7 +89,8 @@ def _placement(report: ExpertReport) -> str:
     if setup.experts_in == "device":
         return "all experts in device memory (coverage 100.0 %)"
     if setup.experts_in == "host":
-        return "all experts in host memory, read in place (coverage 0.0 %)"
+        who = "those" if setup.host_places else "all experts"
+        return f"{who} in host memory are read in place (coverage 0.0 %)"
     slots = [layer.n_slots for layer in report.layers]
     each = f"{slots[0]}" if min(slots) == max(slots) else f"{min(slots)} to {max(slots)}"
     shared = ", shared between layers" if setup.allocation == "global" else ""
