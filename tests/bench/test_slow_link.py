@@ -1,4 +1,4 @@
-"""The injected link: how long it takes, alone and shared, and what it adds to an engine."""
+"""The injected link: how long it takes, alone and shared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from bench import slow_link
 from bench.slow_link import SlowLink, SlowUploads
-from tests.bench.test_bench import document, positive, run
 from tests.experts.held_uploads import HeldUploads, copies, names
 
 
@@ -66,24 +65,3 @@ def test_copies_arrive_when_the_link_has_carried_them() -> None:
     assert not upload.done()
     upload.wait()
     assert link.n_bytes == 200 and names(inner.arrived) == "ab"
-
-
-# ----- the benchmark that uses it -----
-
-
-def test_prefetch() -> None:
-    few = ["--tokens", "2", "--repeats", "1", "--shares", "25", "--link", "200"]
-    arms = ["none", "previous, promoting", "none, waiting"]
-    results = document("prefetch", *few, "--arms", ",".join(arms))["results"]
-    assert positive(results["rows"]) and len(results["rows"]) == 3 * len(arms)
-    for text in results["shares"]["25 %"]["texts"].values():
-        assert set(text) == set(arms)
-        for arm in text.values():
-            assert 0 <= arm["hit_rate"] < 1 and arm["read_bytes_per_token"] > 0
-    assert text["previous, promoting"]["landed_per_token"] > 0
-    assert set(results["fewer_bytes_than_none"]["25 %"]) == set(arms) - {"none"}
-
-
-def test_prefetch_refuses_arms_that_are_none() -> None:
-    done = run("prefetch", "--arms", "none,tomorrow")
-    assert done.returncode == 2 and "previous" in done.stderr

@@ -1,0 +1,236 @@
+"""A model larger than the memory allowed for its experts, beside the same with room for all.
+
+python -m bench.host_pool --record
+python -m bench.host_pool --share 50 --model MODEL
+
+The pool holds a third of the experts' bytes (--share), the rest is read from the file when needed;
+with guesses about the next layer and without. All arms take turns on the same tokens (random ones
+for the synthetic model, text for --model) and must find the same logits to the last bit. Said of
+each: tokens per second, bytes read per token and how fast, how long tokens waited for them, and how
+much of the reading was hidden behind computing. The page cache keeps nothing of what is read; what
+the disk keeps is not known. Compare the speed with `python -m bench.file_reads`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.environment import describe, print_card
+from bench.measure import MIN_REPEATS, Arms, Row, command_line, finish, run_main, take_turns
+from bench.models import add_model_options, chosen_model
+from bench.routing import PROMPTS, prompt_text
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import VkmoeError
+from vkmoe.experts.overlap import Overlap
+from vkmoe.experts.prefetch import Prefetcher
+from vkmoe.generate.model_file import read_model_file
+from vkmoe.gguf_file import open_gguf
+from vkmoe.gpu.device import choose_device, list_devices
+from vkmoe.models import read_spec
+from vkmoe.models.tensors import read_tensors
+from vkmoe.placement.span_reader import SpanReader
+
+CONTEXT = 512
+MIB = 1 << 20
+WHOLE = "all in memory"
+# Fields of EngineConfig besides the pool's size.
+POOLED: dict[str, dict[str, Any]] = {
+    "guesses": {},
+    "correlation": {"expert_predictor": "correlation"},
+    "no guesses": {"moe_predict_prefetch": False},
+}
+COUNTERS = ("n_uses", "n_hits", "n_reads", "read_bytes", "n_hinted", "n_cancelled", "stall_ns")
+
+
+def main() -> None:
+    """Open all arms, warm up, take turns."""
+    parser = command_line(__doc__)
+    add_model_options(parser)
+    parser.add_argument("--share", type=float, default=100 / 3, help="of the experts, %% (33.3)")
+    parser.add_argument("--tokens", type=int, default=16, help="in each turn (default: 16)")
+    options = parser.parse_args()
+    if not 0 < options.share < 100 or not 1 <= options.tokens <= CONTEXT // (options.repeats + 1):
+        parser.error(f"--share: between 0 and 100; all --tokens and a turn more: at most {CONTEXT}")
+    card = describe(choose_device(list_devices(), options.device))
+    print_card(card)
+    model = chosen_model(options)
+    total = _expert_bytes(model)
+    pool_bytes = int(total * options.share / 100)
+    print(f"model {model.name}: {total / MIB:.1f} MiB of experts, {pool_bytes / MIB:.1f} allowed\n")
+    pieces = _pieces(model, options)
+    arms = [_Arm(WHOLE, model, EngineConfig(options.device, CONTEXT), pieces)]
+    for name, fields in POOLED.items():
+        config = EngineConfig(options.device, CONTEXT, host_pool=str(pool_bytes), **fields)
+        arms.append(_Arm(name, model, config, pieces))
+    with ExitStack() as stack:
+        for arm in arms:
+            stack.enter_context(arm.opened())
+        speeds = take_turns({arm.name: arm.turn for arm in arms}, options.repeats, "tok/s")
+        _check_same_logits(arms)
+        results = _results(arms, speeds, card)
+    results |= {"model": model.name, "expert_bytes": total, "pool_bytes": pool_bytes}
+    finish("host_pool", card, results | {"tokens": options.tokens}, options.record)
+
+
+def _expert_bytes(model: Path) -> int:
+    with open_gguf(model) as file:
+        tensors = read_tensors(file, read_spec(file))
+        if all(layer.router is None for layer in tensors.layers):
+            raise VkmoeError(f"{model.name} has no experts", "give a mixture-of-experts model")
+        with SpanReader(file, tensors) as reader:
+            return sum(reader.span_bytes) * reader.n_keys // len(reader.span_bytes)
+
+
+def _pieces(model: Path, options: argparse.Namespace) -> list[list[int]]:
+    """One to warm up, and one for each turn."""
+    n = options.tokens * (options.repeats + 1)
+    if options.model is None:
+        with open_gguf(model) as file:
+            n_vocab = read_spec(file).n_vocab
+        tokens = np.random.default_rng(0).integers(0, n_vocab, n).tolist()
+    else:
+        text = "\n".join(prompt_text(name) for name in PROMPTS)
+        tokens = read_model_file(model).tokenizer.encode(text)[:n]
+        if len(tokens) < n:
+            raise VkmoeError(f"the texts have {len(tokens)} tokens, {n} are needed", "lower them")
+    return [tokens[start : start + options.tokens] for start in range(0, n, options.tokens)]
+
+
+class _Arm:
+    """The model with its experts in one place."""
+
+    def __init__(
+        self, name: str, model: Path, config: EngineConfig, pieces: Sequence[Sequence[int]]
+    ) -> None:
+        self.name = name
+        self._model, self._config = model, config
+        self._pieces, self._position = iter(pieces), 0
+        self.counts = dict.fromkeys((*COUNTERS, "tokens", "busy_ns"), 0)  # of the timed tokens
+        self.overlap = Overlap()  # of steps and reads, both by the host's clock
+        self.logits: list[NDArray[np.float32]] = []  # after each turn
+        self.pool_bytes = 0  # allocated
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        with Engine(self._model, self._config) as self._engine:
+            self._observe()
+            self._run()
+            yield
+
+    def turn(self) -> float:
+        """Tokens per second on the next piece."""
+        before = self._counted()
+        speed = self._run()
+        for name, value in self._counted().items():
+            self.counts[name] += value - before[name]
+        self.logits.append(self._engine.full_logits().copy())
+        print(f"  {self.name}: {speed:.2f} tok/s", flush=True)
+        return speed
+
+    def _run(self) -> float:
+        piece, began = next(self._pieces), time.perf_counter()
+        for token in piece:
+            self._engine.run_token(token, self._position)
+            self._position += 1
+        return len(piece) / (time.perf_counter() - began)
+
+    def _counted(self) -> dict[str, int]:
+        engine = self._engine
+        assert engine.profiler is not None
+        found = dict.fromkeys(self.counts, 0) | {"tokens": engine.profiler.n_tokens}
+        pool = engine.cache.pool if engine.cache is not None else None
+        if pool is not None:
+            reads = pool.tier._uploads
+            assert isinstance(reads, Prefetcher)
+            found |= {name: getattr(pool.counters, name) for name in COUNTERS}
+            found["busy_ns"] = reads.busy_ns
+        return found
+
+    def _observe(self) -> None:
+        """Have the times of steps and reads told to `overlap`."""
+        engine = self._engine
+        if engine.cache is None or engine.cache.pool is None:
+            return
+        engine.cache.pool.tier._overlap = self.overlap
+        self.pool_bytes = engine.cache.pool.tier.slots.n_bytes
+        programs, overlap = engine._programs, self.overlap
+        run_step = programs.run_step
+
+        def timed(
+            step: int, token: int, position: int, table_address: int, with_logits: bool
+        ) -> None:
+            began = time.perf_counter_ns()
+            run_step(step, token, position, table_address, with_logits)
+            interval = (began, time.perf_counter_ns())
+            overlap.computed([interval], interval)
+
+        programs.run_step = timed  # type: ignore[method-assign]
+
+
+def _check_same_logits(arms: Sequence[_Arm]) -> None:
+    """Raises VkmoeError unless all found the same: where experts come from must not matter."""
+    for arm in arms[1:]:
+        for ours, theirs in zip(arms[0].logits, arm.logits, strict=True):
+            if not (np.isfinite(ours).all() and np.array_equal(ours, theirs)):
+                raise VkmoeError(
+                    f"{arms[0].name!r} and {arm.name!r} give other logits",
+                    "this is a bug, please report it with the card above",
+                )
+
+
+def _results(arms: Sequence[_Arm], speeds: Arms, card: dict[str, Any]) -> dict[str, Any]:
+    """Rows, what was read, and ratios to the arm that reads nothing."""
+    print()
+    rows, details = [], {}
+    for arm in arms:
+        found = _found(arm) | {"values": speeds.values(arm.name)}
+        rows.append(Row(arm.name, speeds.summary(arm.name), speeds.unit, "host_wall", _note(found)))
+        print(rows[-1])
+        if arm.name != WHOLE and len(found["values"]) >= MIN_REPEATS:
+            found["relative"] = speeds.ratio(arm.name, WHOLE, card)
+            print(f"{arm.name} / {WHOLE} = {found['relative']}")
+        details[arm.name] = found
+    print("the logits of all are equal to the last bit")
+    return {"rows": rows, "arms": details}
+
+
+def _found(arm: _Arm) -> dict[str, Any]:
+    counts, n = arm.counts, arm.counts["tokens"]
+    if not arm.pool_bytes:
+        return {}
+    return {
+        "pool_bytes": arm.pool_bytes,
+        "pool_hit_rate": counts["n_hits"] / max(1, counts["n_uses"]),
+        "read_bytes_per_token": counts["read_bytes"] / n,
+        "reads_per_token": counts["n_reads"] / n,
+        "read_gb_per_s": counts["read_bytes"] / max(1, counts["busy_ns"]),
+        "stall_ms_per_token": counts["stall_ns"] / 1e6 / n,
+        "hinted_per_token": counts["n_hinted"] / n,
+        "cancelled_per_token": counts["n_cancelled"] / n,
+        "overlapped": arm.overlap.fraction,
+    }
+
+
+def _note(found: dict[str, Any]) -> str:
+    if "pool_bytes" not in found:
+        return ""
+    hidden = found["overlapped"]
+    return (
+        f"{100 * found['pool_hit_rate']:.1f} % in the pool of {found['pool_bytes'] / MIB:.1f} MiB; "
+        f"per token {found['read_bytes_per_token'] / MIB:.2f} MiB read at "
+        f"{found['read_gb_per_s']:.2f} GB/s, {found['stall_ms_per_token']:.1f} ms waited; "
+        f"{'unknown' if hidden is None else f'{100 * hidden:.0f} %'} of the reading hidden"
+    )
+
+
+if __name__ == "__main__":
+    run_main(main)
