@@ -59,7 +59,8 @@ class FakeLLM:
         self.memory = {"device": 5 << 20, "host": 0}
         self.load_seconds = 0.5
         reported = list(self.validation_messages)
-        device = SimpleNamespace(validation_messages=lambda: reported)
+        native = SimpleNamespace(has_upload_queue=True)
+        device = SimpleNamespace(validation_messages=lambda: reported, native=native)
         self.engine = SimpleNamespace(device=device, link=None)
         self.last_statistics: GenerationStatistics | None = None
 

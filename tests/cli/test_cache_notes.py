@@ -87,6 +87,12 @@ def test_a_pool_without_all_experts_says_so_and_lets_a_predictor_work() -> None:
     assert notes(plan, miss="gather")[1] == "no expert has a slot: --miss has no effect"
 
 
+def test_one_queue_cannot_copy_beside_a_token() -> None:
+    asked = EngineConfig(expert_copies="overlap")
+    assert "take turns" in cache_notes(asked, CACHED, one_queue=True)[0]
+    assert cache_notes(asked, CACHED) == cache_notes(EngineConfig(), CACHED, one_queue=True) == []
+
+
 def test_only_a_model_without_experts_has_no_router_to_stop_at() -> None:
     assert notes(DENSE, executor="stepped")[0].endswith(": --executor has no effect")
     assert not any(notes(plan, executor="stepped") for plan in (RESIDENT, CACHED, AT_HOME))

@@ -26,9 +26,15 @@ PREDICTING = ("expert_predictor", "moe_predict_prefetch")  # for a small host po
 COUNTING = ("expert_half_life",)  # a profile is counted with it, wherever the experts are
 
 
-def cache_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
-    """Lines on options without effect, on residents that leave no slot, on a pool; often none."""
-    return [*_pool(plan), *plan.notes, *_idle(config, plan), *_full(config, plan)]
+def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False) -> list[str]:
+    """Lines on options without effect, on residents that leave no slot, on a pool; often none.
+
+    `one_queue`: the device cannot copy while it computes.
+    """
+    lines = [*_pool(plan), *plan.notes, *_idle(config, plan), *_full(config, plan)]
+    if one_queue and config.expert_copies == "overlap" and plan.experts_in == "cache":
+        lines.append("--expert-copies overlap: on one queue, copies and tokens still take turns")
+    return lines
 
 
 def _pool(plan: MemoryPlan) -> Iterator[str]:

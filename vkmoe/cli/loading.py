@@ -54,7 +54,8 @@ def _explain_cache(llm: LLM, config: EngineConfig) -> None:
     sizing = llm.plan.sizing
     if sizing is not None and llm.plan.experts_in != "device":
         note(sizing_line(sizing))
-    for line in cache_notes(config, llm.plan):
+    one_queue = not llm.engine.device.native.has_upload_queue
+    for line in cache_notes(config, llm.plan, one_queue):
         note(line)
     if llm.engine.link is not None and (slow := llm.engine.link.note()):
         note(slow)
