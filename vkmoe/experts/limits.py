@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.moves import FREE, Move
-from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.moves import FREE
 
-__all__ = ["NO_LIMITS", "Limits", "affordable", "by_worth", "worthwhile"]
+__all__ = ["NO_LIMITS", "Limits", "Proposals", "by_worth"]
 
-Mask = NDArray[np.bool_]  # [n_keys]
+Keys = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class Limits(NamedTuple):
@@ -31,47 +30,50 @@ class Limits(NamedTuple):
 NO_LIMITS = Limits()
 
 
-def by_worth(newcomers: Sequence[int], pinned: Mask, worth: NDArray[np.float64]) -> list[int]:
+def by_worth(newcomers: Keys, pinned: Mask, worth: NDArray[np.float64]) -> Keys:
     """The pinned ones first, then those worth most; equals in the order they came."""
-    keys = np.array(newcomers, np.int64)
-    order = np.argsort(-np.where(pinned[keys], inf, worth[keys]), kind="stable")
-    ordered: list[int] = keys[order].tolist()
+    order = np.argsort(-np.where(pinned[newcomers], inf, worth[newcomers]), kind="stable")
+    ordered: Keys = newcomers[order]
     return ordered
 
 
-def worthwhile(
-    moves: Sequence[Move], pinned: Mask, worth: NDArray[np.float64], margin: float
-) -> list[Move]:
-    """In each pool those up to the first whose newcomer is not worth its victim.
+class Proposals(NamedTuple):
+    """Newcomers and who would leave for each (FREE: nobody), by pool, in their turn there."""
 
-    Those after it are worth less, and their victims would leave later.
-    """
-    keys = np.array([move.key for move in moves], np.int64)
-    victims = np.array([move.victim for move in moves], np.int64)
-    enters = (victims == FREE) | pinned[keys] | (worth[keys] > margin * worth[victims])
-    closed: set[int] = set()
-    kept = []
-    for move, may in zip(moves, enters.tolist(), strict=True):
-        if not may:
-            closed.add(move.pool)
-        elif move.pool not in closed:
-            kept.append(move)
-    return kept
+    pools: Keys
+    keys: Keys
+    victims: Keys
+    turns: Keys  # the place of each among all newcomers
 
+    def chosen(self, which: Mask) -> Proposals:
+        return Proposals(*(column[which] for column in self))
 
-def affordable(
-    moves: Sequence[Move],
-    newcomers: Sequence[int],
-    pools: Sequence[PoolSpec],
-    budget_bytes: float,
-) -> list[Move]:
-    """Those up to the first, in the order of the newcomers, that the budget has no room for."""
-    sizes = {move.key: pools[move.pool].slot_bytes for move in moves}
-    kept: set[int] = set()
-    for key in newcomers:
-        if key in sizes:
-            budget_bytes -= sizes[key]
-            if budget_bytes < 0:
-                break
-            kept.add(key)
-    return [move for move in moves if move.key in kept]
+    def within(self, limits: Limits, pinned: Mask, slot_bytes: NDArray[np.int64]) -> Proposals:
+        """Those that the limits let in; `pinned` [n_keys], `slot_bytes` [n_pools]."""
+        found = self
+        if limits.worth is not None and len(found.keys):
+            found = found.chosen(found._worthwhile(limits.worth, limits.margin, pinned))
+        if limits.budget_bytes < inf and len(found.keys):
+            found = found.chosen(found._affordable(slot_bytes, limits.budget_bytes))
+        return found
+
+    def _worthwhile(self, worth: NDArray[np.float64], margin: float, pinned: Mask) -> Mask:
+        """In each pool those up to the first that is not worth its victim.
+
+        Those after it are worth less, and their victims would leave later.
+        """
+        keys, victims = self.keys, self.victims
+        enters = (victims == FREE) | pinned[keys] | (worth[keys] > margin * worth[victims])
+        first_out = np.full(self.pools.max() + 1, len(keys))
+        out = np.flatnonzero(~enters)
+        np.minimum.at(first_out, self.pools[out], out)
+        before: Mask = np.arange(len(keys)) < first_out[self.pools]
+        return before
+
+    def _affordable(self, slot_bytes: NDArray[np.int64], budget_bytes: float) -> Mask:
+        """Those up to the first, in their turns, that the budget has no room for."""
+        order = np.argsort(self.turns)
+        total = slot_bytes[self.pools[order]].cumsum()
+        fits = np.zeros(len(order), np.bool_)
+        fits[order[total <= budget_bytes]] = True
+        return fits

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.limits import NO_LIMITS, Limits, affordable, by_worth, worthwhile
+from vkmoe.experts.limits import NO_LIMITS, Limits, Proposals, by_worth
 from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.settings import PoolSpec
 
@@ -59,6 +58,8 @@ class Policy(ABC):
         n_widest = max((pool.capacity for pool in pools), default=0)
         self._holders: Keys = np.full((len(self.pools), n_widest), space.n_keys, np.int64)
         self._place_of: Keys = np.zeros(space.n_keys, np.int64)
+        self._slot_bytes = np.array([pool.slot_bytes for pool in pools], np.int64)
+        self._has_floors = any(pool.floor for pool in pools)
         self._free = [list(range(pool.capacity))[::-1] for pool in pools]
 
     # ----- asked -----
@@ -73,7 +74,7 @@ class Policy(ABC):
     def order(self, pool: int) -> list[int]:
         """The residents of a pool: those that would leave first in front, the pinned ones last."""
         nobody = np.zeros(self.space.n_keys, np.bool_)
-        order = self._leaving([pool], nobody)[0]
+        order = self._leaving(pool, nobody)
         newest = self._newest[pool]
         if newest in order:
             order.remove(newest)
@@ -84,7 +85,7 @@ class Policy(ABC):
     def victim(self, newcomer: int, needed: Mask) -> int | None:
         """Who would leave for `newcomer` were its pool full; None if nobody. Changes nothing."""
         pool = int(self.pool_of[newcomer])
-        order = self._leaving([pool], needed)[0]
+        order = self._leaving(pool, needed)
         return self._choose(order, newcomer, self._newest[pool], self._spare(pool))
 
     # ----- told -----
@@ -106,26 +107,16 @@ class Policy(ABC):
         Where worth counts, in the order of that. Returns who got one, by pool. Victims are never
         `needed` (what the token uses, what is being copied) and never newcomers.
         """
+        keys = np.array(newcomers, np.int64)
         if limits.worth is not None:
-            newcomers = by_worth(newcomers, self._pinned, limits.worth)
-        waiting: dict[int, list[int]] = {}
-        for key, pool in zip(newcomers, self.pool_of[newcomers].tolist(), strict=True):
-            waiting.setdefault(pool, []).append(key)
-        pools = sorted(waiting)
-        full = [pool for pool in pools if len(self._free[pool]) < len(waiting[pool])]
-        n_most = 1 + max((len(keys) for keys in waiting.values()), default=0)
-        leaving = dict(zip(full, self._leaving(full, needed, n_most), strict=True)) if full else {}
-        moves: list[Move] = []
-        for pool in pools:
-            moves += self._place(pool, waiting[pool], leaving.get(pool, []))
-        if moves and limits.worth is not None:
-            moves = worthwhile(moves, self._pinned, limits.worth, limits.margin)
-        if limits.budget_bytes < inf:
-            moves = affordable(moves, newcomers, self.pools, limits.budget_bytes)
-        if moves:
-            self.remove(np.array([move.victim for move in moves if move.victim != FREE], np.int64))
-            self.insert(np.array([move.key for move in moves], np.int64))
-        return moves
+            keys = by_worth(keys, self._pinned, limits.worth)
+        propose = self._propose_above_floors if self._has_floors else self._propose
+        taken = propose(keys, needed).within(limits, self._pinned, self._slot_bytes)
+        if taken.keys.size:
+            self.remove(taken.victims[taken.victims != FREE])
+            self.insert(taken.keys)
+        columns = (taken.pools.tolist(), taken.keys.tolist(), taken.victims.tolist())
+        return [Move(*move) for move in zip(*columns, strict=True)]
 
     def insert(self, keys: Keys) -> None:
         """Keys that are not resident take free slots of their pools."""
@@ -205,53 +196,76 @@ class Policy(ABC):
         """These came, went, were pinned or set free."""
         self._unpinned[keys] = self.resident[keys] > self._pinned[keys]
 
-    def _leaving(
-        self, pools: Sequence[int], needed: Mask, n_most: int | None = None
-    ) -> list[list[int]]:
+    def _leaving_rows(self, pools: Sequence[int], needed: Mask) -> Keys:
         """Who may leave each of these pools, the floor aside, those that would first in front.
 
-        Of pools without a floor at least the first `n_most`.
+        [n_pools, n], NOBODY after the last.
         """
         keys = self._holders[pools]
         unpinned = self._unpinned[keys]
         allowed = unpinned > needed.take(keys, mode="clip")
         ranks = np.where(allowed, self._rank(keys, unpinned, pools), _NEVER)
-        if any(self.pools[pool].floor for pool in pools):
-            n_most = None  # somebody further back may have to go
-        order = ranks.argsort(axis=1)[:, :n_most]
-        rows = np.where(allowed, keys, NOBODY)[np.arange(len(pools))[:, None], order].tolist()
-        return [[key for key in row if key != NOBODY] for row in rows]
+        rows: Keys = np.where(allowed, keys, NOBODY)
+        rows = rows[np.arange(len(pools))[:, None], ranks.argsort(axis=1)]
+        return rows
 
-    def _place(self, pool: int, newcomers: Sequence[int], order: list[int]) -> list[Move]:
-        """Free slots first, then those of whoever leaves."""
-        n_free = len(self._free[pool])
-        if self.pools[pool].floor:
-            return self._place_above_floor(pool, newcomers, order)
-        if not n_free and order[:1] == [self._newest[pool]]:
-            order[:2] = order[1::-1]  # only the first newcomer finds it the newest
-        moves = zip(newcomers, [FREE] * n_free + order, strict=False)
-        return [Move(pool, key, victim) for key, victim in moves]
+    def _leaving(self, pool: int, needed: Mask) -> list[int]:
+        return [key for key in self._leaving_rows([pool], needed)[0].tolist() if key != NOBODY]
 
-    def _place_above_floor(
-        self, pool: int, newcomers: Sequence[int], order: list[int]
-    ) -> list[Move]:
+    def _propose(self, newcomers: Keys, needed: Mask) -> Proposals:
+        """In each pool free slots first, then those of whoever leaves. Must hold: no floors."""
+        pool_of = self.pool_of[newcomers]
+        turns = np.argsort(pool_of, kind="stable")
+        pools, row, n_waiting = np.unique(pool_of[turns], return_inverse=True, return_counts=True)
+        n_free = np.array([len(self._free[pool]) for pool in pools.tolist()], np.int64)
+        place = np.arange(len(turns)) - (n_waiting.cumsum() - n_waiting + n_free)[row]
+        victims = np.full(len(turns), FREE, np.int64)
+        late = place >= 0  # who finds no free slot
+        full = np.flatnonzero(n_waiting > n_free)
+        found = ~late
+        if full.size:
+            leaving = self._leaving_rows(pools[full].tolist(), needed)
+            self._spare_newest(pools[full].tolist(), n_free[full], leaving)
+            row_of = np.zeros(len(pools), np.int64)
+            row_of[full] = np.arange(len(full))
+            late &= place < leaving.shape[1]
+            victims[late] = leaving[row_of[row[late]], place[late]]
+            found |= late & (victims != NOBODY)
+        proposals = Proposals(pools[row], newcomers[turns], victims, turns)
+        return proposals.chosen(found)
+
+    def _spare_newest(self, pools: Sequence[int], n_free: Keys, leaving: Keys) -> None:
+        """The inserted last leaves a full pool second, if there is a second."""
+        newest = [self._newest[pool] for pool in pools]
+        first = np.array([NOBODY if key is None else key for key in newest], np.int64)
+        if leaving.shape[1] < 2:
+            return
+        swapped = (leaving[:, 0] == first) & (leaving[:, 1] != NOBODY) & (n_free == 0)
+        leaving[swapped, :2] = leaving[swapped, 1::-1]
+
+    def _propose_above_floors(self, newcomers: Keys, needed: Mask) -> Proposals:
         """The same one by one, because who may leave depends on who came before."""
-        n_free, spare = len(self._free[pool]), self._spare(pool)
-        newest = self._newest[pool] if not n_free else None
-        moves: list[Move] = []
-        for key in newcomers:
-            victim = FREE
-            if len(moves) >= n_free:
-                found = self._choose(order, key, newest, spare)
-                if found is None:
-                    continue
-                victim = found
-                order.remove(victim)
-                spare[self.space.layer(victim)] -= 1
-            newest = None
-            spare[self.space.layer(key)] += 1
-            moves.append(Move(pool, key, victim))
-        return moves
+        turns: list[tuple[int, int, int, int]] = []
+        for pool in sorted(set(self.pool_of[newcomers].tolist())):
+            n_free, spare = len(self._free[pool]), self._spare(pool)
+            order = self._leaving(pool, needed)
+            newest = self._newest[pool] if not n_free else None
+            n_found = 0
+            for turn in np.flatnonzero(self.pool_of[newcomers] == pool).tolist():
+                key, victim = int(newcomers[turn]), FREE
+                if n_found >= n_free:
+                    found = self._choose(order, key, newest, spare)
+                    if found is None:
+                        continue
+                    victim = found
+                    order.remove(victim)
+                    spare[self.space.layer(victim)] -= 1
+                newest = None
+                spare[self.space.layer(key)] += 1
+                turns.append((pool, key, victim, turn))
+                n_found += 1
+        columns = np.array(turns, np.int64).reshape(-1, 4).T
+        return Proposals(*columns)
 
     def _choose(
         self, order: Sequence[int], newcomer: int, newest: int | None, spare: Sequence[int]
