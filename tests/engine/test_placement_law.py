@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, recache, rows
-from tests.engine.tiny import Tensor, model_path, retyped, rewrite
+from tests.engine.tiny import mixed_model
 from tests.experts.rig import DelayedUploads
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -23,7 +23,6 @@ from vkmoe.experts.uploads import Uploads
 from vkmoe.llm import demo_model_path
 
 POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
-TYPES = (("F16", "Q8_0", "BF16"), ("F32", "F32", "Q8_0"))  # gate, up, down of each layer
 N_TOKENS = 15
 
 
@@ -34,16 +33,7 @@ def tokens_of(n_vocab: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose layers have other types, so that their experts differ in size."""
-
-    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        for layer, kinds in enumerate(TYPES):
-            for name, kind in zip(("gate", "up", "down"), kinds, strict=True):
-                key = f"blk.{layer}.ffn_{name}_exps.weight"
-                tensors[key] = retyped(tensors[key], kind)
-
-    target = tmp_path_factory.mktemp("law") / "mixed.gguf"
-    return rewrite(model_path("moe_plain"), target, change)
+    return mixed_model(tmp_path_factory.mktemp("law") / "mixed.gguf")
 
 
 @pytest.fixture(scope="module", params=["demo", "mixed"])

@@ -17,8 +17,8 @@ from vkmoe.gguf_file import open_gguf
 from vkmoe.quants import quantise
 from vkmoe.quants.types import TYPES
 
-__all__ = ["FOLDER", "NAMES", "Tensor", "expected", "model_path", "retyped", "rewrite",
-           "with_metadata"]  # fmt: skip
+__all__ = ["FOLDER", "NAMES", "Tensor", "expected", "mixed_model", "model_path", "retyped",
+           "rewrite", "with_metadata"]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
@@ -108,3 +108,16 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_string(key, value)
     else:
         writer.add_array(key, value.tolist() if isinstance(value, np.ndarray) else value)
+
+
+def mixed_model(target: Path) -> Path:
+    """A tiny model whose layers have other types, so that their experts differ in size."""
+    types = (("F16", "Q8_0", "BF16"), ("F32", "F32", "Q8_0"))  # gate, up, down of each layer
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for layer, kinds in enumerate(types):
+            for name, kind in zip(("gate", "up", "down"), kinds, strict=True):
+                key = f"blk.{layer}.ffn_{name}_exps.weight"
+                tensors[key] = retyped(tensors[key], kind)
+
+    return rewrite(model_path("moe_plain"), target, change)

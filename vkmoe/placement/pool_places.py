@@ -28,7 +28,9 @@ def host_pools(
     pools = []
     for size, capacity in zip(sizes, places, strict=True):
         layers = tuple(i for i, other in enumerate(span_bytes) if other == size)
-        pools.append(PoolSpec(layers, capacity, min(n_used, capacity // len(layers)), size))
+        # A lower floor would keep places from the layer whose experts are needed together.
+        floor = n_used if capacity >= n_used * len(layers) else 0
+        pools.append(PoolSpec(layers, capacity, floor, size))
     return tuple(pools)
 
 

@@ -1,0 +1,216 @@
+"""However experts move, the answer is the same to the bit: every pair of ways meets here.
+
+Executor, slots, predictor, how a miss is served, promotion, size of the host pool, and copies that
+come late or fail. Slots that nobody may read hold NaN, and contradictions are looked for after
+every token.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.engine.caches import Rows, assert_same_bits, rows
+from tests.engine.tiny import mixed_model
+from tests.experts.rig import DelayedUploads
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.experts.landing import Landings
+from vkmoe.experts.slots import Slot
+from vkmoe.llm import demo_model_path
+from vkmoe.models.tensors import LayerTensors, read_tensors
+from vkmoe.placement import expert_memory
+from vkmoe.placement.pool_places import least_places, places_bytes
+from vkmoe.placement.sizes import expert_shape, weight_bytes
+from vkmoe.quants import TYPES, to_device
+
+N_TOKENS = 14
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "executor": ("fused", "stepped"),
+    "slots": ("one", "top-k", "half", "all but one"),
+    "predictor": ("previous", "correlation", "frequency", "none"),
+    "miss": ("read", "gather"),
+    "promote": (False, True),
+    "pool": ("all", "half", "top-k"),
+    "copies": ("waited for", "overlapped", "3 tokens late", "fail once", "always fail"),
+}
+NAMES = tuple(FACTORS)
+Row = tuple[Any, ...]
+
+
+def possible(row: Row) -> bool:
+    """A pool that does not hold all experts needs the stepped executor."""
+    asked = dict(zip(NAMES, row, strict=True))
+    return bool(asked["executor"] == "stepped" or asked["pool"] == "all")
+
+
+def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
+    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
+
+
+def covering_rows() -> list[Row]:
+    """Few rows in which every possible pair of choices occurs; the same ones every time."""
+    everything = [row for row in product(*FACTORS.values()) if possible(row)]
+    left = set().union(*map(pairs, everything))
+    chosen: list[Row] = []
+    while left:
+        best = max(everything, key=lambda row: len(pairs(row) & left))
+        chosen.append(best)
+        left -= pairs(best)
+    return chosen
+
+
+ROWS = covering_rows()
+
+
+def test_every_possible_pair_occurs() -> None:
+    met = set().union(*map(pairs, ROWS))
+    for (i, one), (j, other) in combinations(enumerate(NAMES), 2):
+        for a, b in product(FACTORS[one], FACTORS[other]):
+            impossible = (one, other) == ("executor", "pool") and a == "fused" and b != "all"
+            assert ((i, a, j, b) in met) != impossible, (one, a, other, b)
+    assert len(ROWS) < 40
+
+
+def tokens_of(n_vocab: int) -> list[int]:
+    """Tokens that keep coming back, and new ones."""
+    return [(7 * i * i + 3 * (i % 4)) % (n_vocab - 1) + 1 for i in range(N_TOKENS)]
+
+
+@pytest.fixture(scope="module", params=["demo", "mixed"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "demo":
+        return demo_model_path()
+    return mixed_model(tmp_path_factory.mktemp("law") / "mixed.gguf")
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Path) -> Rows:
+    """The logits with all experts resident."""
+    with Engine(model, EngineConfig(ctx_size=32)) as engine:
+        assert engine.cache is None and engine.plan.executor == "fused"
+        return rows(engine, tokens_of(engine.n_vocab))
+
+
+@pytest.fixture(scope="module")
+def pools(model: Path) -> dict[str, str | None]:
+    """The sizes of `--host-pool`: none asked for, half of the experts, and the least there is."""
+    with Engine(model, EngineConfig(ctx_size=32)) as engine:
+        experts = next(line for line in engine.plan.lines if line.item == "experts")
+        spans, spec = (
+            weight_bytes(read_tensors(engine.file, engine.spec)).spans,
+            engine.spec.experts,
+        )
+        assert spec is not None
+        least = places_bytes(engine.device.info, least_places(spans, spec.n_used), spans)
+    return {"all": None, "half": str(experts.n_bytes // 2), "top-k": str(least)}
+
+
+def config_of(row: Row, model: Path, pools: dict[str, str | None]) -> EngineConfig:
+    n_experts, n_used = (32, 4) if model == demo_model_path() else (8, 2)
+    asked = dict(zip(NAMES, row, strict=True))
+    slots = {"one": 1, "top-k": n_used, "half": n_experts // 2, "all but one": n_experts - 1}
+    return EngineConfig(
+        ctx_size=32,
+        executor=asked["executor"],
+        expert_slots=slots[asked["slots"]],
+        expert_predictor=asked["predictor"],
+        miss=asked["miss"],
+        promote_on_read=asked["promote"],
+        host_pool=pools[asked["pool"]],
+        expert_copies="wait" if asked["copies"] == "waited for" else "overlap",
+    )
+
+
+def inject(copies: str, monkeypatch: pytest.MonkeyPatch) -> list[DelayedUploads]:
+    """Copies and reads from the file that come late or fail; what needs them gets them in time."""
+    faulty: list[DelayedUploads] = []
+
+    def wrap(name: str, n_failures: int) -> None:
+        real = getattr(expert_memory, name)
+
+        def made(source: Any) -> DelayedUploads:
+            delay = 3 * (copies == "3 tokens late")
+            faulty.append(DelayedUploads(real(source), delay, n_failures))
+            return faulty[-1]
+
+        monkeypatch.setattr(expert_memory, name, made)
+
+    # What an expert that a layer needs is read for must succeed at the second attempt.
+    wrap("Uploads", {"fail once": 1, "always fail": 10**6}.get(copies, 0))
+    wrap("FileReads", {"fail once": 1, "always fail": 1}.get(copies, 0))
+    return faulty
+
+
+@pytest.mark.parametrize("row", ROWS, ids=["-".join(map(str, row)) for row in ROWS])
+def test_no_way_of_moving_changes_a_bit(
+    model: Path,
+    row: Row,
+    wanted: Rows,
+    pools: dict[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = dict(zip(NAMES, row, strict=True))
+    inject(asked["copies"], monkeypatch)
+    with Engine(model, config_of(row, model, pools), checks=True) as engine:
+        assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
+        assert engine.cache is not None and engine.profiler is not None
+        counters, hit_rate = engine.cache.counters, engine.profiler.hit_rate()
+        assert (engine.cache.pool is None) == (asked["pool"] == "all")
+        assert counters.n_landed > 0 or not asked["promote"]
+        n_moved = counters.n_uploads + counters.n_landed
+        if asked["copies"] == "always fail":
+            assert counters.n_uploads == 0
+        elif asked["copies"] == "waited for":
+            assert hit_rate is not None and 0 < hit_rate < 1 and n_moved > 0
+
+
+def payload(layer: LayerTensors) -> NDArray[np.bool_]:
+    """Which bytes of an expert's span are weights: device layouts fill rows up."""
+    shape = expert_shape(layer)
+    found = np.zeros(shape.span_bytes, np.bool_)
+    stacked = (layer.gate, layer.up, layer.down)
+    for tensor, matrix in zip(stacked, (shape.gate, shape.up, shape.down), strict=True):
+        row_bytes = TYPES[tensor.type].row_bytes(matrix.n_columns)
+        zeros, ones = (
+            to_device(tensor.type, np.full((1, row_bytes), value, np.uint8), matrix.n_columns)
+            for value in (0, 255)
+        )
+        rows = found[matrix.offset : matrix.offset + matrix.n_bytes]
+        rows.reshape(matrix.n_rows, matrix.row_bytes)[:] = zeros != ones
+    return found
+
+
+@pytest.mark.parametrize("miss", ["read", "gather"])
+def test_what_landed_is_its_home_byte_for_byte(
+    model: Path, miss: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When an expert keeps its landing slot, every byte of its weights is there."""
+    config = EngineConfig(ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss)
+    kept: list[int] = []
+    real = Landings.keep
+    with Engine(model, config, checks=True) as engine:
+        layers = read_tensors(engine.file, engine.spec).layers
+        weights = [payload(layer) for layer in layers]
+        cache, read = engine.cache, engine._transfer.read
+        assert cache is not None
+
+        def keep(self: Landings, key: int, victim: int | None) -> Slot:
+            slot = real(self, key, victim)
+            layer, (buffer, offset, _) = cache._space.layer(key), cache._homes[key]
+            n_bytes = cache._memory.span_bytes[layer]
+            differs = read(buffer, offset, n_bytes) != read(
+                slot.place.buffer, slot.place.offset, n_bytes
+            )
+            assert not (differs & weights[layer]).any(), np.flatnonzero(differs & weights[layer])
+            kept.append(key)
+            return slot
+
+        monkeypatch.setattr(Landings, "keep", keep)
+        rows(engine, tokens_of(engine.n_vocab))
+    assert len(set(kept)) > 5 and all(mask.mean() > 0.8 for mask in weights)
