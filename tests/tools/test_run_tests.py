@@ -50,6 +50,15 @@ def test_elsewhere_it_may_be_missing(checkout: Path) -> None:
     assert run(checkout, CI="").returncode == 0
 
 
+def test_arguments_go_to_pytest(checkout: Path) -> None:
+    stand_in(checkout / ".venv" / "bin" / "python", 'echo "$@"')
+    done = subprocess.run(
+        [checkout / "tools" / "test", "tests/quants", "-x"], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1].startswith("-m pytest -n 2 --dist loadfile ")
+    assert done.stdout.endswith(" tests/quants -x\n")
+
+
 @pytest.mark.parametrize("name", ["ruff", "mypy"])
 def test_a_failing_check_is_named(checkout: Path, name: str) -> None:
     stand_in(checkout / ".venv" / "bin" / name, "exit 1")
