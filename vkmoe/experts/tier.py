@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from vkmoe.errors import DeviceLostError
+from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.prefetch import QueueFullError
@@ -151,8 +151,12 @@ class Tier:
             self.torn = outer
 
     def reset(self) -> None:
-        """Everybody leaves, after a change torn in two; copies under way are waited for."""
-        self._uploads.drain()
+        """Everybody leaves, after a change torn in two; copies under way are waited for.
+
+        Raises GpuError where one does not end.
+        """
+        if not self._uploads.drain():
+            raise GpuError("a copy of experts does not end", "its disk or its GPU may hang")
         self._pending.clear()
         self._blocked.clear()
         self.errors.clear()

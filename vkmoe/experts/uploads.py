@@ -6,6 +6,7 @@ Owns the recordings in flight. Does not decide what is copied, nor when a slot m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 from vkmoe.gpu.arena import Placement
@@ -21,6 +22,7 @@ __all__ = ["Copy", "DrainedUploader", "Upload", "Uploader", "Uploads"]
 Copy: TypeAlias = tuple[Any, Placement, int]
 
 DOING = "uploading experts"
+SETTLE_NS = 10_000_000_000  # that copies may go on after an error; then the device counts as lost
 
 
 class Upload(Protocol):
@@ -30,7 +32,7 @@ class Upload(Protocol):
         """Whether all bytes have arrived; never waits."""
 
     def wait(self) -> None:
-        """Wait for them. Raises VkmoeErrors; the targets' bytes are undefined then."""
+        """Wait for them. Raises VkmoeErrors; the targets' bytes are undefined then, and stay so."""
 
     def cancel(self) -> bool:
         """Whether they had not begun and now never will: nothing was written."""
@@ -62,7 +64,7 @@ class Uploads:
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         try:  # no context manager: nearly every token comes here
-            return _Upload(self._device.native.upload(copies, self._timed))
+            return _Upload(self._device, self._device.native.upload(copies, self._timed))
         except native().VulkanError as error:
             raise translated(error, DOING) from error
 
@@ -77,10 +79,10 @@ class Uploads:
 class _Upload:
     """A submit on the upload queue."""
 
-    __slots__ = ("_submission",)
+    __slots__ = ("_device", "_submission")
 
-    def __init__(self, submission: Submission) -> None:
-        self._submission = submission
+    def __init__(self, device: Device, submission: Submission) -> None:
+        self._device, self._submission = device, submission
 
     def done(self) -> bool:
         try:
@@ -92,6 +94,9 @@ class _Upload:
         try:
             self._submission.wait()
         except native().VulkanError as error:
+            with suppress(RuntimeError):  # the first error is the one to tell
+                # It may go on although waiting for it failed; its targets will be others' soon.
+                self._device.native.settle(SETTLE_NS)
             raise translated(error, DOING) from error
 
     def cancel(self) -> bool:
