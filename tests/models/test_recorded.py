@@ -32,10 +32,11 @@ TINY = 1e3  # bytes per second: no two layers share a submit
 class Model:
     """A loaded model, and programs of its decoder that have tensors of their own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, validation: bool = False) -> None:
         self.cleanup = ExitStack()
         path = demo_model_path() if name == "demo" else model_path(name)
-        self.engine = self.cleanup.enter_context(Engine(path, EngineConfig(ctx_size=64)))
+        config = EngineConfig(ctx_size=64, validation=validation)
+        self.engine = self.cleanup.enter_context(Engine(path, config))
         self.decoder = self.engine._programs._recorder._decoder
         experts = self.engine.spec.experts
         self.n_used = experts.n_used if experts else 1
@@ -88,9 +89,11 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[Model]:
-    made = Model("moe_odd")
+    """Whatever the tests do with it, the validation layer stays silent."""
+    made = Model("moe_odd", validation=True)
     with made.cleanup:
         yield made
+        assert made.engine.device.validation_messages() == []
 
 
 @pytest.fixture(scope="module")

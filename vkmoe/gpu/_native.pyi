@@ -199,7 +199,8 @@ class Submission:
     def wait(self, expected_ns: int = 0, timeout_ns: int = 0) -> bool:
         """Wait without the GIL, interruptibly; False if `timeout_ns` (0: no limit) ran out.
 
-        With 0 < expected_ns < 20 ms it sleeps until 80 % of that time after the submit, then polls.
+        With 0 < expected_ns < 20 ms it sleeps until 80 % of that time after the submit, if that is
+        at least 0.2 ms, then polls.
         """
 
     def done(self) -> bool:

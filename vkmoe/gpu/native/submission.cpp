@@ -16,6 +16,7 @@ namespace {
 
 constexpr milliseconds kSlice{100};       // Ctrl-C is answered this quickly
 constexpr milliseconds kMaxExpected{20};  // longer ones may as well block: 1-2 ms do not matter
+constexpr nanoseconds kMinSleep{200'000};  // a shorter sleep may take twice as long as asked for
 
 }  // namespace
 
@@ -98,7 +99,8 @@ bool Submission::wait(uint64_t expected_ns, uint64_t timeout_ns) {
     if (expected.count() > 0 && expected < kMaxExpected) {
         const py::gil_scoped_release no_gil;
         const auto give_up = submitted_at_ + 2 * expected + milliseconds(1);
-        const auto sleep_until = submitted_at_ + expected * 4 / 5;
+        const auto sleep = expected * 4 / 5;
+        const auto sleep_until = submitted_at_ + (sleep < kMinSleep ? nanoseconds(0) : sleep);
         if (poll(*fence, sleep_until, std::min(give_up, deadline))) return true;
     }
     while (true) {
