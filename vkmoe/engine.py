@@ -33,7 +33,7 @@ from vkmoe.models.recorded import TokenPrograms
 from vkmoe.models.tensors import read_tensors
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import decide
-from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap, miss_ways
+from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap
 from vkmoe.placement.link import link_of_misses
 from vkmoe.placement.loader import Progress, load_weights
 
@@ -84,18 +84,19 @@ class Engine(Closing):
         tensors = read_tensors(self.file, self.spec)
         # ----- what the device says, and what is decided -----
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
-        ways = miss_ways(config, self.device.info)
-        decision = decide(config, self.spec, tensors, self.device.info, tuning, ways)
+        decision = decide(config, self.spec, tensors, self.device.info, tuning)
+        self.link = link_of_misses(self.device, decision.plan)
+        if self.link is not None:
+            decision = decide(config, self.spec, tensors, self.device.info, tuning, self.link)
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
-        self.link = link_of_misses(self.device, self.plan)
         # ----- memory -----
         n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
         caches = self._cleanup.enter_context(KvCaches(self.device, n_layers, cache_bytes))
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
-        weights, misses = places.extend(loaded, ways)
+        weights, misses = places.extend(loaded)
         self._table = loaded.table
         overlaps = copies_overlap(config, self.device)
         self._experts = places.follow(loaded, seed, self.link, overlaps)
@@ -114,7 +115,7 @@ class Engine(Closing):
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         n_used = self.spec.experts.n_used if self.spec.experts else 1
         self._executor = self.plan.executor
-        self._keeps = misses is not None and ways.promote
+        self._keeps = misses is not None and decision.ways.promote
         programs = TokenPrograms(
             self._backend,
             decoder,

@@ -126,7 +126,7 @@ def test_landing_slots_are_of_the_same_arenas(n_slots: int, ways: MissWays) -> N
     """Their bytes are what the arenas take more; layers without slots have nowhere to land."""
     layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, ways)
     own, landing = layout.own_bytes((n_slots,) * 3), layout.landing_bytes((n_slots,) * 3)
-    n_landing = 0 if ways is READ_AT_HOME else N_LANDING
+    n_landing = N_LANDING if ways.promote else 0
     assert own + landing == layout.n_bytes((n_slots,) * 3)
     assert own + landing == replace(layout, ways=READ_AT_HOME).own_bytes((n_slots + n_landing,) * 3)
     assert layout.n_bytes((0, 0, 0)) == 0

@@ -117,7 +117,6 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.models.tensors import read_tensors
     from vkmoe.placement.decide import decide
-    from vkmoe.placement.expert_memory import miss_ways
 
     try:
         device = choose_device(list_devices(), config.device)
@@ -125,8 +124,7 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
         if config.device is not None:
             raise
         return [f"plan          none: {error}"]
-    ways = miss_ways(config, device)
-    decided = decide(config, spec, read_tensors(file, spec), device, ways=ways).plan
+    decided = decide(config, spec, read_tensors(file, spec), device).plan
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(

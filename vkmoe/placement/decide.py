@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from vkmoe.config import EngineConfig
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models.tensors import ModelTensors
 from vkmoe.models.workspace import Workspace, attention_shape
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
@@ -17,10 +18,11 @@ from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.fixed_lines import Scratch
 from vkmoe.placement.host import available_bytes
+from vkmoe.placement.misses import miss_ways
 from vkmoe.placement.planner import context_size, plan
 from vkmoe.placement.pool_places import host_pools
 from vkmoe.placement.sizes import weight_bytes
-from vkmoe.placement.slots import READ_AT_HOME, MissWays
+from vkmoe.placement.slots import MissWays
 
 __all__ = ["Decision", "decide"]
 
@@ -34,6 +36,7 @@ class Decision:
     attention_split: AttentionSplit
     workspace: Workspace
     plan: MemoryPlan
+    ways: MissWays
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of places in host memory; () where there is one for each
     cache_settings: CacheSettings
@@ -45,9 +48,9 @@ def decide(
     tensors: ModelTensors,
     device: DeviceInfo,
     tuning: Tuning | None = None,
-    ways: MissWays = READ_AT_HOME,
+    link: LinkSpeed | None = None,
 ) -> Decision:
-    """Decide with the host memory that is available now; `ways` are how misses will be served.
+    """Decide with the host memory that is available now; `link` where it is measured.
 
     Raises UsageError and OutOfMemoryError as the planner does.
     """
@@ -56,12 +59,13 @@ def decide(
     split = choose_split(shape, tuning)
     workspace = Workspace(spec, tuning, split, shape)
     sizes = weight_bytes(tensors)
+    ways = miss_ways(config, device, link, max(sizes.spans, default=0))
     decided = plan(config, spec, device, sizes, _scratch(workspace), available_bytes(), ways)
     pools = cache_pools(config, spec, decided, sizes.spans)
     n_used = spec.experts.n_used if spec.experts else 0
     homes = host_pools(decided.host_places, sizes.spans, n_used)
     settings = cache_settings(config, spec, decided)
-    return Decision(tuning, shape, split, workspace, decided, pools, homes, settings)
+    return Decision(tuning, shape, split, workspace, decided, ways, pools, homes, settings)
 
 
 def _scratch(workspace: Workspace) -> Scratch:

@@ -26,7 +26,6 @@ from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.tracker import ExpertTracker
 from vkmoe.experts.uploads import DrainedUploader, Uploads
-from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
@@ -35,15 +34,9 @@ from vkmoe.models.decoder import MissService
 from vkmoe.models.weights import ModelWeights, with_landing, with_slots
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loaded import LoadedWeights
-from vkmoe.placement.slots import MissWays
 from vkmoe.placement.span_reader import FileReads
 
-__all__ = ["ExpertPlaces", "copies_overlap", "miss_ways"]
-
-
-def miss_ways(config: EngineConfig, device: DeviceInfo) -> MissWays:
-    promote = not device.is_uma if config.promote_on_read is None else config.promote_on_read
-    return MissWays("gather" if config.miss == "gather" else "read", promote)
+__all__ = ["ExpertPlaces", "copies_overlap"]
 
 
 def copies_overlap(config: EngineConfig, device: Device) -> bool:
@@ -80,9 +73,7 @@ class ExpertPlaces(Closing):
             cleanup.callback(self._threads.close)
             self._cleanup = cleanup.pop_all()
 
-    def extend(
-        self, loaded: LoadedWeights, ways: MissWays
-    ) -> tuple[ModelWeights, MissService | None]:
+    def extend(self, loaded: LoadedWeights) -> tuple[ModelWeights, MissService | None]:
         """The weights with all the memory their experts may lie in, and how misses are served.
 
         None where kernels need not know of misses: they read experts wherever they are.
@@ -90,6 +81,7 @@ class ExpertPlaces(Closing):
         weights = with_slots(loaded.weights, self._ranges)
         if not self._lands:
             return weights, None
+        ways = self._decision.ways
         keeps = ways.promote and ways.way == "read"
         n_places = loaded.table.landing.shape[1]
         landing = with_landing(weights, n_places, self._landing_ranges)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from vkmoe.config import EngineConfig
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.placement.slots import MissWays
 
-__all__ = ["MissWay", "choose_way"]
+__all__ = ["MissWay", "choose_way", "miss_ways"]
 
 READS_WELL, READS_BADLY = 0.9, 0.8  # read speed over gather speed
 SMALLEST_GATHERED = 2_000_000  # bytes of an expert; a dispatch more costs what less would save
@@ -47,3 +50,16 @@ def choose_way(
     if span_bytes < SMALLEST_GATHERED:
         return MissWay("read", f"{speeds}, but experts are too small to gain by gathering")
     return MissWay("gather", speeds)
+
+
+def miss_ways(
+    config: EngineConfig, device: DeviceInfo, link: LinkSpeed | None, span_bytes: int
+) -> MissWays:
+    """How misses are served, and whether they stay where they land.
+
+    By default they do where they cross a link: there it saves their copy. Where the device shares
+    the host's memory, a copy costs about as much as the stores of a kernel.
+    """
+    way = choose_way(config.miss, device.is_uma, link, span_bytes)
+    promote = not device.is_uma if config.promote_on_read is None else config.promote_on_read
+    return MissWays(way.way, promote, way.reason)

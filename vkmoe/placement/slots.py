@@ -23,11 +23,12 @@ class MissWays(NamedTuple):
 
     way: Literal["read", "gather"] = "read"
     promote: bool = False
+    reason: str = ""  # for the way, in a few words
 
     @property
     def n_landing(self) -> int:
         """Slots that each layer has besides its own."""
-        return N_LANDING if self.promote or self.way == "gather" else 0
+        return N_LANDING if self.promote else 0
 
 
 READ_AT_HOME = MissWays()
