@@ -10,70 +10,66 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.moves import FREE
 
-__all__ = ["NO_LIMITS", "Limits", "Proposals", "by_worth"]
+__all__ = ["NO_LIMITS", "Limits", "Proposals"]
 
 Keys = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Values = NDArray[np.float64]
 
 
 class Limits(NamedTuple):
-    """Newcomers must be worth more than `margin` times who leaves; pinned ones enter anyway.
+    """Newcomers enter whose bid is more than what their victim is worth; pinned ones anyway.
 
-    Slots that are given away have at most `budget_bytes`, worth or not.
+    Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none.
     """
 
-    worth: NDArray[np.float64] | None = None  # [n_keys]
-    margin: float = 1.0
+    bids: Values | None = None  # [n newcomers]; None: everybody enters
+    worth: Values | None = None  # [n_keys]; with bids
     budget_bytes: float = inf
+    n_landed: int = 0
 
 
 NO_LIMITS = Limits()
 
 
-def by_worth(newcomers: Keys, pinned: Mask, worth: NDArray[np.float64]) -> Keys:
-    """The pinned ones first, then those worth most; equals in the order they came."""
-    order = np.argsort(-np.where(pinned[newcomers], inf, worth[newcomers]), kind="stable")
-    ordered: Keys = newcomers[order]
-    return ordered
-
-
 class Proposals(NamedTuple):
-    """Newcomers and who would leave for each (FREE: nobody), by pool, in their turn there."""
+    """Newcomers and who would leave for each (FREE: nobody), by pool, in their order there."""
 
     pools: Keys
     keys: Keys
     victims: Keys
     turns: Keys  # the place of each among all newcomers
 
+    def within(self, limits: Limits, pinned: Mask, slot_bytes: Keys) -> Proposals:
+        """Those that the limits let in; `pinned` [n_keys], `slot_bytes` [n_pools]."""
+        found = self
+        if limits.bids is not None and limits.worth is not None and len(found.keys):
+            found = found.chosen(found._worthwhile(limits.bids, limits.worth, pinned))
+        if limits.budget_bytes < inf and len(found.keys):
+            found = found.chosen(found._affordable(slot_bytes, limits))
+        return found
+
     def chosen(self, which: Mask) -> Proposals:
         return Proposals(*(column[which] for column in self))
 
-    def within(self, limits: Limits, pinned: Mask, slot_bytes: NDArray[np.int64]) -> Proposals:
-        """Those that the limits let in; `pinned` [n_keys], `slot_bytes` [n_pools]."""
-        found = self
-        if limits.worth is not None and len(found.keys):
-            found = found.chosen(found._worthwhile(limits.worth, limits.margin, pinned))
-        if limits.budget_bytes < inf and len(found.keys):
-            found = found.chosen(found._affordable(slot_bytes, limits.budget_bytes))
-        return found
+    def _worthwhile(self, bids: Values, worth: Values, pinned: Mask) -> Mask:
+        """In each pool those up to the first that bids too little.
 
-    def _worthwhile(self, worth: NDArray[np.float64], margin: float, pinned: Mask) -> Mask:
-        """In each pool those up to the first that is not worth its victim.
-
-        Those after it are worth less, and their victims would leave later.
+        Those after it bid less, and their victims would leave later.
         """
-        keys, victims = self.keys, self.victims
-        enters = (victims == FREE) | pinned[keys] | (worth[keys] > margin * worth[victims])
-        first_out = np.full(self.pools.max() + 1, len(keys))
+        enters = (self.victims == FREE) | pinned[self.keys]
+        enters |= bids[self.turns] > worth[self.victims]
         out = np.flatnonzero(~enters)
-        np.minimum.at(first_out, self.pools[out], out)
-        before: Mask = np.arange(len(keys)) < first_out[self.pools]
+        first_out = np.full(self.pools.max() + 1, len(enters))
+        first_out[self.pools[out[::-1]]] = out[::-1]  # the first of a pool is written last
+        before: Mask = np.arange(len(enters)) < first_out[self.pools]
         return before
 
-    def _affordable(self, slot_bytes: NDArray[np.int64], budget_bytes: float) -> Mask:
+    def _affordable(self, slot_bytes: Keys, limits: Limits) -> Mask:
         """Those up to the first, in their turns, that the budget has no room for."""
         order = np.argsort(self.turns)
-        total = slot_bytes[self.pools[order]].cumsum()
+        cost = np.where(self.turns < limits.n_landed, 0, slot_bytes[self.pools])
         fits = np.zeros(len(order), np.bool_)
-        fits[order[total <= budget_bytes]] = True
+        fits[order[cost[order].cumsum() <= limits.budget_bytes]] = True
+        fits |= cost == 0
         return fits

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.limits import NO_LIMITS, Limits, Proposals, by_worth
+from vkmoe.experts.limits import NO_LIMITS, Limits, Proposals
 from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.settings import PoolSpec
 
@@ -100,21 +101,24 @@ class Policy(ABC):
         return keys[~here]
 
     def promote(
-        self, newcomers: Sequence[int], needed: Mask, limits: Limits = NO_LIMITS
+        self, newcomers: Sequence[int] | Keys, needed: Mask, limits: Limits = NO_LIMITS
     ) -> list[Move]:
         """Give slots to newcomers, in order, as long as somebody may leave for them.
 
-        Where worth counts, in the order of that. Returns who got one, by pool. Victims are never
-        `needed` (what the token uses, what is being copied) and never newcomers.
+        Where they bid, the highest bid of a pool comes first, and pinned ones before all. Returns
+        who got one, by pool. Victims are never `needed` (what the token uses, what is being copied)
+        and never newcomers.
         """
         keys = np.array(newcomers, np.int64)
-        if limits.worth is not None:
-            keys = by_worth(keys, self._pinned, limits.worth)
+        turns = np.arange(len(keys))
+        if limits.bids is not None:
+            turns = np.argsort(-np.where(self._pinned[keys], inf, limits.bids), kind="stable")
         propose = self._propose_above_floors if self._has_floors else self._propose
-        taken = propose(keys, needed).within(limits, self._pinned, self._slot_bytes)
-        if taken.keys.size:
-            self.remove(taken.victims[taken.victims != FREE])
-            self.insert(taken.keys)
+        taken = propose(keys, turns, needed).within(limits, self._pinned, self._slot_bytes)
+        if not taken.keys.size:
+            return []
+        self.remove(taken.victims[taken.victims != FREE])
+        self.insert(taken.keys)
         columns = (taken.pools.tolist(), taken.keys.tolist(), taken.victims.tolist())
         return [Move(*move) for move in zip(*columns, strict=True)]
 
@@ -212,13 +216,15 @@ class Policy(ABC):
     def _leaving(self, pool: int, needed: Mask) -> list[int]:
         return [key for key in self._leaving_rows([pool], needed)[0].tolist() if key != NOBODY]
 
-    def _propose(self, newcomers: Keys, needed: Mask) -> Proposals:
+    def _propose(self, newcomers: Keys, turns: Keys, needed: Mask) -> Proposals:
         """In each pool free slots first, then those of whoever leaves. Must hold: no floors."""
-        pool_of = self.pool_of[newcomers]
-        turns = np.argsort(pool_of, kind="stable")
-        pools, row, n_waiting = np.unique(pool_of[turns], return_inverse=True, return_counts=True)
+        turns = turns[np.argsort(self.pool_of[newcomers[turns]], kind="stable")]
+        pool_of = self.pool_of[newcomers[turns]]
+        begins = np.flatnonzero(np.diff(pool_of, prepend=NO_POOL))
+        pools, n_waiting = pool_of[begins], np.diff(begins, append=len(pool_of))
+        row = np.repeat(np.arange(len(pools)), n_waiting)
         n_free = np.array([len(self._free[pool]) for pool in pools.tolist()], np.int64)
-        place = np.arange(len(turns)) - (n_waiting.cumsum() - n_waiting + n_free)[row]
+        place = np.arange(len(turns)) - (begins + n_free)[row]
         victims = np.full(len(turns), FREE, np.int64)
         late = place >= 0  # who finds no free slot
         full = np.flatnonzero(n_waiting > n_free)
@@ -231,7 +237,7 @@ class Policy(ABC):
             late &= place < leaving.shape[1]
             victims[late] = leaving[row_of[row[late]], place[late]]
             found |= late & (victims != NOBODY)
-        proposals = Proposals(pools[row], newcomers[turns], victims, turns)
+        proposals = Proposals(pool_of, newcomers[turns], victims, turns)
         return proposals.chosen(found)
 
     def _spare_newest(self, pools: Sequence[int], n_free: Keys, leaving: Keys) -> None:
@@ -243,29 +249,28 @@ class Policy(ABC):
         swapped = (leaving[:, 0] == first) & (leaving[:, 1] != NOBODY) & (n_free == 0)
         leaving[swapped, :2] = leaving[swapped, 1::-1]
 
-    def _propose_above_floors(self, newcomers: Keys, needed: Mask) -> Proposals:
+    def _propose_above_floors(self, newcomers: Keys, turns: Keys, needed: Mask) -> Proposals:
         """The same one by one, because who may leave depends on who came before."""
-        turns: list[tuple[int, int, int, int]] = []
-        for pool in sorted(set(self.pool_of[newcomers].tolist())):
+        found: list[tuple[int, int, int, int]] = []
+        pool_of = self.pool_of[newcomers[turns]]
+        for pool in sorted(set(pool_of.tolist())):
             n_free, spare = len(self._free[pool]), self._spare(pool)
             order = self._leaving(pool, needed)
             newest = self._newest[pool] if not n_free else None
-            n_found = 0
-            for turn in np.flatnonzero(self.pool_of[newcomers] == pool).tolist():
+            n_before = len(found)
+            for turn in turns[pool_of == pool].tolist():
                 key, victim = int(newcomers[turn]), FREE
-                if n_found >= n_free:
-                    found = self._choose(order, key, newest, spare)
-                    if found is None:
+                if len(found) - n_before >= n_free:
+                    chosen = self._choose(order, key, newest, spare)
+                    if chosen is None:
                         continue
-                    victim = found
+                    victim = chosen
                     order.remove(victim)
                     spare[self.space.layer(victim)] -= 1
                 newest = None
                 spare[self.space.layer(key)] += 1
-                turns.append((pool, key, victim, turn))
-                n_found += 1
-        columns = np.array(turns, np.int64).reshape(-1, 4).T
-        return Proposals(*columns)
+                found.append((pool, key, victim, turn))
+        return Proposals(*np.array(found, np.int64).reshape(-1, 4).T)
 
     def _choose(
         self, order: Sequence[int], newcomer: int, newest: int | None, spare: Sequence[int]

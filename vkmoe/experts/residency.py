@@ -92,8 +92,9 @@ class Residency:
             for index, pool in enumerate(self._pools):
                 wanted = pins.fill(self.counts.values(), pool, self.space)
                 absent = [key for key in wanted if not self._policy.resident[key]]
+                coming = np.array(absent[: self._policy.n_free(index)], np.int64)
                 # The most used last: to every policy it is the one to leave last.
-                moves += self._promote(absent[: self._policy.n_free(index)][::-1], NOBODY)
+                moves += self._promote(coming[::-1], NOBODY)
         return moves
 
     def hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
@@ -124,27 +125,17 @@ class Residency:
         if self._pools:
             slotted = keys if len(self._layers) == len(keys) else keys[self._layers]
             # By rank: the highest of all layers come first.
-            missing = self._policy.use(slotted.T.reshape(-1)).tolist()
-            if landed:
-                there = set(landed)
-                landing = [key for key in missing if key in there]
-                kept = self._promote(landing, keys, self._limits(), landed=True)
-                moves += [move._replace(landed=True) for move in kept]
-                missing = [key for key in missing if key not in there]
-            copies = self._promote(missing, keys, self._limits(budget_bytes))
-            copies += self._choose_pins(keys, budget_bytes - self._n_bytes(copies))
-            if self._foresight is not None:
-                wanted = self._foresight.wanted(~self._policy.resident)
-                left = budget_bytes - self._n_bytes(copies)
-                copies += self._fetch(wanted.tolist(), keys, left)
-            moves += copies
+            missing = self._policy.use(slotted.T.reshape(-1))
+            moves = self._bring(missing, landed, keys, budget_bytes)
+            left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
+            moves += self._choose_pins(keys, left)
         self.counts.advance()
         return moves
 
     def hint(self, keys: Sequence[int], needed: Keys, budget_bytes: float = inf) -> list[Move]:
         """Fetch the absent ones of these, the likeliest first, and let nobody `needed` leave."""
-        absent = [key for key in keys if not self._policy.resident[key]]
-        return self._fetch(absent, needed, budget_bytes)
+        found = np.array(keys, np.int64)
+        return self._fetch(found[~self._policy.resident[found]], needed, budget_bytes)
 
     def guess_next_layer(self, layer: int, experts: NDArray[np.uint32]) -> Keys:
         """Numbers of the experts without a slot that the next layer is expected to use, the
@@ -203,20 +194,58 @@ class Residency:
             self.space, self.counts, settings.half_life, settings.predictor, settings.executor
         )
 
-    def _limits(self, budget_bytes: float = inf) -> Limits:
-        """Of those that were missed."""
-        if self._foresight is None or not self.settings.admission:
-            return Limits(budget_bytes=budget_bytes)
-        return Limits(self._foresight.worth, budget_bytes=budget_bytes)
-
-    def _fetch(self, absent: Sequence[int], needed: Keys, budget_bytes: float) -> list[Move]:
-        """Slots on a guess, for those that are worth far more than who would leave."""
-        if not absent or self._foresight is None or self._foresight.worth is None:
-            return []
-        keys = [key for key in absent if self._policy.pool_of[key] != NO_POOL]
-        moves = self._promote(keys, needed, Limits(self._foresight.worth, MARGIN, budget_bytes))
-        self._foresight.fetched([move.key for move in moves], self._n_bytes(moves))
+    def _bring(
+        self, missing: Keys, landed: Sequence[int], used: Keys, budget_bytes: float
+    ) -> list[Move]:
+        """Slots after a token, for those it missed and those that are guessed for the next."""
+        there, others = NOBODY, missing
+        if landed:
+            is_there = np.isin(missing, np.array(landed, np.int64))
+            there, others = missing[is_there], missing[~is_there]
+        others = self._copyable(others)
+        guessed, bids, worth = NOBODY, None, None
+        if self._foresight is not None and self._foresight.worth is not None:
+            worth = self._foresight.worth
+            if self.settings.admission:
+                others = others[np.argsort(-worth[others], kind="stable")]
+            absent = ~self._policy.resident
+            absent[used] = False
+            guessed = self._copyable(self._foresight.wanted(absent))
+            bids = np.concatenate([self._bids(there), self._bids(others), worth[guessed] / MARGIN])
+        newcomers = np.concatenate([there, others, guessed])
+        moves = self._promote(newcomers, used, Limits(bids, worth, budget_bytes, len(there)))
+        if there.size:
+            free = set(there.tolist())
+            moves = [move._replace(landed=move.key in free) for move in moves]
+        self._note_guesses(moves, guessed)
         return moves
+
+    def _bids(self, missed: Keys) -> NDArray[np.float64]:
+        """What they are worth; without admission, more than anybody."""
+        assert self._foresight is not None and self._foresight.worth is not None
+        return (
+            self._foresight.worth[missed] if self.settings.admission else np.full(len(missed), inf)
+        )
+
+    def _fetch(self, absent: Keys, needed: Keys, budget_bytes: float) -> list[Move]:
+        """Slots on a guess, for those that are worth far more than who would leave."""
+        if self._foresight is None or self._foresight.worth is None:
+            return []
+        worth = self._foresight.worth
+        guessed = self._copyable(absent[self._policy.pool_of[absent] != NO_POOL])
+        limits = Limits(worth[guessed] / MARGIN, worth, budget_bytes)
+        moves = self._promote(guessed, needed, limits)
+        self._note_guesses(moves, guessed)
+        return moves
+
+    def _note_guesses(self, moves: Sequence[Move], guessed: Keys) -> None:
+        if guessed.size and moves and self._foresight is not None:
+            keys = set(guessed.tolist())
+            hinted = [move for move in moves if move.key in keys]
+            self._foresight.fetched([move.key for move in hinted], self._n_bytes(hinted))
+
+    def _copyable(self, keys: Keys) -> Keys:
+        return keys if self.copyable is None else keys[self.copyable[keys]]
 
     def _n_bytes(self, moves: Iterable[Move]) -> int:
         """Of the slots they take."""
@@ -237,17 +266,9 @@ class Residency:
         self._policy = create_policy(self.settings.policy, self._pools, self.space, self.counts)
         self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)  # not arrived in their slots
 
-    def _promote(
-        self,
-        newcomers: Sequence[int],
-        used: Keys,
-        limits: Limits = NO_LIMITS,
-        landed: bool = False,
-    ) -> list[Move]:
+    def _promote(self, newcomers: Keys, used: Keys, limits: Limits = NO_LIMITS) -> list[Move]:
         """Slots for newcomers, of experts that are neither `used` now nor in flight."""
-        if self.copyable is not None and not landed:
-            newcomers = [key for key in newcomers if self.copyable[key]]
-        if not newcomers:
+        if not newcomers.size:
             return []
         needed = self._in_flight.copy()
         needed[used] = True
@@ -258,8 +279,9 @@ class Residency:
 
     def _pin(self, keys: Sequence[int], used: Keys, budget_bytes: float) -> list[Move]:
         """Pin these; those without a slot get one, if somebody may leave for them."""
-        self._policy.pin(np.array(keys, np.int64))
-        absent = [key for key in keys if not self._policy.resident[key]]
+        wanted = np.array(keys, np.int64)
+        self._policy.pin(wanted)
+        absent = self._copyable(wanted[~self._policy.resident[wanted]])
         return self._promote(absent, used, Limits(budget_bytes=budget_bytes))
 
     def _unpin(self, keys: Iterable[int]) -> None:
