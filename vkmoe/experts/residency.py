@@ -132,7 +132,9 @@ class Residency:
         self.counts.advance()
         return moves
 
-    def hint(self, keys: Sequence[int], needed: Keys, budget_bytes: float = inf) -> list[Move]:
+    def hint(
+        self, keys: Sequence[int] | Keys, needed: Keys, budget_bytes: float = inf
+    ) -> list[Move]:
         """Fetch the absent ones of these, the likeliest first, and let nobody `needed` leave."""
         found = np.array(keys, np.int64)
         return self._fetch(found[~self._policy.resident[found]], needed, budget_bytes)

@@ -7,18 +7,32 @@ misses come from is told by comparing them with Belady's optimum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.belady import belady_hits, first_uses
+from vkmoe.experts.foresight import PredictionCounts
+from vkmoe.experts.moves import Move
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.experts.trace import Trace
 
-__all__ = ["Misses", "SimulationResult", "ceiling", "misses", "simulate"]
+__all__ = ["Misses", "SimulationResult", "Transfers", "ceiling", "misses", "simulate"]
+
+
+class Transfers(NamedTuple):
+    """How experts get into slots. The plain way: all that was decided is there in time."""
+
+    late: int = 0  # tokens that a copy lasts beyond the one that decided it: 0 or 1
+    n_landing: int = 0  # missed experts of a layer that are in a slot for having been read
+    budget_bytes: float = inf  # of copies per token
+
+
+PLAIN = Transfers()
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +43,8 @@ class SimulationResult:
     hits: NDArray[np.int64]  # [n_tokens, n_layers]: uses served from slots
     n_promoted: NDArray[np.int64]  # [n_layers]: experts copied into slots
     start: NDArray[np.bool_]  # [n_layers, n_experts]: in slots before the first token
+    n_landed: int = 0  # experts that got a slot without a copy
+    guesses: PredictionCounts = field(default_factory=PredictionCounts)
 
     @property
     def layer_hits(self) -> NDArray[np.int64]:
@@ -84,9 +100,11 @@ def simulate(
     settings: CacheSettings,
     pools: Sequence[PoolSpec],
     seed: NDArray[np.float64] | None = None,
+    transfers: Transfers = PLAIN,
 ) -> SimulationResult:
     """Replay a trace on an empty cache; `seed` is a profile's counts, as `Residency` takes them.
 
+    In stepped mode a guess of the next layer is there in time, unless copies are late.
     All sequences go through one cache, one after the other. A cache with room for all experts of
     all layers is none: they are resident in place, and every use is a hit.
     """
@@ -95,20 +113,78 @@ def simulate(
         hits = np.full((trace.n_tokens, space.n_layers), n_used, np.int64)
         everything = np.ones((space.n_layers, space.n_experts), np.bool_)
         return SimulationResult(trace, hits, np.zeros(space.n_layers, np.int64), everything)
-    residency = Residency(space, pools, settings, seed)
-    promoted: list[int] = []
-    moves = residency.start()
-    residency.landed(moves)
-    promoted += [move.key for move in moves]
-    start = residency.published.copy()
+    replay = _Replay(Residency(space, pools, settings, seed), transfers)
+    start = replay.residency.published.copy()
     hits = np.empty((trace.n_tokens, space.n_layers), np.int64)
     for token, routing in enumerate(trace.routing):
-        hits[token] = np.count_nonzero(residency.hits(routing), axis=1)
-        moves = residency.use(routing)
-        residency.landed(moves)  # the engine waits for its copies before the next token
-        promoted += [move.key for move in moves]
-    layers = np.array(promoted, np.int64) // space.n_experts
-    return SimulationResult(trace, hits, np.bincount(layers, minlength=space.n_layers), start)
+        if token in trace.starts:
+            replay.residency.reset_predictions()
+        hits[token] = replay.token(routing)
+    layers = np.array(replay.copied, np.int64) // space.n_experts
+    n_copied = np.bincount(layers, minlength=space.n_layers)
+    guesses = replay.residency.predictions
+    return SimulationResult(trace, hits, n_copied, start, replay.n_landed, guesses)
+
+
+class _Replay:
+    """A cache whose copies are told to have landed when their time has come."""
+
+    def __init__(self, residency: Residency, transfers: Transfers) -> None:
+        self.residency, self._transfers = residency, transfers
+        self._stepped = residency.settings.executor == "stepped"
+        self._n_experts = residency.space.n_experts
+        self._late: list[Move] = []
+        self.copied: list[int] = []
+        self.n_landed = 0
+        moves = residency.start()
+        residency.landed(moves)
+        self.copied += [move.key for move in moves]
+
+    def token(self, routing: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Run one; returns its hits [n_layers]."""
+        residency, transfers = self.residency, self._transfers
+        ahead: list[Move] = []
+        if self._stepped:
+            hits = np.stack([self._layer(layer, routing, ahead) for layer in range(len(routing))])
+        else:
+            hits = residency.hits(routing)
+        missed = self._missed(routing, hits) if transfers.n_landing else []
+        moves = residency.use(routing, missed, transfers.budget_bytes)
+        kept = [move for move in moves if move.landed]
+        self.n_landed += len(kept)
+        residency.landed(kept)
+        self._copy([move for move in moves if not move.landed], ahead)
+        return np.asarray(np.count_nonzero(hits, axis=1), np.int64)
+
+    def _layer(
+        self, layer: int, routing: NDArray[np.uint32], ahead: list[Move]
+    ) -> NDArray[np.bool_]:
+        """Its hits [n_used]; begins what they let expect of the layer after it."""
+        ids = routing[layer]
+        hits: NDArray[np.bool_] = self.residency.published[layer, ids]
+        keys = ids.astype(np.int64) + layer * self._n_experts
+        guessed = self.residency.guess_next_layer(layer, ids)
+        moves = self.residency.hint(guessed, keys, self._transfers.budget_bytes)
+        if self._transfers.late:
+            ahead += moves
+        else:
+            self._copy(moves, [])
+        return hits
+
+    def _missed(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> list[int]:
+        """The first of each layer, by rank, as many as have a place to land."""
+        missed = ~hits
+        lands = missed & (missed.cumsum(axis=1) <= self._transfers.n_landing)
+        layers, ranks = np.nonzero(lands)
+        return [int(key) for key in layers * self._n_experts + routing[layers, ranks]]
+
+    def _copy(self, moves: list[Move], ahead: list[Move]) -> None:
+        """Copies of this token, those begun `ahead` of its end too."""
+        self.copied += [move.key for move in (*ahead, *moves)]
+        self.residency.landed(self._late)
+        self._late = [*ahead, *moves] if self._transfers.late else []
+        if not self._transfers.late:
+            self.residency.landed(moves)
 
 
 def ceiling(
