@@ -115,6 +115,7 @@ class Engine(Closing):
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         n_used = self.spec.experts.n_used if self.spec.experts else 1
         self._executor = self.plan.executor
+        self._next_position = 0
         self._keeps = misses is not None and decision.ways.promote
         programs = TokenPrograms(
             self._backend,
@@ -147,6 +148,9 @@ class Engine(Closing):
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
+        if position != self._next_position:
+            self._experts.residency.reset_predictions()
+        self._next_position = position + 1
         began = perf_counter_ns()
         if self._executor == "stepped":
             self._run_steps(token, position, with_logits)
