@@ -119,14 +119,12 @@ class LLM(Closing):
     def expert_statistics(self) -> ExpertReport:
         """How often device memory served the experts' uses since the model was loaded."""
         engine, cache = self.engine, self.engine.cache
-        return make_report(
-            setup_of(self.spec, self.plan, self.device_info, self._config),
-            engine.profiler,
-            cache.counters if cache is not None else None,
-            cache.residency.pinned if cache is not None else None,
-            cache.pool.counters if cache is not None and cache.pool is not None else None,
-            engine.overlap,
-        )
+        setup = setup_of(self.spec, self.plan, self.device_info, self._config)
+        if cache is None:
+            return make_report(setup, engine.profiler, None)
+        pool, residency = cache.pool.counters if cache.pool else None, cache.residency
+        told = residency.pinned, pool, engine.overlap, residency.predictions
+        return make_report(setup, engine.profiler, cache.counters, *told)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

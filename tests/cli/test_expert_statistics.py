@@ -13,6 +13,7 @@ import pytest
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.counters import CacheCounters, PoolCounters
+from vkmoe.experts.foresight import PredictionCounts
 from vkmoe.experts.profiler import Tally
 from vkmoe.experts.report import CopyTimes
 
@@ -46,13 +47,14 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
 ) -> None:
     busy = CacheCounters(9, 43306189, missed_bytes=6 << 20, n_landed=3, stall_ns=4_500_000)
     pool = PoolCounters(80, 60, 30, 5 << 20, stall_ns=1_500_000)
-    copies = CopyTimes(2_000_000, 0.75, 0)
-    fake.expert_statistics = replace(CACHED, counters=busy, pool=pool, copies=copies)  # 3 tokens
+    cache = replace(CACHED, counters=busy, copies=CopyTimes(2_000_000, 0.75, 0))
+    guesses = PredictionCounts(8, 9, 5)
+    fake.expert_statistics = replace(cache, pool=pool, predictions=guesses)  # three tokens
     done = run("generate", "-p", "x")
     assert (
         "experts: 87 % of uses from device memory, 2.00 MiB read through per token, "
         "41.3 MiB uploaded, 3 kept as they were read, waited 1.50 ms per token, "
-        "75 % of the copying hidden"
+        "8 guessed, 62 % of them rightly, 75 % of the copying hidden"
     ) in done.err.splitlines()
     assert (
         "host pool: 75 % of 80 uses, 30 experts read from the file (5.0 MiB), "
@@ -61,6 +63,8 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
     document = json.loads(run("generate", "-p", "x", "--json").out)
     assert document["host_pool"] == asdict(pool)
     assert document["expert_cache"].items() >= asdict(busy).items()
+    assert document["expert_cache"]["predictions"] == asdict(guesses)
+    assert document["expert_cache"]["copies"]["hidden"] == 0.75
 
 
 def test_without_slots_a_host_pool_speaks_for_itself(run: Run, fake: type[FakeLLM]) -> None:
@@ -77,7 +81,7 @@ def test_json_has_the_counters_of_the_cache(run: Run, fake: type[FakeLLM]) -> No
     assert document["expert_cache"] is document["host_pool"] is None
     fake.expert_statistics = CACHED
     values = json.loads(run("generate", "-p", "x", "--json").out)["expert_cache"]
-    rates = {"hit_rate": 0.874, "n_uses": 1000, "n_hits": 874}
+    rates = {"hit_rate": 0.874, "n_uses": 1000, "n_hits": 874, "copies": None, "predictions": None}
     assert values == rates | asdict(CacheCounters(9, 43306189, 4, 77, 5, 1))
 
 

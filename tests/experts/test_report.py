@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
+from vkmoe.experts.foresight import PredictionCounts
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler
@@ -44,27 +45,31 @@ def report() -> ExpertReport:
 
 def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
     text = as_text(report)
-    for word in ("guessed", "kept", "taken back", "waiting", "host pool"):
+    for word in ("guesse", "kept", "taken back", "waiting", "host pool"):
         assert word not in text, word
-    assert as_document(report)["host_pool"] is None
+    document = as_document(make_report(SETUP, profiler(), COUNTERS, predictions=PredictionCounts()))
+    assert document["host_pool"] is document["predictions"] is document["copies"] is None
 
 
 def test_what_moved_before_it_was_needed_is_said() -> None:
     busy = replace(COUNTERS, n_landed=21, n_hinted=6, n_cancelled=3, stall_ns=25_000_000)
     pool = PoolCounters(80, 60, 30, 5 << 20, 1, 9, 2, 1_500_000)
-    report = make_report(SETUP, profiler(), busy, pool=pool)
+    setup, guesses = replace(SETUP, predictor="previous"), PredictionCounts(16, 3 << 20, 6)
+    report = make_report(setup, profiler(), busy, pool=pool, predictions=guesses)
     text = as_text(report)
     for words in (
         "11 experts uploaded (3.0 MiB), 6 of them guessed, 5 evicted",
         "21 experts kept on the device as they were read\n",
         "3 uploads taken back",
         "waiting     25.0 ms for uploads, 2.500 ms per token\n",
+        "guesses     previous: 16 experts fetched (3.0 MiB), 37.5 % of them used at once\n",
         "host pool   75.0 % of 80 uses served; 30 experts read from the file (5.0 MiB), "
         "9 of them guessed, 1 failed; waited 1.5 ms\n",
     ):
         assert words in text, words
     document = json.loads(json.dumps(as_document(report), allow_nan=False))
     assert (document["cache"]["n_landed"], document["cache"]["stall_ns"]) == (21, 25_000_000)
+    assert (document["predictor"], document["predictions"]["n_right"]) == ("previous", 6)
     assert (document["host_pool"]["n_reads"], document["host_pool"]["n_hits"]) == (30, 60)
 
 

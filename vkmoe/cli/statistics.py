@@ -40,6 +40,9 @@ def _expert_lines(llm: LLM) -> list[str]:
             parts.append(f"{counters.n_landed} kept as they were read")
         if counters.stall_ns:
             parts.append(f"waited {_milliseconds(counters.stall_ns, n_tokens)} per token")
+        if (guesses := report.predictions) is not None:
+            share = 100 * guesses.n_right / guesses.n_hinted
+            parts.append(f"{guesses.n_hinted} guessed, {share:.0f} % of them rightly")
         if report.copies is not None and report.copies.hidden is not None:
             parts.append(f"{100 * report.copies.hidden:.0f} % of the copying hidden")
         lines.append("experts: " + ", ".join(parts))
@@ -90,6 +93,8 @@ def _expert_values(llm: LLM) -> dict[str, Any] | None:
         "n_uses": report.total.n_uses,
         "n_hits": report.total.n_hits,
         **dataclasses.asdict(report.counters),
+        "copies": dataclasses.asdict(report.copies) if report.copies else None,
+        "predictions": dataclasses.asdict(report.predictions) if report.predictions else None,
     }
 
 

@@ -171,6 +171,7 @@ def setup_of(spec: ModelSpec, plan: MemoryPlan, device: DeviceInfo, config: Engi
         },
         plan.executor,
         sum(plan.host_places),
+        config.predictor if (moves or plan.host_places) and config.predictor != "none" else None,
     )
 
 

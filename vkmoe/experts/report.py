@@ -7,10 +7,11 @@ text for people in report_text.py. Does not own when or where they are written (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
+from vkmoe.experts.foresight import PredictionCounts
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler, Tally
 
@@ -36,6 +37,7 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # as asked, to run the same again
     executor: Literal["fused", "stepped"] = "fused"
     host_places: int = 0  # 0: one for each expert
+    predictor: str | None = None  # None: nobody guesses
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class ExpertReport:
     counters: CacheCounters | None
     pool: PoolCounters | None = None
     copies: CopyTimes | None = None  # None: none were timed
+    predictions: PredictionCounts | None = None  # None: nothing was fetched on a guess
 
     @property
     def coverage(self) -> float:
@@ -98,6 +101,7 @@ def make_report(
     pinned: Sequence[Sequence[int]] | None = None,
     pool: PoolCounters | None = None,
     overlap: Overlap | None = None,
+    predictions: PredictionCounts | None = None,
 ) -> ExpertReport:
     """The state of now. `pinned` are expert ids per layer, the profiler's without; no profiler
     means a model without experts.
@@ -130,6 +134,7 @@ def make_report(
         counters,
         pool,
         _copies(overlap),
+        replace(predictions) if predictions is not None and predictions.n_hinted else None,
     )
 
 
@@ -156,6 +161,7 @@ def as_document(report: ExpertReport) -> dict[str, Any]:
         "cache": asdict(report.counters) if report.counters else None,
         "host_pool": asdict(report.pool) if report.pool else None,
         "copies": asdict(report.copies) if report.copies else None,
+        "predictions": asdict(report.predictions) if report.predictions else None,
         "layers": [
             {
                 "layer": layer.layer,

@@ -46,6 +46,12 @@ def _summary(report: ExpertReport) -> Iterator[str]:
         yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
     if report.copies is not None:
         yield f"overlap     {_overlap(report.copies)}"
+    if (guesses := report.predictions) is not None:
+        yield (
+            f"guesses     {setup.predictor}: {guesses.n_hinted} experts fetched "
+            f"({_mib(guesses.hinted_bytes)}), "
+            f"{_percent(guesses.n_right / guesses.n_hinted)} of them used at once"
+        )
     if report.pool is not None:
         yield from _pool(report.pool)
 
