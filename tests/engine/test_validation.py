@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,26 @@ def test_a_generation_with_an_expert_cache_is_silent(
         cache = llm.engine.cache
         assert cache is not None
         assert cache.counters.n_evictions > 0 < cache.counters.n_table_writes
+        assert llm.engine.device.validation_messages() == []
+
+
+MOVING: dict[str, dict[str, Any]] = {
+    "overlapped": {"expert_copies": "overlap", "promote_on_read": True},
+    "gathered": {"expert_copies": "overlap", "promote_on_read": True, "miss": "gather"},
+    "stepped": {"executor": "stepped", "expert_copies": "overlap"},
+    "from the file": {"host_pool": "8MiB", "promote_on_read": True, "miss": "gather"},
+}
+
+
+@pytest.mark.parametrize("how", MOVING)
+def test_a_generation_whose_experts_move_is_silent(how: str) -> None:
+    """A thread copies beside tokens, kernels store into slots, and a token is many submits."""
+    with LLM(validation=True, ctx_size=64, expert_slots=4, **MOVING[how]) as llm:
+        result = llm.generate(PROMPT, max_tokens=8, temp=0, ignore_eos=True)
+        llm.engine.settle()
+        cache = llm.engine.cache
+        assert len(result.token_ids) == 8 and cache is not None
+        assert cache.counters.n_uploads + cache.counters.n_landed > 0
         assert llm.engine.device.validation_messages() == []
 
 
