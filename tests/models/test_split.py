@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.test_program import Memory, Types, layer
+from tests.models.invented import Memory, Types, layer
 from vkmoe.gpu.program import memory_range
 from vkmoe.models.split import LIMIT_S, TARGET_S, bound_submits, part_bytes
 from vkmoe.models.weights import ModelWeights

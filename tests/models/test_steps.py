@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.models.test_program import DENSE, MOE, TUNINGS, Types, token_program
+from tests.models.invented import DENSE, MOE, TUNINGS, Types, token_program
 from vkmoe.gpu.program import Command, Dispatch
 from vkmoe.models.steps import cut, layer_ends, segments
 from vkmoe.ops.tuning import Tuning
