@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from vkmoe.config import EngineConfig
+from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.experts.settings import CacheSettings
 from vkmoe.facts import MemoryPlan
@@ -34,8 +35,24 @@ def test_options_become_settings() -> None:
     made = settings(
         expert_policy="lfru", expert_half_life=100, moe_warmpin=3, moe_warmpin_after=5,
         expert_resident_selection="frequency", expert_num_resident=4, expert_warmup_tokens=77,
+        expert_admission=False, expert_predictor="frequency",
     )  # fmt: skip
-    assert made == CacheSettings("lfru", 100, 3, 5, "frequency", 4, (), 77)
+    assert made == CacheSettings("lfru", 100, 3, 5, "frequency", 4, (), 77, False, "frequency")
+
+
+def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
+    made = settings()
+    assert made.admission and made.predictor == DEFAULT_PREDICTOR and made.executor == "fused"
+    assert settings(moe_predict_prefetch=False).predictor == "none"
+    assert settings(expert_predictor="none").predictor == "none"
+    assert settings(replace(UNEVEN, executor="stepped")).executor == "stepped"
+
+
+def test_guesses_serve_a_small_host_pool_without_slots() -> None:
+    plan = replace(AT_HOME, host_places=(40,), executor="stepped")
+    made = settings(plan, expert_predictor="correlation", moe_warmpin=2)
+    assert made == CacheSettings(predictor="correlation", executor="stepped")
+    assert settings(AT_HOME, expert_predictor="correlation").predictor == "none"
 
 
 def test_what_a_token_uses_is_pinned_unless_told_otherwise() -> None:

@@ -6,6 +6,7 @@ Pure. Raises UsageError for residents that the model or the slots do not have.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vkmoe.config import EngineConfig, parse_ids
 from vkmoe.errors import UsageError
@@ -31,7 +32,7 @@ def cache_pools(
 def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> CacheSettings:
     """What decides which experts are in the slots.
 
-    Without slots nothing is pinned or resident. Raises UsageError for an id that the model does not
+    Without slots nothing is pinned or resident; guesses may still fill a small host pool. Raises UsageError for an id that the model does not
     have, for more residents than slots, and for a --moe-warmpin that residents leave no slot.
     """
     ids = parse_ids(config.expert_resident_ids) if config.expert_resident_ids is not None else ()
@@ -42,8 +43,11 @@ def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> C
     selection = _selection(config)
     smallest = min(plan.expert_slots, default=0)
     n_resident = _n_resident(config, selection, ids, smallest)
+    predictor = config.predictor
     if plan.experts_in != "cache":
-        return plain
+        if not plan.host_places:
+            return plain
+        return replace(plain, predictor=predictor, executor=plan.executor)
     if config.moe_warmpin:
         _check_room_for_pins(config, selection, n_resident, plan.expert_slots)
     return CacheSettings(
@@ -55,6 +59,9 @@ def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> C
         n_resident=n_resident,
         resident_ids=ids,
         warmup_tokens=config.expert_warmup_tokens,
+        admission=config.expert_admission,
+        predictor=predictor,
+        executor=plan.executor,
     )
 
 
