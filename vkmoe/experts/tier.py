@@ -229,7 +229,7 @@ class Tier:
     def _give_up(self, taken: list[Taken], error: Exception) -> None:
         """Take back copies that failed; tells of it once."""
         if not self.counters.n_failed:
-            log.warning("%s: %s", self._failure, error)
+            log.warning("%s: %s", self._failure, str(error))  # the error holds on to memory
         self.counters.n_failed += len(taken)
         self.errors.update((move.key, error) for move, _ in taken)
         self._release(taken)
