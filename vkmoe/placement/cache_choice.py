@@ -32,8 +32,9 @@ def cache_pools(
 def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> CacheSettings:
     """What decides which experts are in the slots.
 
-    Without slots nothing is pinned or resident; guesses may still fill a small host pool. Raises UsageError for an id that the model does not
-    have, for more residents than slots, and for a --moe-warmpin that residents leave no slot.
+    Without slots nothing is pinned or resident, but guesses may serve a small host pool. Raises
+    UsageError for an id that the model does not have, for more residents than slots, and for a
+    --moe-warmpin that residents leave no slot.
     """
     ids = parse_ids(config.expert_resident_ids) if config.expert_resident_ids is not None else ()
     _check_ids(ids, spec)
