@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 import vkmoe.selftest  # noqa: F401  registers every kernel
 from tests.gpu.spirv import (
     BINDING,
-    DECORATE,
-    DOT,
-    F_MUL,
     LOAD,
-    NO_CONTRACTION,
     NON_READABLE,
     NON_WRITABLE,
     OFFSET,
@@ -24,7 +18,6 @@ from tests.gpu.spirv import (
     SET,
     STORAGE_BUFFER,
     STORE,
-    VECTOR_TIMES_SCALAR,
     Access,
     Module,
 )
@@ -32,7 +25,6 @@ from vkmoe.gpu.kernels import KERNELS, KernelSpec, spirv_folder
 from vkmoe.ops.attention import AttentionShape, choose_split
 from vkmoe.ops.tuning import Tuning
 
-SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
 SHARED_LIMIT = 16384  # the least maxComputeSharedMemorySize Vulkan allows
 SUBGROUP_SIZE, SUBGROUP_EQ_MASK = 36, 4416  # built-ins
@@ -45,8 +37,6 @@ DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_F
 # Besides weights: gains (one float a row) and d of the types that are laid out in planes.
 GAIN_FAMILIES = {"matvec_residual", "expert_down", "expert_down_keep", "embed"}
 PLANE_TYPES = {"q6_k", "q8_0"}
-# Attention appends to the KV cache; gather and the kernels that keep fill landing places.
-STORING_FAMILIES = {"attention", "gather"} | KEEP_FAMILIES
 # One word holds two halves, so a load of 4 bytes is what d takes.
 DEFAULT_TUNINGS = (
     Tuning("blocks", 8, 8, False, subgroup_size=8),
@@ -142,60 +132,6 @@ def test_capabilities_are_those_the_name_promises(name: str) -> None:
     if name.endswith(("+subgroup", "+blocks64")):
         allowed |= {SUBGROUP, SUBGROUP_ARITHMETIC}
     assert module(name).capabilities <= allowed
-
-
-@every_variant
-def test_memory_reached_by_address_is_only_read(name: str) -> None:
-    """But for STORING_FAMILIES: whole 16-byte words, and d of types in planes as it is loaded."""
-    stores = {access for access in module(name).accesses if access.opcode != LOAD}
-    wide = Access(STORE, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
-    wanted = {wide} if family(name) in STORING_FAMILIES else set()
-    if family(name) in KEEP_FAMILIES and weight_type(name) in PLANE_TYPES:
-        wanted |= {Access(STORE, "u32", 4)}
-    assert stores == wanted
-
-
-def test_stores_by_address_go_to_landing_places_only() -> None:
-    """Never through an address that may be a home. The text of the shaders, call by call.
-
-    A landing place comes from the routing: the partner of a slot, or for gather the address of a
-    slot that has a partner; router_topk gives no home there, as its twin and tests say.
-    """
-    texts = {path.name: path.read_text() for path in SHADERS.rglob("*.comp")}
-    texts |= {path.name: path.read_text() for path in SHADERS.rglob("*.glsl")}
-    code = {name: re.sub(r"//.*", "", text) for name, text in texts.items()}
-    writable = [name for name, text in code.items()
-                if re.search(r"layout\(buffer_reference[^)]*\) (?!readonly)", text)]  # fmt: skip
-    assert sorted(writable) == ["attention_cache.glsl", "store.glsl"]
-    calls = {name: set(re.findall(r"(?<!void )store_words?4?\((.*?),", text))
-             for name, text in code.items() if name != "store.glsl"}  # fmt: skip
-    assert {name: found for name, found in calls.items() if found} == {
-        "gather.comp": {"address_add(landing"},
-        "weight_row.glsl": {"address_add(row.landing"},
-    }
-    makers = [name for name, text in code.items() if "WeightRow(address" in text]
-    assert makers == ["weight_row.glsl"]
-    landings = set(re.findall(r"expert_landing = ([^;]*);", code["expert_gate_up.comp"]))
-    assert landings == {"landing_of(gl_WorkGroupID.y, n_slots)"}
-    assert "span_row(base, landing_of(slot, n_slots)," in code["expert_down.comp"]
-    assert "uvec2 home = routed_partner(slot, n_slots);" in code["gather.comp"]
-    assert code["gather.comp"].index("if (is_null(home)) return;") < code["gather.comp"].index(
-        "copy_units(home, landing, first, stride);"
-    )
-
-
-@pytest.mark.parametrize("name", [n for n in NAMES if family(n) in EXPERT_FAMILIES])
-def test_a_kernel_that_keeps_computes_the_same_bits(name: str) -> None:
-    """The same float operations in the same order, and no product that a driver may contract.
-
-    A product and a sum can become one rounding instead of two; drivers choose so module by module.
-    """
-    keep = name.replace(".", "_keep.", 1)
-    assert module(keep).float_operations == module(name).float_operations
-    for made in (module(name), module(keep)):
-        products = {words[1] for words in made.of(F_MUL, VECTOR_TIMES_SCALAR, DOT)}
-        exact = {words[0] for words in made.of(DECORATE) if words[1] == NO_CONTRACTION}
-        assert products and products <= exact
 
 
 @every_variant

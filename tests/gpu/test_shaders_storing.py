@@ -1,0 +1,87 @@
+"""Which shaders store by address, and where to; that storing does not change what they compute."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.spirv import (
+    DECORATE,
+    DOT,
+    F_MUL,
+    LOAD,
+    NO_CONTRACTION,
+    STORE,
+    VECTOR_TIMES_SCALAR,
+    Access,
+)
+from tests.gpu.test_shaders_static import (
+    EXPERT_FAMILIES,
+    KEEP_FAMILIES,
+    NAMES,
+    PLANE_TYPES,
+    every_variant,
+    family,
+    module,
+    weight_type,
+)
+
+SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
+# Attention appends to the KV cache; gather and the kernels that keep fill landing places.
+STORING_FAMILIES = {"attention", "gather"} | KEEP_FAMILIES
+
+
+@every_variant
+def test_memory_reached_by_address_is_only_read(name: str) -> None:
+    """But for STORING_FAMILIES: whole 16-byte words, and d of types in planes as it is loaded."""
+    stores = {access for access in module(name).accesses if access.opcode != LOAD}
+    wide = Access(STORE, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
+    wanted = {wide} if family(name) in STORING_FAMILIES else set()
+    if family(name) in KEEP_FAMILIES and weight_type(name) in PLANE_TYPES:
+        wanted |= {Access(STORE, "u32", 4)}
+    assert stores == wanted
+
+
+def test_stores_by_address_go_to_landing_places_only() -> None:
+    """Never through an address that may be a home. The text of the shaders, call by call.
+
+    A landing place comes from the routing: the partner of a slot, or for gather the address of a
+    slot that has a partner; router_topk gives no home there, as its twin and tests say.
+    """
+    texts = {path.name: path.read_text() for path in SHADERS.rglob("*.comp")}
+    texts |= {path.name: path.read_text() for path in SHADERS.rglob("*.glsl")}
+    code = {name: re.sub(r"//.*", "", text) for name, text in texts.items()}
+    writable = [name for name, text in code.items()
+                if re.search(r"layout\(buffer_reference[^)]*\) (?!readonly)", text)]  # fmt: skip
+    assert sorted(writable) == ["attention_cache.glsl", "store.glsl"]
+    calls = {name: set(re.findall(r"(?<!void )store_words?4?\((.*?),", text))
+             for name, text in code.items() if name != "store.glsl"}  # fmt: skip
+    assert {name: found for name, found in calls.items() if found} == {
+        "gather.comp": {"address_add(landing"},
+        "weight_row.glsl": {"address_add(row.landing"},
+    }
+    makers = [name for name, text in code.items() if "WeightRow(address" in text]
+    assert makers == ["weight_row.glsl"]
+    landings = set(re.findall(r"expert_landing = ([^;]*);", code["expert_gate_up.comp"]))
+    assert landings == {"landing_of(gl_WorkGroupID.y, n_slots)"}
+    assert "span_row(base, landing_of(slot, n_slots)," in code["expert_down.comp"]
+    assert "uvec2 home = routed_partner(slot, n_slots);" in code["gather.comp"]
+    assert code["gather.comp"].index("if (is_null(home)) return;") < code["gather.comp"].index(
+        "copy_units(home, landing, first, stride);"
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if family(n) in EXPERT_FAMILIES])
+def test_a_kernel_that_keeps_computes_the_same_bits(name: str) -> None:
+    """The same float operations in the same order, and no product that a driver may contract.
+
+    A product and a sum can become one rounding instead of two; drivers choose so module by module.
+    """
+    keep = name.replace(".", "_keep.", 1)
+    assert module(keep).float_operations == module(name).float_operations
+    for made in (module(name), module(keep)):
+        products = {words[1] for words in made.of(F_MUL, VECTOR_TIMES_SCALAR, DOT)}
+        exact = {words[0] for words in made.of(DECORATE) if words[1] == NO_CONTRACTION}
+        assert products and products <= exact
