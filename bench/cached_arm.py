@@ -43,27 +43,31 @@ class CachedArm:
     """The model in one configuration."""
 
     def __init__(
-        self, name: str, model: Path, config: EngineConfig, link: SlowLink | None = None
+        self, name: str, model: Path, config: EngineConfig, link: SlowLink | None, token_s: float
     ) -> None:
+        """With a `link`, copies have the budget of tokens that take `token_s`."""
         self.name = name
-        self._model, self._config, self._link = model, config, link
+        self._model, self._config = model, config
+        self._link, self._token_s = link, token_s
         self._engine: Engine | None = None
         self._pieces: Iterator[Sequence[int]] = iter(())
         self._position = 0
         self.counts = NOTHING
         self.logits: list[NDArray[np.float32]] = []  # after each turn
+        self.read_bytes: list[float] = []  # in place, per token, of each turn
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         with Engine(self._model, self._config) as self._engine:
             if self._link is not None:
-                throttle(self._engine, self._link)
+                throttle(self._engine, self._link, self._token_s)
             yield
         self._engine = None
 
     def begin(self, pieces: Sequence[Sequence[int]]) -> None:
         """The next turns are on this text; what is on the device stays there."""
-        self._pieces, self._position, self.logits = iter(pieces), 0, []
+        self._pieces, self._position = iter(pieces), 0
+        self.logits, self.read_bytes = [], []
         self.counts = NOTHING
 
     def turn(self) -> float:
@@ -76,8 +80,9 @@ class CachedArm:
             self._position += 1
         speed = len(piece) / (time.perf_counter() - began)
         engine.settle()
-        new = (after - then for after, then in zip(_counted(engine), before, strict=True))
+        new = Counts(*(after - then for after, then in zip(_counted(engine), before, strict=True)))
         self.counts = Counts(*(a + b for a, b in zip(self.counts, new, strict=True)))
+        self.read_bytes.append(new.read_bytes / new.tokens)
         self.logits.append(engine.full_logits().copy())
         return speed
 

@@ -24,7 +24,17 @@ import numpy as np
 
 from bench.cached_arm import CachedArm
 from bench.environment import describe, print_card
-from bench.measure import MIN_REPEATS, Arms, Row, command_line, finish, run_main, take_turns
+from bench.measure import (
+    MIN_REPEATS,
+    N_RESAMPLES,
+    Arms,
+    Row,
+    Summary,
+    command_line,
+    finish,
+    run_main,
+    take_turns,
+)
 from bench.routing import PROMPTS, prompt_text
 from bench.slow_link import SlowLink
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
@@ -57,6 +67,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=demo_model_path(), help="default: the demo")
     parser.add_argument("--shares", type=_shares, default=SHARES, help="%%, default: 25,50")
     parser.add_argument("--link", type=float, default=50.0, help="MB/s (default: 50); 0: as it is")
+    parser.add_argument("--token-ms", type=float, default=50.0, help="copies' budget (50)")
     parser.add_argument("--tokens", type=int, default=48, help="in each turn (default: 48)")
     parser.add_argument("--arms", type=_names, default=tuple(ARMS), help=f"of {', '.join(ARMS)}")
     options = parser.parse_args()
@@ -112,7 +123,7 @@ def _pieces(text: Sequence[int], options: argparse.Namespace) -> list[Sequence[i
 
 def _arm(name: str, slots: int, options: argparse.Namespace, link: SlowLink | None) -> CachedArm:
     config = EngineConfig(options.device, CONTEXT, expert_slots=slots, **ARMS[name])
-    return CachedArm(name, options.model, config, link)
+    return CachedArm(name, options.model, config, link, options.token_ms / 1e3)
 
 
 def _measure(
@@ -132,7 +143,8 @@ def _measure(
                 arm.begin(text)
             speeds = take_turns({arm.name: arm.turn for arm in arms}, repeats, "tok/s")
             _check_same_logits(arms)
-            texts[name] = {arm.name: _found(arm, speeds, card) for arm in arms}
+            texts[name] = {arm.name: _found(arm, speeds) for arm in arms}
+            _compare(texts[name], speeds, card)
             new = [_row(name, arm.name, texts[name][arm.name], speeds) for arm in arms]
             print("\n".join(map(str, new)), "\n", flush=True)
             rows += new
@@ -154,9 +166,9 @@ def _check_same_logits(arms: Sequence[CachedArm]) -> None:
 # ----- the report -----
 
 
-def _found(arm: CachedArm, speeds: Arms, card: dict[str, Any]) -> dict[str, Any]:
+def _found(arm: CachedArm, speeds: Arms) -> dict[str, Any]:
     counts = arm.counts
-    found: dict[str, Any] = {
+    return {
         "hit_rate": counts.hits / counts.uses,
         "read_bytes_per_token": counts.read_bytes / counts.tokens,
         "copied_bytes_per_token": counts.copied_bytes / counts.tokens,
@@ -166,15 +178,37 @@ def _found(arm: CachedArm, speeds: Arms, card: dict[str, Any]) -> dict[str, Any]
         "hints_right": counts.right / counts.hinted if counts.hinted else None,
         "stall_ms_per_token": counts.stall_ns / 1e6 / counts.tokens,
         "values": speeds.values(arm.name),
+        "read_bytes_values": arm.read_bytes,
     }
-    if arm.name != BASE and BASE in speeds.names and len(found["values"]) >= MIN_REPEATS:
-        found["relative"] = speeds.ratio(arm.name, BASE, card)
-    return found
+
+
+def _compare(arms: Mapping[str, dict[str, Any]], speeds: Arms, card: dict[str, Any]) -> None:
+    """Adds what each arm is beside `BASE`: speed, and bytes read in place."""
+    if BASE not in arms or len(arms[BASE]["values"]) < MIN_REPEATS:
+        return
+    for name, found in arms.items():
+        if name != BASE:
+            found["relative"] = speeds.ratio(name, BASE, card)
+            found["relative_read_bytes"] = _ratio_of_sums(
+                found["read_bytes_values"], arms[BASE]["read_bytes_values"]
+            )
+
+
+def _ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> Summary:
+    """Of what was counted in the same turns; the 95 % interval resamples whole turns."""
+    above, below = np.array(ours), np.array(theirs)
+    draws = np.random.default_rng(0).integers(0, above.size, (N_RESAMPLES, above.size))
+    low, high = np.percentile(above[draws].sum(axis=1) / below[draws].sum(axis=1), (2.5, 97.5))
+    return Summary(float(above.sum() / below.sum()), float(low), float(high), above.size)
 
 
 def _row(text: str, arm: str, found: Mapping[str, Any], speeds: Arms) -> Row:
     hints = f", {100 * found['hints_right']:.0f} % of hints right" if found["hints_right"] else ""
-    relative = f", {found['relative'].median:.2f} x {BASE}" if "relative" in found else ""
+    relative = ""
+    if "relative" in found:
+        relative = (
+            f"; {found['relative_read_bytes']} x the bytes of {BASE}, {found['relative']} tok/s"
+        )
     note = (
         f"{100 * found['hit_rate']:.1f} % hits; per token "
         f"{found['read_bytes_per_token'] / MIB:.2f} MiB read in place, "
@@ -185,23 +219,21 @@ def _row(text: str, arm: str, found: Mapping[str, Any], speeds: Arms) -> Row:
 
 
 def _verdict(shares: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each share, the texts on which each arm reads fewer bytes in place than `BASE`."""
+    """Of each share and arm, the texts on which it reads fewer bytes in place than `BASE`.
+
+    Fewer: the whole interval of the ratio is below 1; of too few turns nothing is said.
+    """
     fewer: dict[str, dict[str, list[str]]] = {}
     for share, measured in shares.items():
-        texts = measured["texts"]
-        if not all(BASE in arms for arms in texts.values()):
-            continue
-        read = "read_bytes_per_token"
-        names = [name for name in next(iter(texts.values())) if name != BASE]
-        fewer[share] = {
-            name: [text for text, arms in texts.items() if arms[name][read] < arms[BASE][read]]
-            for name in names
-        }
+        fewer[share] = {}
+        for text, arms in measured["texts"].items():
+            for name, found in arms.items():
+                if "relative_read_bytes" in found:
+                    where = fewer[share].setdefault(name, [])
+                    where += [text] if found["relative_read_bytes"].high < 1 else []
         for name, where in fewer[share].items():
-            print(
-                f"{share}: {name} reads less in place than {BASE} on {len(where)} of {len(texts)}"
-            )
-    met = {s: len(by_arm.get(DEFAULT_PREDICTOR, ())) >= 2 for s, by_arm in fewer.items()}
+            print(f"{share}: {name} reads less in place than {BASE} on {len(where)} texts")
+    met = {share: len(by_arm.get(DEFAULT_PREDICTOR, ())) >= 2 for share, by_arm in fewer.items()}
     return {"fewer_bytes_than_none": fewer, "default": DEFAULT_PREDICTOR, "default_pays": met}
 
 

@@ -83,10 +83,11 @@ class _Slow:
         return self._inner.interval()
 
 
-def throttle(engine: Engine, link: SlowLink) -> None:
+def throttle(engine: Engine, link: SlowLink, token_s: float) -> None:
     """Let the misses and copies of `engine` cross `link`, and its copies know of that.
 
-    Must hold: a cache in one tier, and whole tokens; no token has been run.
+    Their budget is that of tokens which take `token_s`, so that what moves does not depend on how
+    busy this machine is. Must hold: a cache in one tier, and whole tokens; no token has been run.
     """
     cache, tracker = engine.cache, engine._experts
     assert cache is not None and cache.pool is None and engine.plan.executor == "fused"
@@ -99,13 +100,12 @@ def throttle(engine: Engine, link: SlowLink) -> None:
         tier._uploads = SlowUploads(uploads, link)
     if tracker._budget is not None:
         tracker._budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
-    after_token = tracker.after_token
+    after_token, token_ns = tracker.after_token, int(token_s * 1e9)
 
     def later(routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None) -> None:
         n_misses = (~cache.residency.hits(routing)).sum(axis=1)
-        began = time.perf_counter_ns()
         link.carry(int((n_misses * span_bytes).sum()))
-        tracker._host_ns += time.perf_counter_ns() - began
+        tracker._host_ns = token_ns
         after_token(routing, filled)
 
     tracker.after_token = later  # type: ignore[method-assign]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from bench.prefetch import _ratio_of_sums, _verdict
 from tests.bench.test_bench import document, positive, run
 
 
@@ -17,7 +20,20 @@ def test_prefetch() -> None:
         for arm in text.values():
             assert 0 <= arm["hit_rate"] < 1 and arm["read_bytes_per_token"] > 0
     assert text["previous, promoting"]["landed_per_token"] > 0
-    assert set(results["fewer_bytes_than_none"]["25 %"]) == set(arms) - {"none"}
+    assert results["fewer_bytes_than_none"] == {"25 %": {}}, "one turn says nothing"
+
+
+def test_ratios_of_bytes_and_what_they_say() -> None:
+    ratio = _ratio_of_sums([9.0, 18.0, 27.0, 9.0, 18.0], [10.0, 20.0, 30.0, 10.0, 20.0])
+    assert ratio == pytest.approx((0.9, 0.9, 0.9, 5))
+    noise = _ratio_of_sums([9.0, 21.0, 29.0, 11.0, 19.0], [10.0, 20.0, 30.0, 10.0, 20.0])
+    assert noise.low < 1 < noise.high
+    texts = {
+        text: {"none": {}, "previous": {"relative_read_bytes": found}}
+        for text, found in {"code": ratio, "prose": noise, "structured": ratio}.items()
+    }
+    said = _verdict({"25 %": {"texts": texts}})
+    assert said["fewer_bytes_than_none"] == {"25 %": {"previous": ["code", "structured"]}}
 
 
 def test_prefetch_refuses_arms_that_are_none() -> None:
