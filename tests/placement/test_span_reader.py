@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.engine.tiny import NAMES, Tensor, model_path, retyped, rewrite
+from tests.live import live_objects
 from vkmoe.errors import ModelFileError
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Arena
@@ -275,12 +276,33 @@ def test_file_reads_bring_experts_into_places(device: Device) -> None:
 
 
 def test_file_reads_that_fail_raise_at_once(device: Device, small: Path) -> None:
+    """Who keeps the error does not keep the memory that was to be written."""
+    n_before = live_objects().get("memory", 0)
     with open_gguf(small) as file, SpanReader(file, tensors_of(file)) as reader:
         arena = Arena(device, "host", "pool", reader.span_bytes[0])
         place = arena.place(reader.span_bytes[0])
         cut(small)
         reads = FileReads(reader)
-        with pytest.raises(ModelFileError, match="ends after 4096 bytes"):
+        with pytest.raises(ModelFileError, match="ends after 4096 bytes") as caught:
             reads.start([(0, place, reader.span_bytes[0])])
         assert reads.drain()
         arena.close()
+        assert caught.value.hint and live_objects().get("memory", 0) == n_before
+
+
+def test_an_error_of_the_disk_keeps_no_memory_either(
+    device: Device, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_before = live_objects().get("memory", 0)
+    with open_gguf(small) as file, SpanReader(file, tensors_of(file)) as reader:
+        arena = Arena(device, "host", "pool", reader.span_bytes[0])
+        monkeypatch.setattr(os, "preadv", refuse)
+        with pytest.raises(ModelFileError, match="Input/output error") as caught:
+            FileReads(reader).start([(0, arena.place(100), reader.span_bytes[0])])
+        arena.close()
+        assert caught.value.__context__ is not None
+        assert live_objects().get("memory", 0) == n_before
+
+
+def refuse(*args: object) -> int:
+    raise OSError(5, "Input/output error")

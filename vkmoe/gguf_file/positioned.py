@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from vkmoe.errors import ModelFileError
 __all__ = ["FileStamp", "PositionedFile"]
 
 Bytes = npt.NDArray[np.uint8]
-Result = TypeVar("Result")
 _CHANGED_HINT = "do not write to a model file while vkmoe runs; start again"
 _DISK_HINT = "look in the kernel log; the disk or the network it is on may be failing"
 
@@ -71,8 +70,8 @@ class PositionedFile(Closing):
         read, or may be others than before; `out` is undefined then.
         """
 
-        def read(descriptor: int) -> None:
-            done, target = 0, out.data
+        done, target = 0, out.data
+        with self._held(what) as descriptor:
             while done < out.size:
                 n_bytes = os.preadv(descriptor, [target[done:]], offset + done)
                 if n_bytes == 0:
@@ -81,19 +80,15 @@ class PositionedFile(Closing):
             if FileStamp.of(descriptor) != self._stamp:
                 self._refuse(f"was written to before {what} could be read")
 
-        self._use(read, what)
-
     def will_read(self, offset: int, n_bytes: int) -> None:
         """Have the kernel begin to fetch these bytes. Only a hint: nothing follows from it."""
-        with suppress(ModelFileError):
-            self._use(lambda file: _advise(file, offset, n_bytes, "POSIX_FADV_WILLNEED"), "")
+        self._advise(offset, n_bytes, "POSIX_FADV_WILLNEED")
 
     def drop(self, offset: int, n_bytes: int) -> None:
         """Take the pages of these bytes out of the page cache, where the system can (0: to the
         end); pages that are mapped stay.
         """
-        with suppress(ModelFileError):
-            self._use(lambda file: _advise(file, offset, n_bytes, "POSIX_FADV_DONTNEED"), "")
+        self._advise(offset, n_bytes, "POSIX_FADV_DONTNEED")
 
     def close(self) -> None:
         """No read begins any more. The last one under way, in another thread, lets go of the file.
@@ -107,14 +102,15 @@ class PositionedFile(Closing):
 
     # ----- inside -----
 
-    def _use(self, action: Callable[[int], Result], what: str) -> Result:
-        """Do it with a descriptor that stays open: closed early, its number may be another's."""
+    @contextmanager
+    def _held(self, what: str) -> Iterator[int]:
+        """A descriptor that stays open: closed early, its number may be another file's."""
         with self._lock:
             if self._closing:
                 raise ModelFileError(f"{self._path} is closed; {what} cannot be read")
             self._n_reading += 1
         try:
-            return action(self._descriptor)
+            yield self._descriptor
         except OSError as error:
             reason = error.strerror or str(error)
             raise ModelFileError(
@@ -126,6 +122,10 @@ class PositionedFile(Closing):
                 last = self._closing and self._n_reading == 0
             if last:
                 os.close(self._descriptor)
+
+    def _advise(self, offset: int, n_bytes: int, advice: str) -> None:
+        with suppress(ModelFileError), self._held("") as descriptor:
+            _advise(descriptor, offset, n_bytes, advice)
 
     def _cut_off(self, descriptor: int, offset: int, n_bytes: int, what: str) -> NoReturn:
         left = FileStamp.of(descriptor).n_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from traceback import clear_frames
 from typing import NamedTuple
 
 import numpy as np
@@ -158,12 +159,24 @@ class FileReads:
         for number, place, n_bytes in copies:
             assert place.buffer.mapped, "the host pool is always mapped"
             view = place.buffer.view()[place.offset : place.offset + n_bytes]
-            self._reader.read(number, view)
+            try:
+                self._reader.read(number, view)
+            except BaseException as error:
+                del view
+                _forget_views(error)
+                raise
         return _Arrived((began, time.perf_counter_ns()))
 
     def drain(self) -> bool:
         """Nothing is under way once `start` has returned."""
         return True
+
+
+def _forget_views(error: BaseException | None) -> None:
+    """An error that somebody keeps would keep the pool's memory, by the frames it went through."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 class _Arrived:
