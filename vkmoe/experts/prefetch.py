@@ -10,6 +10,7 @@ import atexit
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 
 from vkmoe.closing import Closing
@@ -158,7 +159,8 @@ class Prefetcher(Closing):
             if not self._first_failure:
                 self._first_failure = f"the first: {told}"
                 if told is not error:
-                    log.warning("a copy of experts failed unexpectedly", exc_info=error)
+                    text = "".join(traceback.format_exception(error))  # as it is, it holds memory
+                    log.warning("a copy of experts failed unexpectedly\n%s", text)
             for one in (told, error):
                 one.__traceback__ = None  # its frames hold the job and its memory
         except BaseException:
