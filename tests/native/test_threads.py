@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -103,6 +104,32 @@ def test_threads_drop_what_they_submitted(device, host):
 
     assert min(in_threads(forget, forget, seconds=0.4)) >= 10
     device.wait_idle()
+
+
+def test_waiting_for_all_ends_though_another_thread_goes_on(device, host):
+    """What is submitted later is that thread's affair."""
+    place = (device.buffer(64, host), 0, 0), (device.buffer(64, host), 0, 0), 64
+    longest = 0.0
+
+    def wait(run: int) -> None:
+        nonlocal longest
+        started = time.monotonic()
+        if run % 2:
+            device.wait_idle()
+        else:
+            assert device.settle(10**10) is True
+        longest = max(longest, time.monotonic() - started)
+
+    uploads: deque[native.Submission] = deque()
+
+    def upload(run: int) -> None:
+        uploads.append(device.upload([place]))
+        if len(uploads) > 8:  # so many are always in flight
+            uploads.popleft().wait()
+
+    n_waits, n_uploads = in_threads(wait, upload, seconds=0.5)
+    assert n_waits >= 5 and n_uploads >= 50, (n_waits, n_uploads)
+    assert longest < 5
 
 
 def test_closing_waits_for_a_submit_on_its_way(instance, host):

@@ -120,10 +120,13 @@ class Device:
         """
 
     def wait_idle(self) -> None:
-        """Wait for all submissions; interruptible."""
+        """Wait for all submissions that are in flight now; interruptible.
+
+        What other threads submit meanwhile is not waited for, here and in `settle`.
+        """
 
     def settle(self, timeout_ns: int) -> bool:
-        """Wait for all submissions, deaf to Ctrl-C, at most `timeout_ns`.
+        """Wait for the submissions in flight, deaf to Ctrl-C, at most `timeout_ns`.
 
         False when that runs out: the device counts as lost from then on, and what was made from it
         stays alive until `close`, whoever lets go of it.
@@ -132,8 +135,8 @@ class Device:
     def close(self, timeout_ns: int = 5_000_000_000) -> None:
         """Wait for submissions in flight and release everything but memory under live views.
 
-        Raises VulkanError "VK_TIMEOUT" if some remain: then nothing is released, ever. Does nothing
-        the second time.
+        Other threads that use the device meanwhile get RuntimeError. Raises VulkanError "VK_TIMEOUT"
+        if some remain: then nothing is released, ever. Does nothing the second time.
         """
 
 class Buffer:

@@ -156,11 +156,9 @@ void Device::reap() {
 
 void Device::wait_idle() {
     context();
-    while (!in_flight_.empty()) {
-        const auto oldest = in_flight_.front();
-        oldest->wait(0, 0);
-        reap();
-    }
+    const auto submissions = in_flight_;  // a copy: other threads may go on submitting
+    for (const auto& submission : submissions) submission->wait(0, 0);
+    reap();
 }
 
 bool Device::settle(uint64_t timeout_ns) {
@@ -172,8 +170,13 @@ bool Device::settle(uint64_t timeout_ns) {
 
 void Device::close(uint64_t timeout_ns) {
     if (!context_) return;
-    closing_ = true;  // or other threads could go on submitting for ever
-    const bool finished = join(duration(timeout_ns));
+    closing_ = true;  // nothing is submitted any more but what is on its way
+    const auto deadline = Submission::Clock::now() + duration(timeout_ns);
+    while (n_submitting_ > 0 && Submission::Clock::now() < deadline) {
+        const py::gil_scoped_release no_gil;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    const bool finished = join(deadline - Submission::Clock::now()) && n_submitting_ == 0;
     if (!context_) return;  // another thread has closed it meanwhile
     if (finished) return release_all();
     abandon();
@@ -182,17 +185,10 @@ void Device::close(uint64_t timeout_ns) {
 
 bool Device::join(Submission::Clock::duration limit) noexcept {
     const auto deadline = Submission::Clock::now() + limit;
-    while (!in_flight_.empty() || n_submitting_ > 0) {
-        if (in_flight_.empty()) {
-            if (Submission::Clock::now() >= deadline) return false;
-            const py::gil_scoped_release no_gil;
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-            continue;
-        }
-        const auto oldest = in_flight_.front();
-        if (!oldest->join(deadline - Submission::Clock::now())) return false;
-        // Not by position: other threads may have submitted and reaped during the wait.
-        in_flight_.erase(std::remove(in_flight_.begin(), in_flight_.end(), oldest),
+    const auto submissions = in_flight_;  // a copy: other threads submit and reap during the wait
+    for (const auto& submission : submissions) {
+        if (!submission->join(deadline - Submission::Clock::now())) return false;
+        in_flight_.erase(std::remove(in_flight_.begin(), in_flight_.end(), submission),
                          in_flight_.end());
     }
     return true;

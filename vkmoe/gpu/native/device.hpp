@@ -37,15 +37,15 @@ class Device {
     std::vector<uint64_t> memory_bytes() const { return heap_bytes_->now(); }
     std::vector<uint64_t> memory_peak_bytes() const { return heap_bytes_->peak(); }
     bool lost() const { return context().lost(); }
-    /// Waits for all submissions in flight; interruptible, throws like Submission::wait.
+    /// Waits for all submissions now in flight; interruptible, throws like Submission::wait.
     void wait_idle();
-    /// Waits at most `timeout_ns` for submissions in flight, deaf to signals. When that runs out
+    /// Waits at most `timeout_ns` for submissions now in flight, deaf to signals. When that runs out
     /// the device counts as lost, all that was made here is kept until close(), and it is false.
     bool settle(uint64_t timeout_ns);
     /// Waits at most `timeout_ns`, then releases all that was made here. Does nothing the second
     /// time. Throws VK_TIMEOUT if submissions remain; what was made here is then never released.
     void close(uint64_t timeout_ns);
-    /// Waits at most `limit` for submissions in flight, silently; false if some remain.
+    /// Waits at most `limit` for submissions now in flight, silently; false if some remain.
     bool join(Submission::Clock::duration limit) noexcept;
 
   private:
