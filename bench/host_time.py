@@ -5,10 +5,11 @@ python -m bench.host_time
 A qwen3moe model with 48 layers of 128 experts, 8 used, whose matrices are as small as its kernels
 allow (hidden 32), so that the program has its full number of commands and next to no arithmetic.
 `time.thread_time()` around `Engine.run_token` counts the CPU time of this thread only: on a CPU
-device the driver's own threads do not count. Once with all experts in place (target under 0.3 ms)
-and once with the expert cache at work (under 1 ms), which takes in the choice of what moves and the
-recording of its copies. How much moves is measured too: tokens are drawn by Zipf's law, as in text,
-and routed by random weights.
+device the driver's own threads do not count. Once with all experts in place (target under 0.3 ms),
+once with the expert cache at work (under 1 ms), which takes in the choice of what moves and the
+recording of its copies, and once with everything on (under 1 ms): a predictor that learns, experts
+that stay where they land, and copies handed to a thread. How much moves is measured too: tokens are
+drawn by Zipf's law, as in text, and routed by random weights.
 
 On a CPU device the kernels run on the host's own cores and leave nothing of the host's data in
 their caches. So the same tokens are run twice: with their kernels, and then, as a GPU leaves the
@@ -37,9 +38,14 @@ from vkmoe.experts.profiler import Tally
 from vkmoe.gpu.program import Program
 from vkmoe.models.recorded import Recorded
 
-IN_PLACE, CACHED = "in place", "with the cache"
+IN_PLACE, CACHED, ALL_ON = "in place", "with the cache", "with everything on"
 WITH_KERNELS, EMPTY = "with its kernels", "with empty programs"
-TARGETS_MS = {IN_PLACE: 0.3, CACHED: 1.0}
+TARGETS_MS = {IN_PLACE: 0.3, CACHED: 1.0, ALL_ON: 1.0}
+EVERYTHING: dict[str, Any] = {
+    "expert_copies": "overlap",
+    "promote_on_read": True,
+    "expert_predictor": "correlation",
+}
 CONTEXT = 256
 N_TOKENS = 320  # vocabulary
 N_WARM = 5
@@ -114,11 +120,16 @@ def main() -> None:
 
 
 def _engines(options: argparse.Namespace) -> dict[str, Engine]:
-    """The same model twice."""
+    """The same model three times."""
     shape = shape_of("tiny", n_layers=options.layers, **SMALLEST)
     model = custom_model(f"smallest-{options.layers}", shape, "q8_0", options.cache)
-    slots = (None, options.expert_slots)
-    configs = [EngineConfig(options.device, CONTEXT, expert_slots=n) for n in slots]
+    cached: dict[str, Any] = {"expert_slots": options.expert_slots}
+    asked: tuple[dict[str, Any], ...] = (
+        {},
+        cached | {"expert_copies": "wait"},
+        cached | EVERYTHING,
+    )
+    configs = [EngineConfig(options.device, CONTEXT, **choices) for choices in asked]
     return dict(zip(TARGETS_MS, (Engine(model, config) for config in configs), strict=True))
 
 
@@ -170,8 +181,10 @@ def _measure(
 
 
 def _believe(engine: Engine, routing: NDArray[np.uint32]) -> None:
-    """Let the token's report say this; costs the measurement a call."""
+    """Let the token's report say this, and that all could land; costs the measurement a call."""
     engine._programs.routing = routing.copy  # type: ignore[method-assign]
+    stored = np.stack([routing + 1] * 2, axis=2)
+    engine._programs.filled = stored.copy  # type: ignore[method-assign]
 
 
 def _text(random: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:

@@ -30,9 +30,9 @@ from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.kv_cache import KvCaches
 from vkmoe.models.recorded import TokenPrograms
-from vkmoe.models.tensors import read_tensors
+from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.decide import decide
+from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap
 from vkmoe.placement.link import link_of_misses
 from vkmoe.placement.loader import Progress, load_weights
@@ -84,10 +84,7 @@ class Engine(Closing):
         tensors = read_tensors(self.file, self.spec)
         # ----- what the device says, and what is decided -----
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
-        decision = decide(config, self.spec, tensors, self.device.info, tuning)
-        self.link = link_of_misses(self.device, decision.plan)
-        if self.link is not None:
-            decision = decide(config, self.spec, tensors, self.device.info, tuning, self.link)
+        decision = self._decide(config, tensors, tuning)
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
@@ -96,12 +93,12 @@ class Engine(Closing):
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
-        weights, misses = places.extend(loaded)
         self._table = loaded.table
         overlaps = copies_overlap(config, self.device)
         self._experts = places.follow(loaded, seed, self.link, overlaps)
         # ----- programs -----
-        self._backend = Backend(self.device)
+        weights, misses = places.extend(loaded)
+        self._keeps = misses is not None and decision.ways.promote
         decoder = Decoder(
             self.spec,
             self.tuning,
@@ -112,24 +109,35 @@ class Engine(Closing):
             caches.addresses,
             misses,
         )
+        self._record(decoder)
+        # Runs before anything above is freed: an interrupted or failed submit may still read it.
+        self._cleanup.callback(self.device.finish)
+        self._cleanup.callback(places.stop)
+
+    def _decide(
+        self, config: EngineConfig, tensors: ModelTensors, tuning: Tuning | None
+    ) -> Decision:
+        """How the model will run; the link is measured where experts have to cross it."""
+        decision = decide(config, self.spec, tensors, self.device.info, tuning)
+        self.link = link_of_misses(self.device, decision.plan)
+        if self.link is None:
+            return decision
+        return decide(config, self.spec, tensors, self.device.info, tuning, self.link)
+
+    def _record(self, decoder: Decoder) -> None:
+        self._backend = Backend(self.device)
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
-        n_used = self.spec.experts.n_used if self.spec.experts else 1
-        self._executor = self.plan.executor
         self._next_position = 0
-        self._keeps = misses is not None and decision.ways.promote
         programs = TokenPrograms(
             self._backend,
             decoder,
             self.workspace,
-            len(weights.moe_layers),
-            n_used,
-            self._executor,
+            len(decoder.weights.moe_layers),
+            self.spec.experts.n_used if self.spec.experts else 1,
+            self.plan.executor,
             self.link.read_bytes_per_second if self.link is not None else None,
         )
         self._programs = self._cleanup.enter_context(programs)
-        # Runs before anything above is freed: an interrupted or failed submit may still read it.
-        self._cleanup.callback(self.device.finish)
-        self._cleanup.callback(places.stop)
 
     # ----- running -----
 
@@ -152,7 +160,7 @@ class Engine(Closing):
             self._experts.residency.reset_predictions()
         self._next_position = position + 1
         began = perf_counter_ns()
-        if self._executor == "stepped":
+        if self.plan.executor == "stepped":
             self._run_steps(token, position, with_logits)
         else:
             reader = self._experts.begin()

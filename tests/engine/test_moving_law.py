@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.tiny import mixed_model
@@ -23,11 +22,11 @@ from vkmoe.engine import Engine
 from vkmoe.experts.landing import Landings
 from vkmoe.experts.slots import Slot
 from vkmoe.llm import demo_model_path
-from vkmoe.models.tensors import LayerTensors, read_tensors
+from vkmoe.models.tensors import read_tensors
+from vkmoe.ops.experts import kept_bytes
 from vkmoe.placement import expert_memory
 from vkmoe.placement.pool_places import least_places, places_bytes
 from vkmoe.placement.sizes import expert_shape, weight_bytes
-from vkmoe.quants import TYPES, to_device
 
 N_TOKENS = 14
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -170,22 +169,6 @@ def test_no_way_of_moving_changes_a_bit(
             assert hit_rate is not None and 0 < hit_rate < 1 and n_moved > 0
 
 
-def payload(layer: LayerTensors) -> NDArray[np.bool_]:
-    """Which bytes of an expert's span are weights: device layouts fill rows up."""
-    shape = expert_shape(layer)
-    found = np.zeros(shape.span_bytes, np.bool_)
-    stacked = (layer.gate, layer.up, layer.down)
-    for tensor, matrix in zip(stacked, (shape.gate, shape.up, shape.down), strict=True):
-        row_bytes = TYPES[tensor.type].row_bytes(matrix.n_columns)
-        zeros, ones = (
-            to_device(tensor.type, np.full((1, row_bytes), value, np.uint8), matrix.n_columns)
-            for value in (0, 255)
-        )
-        rows = found[matrix.offset : matrix.offset + matrix.n_bytes]
-        rows.reshape(matrix.n_rows, matrix.row_bytes)[:] = zeros != ones
-    return found
-
-
 @pytest.mark.parametrize("miss", ["read", "gather"])
 def test_what_landed_is_its_home_byte_for_byte(
     model: Path, miss: Any, monkeypatch: pytest.MonkeyPatch
@@ -196,7 +179,7 @@ def test_what_landed_is_its_home_byte_for_byte(
     real = Landings.keep
     with Engine(model, config, checks=True) as engine:
         layers = read_tensors(engine.file, engine.spec).layers
-        weights = [payload(layer) for layer in layers]
+        weights = [kept_bytes(expert_shape(layer)) for layer in layers]
         cache, read = engine.cache, engine._transfer.read
         assert cache is not None
 
