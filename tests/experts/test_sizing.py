@@ -66,7 +66,7 @@ def test_lines_for_people() -> None:
         "raise --expert-slots"
     )
     assert line((0,) * 48, "--expert-cache") == (
-        "expert cache: none of 128 experts per layer on the device, all in host memory; "
+        "expert cache: none of 128 experts per layer on the device, all read from host memory; "
         "recommended at least 16: budget exhausted; to change that, raise --expert-cache"
     )
     assert line((), "--expert-slots") == (

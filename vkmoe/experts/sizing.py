@@ -74,7 +74,8 @@ def sizing_line(sizing: CacheSizing) -> str:
 
 def _share(sizing: CacheSizing) -> str:
     if not sizing.n_slots:
-        return f"none of {sizing.n_experts} experts per layer on the device, all in host memory"
+        found = f"none of {sizing.n_experts} experts per layer on the device"
+        return f"{found}, all read from host memory"
     percent = 100 * sizing.n_slots / sizing.n_total
     size = (
         f"{sizing.n_bytes / GIB:,.1f} GiB"
