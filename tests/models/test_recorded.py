@@ -227,6 +227,15 @@ def test_a_step_that_did_not_run_is_noticed(steps: TokenPrograms, odd: Model) ->
         recorded[step] = kept
 
 
+def test_serials_begin_anew_without_the_one_that_means_none(
+    split: TokenPrograms, odd: Model
+) -> None:
+    """The pieces clear the log's serial to 0, which no submit may have."""
+    split.io.serial = 0xFFFFFFFE
+    np.testing.assert_array_equal(odd.rows(split), odd.wanted)
+    assert split.io.serial == len(TOKENS) - 1
+
+
 @pytest.mark.parametrize("piece", [0, 1, 2])
 def test_a_piece_that_cannot_be_submitted_is_told(
     split: TokenPrograms, odd: Model, piece: int
