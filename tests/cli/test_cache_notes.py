@@ -83,7 +83,8 @@ def test_a_pool_without_all_experts_says_so_and_lets_a_predictor_work() -> None:
     said = (
         "host pool, 40 of 64 experts, 3.0 MiB (as --host-pool); the executor is stepped: it reads"
     )
-    assert notes(plan, expert_predictor="frequency", moe_predict_prefetch=True) == [said]
+    asked: Any = {"expert_policy": "lru", "expert_half_life": 9.0}
+    assert notes(plan, expert_predictor="frequency", moe_predict_prefetch=True, **asked) == [said]
     assert notes(plan, miss="gather")[1] == "no expert has a slot: --miss has no effect"
 
 

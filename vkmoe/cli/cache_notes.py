@@ -22,8 +22,9 @@ CHOICE = (
 MOVING = (
     "miss", "promote_on_read", "expert_admission", "expert_copies",
 )  # fmt: skip
-PREDICTING = ("expert_predictor", "moe_predict_prefetch")  # for a small host pool too
+PREDICTING = ("expert_predictor", "moe_predict_prefetch")
 COUNTING = ("expert_half_life",)  # a profile is counted with it, wherever the experts are
+OF_THE_POOL = ("expert_policy", *PREDICTING, *COUNTING)  # what decides about a small host pool too
 
 
 def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False) -> list[str]:
@@ -57,9 +58,9 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
         reason = f"all {sizing.n_experts} experts of each layer are on the device"
         flags = _given(config, (*CHOICE, *counting, *MOVING, *PREDICTING))
     elif plan.experts_in == "host":
-        predicting = () if plan.host_places else PREDICTING
-        reason = "no expert has a slot"
-        flags = _given(config, (*CHOICE, *counting, *MOVING, *predicting))
+        reason, names = "no expert has a slot", (*CHOICE, *counting, *MOVING, *PREDICTING)
+        working = OF_THE_POOL if plan.host_places else ()
+        flags = _given(config, tuple(name for name in names if name not in working))
     elif config.expert_resident_selection != "frequency":
         reason = "without --expert-resident-selection frequency"
         flags = _given(config, ("expert_warmup_tokens",))
