@@ -244,5 +244,6 @@ class Engine(Closing):
 
     def _filled(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Which of them were stored whole in a landing place: bool [n MoE layers, n_used]."""
-        stored: NDArray[np.bool_] = (self._programs.filled() == routing[..., None] + 1).all(axis=2)
+        filled, whole = self._programs.filled(), routing + 1
+        stored: NDArray[np.bool_] = (filled[..., 0] == whole) & (filled[..., 1] == whole)
         return stored

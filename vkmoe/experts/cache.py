@@ -229,13 +229,10 @@ class ExpertCache:
         self._tier.bring(moves, self._ways.wait)
 
     def _keep(self, landed: Sequence[Move]) -> None:
-        victims = [None if move.victim == FREE else move.victim for move in landed]
-        slots = [
-            self._landings.keep(move.key, victim)
-            for move, victim in zip(landed, victims, strict=True)
-        ]
-        gone = [victim for victim in victims if victim is not None]
+        gone = [move.victim for move in landed if move.victim != FREE]
         self._directory.set_slots(gone, [0] * len(gone))
+        keep = self._landings.keep
+        slots = [keep(key, None if victim == FREE else victim) for _, key, victim, _ in landed]
         self._directory.set_slots([move.key for move in landed], [slot.address for slot in slots])
         self.residency.landed(landed)
         self._n_landed += len(landed)

@@ -33,12 +33,13 @@ class Landings:
         self._scratch = [place.address for place in scratch]
         self._waiting: set[tuple[int, int]] = set()  # not offered yet: a submit may read them
         self._arrived: dict[int, tuple[int, int]] = {}  # key: layer and index, of the last token
+        self._n_landing = max((len(ours) for ours in slots.landing.values()), default=0)
         self.offer_all()
 
     @property
     def n_landing(self) -> int:
         """Slots of a layer to land in."""
-        return max((len(slots) for slots in self._slots.landing.values()), default=0)
+        return self._n_landing
 
     def offer_all(self) -> None:
         """Fill the table's entries anew."""
@@ -68,20 +69,26 @@ class Landings:
         `keys` are the experts the token used, `missed` those it found at home, and `filled` those
         whose landing place got every byte, as the kernels reported.
         """
-        index = np.cumsum(missed, axis=1) - 1
-        here = missed & filled & (index < self.n_landing)
-        layers, ranks = np.nonzero(here)
-        order = np.lexsort((layers, ranks))
-        found: list[int] = keys[here][order].tolist()
-        where = zip(layers[order].tolist(), index[here][order].tolist(), strict=True)
+        index = missed.cumsum(axis=1)  # from 1 on
+        here = missed & filled & (index <= self.n_landing)
+        ranks, layers = here.T.nonzero()
+        found: list[int] = keys[layers, ranks].tolist()
+        where = zip(layers.tolist(), (index[layers, ranks] - 1).tolist(), strict=True)
         self._arrived = dict(zip(found, where, strict=True))
         return found
 
     def keep(self, key: int, victim: int | None) -> Slot:
-        """Let one that arrived have the slot it is in; its layer lands elsewhere from now on."""
+        """Let one that arrived have the slot it is in; its layer lands elsewhere from now on.
+
+        Must hold: the table's next version does not lead to `victim`.
+        """
         layer, index = self._arrived.pop(key)
         slot = self._slots.land(layer, index, key, victim, self._table.version)
-        self._slots.poison([self._slots.landing[layer][index]])
-        self._table.set_landing(layer, index, NOWHERE)
-        self._waiting.add((layer, index))
+        other = self._slots.landing[layer][index]
+        self._slots.poison([other])
+        if other.writable(self._table.oldest_read):
+            self._table.set_landing(layer, index, other.address)
+        else:
+            self._table.set_landing(layer, index, NOWHERE)
+            self._waiting.add((layer, index))
         return slot
