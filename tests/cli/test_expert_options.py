@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vkmoe.config import EngineConfig, environment_name
+from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig, environment_name
 from vkmoe.errors import UsageError
 
 from .conftest import FakeLLM, Run
@@ -109,9 +109,9 @@ def test_the_command_line_beats_the_variable_of_its_rival(run: Run, fake: type[F
     [
         (["--expert-predictor", "correlation"], {"MOE_PREDICT_PREFETCH": "0"}, "correlation"),
         (["--no-moe-predict-prefetch"], {"EXPERT_PREDICTOR": "correlation"}, "none"),
-        (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "none"}, "previous"),
+        (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "none"}, DEFAULT_PREDICTOR),
         (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "frequency"}, "frequency"),
-        ([], {}, "previous"),
+        ([], {}, DEFAULT_PREDICTOR),
     ],
 )
 def test_what_guesses_follows_the_command_line_first(

@@ -9,7 +9,13 @@ import pytest
 from typer.core import TyperOption
 
 from vkmoe.cli.app import root
-from vkmoe.config import EngineConfig, SamplingConfig, environment_name, long_flag
+from vkmoe.config import (
+    DEFAULT_PREDICTOR,
+    EngineConfig,
+    SamplingConfig,
+    environment_name,
+    long_flag,
+)
 
 from .conftest import FakeLLM, Run
 
@@ -164,6 +170,12 @@ def test_malformed_variables_of_the_commands_own_options(
     done = run("generate", "-p", "x", **{f"VKMOE_{name}": "?"})
     assert done.code == 2
     assert f"VKMOE_{name}" in done.err.splitlines()[0]
+
+
+def test_the_help_names_the_predictor_that_is_the_default() -> None:
+    (item,) = (item for item in FIELDS if item.name == "expert_predictor")
+    assert item.metadata["help"].endswith(f" Default: {DEFAULT_PREDICTOR}.")
+    assert EngineConfig().predictor == DEFAULT_PREDICTOR
 
 
 def test_every_option_has_its_variable_and_its_help() -> None:
