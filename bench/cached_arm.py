@@ -43,12 +43,12 @@ class CachedArm:
     """The model in one configuration."""
 
     def __init__(
-        self, name: str, model: Path, config: EngineConfig, link: SlowLink | None, token_s: float
+        self, name: str, model: Path, config: EngineConfig, link: SlowLink | None, compute_s: float
     ) -> None:
-        """With a `link`, copies have the budget of tokens that take `token_s`."""
+        """With a `link`, copies have the budget of tokens that take `compute_s` and their misses."""
         self.name = name
         self._model, self._config = model, config
-        self._link, self._token_s = link, token_s
+        self._link, self._compute_s = link, compute_s
         self._engine: Engine | None = None
         self._pieces: Iterator[Sequence[int]] = iter(())
         self._position = 0
@@ -60,7 +60,7 @@ class CachedArm:
     def opened(self) -> Iterator[None]:
         with Engine(self._model, self._config) as self._engine:
             if self._link is not None:
-                throttle(self._engine, self._link, self._token_s)
+                throttle(self._engine, self._link, self._compute_s)
             yield
         self._engine = None
 

@@ -46,6 +46,7 @@ from vkmoe.llm import demo_model_path
 SHARES = (25.0, 50.0)
 CONTEXT = 1024
 MIB = 1 << 20
+COMPUTE_HELP = "of a token without misses, for the budget of copies (20)"
 BASE = "none"  # what the others are compared with
 COPIES = {"expert_copies": "overlap", "promote_on_read": False}
 LANDINGS = {"expert_copies": "overlap", "promote_on_read": True}
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=demo_model_path(), help="default: the demo")
     parser.add_argument("--shares", type=_shares, default=SHARES, help="%%, default: 25,50")
     parser.add_argument("--link", type=float, default=50.0, help="MB/s (default: 50); 0: as it is")
-    parser.add_argument("--token-ms", type=float, default=50.0, help="copies' budget (50)")
+    parser.add_argument("--compute-ms", type=float, default=20.0, help=COMPUTE_HELP)
     parser.add_argument("--tokens", type=int, default=48, help="in each turn (default: 48)")
     parser.add_argument("--arms", type=_names, default=tuple(ARMS), help=f"of {', '.join(ARMS)}")
     options = parser.parse_args()
@@ -87,7 +88,8 @@ def main() -> None:
         arms = [_arm(name, slots, options, link) for name in options.arms]
         shares[f"{share:g} %"] = _measure(arms, pieces, options.repeats, card)
     results = {"model": options.model.name, "tokens": options.tokens, "context": CONTEXT}
-    results |= {"link_mb_per_s": options.link or None, "shares": shares}
+    results |= {"link_mb_per_s": options.link or None, "compute_ms": options.compute_ms}
+    results |= {"shares": shares}
     results["rows"] = [row for share in shares.values() for row in share.pop("rows")]
     finish("prefetch", card, results | _verdict(shares), options.record)
 
@@ -123,7 +125,7 @@ def _pieces(text: Sequence[int], options: argparse.Namespace) -> list[Sequence[i
 
 def _arm(name: str, slots: int, options: argparse.Namespace, link: SlowLink | None) -> CachedArm:
     config = EngineConfig(options.device, CONTEXT, expert_slots=slots, **ARMS[name])
-    return CachedArm(name, options.model, config, link, options.token_ms / 1e3)
+    return CachedArm(name, options.model, config, link, options.compute_ms / 1e3)
 
 
 def _measure(

@@ -83,11 +83,11 @@ class _Slow:
         return self._inner.interval()
 
 
-def throttle(engine: Engine, link: SlowLink, token_s: float) -> None:
+def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
     """Let the misses and copies of `engine` cross `link`, and its copies know of that.
 
-    Their budget is that of tokens which take `token_s`, so that what moves does not depend on how
-    busy this machine is. Must hold: a cache in one tier, and whole tokens; no token has been run.
+    Their budget is that of tokens which take `compute_s` and the time of their misses, so that what
+    moves does not depend on how busy this machine is. Must hold: a cache in one tier, and whole tokens; no token has been run.
     """
     cache, tracker = engine.cache, engine._experts
     assert cache is not None and cache.pool is None and engine.plan.executor == "fused"
@@ -100,12 +100,13 @@ def throttle(engine: Engine, link: SlowLink, token_s: float) -> None:
         tier._uploads = SlowUploads(uploads, link)
     if tracker._budget is not None:
         tracker._budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
-    after_token, token_ns = tracker.after_token, int(token_s * 1e9)
+    after_token = tracker.after_token
 
     def later(routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None) -> None:
         n_misses = (~cache.residency.hits(routing)).sum(axis=1)
-        link.carry(int((n_misses * span_bytes).sum()))
-        tracker._host_ns = token_ns
+        missed_bytes = int((n_misses * span_bytes).sum())
+        link.carry(missed_bytes)
+        tracker._host_ns = int((compute_s + missed_bytes / link.bytes_per_second) * 1e9)
         after_token(routing, filled)
 
     tracker.after_token = later  # type: ignore[method-assign]
