@@ -68,6 +68,7 @@ def test_a_closed_terminal_leaves_statistics_and_profile(tmp_path: Path) -> None
     """All of it real: the terminal goes away in the middle of a reply."""
     stats, profile = tmp_path / "s.json", tmp_path / "p.json"
     words = ["generate", "-p", "x", "-n", "900", "--ignore-eos", "--expert-slots", "8"]
+    words += ["--expert-copies", "overlap"]  # a thread that copies has to end too
     files = ["--expert-stats", str(stats), "--expert-profile", str(profile)]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
