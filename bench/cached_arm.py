@@ -45,7 +45,7 @@ class CachedArm:
     def __init__(
         self, name: str, model: Path, config: EngineConfig, link: SlowLink | None, compute_s: float
     ) -> None:
-        """With a `link`, copies have the budget of tokens that take `compute_s` and their misses."""
+        """With a `link`, `compute_s` is a token's time without misses, for the copies' budget."""
         self.name = name
         self._model, self._config = model, config
         self._link, self._compute_s = link, compute_s
