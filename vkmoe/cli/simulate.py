@@ -15,7 +15,7 @@ import typer
 from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, Quiet, config_options, option
 from vkmoe.cli.progress import counting
-from vkmoe.cli.simulated_engine import CacheOptions, settings_of
+from vkmoe.cli.simulated_engine import CacheOptions, settings_of, transfers_of
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 
@@ -62,14 +62,16 @@ def simulate(
     """Replay traces of `vkmoe trace` through the expert cache, without a model or a GPU.
 
     Shows hit rates by slots and policy beside the best any cache could do (Belady's optimum), what
-    misses come from, what sharing slots among layers changes, how local the routing is, and how
-    many slots to give. Several traces of one model count as one run after another.
+    misses come from, what sharing slots among layers and guessing experts change, how local the
+    routing is, and how many slots to give. Several traces of one model count as one run after
+    another.
 
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
     profile (--expert-profile) nor of layers that have different numbers of slots, as
     --expert-cache may give them. Both ways of --expert-allocation are shown, and --slots stands
-    for --expert-slots.
+    for --expert-slots. Without being told, copies are in place before the next token, and nothing
+    lands while it is read: --expert-copies overlap stands for copies that take a token longer.
     """
     policies = _policies(policy)
     if plot is not None:
@@ -185,7 +187,10 @@ def _replay(
 
     main, curve = config.expert_policy, _ladder(trace, config)
     with counting("replaying", shown=not quiet) as progress:
-        return run_sweep(trace, counts, settings, policies, progress, main=main, curve=curve)
+        return run_sweep(
+            trace, counts, settings, policies, progress,
+            main=main, curve=curve, transfers=transfers_of(config),
+        )  # fmt: skip
 
 
 # ----- what comes out -----
@@ -194,13 +199,15 @@ def _replay(
 def _show(sweep: Sweep, as_json: bool) -> None:
     from vkmoe.cli.simulation import as_text
     from vkmoe.cli.simulation_values import as_document
+    from vkmoe.experts.accuracy import accuracies
     from vkmoe.experts.locality import locality
 
     local = locality(sweep.trace)
+    right = accuracies(sweep.trace, sweep.settings.half_life)
     if as_json:
-        typer.echo(json.dumps(as_document(sweep, local), indent=2))
+        typer.echo(json.dumps(as_document(sweep, local, right), indent=2))
     else:
-        typer.echo(as_text(sweep, local), nl=False)
+        typer.echo(as_text(sweep, local, right), nl=False)
 
 
 def _draw(sweep: Sweep, path: Path) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vkmoe.config import EngineConfig
 
 if TYPE_CHECKING:
     from vkmoe.experts.settings import CacheSettings
+    from vkmoe.experts.simulate import Transfers
     from vkmoe.experts.trace import TraceHeader
     from vkmoe.facts import ModelSpec
 
-__all__ = ["CacheOptions", "settings_of"]
+__all__ = ["CacheOptions", "settings_of", "transfers_of"]
 
 
 def _same(name: str) -> Any:
@@ -23,7 +24,7 @@ def _same(name: str) -> Any:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Those of the engine's options that decide which experts are in the slots."""
+    """Those of the engine's options that decide which experts are in the slots, and when."""
 
     expert_policy: Literal["lru", "slru", "lfru"] = _same("expert_policy")
     expert_half_life: float = _same("expert_half_life")
@@ -35,6 +36,14 @@ class CacheOptions:
     expert_num_resident: int | None = _same("expert_num_resident")
     expert_warmup_tokens: int = _same("expert_warmup_tokens")
     expert_resident_ids: str | None = _same("expert_resident_ids")
+    executor: Literal["fused", "stepped"] | None = _same("executor")
+    promote_on_read: bool | None = _same("promote_on_read")
+    expert_predictor: Literal["previous", "correlation", "frequency", "none"] | None = _same(
+        "expert_predictor"
+    )
+    moe_predict_prefetch: bool | None = _same("moe_predict_prefetch")
+    expert_admission: bool = _same("expert_admission")
+    expert_copies: Literal["overlap", "wait"] | None = _same("expert_copies")
 
 
 def settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
@@ -43,8 +52,28 @@ def settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> Cach
     from vkmoe.placement.cache_choice import cache_settings
 
     experts_in: Literal["device", "cache"] = "device" if n_slots >= header.n_experts else "cache"
-    plan = MemoryPlan(0, "f16", experts_in, (), (n_slots,) * header.n_layers)
-    return cache_settings(config, _spec(header), plan)
+    plan = MemoryPlan(
+        0,
+        "f16",
+        experts_in,
+        (),
+        (n_slots,) * header.n_layers,
+        executor=config.executor or "fused",
+    )
+    settings = cache_settings(config, _spec(header), plan)
+    return replace(settings, lag=2) if _overlaps(config) else settings
+
+
+def transfers_of(config: EngineConfig) -> Transfers:
+    """How experts get into slots: by copies that are waited for, unless asked for otherwise."""
+    from vkmoe.experts.simulate import Transfers
+    from vkmoe.placement.slots import N_LANDING
+
+    return Transfers(_overlaps(config), N_LANDING if config.promote_on_read else 0)
+
+
+def _overlaps(config: EngineConfig) -> bool:
+    return config.expert_copies == "overlap"
 
 
 def _spec(header: TraceHeader) -> ModelSpec:

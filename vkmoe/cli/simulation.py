@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.cli.simulation_guesses import guess_cells, right_lines
+from vkmoe.experts.accuracy import Accuracies
 from vkmoe.experts.locality import SEGMENT, SHARES, Locality
 from vkmoe.experts.simulate import misses
 from vkmoe.experts.sizing import recommended_slots
-from vkmoe.experts.sweep import Sweep, bend_of_curve
+from vkmoe.experts.sweep import GUESSES, Sweep, bend_of_curve
 from vkmoe.experts.trace import Trace
 
 __all__ = ["as_text"]
@@ -22,13 +24,14 @@ GOOD_LENGTH = 500  # tokens; the first use of each expert counts for little by t
 Counts = NDArray[np.int64]
 
 
-def as_text(sweep: Sweep, local: Locality) -> str:
+def as_text(sweep: Sweep, local: Locality, right: Accuracies) -> str:
     """Tables and figures in lines of 80 columns; hit rates in percent of the uses."""
     parts = [
         _trace_lines(sweep.trace),
         _hit_lines(sweep),
         _sharing_lines(sweep),
         _miss_lines(sweep),
+        _guess_lines(sweep, right),
         _locality_lines(local, sweep.trace),
         _advice_lines(sweep),
     ]
@@ -111,6 +114,23 @@ def _miss_lines(sweep: Sweep) -> Iterator[str]:
             ]
         )
     yield from _table(["slots", "first uses", "too few slots", *policies, "read", "copied"], rows)
+
+
+def _guess_lines(sweep: Sweep, right: Accuracies) -> Iterator[str]:
+    yield from _wrapped(
+        f"Experts guessed before they are needed (--expert-predictor), with {sweep.main}: hit rate "
+        "in %, and in brackets the copies per 100 uses. First nobody is guessed, and each missed "
+        "expert gets a slot (--no-expert-admission)."
+    )
+    yield from _table(
+        ["slots", "no admission", *GUESSES],
+        [[_marked(sweep, rung.slots), *guess_cells(rung)] for rung in sweep.rungs],
+    )
+    lines = list(right_lines(right))
+    if lines:
+        yield from _wrapped("Of as many guesses as a token uses experts, so many are right:")
+        for line in lines:
+            yield from _item(line)
 
 
 def _locality_lines(local: Locality, trace: Trace) -> Iterator[str]:

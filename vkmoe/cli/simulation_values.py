@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.cli.simulation_guesses import guess_values
+from vkmoe.experts.accuracy import Accuracies
 from vkmoe.experts.locality import Locality
 from vkmoe.experts.simulate import Misses, SimulationResult, misses
 from vkmoe.experts.sweep import Rung, Sweep, bend_of_curve
@@ -18,7 +20,7 @@ __all__ = ["as_document"]
 Counts = NDArray[np.int64]
 
 
-def as_document(sweep: Sweep, local: Locality) -> dict[str, Any]:
+def as_document(sweep: Sweep, local: Locality, right: Accuracies) -> dict[str, Any]:
     """All of it, per layer too; hit rates from 0 to 1. None where a trace is too short."""
     trace, header = sweep.trace, sweep.trace.header
     return {
@@ -35,6 +37,7 @@ def as_document(sweep: Sweep, local: Locality) -> dict[str, Any]:
         "bend_of_curve": bend_of_curve(sweep),
         "twice_active": 2 * header.n_used,
         "slots": [_rung_values(sweep, rung) for rung in sweep.rungs],
+        "guesses_right": {meaning: dict(shares) for meaning, shares in right.items()},
         "locality": _locality_values(local),
     }
 
@@ -52,6 +55,7 @@ def _rung_values(sweep: Sweep, rung: Rung) -> dict[str, Any]:
             "belady": _hit_values(rung.shared_best, trace),
             sweep.main: _result_values(rung.shared, rung.shared_best),
         },
+        "guessing": guess_values(rung),
     }
 
 

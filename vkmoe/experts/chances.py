@@ -8,6 +8,8 @@ A fixed rule, such as the plain count, costs hits on some routing (bench/results
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,19 +27,20 @@ RIDGE = 1e-4  # of the mean square, so that counts that hardly differ do not fig
 
 
 class Chances:
-    """The chance of each expert to be used by the next token; one `update` per token.
+    """The chance of each expert to be used `lag` tokens on; one `update` per token.
 
     Chances are estimates: they can lie outside of 0 to 1, and only compare.
     """
 
-    def __init__(self, counts: DecayedCounts, half_life: float) -> None:
+    def __init__(self, counts: DecayedCounts, half_life: float, lag: int = 1) -> None:
         """`counts` of all experts, which the owner keeps, and their half-life in tokens."""
         n_keys = len(counts.values())
         self._short = tuple(DecayedCounts(n_keys, each) for each in SHORT)
         self._counts = (*self._short, counts)
         self._scale = np.array([1 - 0.5 ** (1 / each) for each in (*SHORT, half_life)])
         n = len(self._counts) + 1  # what the predictor says comes last
-        self._rates: Values | None = None  # [n - 1, n_keys] after the last token
+        # [n - 1, n_keys] after each of the last tokens, the oldest first.
+        self._rates: deque[Values] = deque(maxlen=lag)
         self._products, self._sums = np.zeros((n, n)), np.zeros(n)
         self._weights: Values | None = None  # [n]
         self._plain: Values | None = None  # [n - 1]: where the predictor says nothing
@@ -47,28 +50,30 @@ class Chances:
     def update(self, keys: NDArray[np.int64], said: Values | None, says: Values | None) -> None:
         """A token used these, and `counts` has counted it.
 
-        `said` [n_keys] is what the predictor said of this token, `says` of the next; None: nothing.
+        `said` [n_keys] is what the predictor said of this token, `says` of one to come; None:
+        nothing.
         """
         self._n_tokens += 1
-        if self._rates is not None and self._n_tokens % EVERY == 0:
-            self._look(self._rates, said, keys)
+        if len(self._rates) == self._rates.maxlen and self._n_tokens % EVERY == 0:
+            self._look(self._rates[0], said, keys)
         for short in self._short:
             short.use(keys)
-        self._rates = np.array([each.values() for each in self._counts])
+        rates = np.array([each.values() for each in self._counts])
+        self._rates.append(rates)
         for short in self._short:
             short.advance()
         if self._plain is None or self._weights is None:
             return
         if says is None:
-            self.all = self._plain @ self._rates
+            self.all = self._plain @ rates
         else:
-            self.all = self._weights[:-1] @ self._rates + self._weights[-1] * says
+            self.all = self._weights[:-1] @ rates + self._weights[-1] * says
 
     def given(self, first: int, says: Values) -> Values | None:
         """Of the experts from number `first` on, now that the predictor says this of them [n]."""
-        if self._weights is None or self._rates is None:
+        if self._weights is None or not self._rates:
             return None
-        rates = self._rates[:, first : first + len(says)]
+        rates = self._rates[-1][:, first : first + len(says)]
         chances: Values = self._weights[:-1] @ rates + self._weights[-1] * says
         return chances
 

@@ -1,10 +1,13 @@
 """Which experts follow which: the predictor that learns from pairs.
 
-Fused: from token to token of the same layer. Stepped: from layer to layer of the same token, and to
-the first layer from the last one of the token before. Takes 4 * n_layers * n_experts^2 bytes.
+Fused: from one token to the next, or to the one after it, in the same layer. Stepped: from layer to
+layer of the same token, and to the first layer from the last one of the token before. Takes
+4 * n_layers * n_experts^2 bytes.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +29,9 @@ class Correlation(Predictor):
 
     informs = True
 
-    def __init__(self, space: KeySpace, half_life: float, executor: Executor = "fused") -> None:
+    def __init__(
+        self, space: KeySpace, half_life: float, executor: Executor = "fused", lag: int = 1
+    ) -> None:
         super().__init__(space)
         self._stepped = executor == "stepped"
         shape = (space.n_layers, space.n_experts)
@@ -34,8 +39,9 @@ class Correlation(Predictor):
         self._seen = np.zeros(shape, np.float32)  # [layer, before]
         self._growth, self._weight = 2.0 ** (1.0 / half_life), 1.0
         self._layers = np.arange(space.n_layers)[:, None]
-        self._before: Ids | None = None  # [n_layers, n_used]; stepped: of the last layer, [1, ...]
-        self._next: Scores | None = None
+        # Ids [n_layers, n_used] of the last tokens, the oldest first, and what was said then.
+        self._last: deque[tuple[Ids, Scores | None]] = deque(maxlen=lag)
+        self._above_first: Ids | None = None  # stepped: of the last layer before this token, [1, n]
         self._n_tokens = 0
 
     def after_token(self, ids: Ids) -> Scores | None:
@@ -43,37 +49,41 @@ class Correlation(Predictor):
         if self._stepped:
             self._after_steps(ids)
             return None
-        self.said = self._next
-        if self._before is not None:
-            self._learn(self._before, ids, 0)
-        self._before = ids.copy()
+        self.said = None
+        if len(self._last) == self._last.maxlen:
+            before, self.said = self._last[0]
+            self._learn(before, ids, 0)
         ready = self._n_tokens > WARM_UP
-        self._next = self._follow(ids, self._layers).ravel() if ready else None
-        return self._next
+        says = self._follow(ids, self._layers).ravel() if ready else None
+        self._last.append((ids.copy(), says))
+        return says
 
     def after_layer(self, layer: int, ids: Ids) -> Scores | None:
         if not self._stepped:
-            return self._next[self.space.numbers(layer + 1)] if self._next is not None else None
+            says = self._last[0][1] if self._last else None
+            return says[self.space.numbers(layer + 1)] if says is not None else None
         if self._n_tokens <= WARM_UP:
             return None
         following: Scores = self._follow(ids[None], np.array([[layer + 1]]))[0]
         return following
 
     def reset(self) -> None:
-        self._before = self._next = self.said = None
+        self._last.clear()
+        self._above_first = self.said = None
 
     # ----- inside -----
 
     def _after_steps(self, ids: Ids) -> None:
-        first = 0 if self._before is not None else 1
-        above = ids[:-1] if self._before is None else np.concatenate([self._before, ids[:-1]])
+        first, above = 1, ids[:-1]
+        if self._above_first is not None:
+            first, above = 0, np.concatenate([self._above_first, above])
         self.said = None
         if self._n_tokens > WARM_UP:
             self.said = np.zeros(self.space.n_keys)
             after = self._follow(above, self._layers[first:])
             self.said[first * self.space.n_experts :] = after.reshape(-1)
         self._learn(above, ids[first:], first)
-        self._before = ids[-1:].copy()
+        self._above_first = ids[-1:].copy()
 
     def _learn(self, before: Ids, after: Ids, first: int) -> None:
         """These [n_layers - first, n_used] were followed by those, from layer `first` on."""

@@ -16,7 +16,7 @@ from vkmoe.experts.correlation import Correlation
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.predictor import Frequency, Predictor, Previous
-from vkmoe.experts.settings import Executor, PredictorName
+from vkmoe.experts.settings import CacheSettings
 
 __all__ = ["MARGIN", "Foresight", "PredictionCounts", "create_predictor"]
 
@@ -41,43 +41,38 @@ class PredictionCounts:
 
 
 def create_predictor(
-    name: PredictorName, space: KeySpace, counts: DecayedCounts, half_life: float, meaning: Executor
+    settings: CacheSettings, space: KeySpace, counts: DecayedCounts
 ) -> Predictor | None:
-    """The predictor of that name; None for "none"."""
+    """The predictor that the settings name; None for "none"."""
+    name, life = settings.predictor, PAIRS_LIVE * settings.half_life
     if name == "previous":
         return Previous(space)
     if name == "frequency":
         return Frequency(space, counts)
     if name == "correlation":
-        return Correlation(space, PAIRS_LIVE * half_life, meaning)
+        return Correlation(space, life, settings.executor, settings.lag)
     return None
 
 
 class Foresight:
     """Told of every token; says what experts are worth, and whom the predictor would fetch."""
 
-    def __init__(
-        self,
-        space: KeySpace,
-        counts: DecayedCounts,
-        half_life: float,
-        name: PredictorName,
-        meaning: Executor,
-    ) -> None:
-        self._space, self._stepped = space, meaning == "stepped"
-        self.predictor = create_predictor(name, space, counts, half_life, meaning)
-        self._chances = Chances(counts, half_life)
-        self._scores: Values | None = None  # [n_keys], of the next token
-        self._hinted: Mask = np.zeros(space.n_keys, np.bool_)
-        self._n_used = 0
+    def __init__(self, space: KeySpace, counts: DecayedCounts, settings: CacheSettings) -> None:
+        self._space, self._stepped = space, settings.executor == "stepped"
+        self._lag = 1 if self._stepped else settings.lag
+        self.predictor = create_predictor(settings, space, counts)
+        self._chances = Chances(counts, settings.half_life, self._lag)
+        self._scores: Values | None = None  # [n_keys], of the token that guesses are about
+        # Which token a guess was about that fetched an expert; 0: none. Tokens count from 1.
+        self._due: Keys = np.zeros(space.n_keys, np.int64)
+        self._n_used = self._n_tokens = 0
         self.worth: Values | None = None  # [n_keys]; None while too little is known
         self.counts = PredictionCounts()
 
     def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
         """A token used `ids` [n_layers, n_used], these `keys`, and the counts know of it."""
-        if self._hinted.any():
-            self.counts.n_right += int(np.count_nonzero(self._hinted[keys]))
-            self._hinted[:] = False
+        self._n_tokens += 1
+        self.counts.n_right += int(np.count_nonzero(self._due[keys] == self._n_tokens))
         self._n_used = ids.shape[1]
         said = says = None
         if self.predictor is not None:
@@ -88,7 +83,7 @@ class Foresight:
         self.worth = self._chances.all
 
     def wanted(self, absent: Mask) -> Keys:
-        """Whom to fetch of those `absent` [n_keys] before the next token, the likeliest first."""
+        """Whom to fetch of those `absent` [n_keys] now that a token is over, likeliest first."""
         if self._stepped or self._scores is None or self.worth is None:
             return NOBODY
         found = np.flatnonzero(absent & (self._scores > 0) & (self.worth > self._average))
@@ -117,14 +112,14 @@ class Foresight:
 
     def fetched(self, keys: list[int], n_bytes: int) -> None:
         """These are fetched on a guess, into slots of so many bytes."""
-        self._hinted[keys] = True
+        self._due[keys] = self._n_tokens + self._lag
         self.counts.n_hinted += len(keys)
         self.counts.hinted_bytes += n_bytes
 
     def reset(self) -> None:
         """A new text begins."""
         self._scores = None
-        self._hinted[:] = False
+        self._due[:] = 0
         if self.predictor is not None:
             self.predictor.reset()
 

@@ -192,9 +192,7 @@ class Residency:
         guesses = settings.predictor != "none" and (pressed or not self._pools)
         if not guesses and not (settings.admission and pressed):
             return None
-        return Foresight(
-            self.space, self.counts, settings.half_life, settings.predictor, settings.executor
-        )
+        return Foresight(self.space, self.counts, settings)
 
     def _bring(
         self, missing: Keys, landed: Sequence[int], used: Keys, budget_bytes: float

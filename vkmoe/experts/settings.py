@@ -51,7 +51,10 @@ class CacheSettings:
     warmup_tokens: int = 4096  # with "frequency"
     admission: bool = False  # a newcomer enters only if it is worth more than its victim
     predictor: PredictorName = "none"  # who fetches experts before they are used
-    executor: Executor = "fused"  # what the predictor guesses: the next token, or the next layer
+    executor: Executor = "fused"  # what the predictor guesses: a token to come, or the next layer
+    lag: int = (
+        1  # fused: the token to come that a copy begun now is there for; 2 if it overlaps one
+    )
 
 
 def make_pools(

@@ -21,13 +21,13 @@ from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.experts.trace import Trace
 
-__all__ = ["Misses", "SimulationResult", "Transfers", "ceiling", "misses", "simulate"]
+__all__ = ["PLAIN", "Misses", "SimulationResult", "Transfers", "ceiling", "misses", "simulate"]
 
 
 class Transfers(NamedTuple):
     """How experts get into slots. The plain way: all that was decided is there in time."""
 
-    late: int = 0  # tokens that a copy lasts beyond the one that decided it: 0 or 1
+    late: bool = False  # copies are not there for the next submit, but for the one after it
     n_landing: int = 0  # missed experts of a layer that are in a slot for having been read
     budget_bytes: float = inf  # of copies per token
 
@@ -104,7 +104,7 @@ def simulate(
 ) -> SimulationResult:
     """Replay a trace on an empty cache; `seed` is a profile's counts, as `Residency` takes them.
 
-    In stepped mode a guess of the next layer is there in time, unless copies are late.
+    In stepped mode a layer is a submit, so that guesses of the next one are there in time.
     All sequences go through one cache, one after the other. A cache with room for all experts of
     all layers is none: they are resident in place, and every use is a hit.
     """
@@ -143,9 +143,8 @@ class _Replay:
     def token(self, routing: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Run one; returns its hits [n_layers]."""
         residency, transfers = self.residency, self._transfers
-        ahead: list[Move] = []
         if self._stepped:
-            hits = np.stack([self._layer(layer, routing, ahead) for layer in range(len(routing))])
+            hits = np.stack([self._layer(layer, ids) for layer, ids in enumerate(routing)])
         else:
             hits = residency.hits(routing)
         missed = self._missed(routing, hits) if transfers.n_landing else []
@@ -153,23 +152,28 @@ class _Replay:
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
         residency.landed(kept)
-        self._copy([move for move in moves if not move.landed], ahead)
+        copies = [move for move in moves if not move.landed]
+        self.copied += [move.key for move in copies]
+        residency.landed(self._late)
+        self._late = copies
+        if not transfers.late:
+            self._arrive()
         return np.asarray(np.count_nonzero(hits, axis=1), np.int64)
 
-    def _layer(
-        self, layer: int, routing: NDArray[np.uint32], ahead: list[Move]
-    ) -> NDArray[np.bool_]:
-        """Its hits [n_used]; begins what they let expect of the layer after it."""
-        ids = routing[layer]
+    def _layer(self, layer: int, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Its hits [n_used]; fetches what they let expect of the layer after it."""
         hits: NDArray[np.bool_] = self.residency.published[layer, ids]
         keys = ids.astype(np.int64) + layer * self._n_experts
+        self._arrive()
         guessed = self.residency.guess_next_layer(layer, ids)
         moves = self.residency.hint(guessed, keys, self._transfers.budget_bytes)
-        if self._transfers.late:
-            ahead += moves
-        else:
-            self._copy(moves, [])
+        self.copied += [move.key for move in moves]
+        self.residency.landed(moves)
         return hits
+
+    def _arrive(self) -> None:
+        self.residency.landed(self._late)
+        self._late = []
 
     def _missed(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> list[int]:
         """The first of each layer, by rank, as many as have a place to land."""
@@ -177,14 +181,6 @@ class _Replay:
         lands = missed & (missed.cumsum(axis=1) <= self._transfers.n_landing)
         layers, ranks = np.nonzero(lands)
         return [int(key) for key in layers * self._n_experts + routing[layers, ranks]]
-
-    def _copy(self, moves: list[Move], ahead: list[Move]) -> None:
-        """Copies of this token, those begun `ahead` of its end too."""
-        self.copied += [move.key for move in (*ahead, *moves)]
-        self.residency.landed(self._late)
-        self._late = [*ahead, *moves] if self._transfers.late else []
-        if not self._transfers.late:
-            self.residency.landed(moves)
 
 
 def ceiling(

@@ -8,26 +8,36 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
-from vkmoe.experts.simulate import SimulationResult, ceiling, simulate
+from vkmoe.experts.foresight import PredictionCounts
+from vkmoe.experts.settings import (
+    Allocation,
+    CacheSettings,
+    PolicyName,
+    PoolSpec,
+    PredictorName,
+    make_pools,
+)
+from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, ceiling, simulate
 from vkmoe.experts.trace import Trace
 
-__all__ = ["ENOUGH_TOKENS", "Rung", "Sweep", "bend_of_curve", "ladder", "run_sweep"]
+__all__ = ["ENOUGH_TOKENS", "GUESSES", "Rung", "Sweep", "bend_of_curve", "ladder", "run_sweep"]
 
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
 
 Progress = Callable[[int, int], None]  # replays done, replays in all
-Replies = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+# Of a result all but the trace, which every process has.
+Replies = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], int, PredictionCounts]
+GUESSES: tuple[PredictorName, ...] = ("none", "previous", "correlation", "frequency")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +49,8 @@ class Rung:
     shared: SimulationResult  # slots shared by layers of one size, the sweep's main policy
     own_best: NDArray[np.int64]  # [n_layers]: hits of Belady's optimum
     shared_best: NDArray[np.int64]
+    unweighed: SimulationResult  # main policy, nobody guessed and every missed expert let in
+    guessing: dict[PredictorName, SimulationResult]  # main policy with each predictor
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +61,36 @@ class Sweep:
     main: PolicyName
     rungs: tuple[Rung, ...]  # by rising slots
     curve: dict[int, SimulationResult]  # of `main` by slots, whatever the rungs; empty: too short
+    settings: CacheSettings  # of the first rung, with `main`
 
 
 class _Job(NamedTuple):
     slots: int
     allocation: Allocation
     settings: CacheSettings
+    transfers: Transfers
+
+
+class _Jobs(NamedTuple):
+    """What there is to replay, by what it is for."""
+
+    settings: Callable[[PolicyName, int], CacheSettings]
+    main: PolicyName
+    transfers: Transfers
+
+    def own(self, n_slots: int, policy: PolicyName) -> _Job:
+        return _Job(n_slots, "layer", self.settings(policy, n_slots), self.transfers)
+
+    def shared(self, n_slots: int) -> _Job:
+        return self.own(n_slots, self.main)._replace(allocation="global")
+
+    def guessing(self, n_slots: int, name: PredictorName) -> _Job:
+        job = self.own(n_slots, self.main)
+        return job._replace(settings=replace(job.settings, predictor=name))
+
+    def unweighed(self, n_slots: int) -> _Job:
+        job = self.own(n_slots, self.main)
+        return job._replace(settings=replace(job.settings, predictor="none", admission=False))
 
 
 def ladder(n_experts: int, n_used: int) -> tuple[int, ...]:
@@ -76,6 +112,7 @@ def run_sweep(
     *,
     main: PolicyName = "slru",
     curve: Sequence[int] = (),
+    transfers: Transfers = PLAIN,
 ) -> Sweep:
     """Replay `trace` for each number of slots and policy; `settings(policy, slots)` are the rest.
 
@@ -87,24 +124,41 @@ def run_sweep(
     slots = sorted(set(slots))
     if trace.n_tokens < ENOUGH_TOKENS:
         curve = ()
-    jobs = [_Job(n, "global", settings(main, n)) for n in slots]  # the slowest first
-    jobs += [_Job(n, "layer", settings(policy, n)) for n in slots for policy in policies]
-    jobs += [_Job(n, "layer", settings(main, n)) for n in curve if n not in slots]
+    jobs = _Jobs(settings, main, transfers)
+    wanted = [jobs.shared(n) for n in slots]  # the slowest first
+    wanted += [jobs.own(n, policy) for n in slots for policy in policies]
+    wanted += [jobs.guessing(n, name) for n in slots for name in GUESSES]
+    wanted += [jobs.unweighed(n) for n in slots] + [jobs.own(n, main) for n in curve]
+    wanted = list(dict.fromkeys(wanted))
     results = {}
-    with _replays(trace, jobs) as replies:
-        for job, (hits, n_promoted, start) in replies:
-            results[job] = SimulationResult(trace, hits, n_promoted, start)
+    with _replays(trace, wanted) as replies:
+        for job, reply in replies:
+            results[job] = SimulationResult(trace, *reply)
             if progress is not None:
-                progress(len(results), len(jobs))
-    rungs = []
-    for n in slots:
-        own = {policy: results[_Job(n, "layer", settings(policy, n))] for policy in policies}
-        shared = results[_Job(n, "global", settings(main, n))]
-        own_best = ceiling(trace, _pools(trace, n, "layer"), own[main].start)
-        shared_best = ceiling(trace, _pools(trace, n, "global"), shared.start)
-        rungs.append(Rung(n, own, shared, own_best, shared_best))
-    points = {n: results[_Job(n, "layer", settings(main, n))] for n in sorted(curve)}
-    return Sweep(trace, main, tuple(rungs), points)
+                progress(len(results), len(wanted))
+    rungs = tuple(_rung(trace, n, jobs, policies, results) for n in slots)
+    points = {n: results[jobs.own(n, main)] for n in sorted(curve)}
+    return Sweep(trace, main, rungs, points, settings(main, slots[0]))
+
+
+def _rung(
+    trace: Trace,
+    n_slots: int,
+    jobs: _Jobs,
+    policies: Sequence[PolicyName],
+    results: Mapping[_Job, SimulationResult],
+) -> Rung:
+    own = {policy: results[jobs.own(n_slots, policy)] for policy in policies}
+    shared = results[jobs.shared(n_slots)]
+    return Rung(
+        n_slots,
+        own,
+        shared,
+        ceiling(trace, _pools(trace, n_slots, "layer"), own[jobs.main].start),
+        ceiling(trace, _pools(trace, n_slots, "global"), shared.start),
+        results[jobs.unweighed(n_slots)],
+        {name: results[jobs.guessing(n_slots, name)] for name in GUESSES},
+    )
 
 
 def bend_of_curve(sweep: Sweep) -> int | None:
@@ -127,8 +181,9 @@ def _pools(trace: Trace, n_slots: int, allocation: Allocation) -> tuple[PoolSpec
 
 
 def _replay(trace: Trace, job: _Job) -> tuple[_Job, Replies]:
-    result = simulate(trace, job.settings, _pools(trace, job.slots, job.allocation))
-    return job, (result.hits, result.n_promoted, result.start)
+    pools = _pools(trace, job.slots, job.allocation)
+    found = simulate(trace, job.settings, pools, transfers=job.transfers)
+    return job, (found.hits, found.n_promoted, found.start, found.n_landed, found.guesses)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -101,7 +102,9 @@ class ExpertPlaces(Closing):
         """
         decision, weights, table = self._decision, loaded.weights, loaded.table
         space = KeySpace(len(weights.moe_layers), table.entries.shape[1])
-        residency = Residency(space, decision.pools, decision.cache_settings, seed)
+        # A copy that begins between two tokens and overlaps one is there for the one after it.
+        settings = replace(decision.cache_settings, lag=2 if overlaps else 1)
+        residency = Residency(space, decision.pools, settings, seed)
         cache = budget = overlap = None
         if overlaps and decision.pools:
             budget = CopyBudget(link, max(pool.slot_bytes for pool in decision.pools))
