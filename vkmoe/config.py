@@ -181,8 +181,8 @@ class EngineConfig:
     )
     expert_admission: bool = option(
         True,
-        "Whether an expert gets a slot only if it was used more than the one that would leave; "
-        "otherwise each that was missed gets one.",
+        "Whether an expert gets a slot only if it is likelier to be used next than the one that "
+        "would leave; otherwise each that was missed gets one.",
         "--expert-admission/--no-expert-admission",
     )
     expert_copies: Literal["overlap", "wait"] | None = option(
