@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Predictor = Literal["previous", "correlation", "frequency", "none"]
-DEFAULT_PREDICTOR: Predictor = "previous"
+DEFAULT_PREDICTOR: Predictor = "correlation"
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class EngineConfig:
         None,
         "How experts are guessed before they are needed: those of the last tokens (previous), "
         "those that used to follow them (correlation), those used most (frequency), or not at all "
-        "(none). Default: previous.",
+        "(none). Default: correlation.",
         "--expert-predictor",
     )
     moe_predict_prefetch: bool | None = option(
