@@ -118,4 +118,5 @@ class PoolResidency:
         if moves:
             policy.remove(np.array(leaving, np.int64))
             policy.insert(np.array([move.key for move in moves], np.int64))
+            busy[[move.key for move in moves]] = True  # the others' victims are none of these
         return moves + policy.promote(coming[len(moves) :], busy)

@@ -1,0 +1,39 @@
+"""Who is in a host pool smaller than the model, without a GPU or a file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vkmoe.experts.frequency import DecayedCounts
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.moves import FREE
+from vkmoe.experts.pool_residency import PoolResidency
+from vkmoe.experts.settings import PolicyName, PoolSpec
+
+SPACE = KeySpace(n_layers=2, n_experts=6)
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+@pytest.mark.parametrize("n_kept", [0, 1, 2])
+@pytest.mark.parametrize("n_twice", [0, 1, 2])
+def test_who_comes_never_leaves_for_another_of_the_same_call(
+    policy: PolicyName, n_twice: int, n_kept: int
+) -> None:
+    """Guessed experts, whom nobody keeps, where some of the pool also have a device slot."""
+    counts = DecayedCounts(SPACE.n_keys, half_life=8)
+    pools = (PoolSpec((0, 1), 4, 0, 256),)
+    residency = PoolResidency(SPACE, pools, policy, counts)
+    nobody = np.zeros(SPACE.n_keys, np.bool_)
+    residency.landed(residency.bring([0, 1, 2, 3], nobody, nobody))
+    in_slots, kept = nobody.copy(), nobody.copy()
+    in_slots[:n_twice] = True
+    kept[4 - n_kept : 4] = True
+    moves = residency.bring([6, 7, 8, 9], kept, in_slots)
+    coming, leaving = [move.key for move in moves], [move.victim for move in moves]
+    assert coming == [6, 7, 8, 9][: 4 - n_kept] and FREE not in leaving
+    assert set(leaving) == set(range(4 - n_kept)) and leaving[:n_twice] == [0, 1][:n_twice]
+    residency.check_integrity()
+    residency.landed(moves)
+    residency.check_integrity()
+    assert set(np.flatnonzero(residency.published)) == {*coming, *range(4 - n_kept, 4)}
