@@ -15,7 +15,7 @@ import pytest
 from tests.experts.held_uploads import HeldUploads, copies, inner, names, worker
 from tests.experts.interrupts import ctrl_c_after
 from vkmoe.errors import DeviceLostError, GpuError, ModelFileError, OutOfMemoryError, VkmoeError
-from vkmoe.experts.jobs import JobCancelledError
+from vkmoe.experts.jobs import JobCancelledError, JobQueue
 from vkmoe.experts.prefetch import Prefetcher
 
 __all__ = ["inner", "worker"]
@@ -59,17 +59,19 @@ def test_the_worker_survives_a_fault(
 
 
 @pytest.mark.parametrize("fault", [MemoryError(), KeyboardInterrupt()])
-@pytest.mark.parametrize("part", ["_run", "_failed"])
+@pytest.mark.parametrize(
+    ("owner", "part"), [(Prefetcher, "_run"), (Prefetcher, "_failed"), (JobQueue, "forget")]
+)
 def test_the_worker_survives_faults_of_its_own_bookkeeping(
-    worker: Prefetcher, inner: HeldUploads, monkeypatch: pytest.MonkeyPatch, part: str,
-    fault: BaseException,
+    worker: Prefetcher, inner: HeldUploads, monkeypatch: pytest.MonkeyPatch, owner: type,
+    part: str, fault: BaseException,
 ) -> None:  # fmt: skip
     def failing(*_: object) -> None:
         raise fault
 
     inner.faults["wait"] = [GpuError("injected")]
     with monkeypatch.context() as patched:
-        patched.setattr(Prefetcher, part, failing)
+        patched.setattr(owner, part, failing)
         with pytest.raises(OutOfMemoryError):
             worker.start(copies("a")).wait()
     inner.faults["wait"].clear()
@@ -200,6 +202,29 @@ def test_ctrl_c_interrupts_waiting(worker: Prefetcher, inner: HeldUploads) -> No
     pressing.join()
     inner.let_go()
     job.wait()
+
+
+def test_a_job_that_ctrl_c_left_in_a_queue_twice_is_done_once(
+    worker: Prefetcher, inner: HeldUploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting puts it before the others, and is interrupted before it leaves its old place."""
+    inner.hold()
+    worker.start(copies("a"))
+    inner.wait_until_begun()
+    job = worker.start(copies("b"))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(worker._queue, "_remove", interrupted)
+            job.wait()
+    assert worker._queue.waiting == [job] * 3
+    inner.let_go(5)
+    job.wait()
+    worker.start(copies("c")).wait()
+    assert names(inner.begun) == "abc" and not worker._queue.waiting
 
 
 def test_ctrl_c_at_any_line_leaves_a_worker_that_works(

@@ -43,6 +43,10 @@ class Job:
     def cancelled(self) -> bool:
         return self._fate.get("is") == "cancelled"
 
+    @property
+    def begun(self) -> bool:
+        return self._fate.get("is") == "begun"
+
     def done(self) -> bool:
         """Whether it is over: arrived, failed or cancelled; never waits."""
         return self._over or self.cancelled
@@ -75,8 +79,11 @@ class Job:
     # ----- on the worker's thread -----
 
     def begin(self) -> bool:
-        """Whether it is the worker's to do: nobody has cancelled it."""
-        return self._fate.setdefault("is", "begun") == "begun"
+        """Whether it is the worker's to do: nobody has cancelled it, and it was not begun before.
+
+        After Ctrl-C it may wait in a queue twice.
+        """
+        return not self.begun and self._fate.setdefault("is", "begun") == "begun"
 
     def end(self, error: VkmoeError | None, interval: tuple[int, int] | None = None) -> None:
         """It is over. Does nothing the second time."""

@@ -122,7 +122,6 @@ class Prefetcher(Closing):
 
     def _work(self) -> None:
         while True:
-            job = None
             try:
                 job = self._queue.take()
                 if job is None:
@@ -131,7 +130,8 @@ class Prefetcher(Closing):
             except BaseException:  # MemoryError of our own bookkeeping: there may be more later
                 time.sleep(SLICE_S)
             finally:
-                if job is not None:
+                job = self._queue.running
+                if job is not None and job.begun:
                     job.end(NO_MEMORY)  # unless it has ended, as nearly always
 
     def _run(self, job: Job) -> None:
