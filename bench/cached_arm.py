@@ -57,8 +57,11 @@ class CachedArm:
         self.read_bytes: list[float] = []  # in place, per token, of each turn
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
+    def opened(self, warm: Sequence[int]) -> Iterator[None]:
+        """Open an engine, and run these tokens before the link is slow."""
         with Engine(self._model, self._config) as self._engine:
+            for position, token in enumerate(warm):
+                self._engine.run_token(token, position)
             if self._link is not None:
                 throttle(self._engine, self._link, self._compute_s)
             yield

@@ -45,6 +45,7 @@ from vkmoe.llm import demo_model_path
 
 SHARES = (25.0, 50.0)
 CONTEXT = 1024
+WARM_TOKENS = 48  # of the last text, run before anything is measured
 MIB = 1 << 20
 COMPUTE_HELP = "of a token without misses, for the budget of copies (20)"
 BASE = "none"  # what the others are compared with
@@ -56,7 +57,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "correlation": {"expert_predictor": "correlation", **COPIES},
     "frequency": {"expert_predictor": "frequency", **COPIES},
     "none, promoting": {"expert_predictor": "none", **LANDINGS},
-    "previous, promoting": {"expert_predictor": "previous", **LANDINGS},
+    "correlation, promoting": {"expert_predictor": "correlation", **LANDINGS},
     "none, gathering": {"expert_predictor": "none", "miss": "gather", **LANDINGS},
     "none, waiting": {"expert_predictor": "none", **COPIES, "expert_copies": "wait"},
 }
@@ -137,9 +138,10 @@ def _measure(
     """All arms on all texts; rows, and what was found of each text and arm."""
     rows: list[Row] = []
     texts: dict[str, Any] = {}
+    warm = [token for piece in list(pieces.values())[-1] for token in piece][:WARM_TOKENS]
     with ExitStack() as stack:
         for arm in arms:
-            stack.enter_context(arm.opened())
+            stack.enter_context(arm.opened(warm))
         for name, text in pieces.items():
             for arm in arms:
                 arm.begin(text)

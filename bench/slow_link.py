@@ -88,7 +88,7 @@ def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
 
     Their budget is that of tokens which take `compute_s` and the time of their misses, so that what
     moves does not depend on how busy this machine is. Must hold: a cache in one tier, and whole
-    tokens; none has been run.
+    tokens.
     """
     cache, tracker = engine.cache, engine._experts
     assert cache is not None and cache.pool is None and engine.plan.executor == "fused"

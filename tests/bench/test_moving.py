@@ -12,14 +12,14 @@ from tests.bench.test_bench import document, positive, run
 
 def test_prefetch() -> None:
     few = ["--tokens", "2", "--repeats", "1", "--shares", "25", "--link", "200"]
-    arms = ["none", "previous, promoting", "none, waiting"]
+    arms = ["none", "correlation, promoting", "none, waiting"]
     results = document("prefetch", *few, "--arms", ",".join(arms))["results"]
     assert positive(results["rows"]) and len(results["rows"]) == 3 * len(arms)
     for text in results["shares"]["25 %"]["texts"].values():
         assert set(text) == set(arms)
         for arm in text.values():
             assert 0 <= arm["hit_rate"] < 1 and arm["read_bytes_per_token"] > 0
-    assert text["previous, promoting"]["landed_per_token"] > 0
+    assert text["correlation, promoting"]["landed_per_token"] > 0
     assert results["fewer_bytes_than_none"] == {"25 %": {}}, "one turn says nothing"
 
 
@@ -29,11 +29,11 @@ def test_ratios_of_bytes_and_what_they_say() -> None:
     noise = _ratio_of_sums([9.0, 21.0, 29.0, 11.0, 19.0], [10.0, 20.0, 30.0, 10.0, 20.0])
     assert noise.low < 1 < noise.high
     texts = {
-        text: {"none": {}, "previous": {"relative_read_bytes": found}}
+        text: {"none": {}, "frequency": {"relative_read_bytes": found}}
         for text, found in {"code": ratio, "prose": noise, "structured": ratio}.items()
     }
     said = _verdict({"25 %": {"texts": texts}})
-    assert said["fewer_bytes_than_none"] == {"25 %": {"previous": ["code", "structured"]}}
+    assert said["fewer_bytes_than_none"] == {"25 %": {"frequency": ["code", "structured"]}}
 
 
 def test_prefetch_refuses_arms_that_are_none() -> None:
