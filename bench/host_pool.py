@@ -44,8 +44,8 @@ MIB = 1 << 20
 WHOLE = "all in memory"
 # Fields of EngineConfig besides the pool's size.
 POOLED: dict[str, dict[str, Any]] = {
-    "guesses": {},
     "correlation": {"expert_predictor": "correlation"},
+    "previous": {"expert_predictor": "previous"},
     "no guesses": {"moe_predict_prefetch": False},
 }
 COUNTERS = ("n_uses", "n_hits", "n_reads", "read_bytes", "n_hinted", "n_cancelled", "stall_ns")

@@ -45,9 +45,9 @@ def test_host_pool(tmp_path: Path) -> None:
     few = ["--preset", "tiny", "--layers", "3", "--cache", str(tmp_path)]
     results = document("host_pool", *few, "--tokens", "2", "--repeats", "1")["results"]
     assert positive(results["rows"])
-    whole, guesses, *_, none = results["arms"].values()
+    whole, guessing, *_, none = results["arms"].values()
     assert set(whole) == {"values"} and none["hinted_per_token"] == 0
-    for arm in (guesses, none):
+    for arm in (guessing, none):
         assert arm["pool_bytes"] <= results["pool_bytes"] < results["expert_bytes"] / 2.9
         assert arm["read_bytes_per_token"] > 0 and 0 < arm["pool_hit_rate"] < 1
         assert 0 <= arm["overlapped"] <= 1
