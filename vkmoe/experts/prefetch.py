@@ -59,6 +59,9 @@ class Prefetcher(Closing):
             self._thread.start()
         except RuntimeError as error:
             raise OutOfMemoryError(f"no thread for {name}: {error}", "see `ulimit -u`") from error
+        except BaseException:  # Ctrl-C: it may run already, and nobody would end it
+            self._queue.end()
+            raise
         atexit.register(self.close)
 
     @property
