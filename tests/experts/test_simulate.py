@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.experts.invented_traces import drifting, of_ids, trace_of
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
-from vkmoe.experts.simulate import ceiling, misses, simulate
+from vkmoe.experts.simulate import Transfers, ceiling, misses, simulate
 
 POLICIES = get_args(PolicyName)
 
@@ -118,3 +118,59 @@ def test_the_same_trace_gives_the_same_hits() -> None:
     first, second = (simulate(trace, CacheSettings(), pools_of(2, 8)) for _ in range(2))
     assert np.array_equal(first.hits, second.hits)
     assert np.array_equal(first.n_promoted, second.n_promoted)
+
+
+# ----- how experts get into slots -----
+
+
+def test_a_late_copy_is_there_for_the_token_after_the_next() -> None:
+    trace = of_ids([0], [0], [0], [1], [0], [1])
+    pool = [PoolSpec((0,), 2, 0, 1)]
+    result = simulate(trace, CacheSettings("lru"), pool, transfers=Transfers(late=True))
+    assert result.hits[:, 0].tolist() == [0, 0, 1, 0, 1, 1]
+    assert result.n_promoted.tolist() == [2], "what is under way is not asked for again"
+
+
+def test_the_first_missed_of_a_layer_land_without_a_copy() -> None:
+    trace = of_ids([3, 1, 2], [3, 1, 2], [3, 1, 4])
+    pool = [PoolSpec((0,), 4, 0, 1)]
+    result = simulate(trace, CacheSettings("lru"), pool, transfers=Transfers(n_landing=2))
+    assert result.n_landed == 3 and result.n_promoted.tolist() == [1]
+    assert result.hits[:, 0].tolist() == [0, 3, 2]
+    late = simulate(trace, CacheSettings("lru"), pool, transfers=Transfers(True, 2))
+    assert late.hits[:, 0].tolist() == [0, 2, 2], "2 comes by copy, 3 and 1 are there at once"
+
+
+def test_copies_stay_within_the_budget_of_a_token() -> None:
+    trace = trace_of(drifting(60, 2, 16, 4), 16)
+    transfers = Transfers(budget_bytes=1)  # a slot's
+    result = simulate(trace, CacheSettings(), pools_of(2, 8), transfers=transfers)
+    assert 0 < result.n_promoted.sum() <= 60
+    plain = simulate(trace, CacheSettings(), pools_of(2, 8))
+    assert plain.n_promoted.sum() > 60 and plain.hit_rate > result.hit_rate
+
+
+def test_in_stepped_mode_the_next_layer_finds_what_was_guessed() -> None:
+    """Layer 1 always uses what follows from layer 0, of more experts than have slots."""
+    random = np.random.default_rng(0)
+    first = random.integers(0, 16, 150)
+    routing = np.stack([first, (first + 5) % 16], axis=1)[:, :, None].astype(np.uint32)
+    choices = CacheSettings(predictor="correlation", executor="stepped", admission=True)
+    for late in (False, True):
+        result = simulate(
+            trace_of(routing, 16), choices, pools_of(2, 4), transfers=Transfers(late=late)
+        )
+        rates = result.hits[60:].mean(axis=0)
+        assert rates[1] > 0.9 > 0.5 > rates[0]
+        assert result.guesses.n_right > 0.8 * result.guesses.n_hinted > 0
+
+
+def test_a_second_text_is_not_guessed_from_the_first() -> None:
+    tokens = drifting(120, 2, 16, 4)
+    choices = CacheSettings(predictor="correlation", admission=True)
+    one, two = (
+        simulate(trace_of(tokens, 16, starts=starts), choices, pools_of(2, 6))
+        for starts in ((0,), (0, 60, 61, 62, 63, 64))
+    )
+    assert np.array_equal(one.hits[:61], two.hits[:61])
+    assert not np.array_equal(one.hits, two.hits)

@@ -88,7 +88,7 @@ class Foresight:
             return NOBODY
         found = np.flatnonzero(absent & (self._scores > 0) & (self.worth > self._average))
         order = np.argsort(-self.worth[found], kind="stable")
-        return found[order[: self._space.n_layers * self._n_used // 2]]
+        return found[order[: self._space.n_layers * self._n_used]]
 
     def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:
         """The same of the layer after this one, of which the token at hand uses `ids` [n_used].

@@ -1,0 +1,76 @@
+"""Admission: fewer copies, and hardly a hit less, whatever the routing is like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.experts.invented_traces import drifting, trace_of
+from vkmoe.experts.residency import Residency
+from vkmoe.experts.settings import CacheSettings, make_pools
+from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, simulate
+from vkmoe.experts.trace import Trace
+
+LAYERS, EXPERTS, USED = 3, 32, 4
+
+
+def steady(n_tokens: int, seed: int = 0) -> Trace:
+    """Experts are liked by Zipf's law throughout; every fourth token passes through."""
+    random = np.random.default_rng(seed)
+    liking = -1.5 * np.log1p(np.arange(EXPERTS))
+    tokens = []
+    for token in range(n_tokens):
+        scores = liking if token % 4 else np.zeros(EXPERTS)
+        noise = random.gumbel(size=(LAYERS, EXPERTS))
+        tokens.append(np.argsort(-(scores + noise), axis=1)[:, :USED])
+    return trace_of(np.array(tokens, np.uint32), EXPERTS)
+
+
+TRACES = {
+    "drifting": trace_of(drifting(300, LAYERS, EXPERTS, USED, seed=1), EXPERTS),
+    "drifting fast": trace_of(drifting(300, LAYERS, EXPERTS, USED, 2, persistence=2), EXPERTS),
+    "steady": steady(300),
+}
+
+
+def run(name: str, slots: int, transfers: Transfers = PLAIN, **choices: object) -> SimulationResult:
+    trace = TRACES[name]
+    pools = make_pools([slots] * LAYERS, trace.header.span_bytes, USED, "layer")
+    return simulate(trace, CacheSettings(**choices), pools, transfers=transfers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("slots", [4, 8, 16])
+@pytest.mark.parametrize("name", TRACES)
+def test_admission_costs_hardly_a_hit_and_no_more_copies(name: str, slots: int) -> None:
+    """A fixed bar of counts loses 28 points on the fast one, with 4 slots."""
+    each, weighed = run(name, slots), run(name, slots, admission=True)
+    assert weighed.hit_rate >= each.hit_rate - 0.007
+    assert weighed.n_promoted.sum() <= 1.01 * each.n_promoted.sum()
+
+
+def test_where_experts_pass_through_it_saves_most_copies_and_gains_hits() -> None:
+    each, weighed = run("steady", 8), run("steady", 8, admission=True)
+    assert weighed.n_promoted.sum() < 0.5 * each.n_promoted.sum()
+    assert weighed.hit_rate > each.hit_rate + 0.02
+
+
+def test_landing_is_weighed_too_but_copies_nothing() -> None:
+    plain, landing = (run("steady", 8, Transfers(n_landing=n), admission=True) for n in (0, 2))
+    assert landing.n_landed > 0
+    assert landing.n_promoted.sum() < plain.n_promoted.sum()
+    everybody = run("steady", 8, Transfers(n_landing=USED))
+    assert everybody.n_promoted.sum() == 0, "each missed one has landed"
+    assert np.array_equal(everybody.hits, run("steady", 8).hits)
+
+
+def test_nothing_is_weighed_where_every_expert_has_a_slot() -> None:
+    """No prediction, no copy, no table write: the engine must not notice that it could."""
+    trace = TRACES["drifting"]
+    pools = make_pools([EXPERTS] * LAYERS, trace.header.span_bytes, USED, "layer")
+    cache = Residency(trace.space, pools, CacheSettings(admission=True, predictor="correlation"))
+    for routing in trace.routing[:60]:
+        moves = cache.use(routing)
+        assert {move.key for move in moves} <= set((routing + cache._first).ravel().tolist())
+        cache.landed(moves)
+    assert cache._foresight is None and cache.predictions.n_hinted == 0
+    assert cache.guess_next_layer(0, trace.routing[0, 0]).size == 0
