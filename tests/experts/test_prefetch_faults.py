@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from tests.experts.held_uploads import HeldUploads, copies, inner, names, worker
-from tests.experts.interrupts import ctrl_c_after
+from tests.experts.interrupts import apart, ctrl_c_after
 from vkmoe.errors import DeviceLostError, GpuError, ModelFileError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.jobs import JobCancelledError, JobQueue
 from vkmoe.experts.prefetch import Prefetcher
@@ -227,6 +227,7 @@ def test_a_job_that_ctrl_c_left_in_a_queue_twice_is_done_once(
     assert names(inner.begun) == "abc" and not worker._queue.waiting
 
 
+@apart
 def test_ctrl_c_at_any_line_leaves_a_worker_that_works(
     worker: Prefetcher, inner: HeldUploads
 ) -> None:
