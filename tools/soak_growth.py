@@ -1,10 +1,12 @@
 """Run thousands of tokens through a tiny expert cache and see that nothing grows.
 
     python tools/soak_growth.py                      10,000 tokens, one slot in each layer
-    python tools/soak_growth.py --model m.gguf --slots 8 --tokens 50000
+    python tools/soak_growth.py --way pool --model m.gguf --slots 8 --tokens 50000
 
-Watches resident memory, Python's own memory (tracemalloc), threads, Vulkan objects and the bytes of
-device memory. Prints a table and exits with 1 if one of them grew after the first third.
+Watches resident memory, Python's own memory (tracemalloc), threads, open files, Vulkan objects and
+the bytes of device memory. Prints a table and exits with 1 if one of them grew after the first
+third, or a thread is left at the end. A way is how experts move: `plain`, between tokens;
+`overlap`, beside them, guessed and kept as they are read; `pool`, so and from a small host pool.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +32,12 @@ PROMPT_TOKENS, REPLY_TOKENS = 10, 30  # of each reply in the soak
 N_SAMPLES = 30
 # What may come and go: pages of the C library, and Python's free lists.
 RSS_SLACK, PYTHON_SLACK = 4 << 20, 64 << 10
-STATUS = Path("/proc/self/status")
+STATUS, OPEN_FILES = Path("/proc/self/status"), Path("/proc/self/fd")
+POOL_SHARE = 0.4  # of all experts
+MOVING: dict[str, Any] = {
+    "expert_copies": "overlap", "promote_on_read": True, "expert_predictor": "correlation",
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {"plain": {}, "overlap": MOVING, "pool": MOVING}
 
 
 class Sample(NamedTuple):
@@ -41,6 +48,7 @@ class Sample(NamedTuple):
     python_bytes: int
     python_peak: int  # since the sample before
     n_threads: int
+    n_files: int  # open; 0 where the system does not say
     n_objects: int  # of Vulkan
     device_bytes: tuple[int, ...]  # by heap
 
@@ -55,6 +63,7 @@ class Sample(NamedTuple):
             current,
             peak,
             threading.active_count(),
+            len(list(OPEN_FILES.iterdir())) if OPEN_FILES.exists() else 0,
             sum(native.live_objects().values()),
             tuple(device_bytes),
         )
@@ -75,6 +84,7 @@ def growth(samples: Sequence[Sample]) -> list[str]:
         ("Python's memory", PYTHON_SLACK, rise(lambda sample: sample.python_bytes)),
         ("the peak of Python's memory", PYTHON_SLACK, rise(lambda sample: sample.python_peak)),
         ("threads", 0, rise(lambda sample: sample.n_threads)),
+        ("open files", 0, rise(lambda sample: sample.n_files)),
         ("Vulkan objects", 0, rise(lambda sample: sample.n_objects)),
         ("device memory", 0, rise(lambda sample: sum(sample.device_bytes))),
     )
@@ -83,6 +93,16 @@ def growth(samples: Sequence[Sample]) -> list[str]:
         for what, slack, risen in measured
         if risen > slack
     ]
+
+
+def options_of(way: str, model: Path, n_slots: int) -> dict[str, Any]:
+    """The options of a way; what a small host pool is depends on the model."""
+    options = {"ctx_size": CTX_SIZE, "expert_slots": n_slots, **WAYS[way]}
+    if way == "pool":
+        with LLM(model, ctx_size=CTX_SIZE) as llm:
+            n_bytes = next(line.n_bytes for line in llm.plan.lines if line.item == "experts")
+        options["host_pool"] = str(int(POOL_SHARE * n_bytes))
+    return options
 
 
 def soak(llm: LLM, n_tokens: int, n_samples: int = N_SAMPLES) -> Iterator[Sample]:
@@ -111,7 +131,7 @@ def _row(sample: Sample) -> str:
     device = sum(sample.device_bytes) / 2**20
     return (
         f"{sample.n_tokens:7} {mib[0]:9.1f} {mib[1]:9.3f} {mib[2]:9.3f} "
-        f"{sample.n_threads:8} {sample.n_objects:8} {device:11.2f}"
+        f"{sample.n_threads:8} {sample.n_files:6} {sample.n_objects:8} {device:11.2f}"
     )
 
 
@@ -121,22 +141,26 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=demo_model_path())
     parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--slots", type=int, default=1, help="per layer (default: 1)")
+    parser.add_argument("--way", choices=WAYS, default="plain")
     options = parser.parse_args()
     if options.tokens < N_SAMPLES * (PROMPT_TOKENS + REPLY_TOKENS):
         parser.error(f"--tokens must be at least {N_SAMPLES * (PROMPT_TOKENS + REPLY_TOKENS)}")
+    chosen = options_of(options.way, options.model, options.slots)
     tracemalloc.start()
-    started, samples = time.monotonic(), []
-    with LLM(options.model, ctx_size=CTX_SIZE, expert_slots=options.slots) as llm:
-        print(f"{llm.spec.name} on {llm.device_info.name}, {options.slots} slots a layer")
-        print(" tokens   RSS MiB   py  MiB  peak MiB  threads  objects  device MiB")
+    started, samples, n_threads = time.monotonic(), [], threading.active_count()
+    with LLM(options.model, **chosen) as llm:
+        print(f"{llm.spec.name} on {llm.device_info.name}: {chosen}")
+        print(" tokens   RSS MiB   py  MiB  peak MiB  threads  files  objects  device MiB")
         for sample in soak(llm, options.tokens):
             samples.append(sample)
             print(_row(sample), flush=True)
         assert llm.engine.cache is not None
         counters = llm.engine.cache.counters
-    print(f"{counters.n_uploads:,} uploads, {counters.n_evictions:,} evictions, "
-          f"{time.monotonic() - started:.0f} s")  # fmt: skip
+    print(f"{counters.n_uploads:,} uploads, {counters.n_landed:,} landed, "
+          f"{counters.n_evictions:,} evictions, {time.monotonic() - started:.0f} s")  # fmt: skip
     found = growth(samples)
+    if threading.active_count() > n_threads:
+        found.append(f"threads are left: {threading.enumerate()}")
     print("\n".join(found) or "nothing grew")
     return 1 if found else 0
 

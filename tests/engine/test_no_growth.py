@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -11,29 +12,38 @@ import pytest
 
 from tests.engine.tiny import model_path
 from tools import soak_growth
-from tools.soak_growth import PYTHON_SLACK, RSS_SLACK, Sample, growth, soak
+from tools.soak_growth import PYTHON_SLACK, RSS_SLACK, WAYS, Sample, growth, options_of, soak
 from vkmoe.llm import LLM
 
 N_TOKENS, N_SAMPLES = 270, 6
+TINY = model_path("moe_plain")
+THREADS = {"plain": 0, "overlap": 1, "pool": 2}
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def invented(**last: Any) -> list[Sample]:
     """A run in which nothing grows, but what `last` says of its last third."""
-    steady = [Sample(100 * i, 50 << 20, 9 << 20, 10 << 20, 2, 80, (7, 5)) for i in range(9)]
+    steady = [Sample(100 * i, 50 << 20, 9 << 20, 10 << 20, 2, 30, 80, (7, 5)) for i in range(9)]
     return [*steady[:6], *(sample._replace(**last) for sample in steady[6:])]
 
 
-def test_two_hundred_tokens_leave_the_process_as_it_was() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_two_hundred_tokens_leave_the_process_as_it_was(way: str) -> None:
     """With one slot in each layer, so that experts come and go all the time."""
+    options, n_threads = options_of(way, TINY, n_slots=1), threading.active_count()
     tracemalloc.start()
     try:
-        with LLM(model_path("moe_plain"), ctx_size=64, expert_slots=1) as llm:
+        with LLM(TINY, **options) as llm:
             samples = list(soak(llm, N_TOKENS, N_SAMPLES))
             assert llm.engine.cache is not None
             assert llm.engine.cache.counters.n_evictions > N_TOKENS / 4
+            pool = llm.engine.cache.pool
+            assert (pool is not None) == (way == "pool")
+            assert pool is None or pool.counters.n_reads > N_TOKENS / 4
     finally:
         tracemalloc.stop()
+    assert samples[-1].n_threads - n_threads == THREADS[way]
+    assert threading.active_count() == n_threads
     assert [sample.n_tokens for sample in samples] == sorted({s.n_tokens for s in samples})
     assert samples[-1].n_tokens >= N_TOKENS
     assert growth(samples) == []
@@ -46,6 +56,7 @@ def test_two_hundred_tokens_leave_the_process_as_it_was() -> None:
         ("Python's memory", {"python_bytes": (9 << 20) + PYTHON_SLACK + 1}),
         ("the peak of Python's memory", {"python_peak": (10 << 20) + PYTHON_SLACK + 1}),
         ("threads", {"n_threads": 3}),
+        ("open files", {"n_files": 31}),
         ("Vulkan objects", {"n_objects": 81}),
         ("device memory", {"device_bytes": (7, 6)}),
     ],
@@ -70,20 +81,22 @@ def test_a_list_that_keeps_something_of_each_token_is_noticed(
     monkeypatch.setattr(soak_growth.Sample, "take", leaky)
     tracemalloc.start()
     try:
-        with LLM(model_path("moe_plain"), ctx_size=64, expert_slots=1) as llm:
+        with LLM(TINY, ctx_size=64, expert_slots=1) as llm:
             found = growth(list(soak(llm, N_TOKENS, N_SAMPLES)))
     finally:
         tracemalloc.stop()
     assert any(line.startswith("Python's memory grew") for line in found)
 
 
-def test_where_the_system_does_not_tell_resident_memory_the_rest_counts(
+def test_where_the_system_does_not_tell_of_memory_and_files_the_rest_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(soak_growth, "STATUS", tmp_path / "status")
+    monkeypatch.setattr(soak_growth, "OPEN_FILES", tmp_path / "fd")
     tracemalloc.start()
     try:
         sample = Sample.take(5, [1, 2])
     finally:
         tracemalloc.stop()
-    assert sample.rss_bytes == 0 and sample.device_bytes == (1, 2) and sample.python_peak > 0
+    assert sample.rss_bytes == 0 and sample.n_files == 0
+    assert sample.device_bytes == (1, 2) and sample.python_peak > 0
