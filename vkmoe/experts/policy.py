@@ -220,9 +220,10 @@ class Policy(ABC):
         """In each pool free slots first, then those of whoever leaves. Must hold: no floors."""
         turns = turns[np.argsort(self.pool_of[newcomers[turns]], kind="stable")]
         pool_of = self.pool_of[newcomers[turns]]
-        begins = np.flatnonzero(np.diff(pool_of, prepend=NO_POOL))
-        pools, n_waiting = pool_of[begins], np.diff(begins, append=len(pool_of))
-        row = np.repeat(np.arange(len(pools)), n_waiting)
+        first = np.ones(len(pool_of), np.bool_)  # in its pool
+        first[1:] = pool_of[1:] != pool_of[:-1]
+        begins, row = first.nonzero()[0], first.cumsum() - 1
+        pools, n_waiting = pool_of[begins], np.bincount(row)
         n_free = np.array([len(self._free[pool]) for pool in pools.tolist()], np.int64)
         place = np.arange(len(turns)) - (begins + n_free)[row]
         victims = np.full(len(turns), FREE, np.int64)
