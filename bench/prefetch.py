@@ -45,8 +45,8 @@ from vkmoe.llm import demo_model_path
 
 SHARES = (25.0, 50.0)
 CONTEXT = 1024
-WARM_TOKENS = 48  # of the last text, run before anything is measured
 MIB = 1 << 20
+WARM_HELP = "tokens of each text's end, run before anything is measured (128)"
 COMPUTE_HELP = "of a token without misses, for the budget of copies (20)"
 BASE = "none"  # what the others are compared with
 COPIES = {"expert_copies": "overlap", "promote_on_read": False}
@@ -70,15 +70,18 @@ def main() -> None:
     parser.add_argument("--shares", type=_shares, default=SHARES, help="%%, default: 25,50")
     parser.add_argument("--link", type=float, default=50.0, help="MB/s (default: 50); 0: as it is")
     parser.add_argument("--compute-ms", type=float, default=20.0, help=COMPUTE_HELP)
+    parser.add_argument("--warm", type=int, default=128, help=WARM_HELP)
     parser.add_argument("--tokens", type=int, default=48, help="in each turn (default: 48)")
     parser.add_argument("--arms", type=_names, default=tuple(ARMS), help=f"of {', '.join(ARMS)}")
     options = parser.parse_args()
-    if options.tokens < 1 or options.repeats < 1 or options.link < 0:
-        parser.error("--tokens, --repeats: at least 1; --link: at least 0")
+    if min(options.tokens, options.repeats, options.warm) < 1 or options.link < 0:
+        parser.error("--tokens, --repeats, --warm: at least 1; --link: at least 0")
     file = read_model_file(options.model)
     if file.spec.experts is None:
         raise VkmoeError(f"{options.model} has no experts", "give a mixture-of-experts model")
-    pieces = {name: _pieces(file.tokenizer.encode(prompt_text(name)), options) for name in PROMPTS}
+    texts = {name: file.tokenizer.encode(prompt_text(name)) for name in PROMPTS}
+    pieces = {name: _pieces(text, options) for name, text in texts.items()}
+    warm = [token for text in texts.values() for token in text[-options.warm :]]
     card = describe(choose_device(list_devices(), options.device))
     print_card(card)
     link = SlowLink(options.link * 1e6) if options.link else None
@@ -87,8 +90,8 @@ def main() -> None:
         slots = max(1, round(share / 100 * file.spec.experts.n_experts))
         print(f"{share:g} % of the experts, {slots} slots", flush=True)
         arms = [_arm(name, slots, options, link) for name in options.arms]
-        shares[f"{share:g} %"] = _measure(arms, pieces, options.repeats, card)
-    results = {"model": options.model.name, "tokens": options.tokens, "context": CONTEXT}
+        shares[f"{share:g} %"] = _measure(arms, warm, pieces, options.repeats, card)
+    results = {"model": options.model.name, "tokens": options.tokens, "warm": options.warm}
     results |= {"link_mb_per_s": options.link or None, "compute_ms": options.compute_ms}
     results |= {"shares": shares}
     results["rows"] = [row for share in shares.values() for row in share.pop("rows")]
@@ -112,7 +115,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _pieces(text: Sequence[int], options: argparse.Namespace) -> list[Sequence[int]]:
-    n, limit = options.tokens, min(len(text), CONTEXT)
+    n, limit = options.tokens, min(len(text), CONTEXT) - options.warm
     if n * options.repeats > limit:
         raise VkmoeError(
             f"{options.repeats} turns of {n} tokens are more than a text has ({limit})",
@@ -131,6 +134,7 @@ def _arm(name: str, slots: int, options: argparse.Namespace, link: SlowLink | No
 
 def _measure(
     arms: Sequence[CachedArm],
+    warm: Sequence[int],
     pieces: Mapping[str, Sequence[Sequence[int]]],
     repeats: int,
     card: dict[str, Any],
@@ -138,7 +142,6 @@ def _measure(
     """All arms on all texts; rows, and what was found of each text and arm."""
     rows: list[Row] = []
     texts: dict[str, Any] = {}
-    warm = [token for piece in list(pieces.values())[-1] for token in piece][:WARM_TOKENS]
     with ExitStack() as stack:
         for arm in arms:
             stack.enter_context(arm.opened(warm))

@@ -11,7 +11,7 @@ from tests.bench.test_bench import document, positive, run
 
 
 def test_prefetch() -> None:
-    few = ["--tokens", "2", "--repeats", "1", "--shares", "25", "--link", "200"]
+    few = ["--tokens", "2", "--warm", "2", "--repeats", "1", "--shares", "25", "--link", "200"]
     arms = ["none", "correlation, promoting", "none, waiting"]
     results = document("prefetch", *few, "--arms", ",".join(arms))["results"]
     assert positive(results["rows"]) and len(results["rows"]) == 3 * len(arms)
