@@ -1,0 +1,65 @@
+"""Ctrl-C at random moments while experts move on threads: the short form of
+tools/soak_interrupts.py.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.tiny import model_path
+from tools.soak_interrupts import (
+    CTX_SIZE,
+    TOKENS,
+    logits_of,
+    opening,
+    options_of,
+    rounds,
+    threads_left,
+)
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+
+TINY = model_path("moe_plain")
+N_ROUNDS = 12
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def old_handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def right() -> tuple[bytes, int]:
+    """The logits with all experts resident, and the bytes of these."""
+    with Engine(TINY, EngineConfig(ctx_size=CTX_SIZE)) as engine:
+        n_bytes = next(line.n_bytes for line in engine.plan.lines if line.item == "experts")
+        return logits_of(engine, TOKENS), n_bytes
+
+
+@pytest.mark.parametrize("way", ["overlap, landing", "small pool, overlap, landing"])
+def test_ctrl_c_while_experts_move_changes_no_bit(way: str, right: tuple[bytes, int]) -> None:
+    wanted, n_bytes = right
+    config = EngineConfig(ctx_size=CTX_SIZE, **options_of(way, n_bytes))
+    with Engine(TINY, config, checks=True) as engine:
+        assert rounds(engine, wanted, random.Random(0), N_ROUNDS) > N_ROUNDS // 3
+        cache = engine.cache
+        assert cache is not None
+        n_moved = cache.counters.n_uploads + cache.counters.n_landed
+        logits_of(engine, TOKENS)
+        assert cache.counters.n_uploads + cache.counters.n_landed > n_moved, (
+            "nothing moves any more"
+        )
+    assert not threads_left()
+
+
+def test_ctrl_c_while_opening_and_closing_leaves_nothing(right: tuple[bytes, int]) -> None:
+    """Neither Vulkan objects nor threads."""
+    options = options_of("small pool, overlap, landing", right[1])
+    assert opening(TINY, options, random.Random(0), 4) > 0
