@@ -119,8 +119,7 @@ class Policy(ABC):
             return []
         self.remove(taken.victims[taken.victims != FREE])
         self.insert(taken.keys)
-        columns = (taken.pools.tolist(), taken.keys.tolist(), taken.victims.tolist())
-        return [Move(*move) for move in zip(*columns, strict=True)]
+        return list(map(Move, taken.pools.tolist(), taken.keys.tolist(), taken.victims.tolist()))
 
     def insert(self, keys: Keys) -> None:
         """Keys that are not resident take free slots of their pools."""

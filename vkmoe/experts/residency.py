@@ -127,8 +127,9 @@ class Residency:
             # By rank: the highest of all layers come first.
             missing = self._policy.use(slotted.T.reshape(-1))
             moves = self._bring(missing, landed, keys, budget_bytes)
-            left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
-            moves += self._choose_pins(keys, left)
+            if self._pins_are_due:
+                left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
+                moves += self._choose_pins(keys, left)
         self.counts.advance()
         return moves
 
@@ -251,12 +252,25 @@ class Residency:
         """Of the slots they take."""
         return sum(self._pools[move.pool].slot_bytes for move in moves)
 
+    @property
+    def _warm_pins_are_due(self) -> bool:
+        return self.settings.warmpin > 0 and self.n_tokens % self.settings.warmpin_after == 0
+
+    @property
+    def _residents_are_due(self) -> bool:
+        settings = self.settings
+        return settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens
+
+    @property
+    def _pins_are_due(self) -> bool:
+        return self._warm_pins_are_due or self._residents_are_due
+
     def _choose_pins(self, used: Keys, budget_bytes: float) -> list[Move]:
-        """What follows from the counts at the tokens where the settings say so."""
-        settings, moves = self.settings, []
-        if settings.warmpin and self.n_tokens % settings.warmpin_after == 0:
+        """What follows from the counts. Must hold: pins are due."""
+        moves: list[Move] = []
+        if self._warm_pins_are_due:
             moves += self._pin_warm(used, budget_bytes)
-        if settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens:
+        if self._residents_are_due:
             left = budget_bytes - self._n_bytes(moves)
             moves += self._pin_residents(self._most_used(self._uses), used, left)
             self.warm_at = self.n_tokens

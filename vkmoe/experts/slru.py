@@ -81,8 +81,7 @@ class Slru(Policy):
         self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]
     ) -> NDArray[np.bool_]:
         """Which of them are, [n_pools, n]; the arguments are those of `_rank`."""
-        n_held = [self.pools[pool].capacity - self.n_free(pool) for pool in pools]
-        n_pinned = n_held - unpinned.sum(axis=1)
+        n_pinned = (keys < self.space.n_keys).sum(axis=1) - unpinned.sum(axis=1)
         room: Keys = np.maximum(0, self._n_protected[pools] - n_pinned)
         # Recency from 1 on, of those that can be protected; the others are 0.
         recency = np.where(self._again[keys] & unpinned, self._last[keys] + 1, 0)
