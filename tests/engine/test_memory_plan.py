@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny import Tensor, model_path, retyped, rewrite
+from tests.engine.tiny import mixed_model
 from tests.live import live_objects
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
@@ -23,8 +23,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "bytes": {"expert_cache": "7MiB"},
     "small pool": {"host_pool": "8MiB"},
     "small pool, slots and landing": {"host_pool": "4MiB", "expert_slots": 8, "miss": "gather",
-                                      "promote_on_read": True},
-    "stepped": {"executor": "stepped", "expert_slots": 8},
+                                      "promote_on_read": True, "expert_copies": "overlap",
+                                      "expert_predictor": "correlation"},
+    "stepped, gathered, overlapped": {"executor": "stepped", "expert_slots": 8, "miss": "gather",
+                                      "promote_on_read": False, "expert_copies": "overlap"},
 }  # fmt: skip
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -80,19 +82,34 @@ def test_no_heap_holds_more_than_planned(options: dict[str, Any]) -> None:
         check_work(llm)
 
 
-def test_slots_of_several_sizes_are_planned(tmp_path: Path) -> None:
-    """Layers whose experts differ in type have arenas of their own."""
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixed_model(tmp_path_factory.mktemp("plan") / "mixed.gguf")
 
-    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        name = "blk.1.ffn_down_exps.weight"
-        tensors[name] = retyped(tensors[name], "F16")
 
-    mixed = rewrite(model_path("moe_plain"), tmp_path / "mixed.gguf", change)
-    with LLM(mixed, ctx_size=32, expert_slots=2) as llm:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"miss": "gather", "promote_on_read": True},
+        {"miss": "gather", "promote_on_read": False},
+        {"miss": "read", "promote_on_read": True, "expert_copies": "overlap"},
+        {"miss": "gather", "promote_on_read": True, "host_pool": "200KiB"},
+    ],
+    ids=["copied", "gathered and kept", "gathered", "kept", "small pool"],
+)
+def test_slots_of_several_sizes_are_planned(mixed: Path, options: dict[str, Any]) -> None:
+    """Layers whose experts differ in type have arenas of their own; scratch is for the largest."""
+    with LLM(mixed, ctx_size=32, expert_slots=2, **options) as llm:
         assert llm.plan.experts_in == "cache"
+        assert bool(llm.plan.landing_slots) == options.get("promote_on_read", False)
+        assert bool(llm.plan.gather_places) == (options.get("miss") == "gather")
+        assert bool(llm.plan.host_places) == ("host_pool" in options)
         check(llm)
-        llm.engine.run_tokens([1, 5, 9, 2], 0)
-        check(llm)
+        for position in range(N_TOKENS):
+            llm.engine.run_token(1 + 11 * position % 60, position)
+            check(llm)
+        check_work(llm)
 
 
 def test_staging_is_planned_where_device_memory_is_not_mapped(
