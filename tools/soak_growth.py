@@ -6,7 +6,7 @@
 Watches resident memory, Python's own memory (tracemalloc), threads, open files, Vulkan objects and
 the bytes of device memory. Prints a table and exits with 1 if one of them grew after the first
 third, or a thread is left at the end. A way is how experts move: `plain`, between tokens;
-`overlap`, beside them, guessed and kept as they are read; `pool`, so and from a small host pool.
+`overlap`, beside them; `kept`, as they are read; `pool`, so and from a small host pool.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ N_SAMPLES = 30
 RSS_SLACK, PYTHON_SLACK = 4 << 20, 64 << 10
 STATUS, OPEN_FILES = Path("/proc/self/status"), Path("/proc/self/fd")
 POOL_SHARE = 0.4  # of all experts
-MOVING: dict[str, Any] = {
-    "expert_copies": "overlap", "promote_on_read": True, "expert_predictor": "correlation",
+COPIED: dict[str, Any] = {
+    "expert_copies": "overlap", "promote_on_read": False, "expert_predictor": "correlation",
 }  # fmt: skip
-WAYS: dict[str, dict[str, Any]] = {"plain": {}, "overlap": MOVING, "pool": MOVING}
+KEPT = {**COPIED, "promote_on_read": True}
+WAYS: dict[str, dict[str, Any]] = {"plain": {}, "overlap": COPIED, "kept": KEPT, "pool": KEPT}
 
 
 class Sample(NamedTuple):
