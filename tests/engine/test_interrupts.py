@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,8 @@ from tools.soak_interrupts import (
 )
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.gpu.backend import N_COMPILERS, Backend
+from vkmoe.gpu.program import Dispatch
 
 TINY = model_path("moe_plain")
 N_ROUNDS = 12
@@ -63,3 +66,22 @@ def test_ctrl_c_while_opening_and_closing_leaves_nothing(right: tuple[bytes, int
     """Neither Vulkan objects nor threads."""
     options = options_of("small pool, overlap, landing", right[1])
     assert opening(TINY, options, random.Random(0), 4) > 0
+
+
+def test_ctrl_c_while_compiling_waits_for_no_kernel_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n_begun, real = 0, Backend._make_kernel
+
+    def make_kernel(self: Backend, command: Dispatch) -> object:
+        nonlocal n_begun
+        n_begun += 1
+        if n_begun == 1:
+            raise KeyboardInterrupt
+        time.sleep(0.5)
+        return real(self, command)
+
+    monkeypatch.setattr(Backend, "_make_kernel", make_kernel)
+    with pytest.raises(KeyboardInterrupt):
+        Engine(TINY, EngineConfig(ctx_size=CTX_SIZE))
+    assert n_begun <= 1 + N_COMPILERS

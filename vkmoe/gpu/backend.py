@@ -136,10 +136,13 @@ class Backend:
         for command in todo:
             for ref in command.tensors:
                 self.tensor(ref)
-        with ThreadPoolExecutor(N_COMPILERS, "compile") as pool:
+        pool = ThreadPoolExecutor(N_COMPILERS, "compile")
+        try:
             jobs = [(command, pool.submit(self._make_kernel, command)) for command in todo]
             for command, job in jobs:
                 self._kernels[_kernel_key(command)] = job.result()
+        finally:  # after Ctrl-C or a failure nobody waits for those that have not begun
+            pool.shutdown(cancel_futures=True)
 
     def _make_kernel(self, command: Dispatch) -> _native.Kernel:
         tensors = [self.tensor(ref) for ref in command.tensors]
