@@ -65,12 +65,14 @@ class Case:
     link: LinkSpeed | None  # decides how a token is cut, and how much is copied beside it
     warm: NDArray[np.float64] | None  # counts of an earlier run [n_layers * n_experts]
     seed: int
+    checks: bool = True  # without them fewer waits keep threads in step
 
     def __str__(self) -> str:
         words = [f"{name.removeprefix('expert_')}={value}" for name, value in self.options.items()]
         return " ".join([*words, f"copies={self.copies.replace(' ', '-')}",
                          f"link={self.link and int(self.link.read_bytes_per_second)}",
-                         *["warm"] * (self.warm is not None)])  # fmt: skip
+                         *["warm"] * (self.warm is not None),
+                         *["unchecked"] * (not self.checks)])  # fmt: skip
 
     def config(self, ctx_size: int) -> EngineConfig:
         return EngineConfig(ctx_size=ctx_size, **self.options)
@@ -95,8 +97,8 @@ def draw(seed: int, facts: ModelFacts) -> Case:
     """The case of a seed; rare ways occur more often than users ask for them."""
     rng = random.Random(seed)
     n, k = facts.n_experts, facts.n_used
-    half, least = facts.experts_bytes // 2, facts.least_pool
-    pool = rng.choice([None, half, max(half // 2, least), least])
+    parts = [max(facts.experts_bytes // part, facts.least_pool) for part in (2, 4, n)]
+    pool = rng.choice([None, *parts])
     copies = rng.choice(COPIES)
     counts = [1, k, 2 * k, n // 2, n - 1] + [None, n] * (rng.random() < 0.2)
     slots = rng.choice([min(max(count, 1), n) if count else None for count in counts])
@@ -120,7 +122,7 @@ def draw(seed: int, facts: ModelFacts) -> Case:
     if rng.random() < 0.25:
         n_keys = facts.n_layers * n
         warm = np.array([rng.choice([0.0, 0.5, 3.0, 40.0]) for _ in range(n_keys)])
-    return Case(options, copies, _link(rng.choice(LINKS), facts), warm, seed)
+    return Case(options, copies, _link(rng.choice(LINKS), facts), warm, seed, rng.random() < 0.7)
 
 
 def _link(kind: str, facts: ModelFacts) -> LinkSpeed | None:

@@ -6,11 +6,11 @@
 
 A case is a random choice of executor, slots, predictor, way of a miss, promotion, host pool,
 policy, admission, residents, link, and of what happens to copies and reads (tools/soak_cases.py).
-Each runs random sequences in an engine of its own with all checks on; logits must be those with all
-experts resident, no heap may hold more than planned, and no thread may be left. MODEL is a file, or
-"mixed" for one whose experts differ in size; by default the demo model, an odd one and that. What a
-case is follows from its seed, when its threads do what does not. Exits with 1 at the first
-difference.
+Each runs random sequences in an engine of its own, most with all checks on; logits must be those
+with all experts resident, no heap may hold more than planned, and no thread may be left. MODEL is a
+file, or "mixed" for one whose experts differ in size; by default the demo model, an odd one and
+that. What a case is follows from its seed, when its threads do what does not. Exits with 1 at the
+first difference.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _judge(right: Right, case: Case, number: int, again: str) -> bool:
 def _differ(right: Right, case: Case, number: int) -> str:
     """Run a script in a case; what moved. Exits at the first logits that differ."""
     steps, wanted = right.scripts[number], right.digests[number]
-    with Engine(right.model, case.config(CTX_SIZE), checks=True, seed=case.warm) as engine:
+    with Engine(right.model, case.config(CTX_SIZE), checks=case.checks, seed=case.warm) as engine:
         for index, found in enumerate(_digests(engine, steps)):
             if found != wanted[index]:
                 sys.exit(f"DIFFERENT at step {index} of script {number}: {steps[index]}")
