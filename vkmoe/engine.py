@@ -1,4 +1,4 @@
-"""Runs a loaded model token by token: one submit per token, replayed.
+"""Runs a loaded model token by token, replaying what was recorded when it was loaded.
 
 Owns the device, the weights, the KV cache and the recorded programs. Does not own text, sampling or
 options.
@@ -93,6 +93,7 @@ class Engine(Closing):
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
+        self._stop_before_freeing(places)
         self._table = loaded.table
         overlaps = copies_overlap(config, self.device)
         self._experts = places.follow(loaded, seed, self.link, overlaps)
@@ -110,7 +111,10 @@ class Engine(Closing):
             misses,
         )
         self._record(decoder)
-        # Runs before anything above is freed: an interrupted or failed submit may still read it.
+        self._stop_before_freeing(places)
+
+    def _stop_before_freeing(self, places: ExpertPlaces) -> None:
+        """What was entered so far goes after this: a submit or a thread may still use it."""
         self._cleanup.callback(self.device.finish)
         self._cleanup.callback(places.stop)
 

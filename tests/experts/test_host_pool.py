@@ -154,3 +154,38 @@ def test_a_profile_fills_slots_and_pool(make: Make) -> None:
     hits = rig.stepped_token(np.array([(1, 3), (3, 5), (0, 6)], np.uint32))
     assert hits[:, 0].all() and not hits[:, 1].any()
     assert rig.cache.pool.counters.n_hits == 3
+
+
+def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: Make) -> None:
+    rig = make(4, slots=2, seed=np.arange(SPACE.n_keys, dtype=np.float64) + 1)
+    assert rig.cache.pool is not None
+    assert rig.residency.published.sum() == 6
+    assert not (rig.cache.pool.residency.published & rig.residency.published.ravel()).any()
+    assert rig.cache.pool.residency.published.sum() == 8, "there is room for others"
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        rig.stepped_token(random_routing(rng))
+
+
+def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:
+    """Of all layers together, however soon they arrive."""
+    rig = make(16, slots=3, delay=0, predictor="frequency", executor="stepped")
+    object.__setattr__(rig.cache._ways, "budget", lambda: 300.0)  # one small expert
+    rig.cache._steps._budget = rig.cache._ways.budget
+    rng = np.random.default_rng(7)
+    before, most = 0, 0
+    for _ in range(40):
+        rig.stepped_token(random_routing(rng))
+        most = max(most, rig.cache.counters.n_hinted - before)
+        before = rig.cache.counters.n_hinted
+    assert most <= 1
+
+
+def test_a_token_that_goes_on_after_ctrl_c_is_refused(make: Make) -> None:
+    rig = make(4)
+    rig.cache.end(rig.begin())
+    rig.cache._tier.torn = True
+    with pytest.raises(AssertionError, match="interrupted"):
+        rig.cache.need(0, np.array([0, 1], np.uint32))
+    with pytest.raises(AssertionError, match="interrupted"):
+        rig.cache.begin(first=False)

@@ -3,7 +3,7 @@
 A submit is bracketed by `begin` and `end`, a token ends with `after_token`; where a token is
 several submits with a look at the routing between them, `need` makes a layer's experts available.
 While a submit reads a version of the table, nothing that version leads to is written, except
-landing slots, which nobody reads.
+landing places, by that submit alone.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class ExpertCache:
         Submits of a token but its `first` come after a `need`. Raises DeviceLostError. A copy that
         fails otherwise leaves its expert at home.
         """
-        if self._is_torn:
+        if self._is_torn and first:
             self._reset()
+        assert not self._is_torn, "a token goes on after it was interrupted"
         if first:
             self._steps.forget()
         self._tier.start_blocked()
@@ -123,8 +124,7 @@ class ExpertCache:
         Waits for the file; raises ModelFileError where it cannot be read. What they let expect of
         the next layer is begun.
         """
-        if self._is_torn:
-            self._reset()
+        assert not self._is_torn, "a token goes on after it was interrupted"
         self._steps.need(layer, experts)
 
     def after_token(

@@ -69,13 +69,20 @@ class HostPool:
         return self.tier.slots.of(key).place
 
     def fill(self, read: Callable[[Sequence[Copy]], object]) -> None:
-        """Let `read` read experts until the pool is full. Raises what it raises."""
+        """Let `read` read experts until the pool is full. Raises what it raises.
+
+        Those that came through the pool into slots make room. To be called before the first submit.
+        """
+        twice = np.flatnonzero(self.residency.published & self._in_slots)
+        self.tier.drop(twice.tolist())
+        self.residency.left(twice)
         nobody = np.zeros(self.space.n_keys, np.bool_)
-        moves = self.residency.bring(self.residency.first_fill(), nobody, self._in_slots)
+        wanted = self.residency.first_fill(self._in_slots)
+        moves = self.residency.bring(wanted, nobody, self._in_slots)
         self.tier.fill(moves, read)
 
     def need(self, keys: Keys, kept: Mask, make_room: Callable[[], Mask]) -> None:
-        """Have these experts of one layer in a slot or in the pool; waits for them.
+        """Have these experts in a slot or in the pool, `n_at_once` at most; waits for them.
 
         `kept` [n_keys] may not leave the pool, these keys among them; `make_room` waits for those
         of them that are copied, and returns who is kept then. Raises ModelFileError and other
@@ -100,16 +107,11 @@ class HostPool:
             if absent.size:
                 kept = make_room()
 
-    def want(self, keys: Keys, kept: Mask, budget_bytes: float) -> None:
-        """Begin to read experts that may be needed soon, as far as the budget goes."""
-        waiting = self.tier.pending_bytes
-        coming: list[int] = []
-        for key in keys[~self._in_slots[keys]].tolist():
-            if self.residency.is_absent(key):
-                waiting += self._span_bytes[self.space.layer(key)]
-                if waiting > budget_bytes:
-                    break
-                coming.append(key)
+    def want(self, keys: Keys, kept: Mask) -> None:
+        """Begin to read experts that may be needed soon, but never more than one call's keys."""
+        room = len(keys) - len(self.tier.moving)
+        absent = [key for key in keys.tolist() if self.residency.is_absent(key)]
+        coming = [key for key in absent if not self._in_slots[key]][: max(0, room)]
         if coming:
             self._n_hinted += len(self._bring(coming, kept, urgent=False))
 

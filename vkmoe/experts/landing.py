@@ -42,7 +42,7 @@ class Landings:
         return self._n_landing
 
     def offer_all(self) -> None:
-        """Fill the table's entries anew."""
+        """Fill the table's entries anew. Must hold: no submit is in flight."""
         n_entries = self._table.landing.shape[1]
         for layer in range(self._table.landing.shape[0]):
             n_slots = len(self._slots.landing.get(layer, ()))

@@ -33,6 +33,7 @@ class LayerSteps:
     ) -> None:
         """`budget`: how many bytes may be copied ahead."""
         self._residency, self._tier, self._pool, self._budget = residency, tier, pool, budget
+        self._left = 0.0  # bytes that may still be copied ahead during this token
         self._next: tuple[int, Keys] | None = None  # layer and experts of the next submit
         self._hits: dict[int, Mask] = {}  # by layer
         self.n_hinted = 0
@@ -41,6 +42,7 @@ class LayerSteps:
         """A token begins, whatever became of the last one."""
         self._next = None
         self._hits.clear()
+        self._left = self._budget() - self._tier.pending_bytes
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """The next submit uses these [n_used] of a layer. Waits for the file.
@@ -89,12 +91,13 @@ class LayerSteps:
 
     def _hint(self, guessed: Keys, keys: Keys) -> None:
         """Begin to move what the next layer is expected to use, while `keys` are run."""
-        tier, budget = self._tier, self._budget()
+        tier, before = self._tier, self._tier.pending_bytes
         if self._pool is not None:
-            self._pool.want(guessed, self._kept(keys), budget)
+            self._pool.want(guessed, self._kept(keys))
             guessed = guessed[self._pool.residency.published[guessed]]
         outer, tier.torn = tier.torn, True
-        moves = self._residency.hint(guessed.tolist(), keys, budget - tier.pending_bytes)
+        moves = self._residency.hint(guessed.tolist(), keys, self._left)
         self.n_hinted += len(moves)
         tier.bring(moves)
         tier.torn = outer
+        self._left -= tier.pending_bytes - before

@@ -60,8 +60,11 @@ class PoolResidency:
         self.published[[move.victim for move in moves if move.victim != FREE]] = False
         return moves
 
-    def first_fill(self) -> list[int]:
-        """Whom to read before the first token: the most used, else as many of each layer."""
+    def first_fill(self, in_slots: Mask) -> list[int]:
+        """Whom to read before the first token: the most used, else as many of each layer.
+
+        But for those `in_slots` [n_keys], who are not read here.
+        """
         values = self._counts.values().reshape(self.space.n_layers, -1)
         wanted: list[int] = []
         for index, pool in enumerate(self.pools):
@@ -69,7 +72,8 @@ class PoolResidency:
             ranks = np.argsort(np.argsort(-values[layers], axis=1, kind="stable"), axis=1)
             numbers = np.stack([self.space.numbers(layer) for layer in layers])
             order = np.lexsort((-values[layers].ravel(), ranks.ravel()))
-            absent = [key for key in numbers.ravel()[order].tolist() if self.is_absent(key)]
+            ranked = numbers.ravel()[order]
+            absent = [key for key in ranked[~in_slots[ranked]].tolist() if self.is_absent(key)]
             wanted += absent[: self._policy.n_free(index)]
         return sorted(wanted)  # as they lie in the file
 
@@ -87,6 +91,11 @@ class PoolResidency:
         """These could not be read: their places are free."""
         keys = np.array([move.key for move in moves], np.int64)
         self._in_flight[keys] = False
+        self._policy.remove(keys)
+
+    def left(self, keys: Keys) -> None:
+        """These are no longer in the pool, and nobody took their places."""
+        self.published[keys] = False
         self._policy.remove(keys)
 
     def reset(self) -> None:

@@ -93,8 +93,10 @@ class Tier:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes under way."""
-        return sum(pending.n_bytes for pending in self._pending)
+        """Bytes under way, and of those that wait to be."""
+        sizes, n = self._span_bytes, self._n_experts
+        blocked = sum(sizes[move.key // n] for move, _ in self._blocked)
+        return blocked + sum(pending.n_bytes for pending in self._pending)
 
     def bring(self, moves: Sequence[Move], wait: bool = False, urgent: bool = False) -> None:
         """Let these experts have the slots of their victims, and begin to copy.
@@ -114,6 +116,12 @@ class Tier:
         copies = self._copies(taken)
         read(copies)
         self._arrived(taken, sum([n_bytes for _, _, n_bytes in copies]))
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """These leave their slots. Must hold: no submit was ever led there."""
+        self._assign(keys, [0] * len(keys))
+        for key in keys:
+            self.slots.release(key)
 
     def start_blocked(self, wait: bool = False, urgent: bool = False) -> None:
         """Begin the copies into slots that no submit reads any more."""
@@ -142,12 +150,13 @@ class Tier:
     def cancel(self, wanted: Callable[[int], bool]) -> None:
         """Take back what has not begun of the copies that hold nobody who is `wanted`."""
         for pending in list(self._pending):
-            if any(wanted(move.key) for move, _ in pending.taken) or not pending.upload.cancel():
+            if any(wanted(move.key) for move, _ in pending.taken):
                 continue
             outer, self.torn = self.torn, True
-            self._pending.remove(pending)
-            self.counters.n_cancelled += len(pending.taken)
-            self._release(pending.taken)
+            if pending.upload.cancel():
+                self._pending.remove(pending)
+                self.counters.n_cancelled += len(pending.taken)
+                self._release(pending.taken)
             self.torn = outer
 
     def reset(self) -> None:

@@ -93,10 +93,12 @@ class _Upload:
     def wait(self) -> None:
         try:
             self._submission.wait()
-        except native().VulkanError as error:
+        except (native().VulkanError, MemoryError) as error:
             with suppress(RuntimeError):  # the first error is the one to tell
                 # It may go on although waiting for it failed; its targets will be others' soon.
                 self._device.native.settle(SETTLE_NS)
+            if isinstance(error, MemoryError):
+                raise
             raise translated(error, DOING) from error
 
     def cancel(self) -> bool:

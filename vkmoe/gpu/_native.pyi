@@ -135,8 +135,8 @@ class Device:
     def close(self, timeout_ns: int = 5_000_000_000) -> None:
         """Wait for submissions in flight and release everything but memory under live views.
 
-        Other threads that use the device meanwhile get RuntimeError. Raises VulkanError "VK_TIMEOUT"
-        if some remain: then nothing is released, ever. Does nothing the second time.
+        Other threads that use the device meanwhile get RuntimeError. Raises VulkanError
+        "VK_TIMEOUT" if some remain: then nothing is released, ever. Does nothing the second time.
         """
 
 class Buffer:

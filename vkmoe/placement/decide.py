@@ -37,6 +37,7 @@ class Decision:
     workspace: Workspace
     plan: MemoryPlan
     ways: MissWays
+    largest_span: int  # bytes of the largest expert
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of places in host memory; () where there is one for each
     cache_settings: CacheSettings
@@ -59,13 +60,14 @@ def decide(
     split = choose_split(shape, tuning)
     workspace = Workspace(spec, tuning, split, shape)
     sizes = weight_bytes(tensors)
-    ways = miss_ways(config, device, link, max(sizes.spans, default=0))
+    largest = max(sizes.spans, default=0)
+    ways = miss_ways(config, device, link, largest)
     decided = plan(config, spec, device, sizes, _scratch(workspace), available_bytes(), ways)
     pools = cache_pools(config, spec, decided, sizes.spans)
     n_used = spec.experts.n_used if spec.experts else 0
     homes = host_pools(decided.host_places, sizes.spans, n_used)
     settings = cache_settings(config, spec, decided)
-    return Decision(tuning, shape, split, workspace, decided, ways, pools, homes, settings)
+    return Decision(tuning, shape, split, workspace, decided, ways, largest, pools, homes, settings)
 
 
 def _scratch(workspace: Workspace) -> Scratch:

@@ -63,7 +63,7 @@ class ExpertPlaces(Closing):
             self._places = cleanup.enter_context(
                 SlotManager(device, decision.host_pools, checks, intent="host")
             )
-            largest = max((pool.slot_bytes for pool in decision.pools), default=0)
+            largest = decision.largest_span
             arena = Arena(device, "device", "gathered experts", plan.gather_places * largest)
             cleanup.callback(arena.close)
             self._scratch = [arena.place(largest) for _ in range(plan.gather_places)]
