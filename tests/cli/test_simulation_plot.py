@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.engine.tiny import model_path
+from tests.experts.invented_traces import drifting, trace_of
 
 from .conftest import Run
-from .test_simulate import long_trace, write
+from .test_simulate import write
 
 
 @pytest.fixture
@@ -56,9 +57,12 @@ def test_no_picture_takes_the_place_of_a_trace_or_a_model(
     assert target.read_bytes() == before
 
 
-def test_a_picture_is_drawn_whatever_backend_is_asked_for(path: str, tmp_path: Path) -> None:
+def test_a_picture_is_drawn_whatever_backend_is_asked_for(tmp_path: Path) -> None:
     target = tmp_path / "out.svg"
-    command = [sys.executable, "-m", "vkmoe", "simulate", long_trace(tmp_path), "--slots", "8"]
+    # Long enough for a suggestion, with one layer of few experts.
+    trace = trace_of(drifting(200, 1, 8, 2), 8)
+    path = write(tmp_path / "long.jsonl", trace)
+    command = [sys.executable, "-m", "vkmoe", "simulate", path, "--slots", "4", "--policy", "slru"]
     done = subprocess.run(
         [*command, "--plot", str(target)],
         env={**os.environ, "MPLBACKEND": "none.such"},
