@@ -36,7 +36,7 @@ from vkmoe.llm import LLM
 
 SLOTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 31)
 JOINED = "one after another"
-# The first is what the engine does by default.
+# The first is what the engine does by default, but for admission and guesses: see bench.prefetch.
 SETTINGS = tuple(Setting(own, pins) for own in ("layer", "global") for pins in (True, False))
 CONTEXT = 1024
 SKEWED = {"n_tokens": 1500, "n_layers": 4, "n_experts": 64, "n_used": 8}
