@@ -37,3 +37,23 @@ def test_who_comes_never_leaves_for_another_of_the_same_call(
     residency.landed(moves)
     residency.check_integrity()
     assert set(np.flatnonzero(residency.published)) == {*coming, *range(4 - n_kept, 4)}
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+@pytest.mark.parametrize("floor", [0, 1, 2])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_as_many_find_room_at_once_as_is_said(policy: PolicyName, floor: int, layer: int) -> None:
+    """Whoever was there before, even if none of them has a device slot."""
+    for n_before in range(6):
+        counts = DecayedCounts(SPACE.n_keys, half_life=8)
+        residency = PoolResidency(SPACE, (PoolSpec((0, 1), 5, floor, 256),), policy, counts)
+        nobody = np.zeros(SPACE.n_keys, np.bool_)
+        keys = [*SPACE.numbers(0)[:n_before], *SPACE.numbers(1)[: 5 - n_before]]
+        residency.landed(residency.bring(keys, nobody, nobody))
+        assert residency.n_at_once == 5 - floor
+        wanted = SPACE.numbers(layer)[-residency.n_at_once :]
+        kept = nobody.copy()
+        kept[wanted] = True
+        absent = [key for key in wanted.tolist() if residency.is_absent(key)]
+        assert [move.key for move in residency.bring(absent, kept, nobody)] == absent
+        residency.check_integrity()

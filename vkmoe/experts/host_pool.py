@@ -57,7 +57,7 @@ class HostPool:
     @property
     def n_at_once(self) -> int:
         """How many experts of one size can always be here together."""
-        return min(pool.capacity for pool in self.residency.pools)
+        return self.residency.n_at_once
 
     def reset(self) -> None:
         """Nobody is in the pool, after a change that was torn in two."""

@@ -40,6 +40,14 @@ class PoolResidency:
         self.published: Mask = np.zeros(space.n_keys, np.bool_)
         self._begin_empty()
 
+    @property
+    def n_at_once(self) -> int:
+        """How many experts of one size can always be here together.
+
+        What other layers keep in any case, although nobody needs it now, has no room for them.
+        """
+        return min(pool.capacity - pool.floor * (len(pool.layers) - 1) for pool in self.pools)
+
     def use(self, keys: Keys) -> Keys:
         """A layer uses these; returns those that are neither here nor on their way."""
         return self._policy.use(keys)
