@@ -15,7 +15,7 @@ from tests.engine.tiny import model_path
 from tests.experts.invented_traces import drifting, trace_of
 
 from .conftest import Run
-from .test_simulate import write
+from .simulated import write
 
 
 @pytest.fixture
