@@ -115,6 +115,7 @@ def test_ids_that_are_written_over_change_nothing(name: PredictorName, meaning: 
         log[:] = 0
         assert (expected is None) == (found is None)
         np.testing.assert_array_equal(expected, found)
+        np.testing.assert_array_equal(kept.predictor.said, reused.predictor.said)
 
 
 # ----- each alone -----
