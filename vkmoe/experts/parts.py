@@ -23,7 +23,7 @@ __all__ = ["CacheWays", "ExpertMemory", "PoolParts", "make_pool", "make_tier"]
 # Of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
 MAX_SUBMIT_BYTES = 256 << 20
 OVERLAPPED_SUBMIT_BYTES = 16 << 20  # small enough to be of use, or taken back, one by one
-MAX_READ_BYTES = 16 << 20  # of one job that reads from the file
+MAX_READ_BYTES = 1  # one expert a job: what is needed waits for no more guesses than that
 COPY_FAILED = "copying experts to the GPU failed, they are read in place"
 READ_FAILED = "reading experts from the model file failed"
 

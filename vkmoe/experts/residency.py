@@ -1,7 +1,7 @@
 """Which experts have a slot: decided from what the tokens used, without a GPU.
 
 The engine and the simulator ask the same object, so that their hits agree exactly. Owns the
-policies, the counts and the pins; does not own slots, addresses or copies: it answers with moves,
+policies and the counts; does not own slots, addresses or copies: it answers with moves,
 and is told when they have landed.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.limits import NO_LIMITS, Limits
 from vkmoe.experts.moves import FREE, Move
+from vkmoe.experts.pinning import PinChange, Pinning
 from vkmoe.experts.policy import NO_POOL, Keys, Mask
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 
@@ -56,12 +56,9 @@ class Residency:
         self._begin_empty()
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
-        self._uses = np.zeros(space.n_keys, np.int64)  # all alike, for the choice of residents
         self.n_tokens = 0
-        self.warm_at: int | None = None  # tokens seen when the pins were last chosen by use
         self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
-        self._residents: list[int] = []
-        self._warm: list[int] = []
+        self._pinning = Pinning(space, pools, settings)
         # Who can be copied [n_keys]: who is in a host pool that does not hold all. None: everybody.
         self.copyable: Mask | None = None
 
@@ -69,7 +66,7 @@ class Residency:
     def pinned(self) -> list[list[int]]:
         """The ids of the pinned experts of each layer, ascending."""
         found: list[list[int]] = [[] for _ in range(self.space.n_layers)]
-        for number in sorted({*self._residents, *self._warm}):
+        for number in self._pinning.keys.tolist():
             layer, expert = self.space.key(number)
             found[layer].append(expert)
         return found
@@ -81,21 +78,21 @@ class Residency:
 
     def start(self) -> list[Move]:
         """The moves before the first token: residents, then the experts of the profile."""
-        settings, moves = self.settings, []
-        if settings.selection in ("first_n", "manual"):
-            moves += self._pin_residents(self._listed_residents(), NOBODY)
-        elif settings.selection == "frequency" and self._seeded:
-            moves += self._pin_residents(self._most_used(self.counts.values()), NOBODY)
-        if self._seeded:
-            if settings.warmpin:
-                moves += self._pin_warm(NOBODY)
+        seed = self.counts.values() if self._seeded else None
+        moves = self._pin(self._pinning.at_start(seed), NOBODY)
+        if seed is not None:
             for index, pool in enumerate(self._pools):
-                wanted = pins.fill(self.counts.values(), pool, self.space)
+                wanted = pins.fill(seed, pool, self.space)
                 absent = [key for key in wanted if not self._policy.resident[key]]
                 coming = np.array(absent[: self._policy.n_free(index)], np.int64)
                 # The most used last: to every policy it is the one to leave last.
                 moves += self._promote(coming[::-1], NOBODY)
         return moves
+
+    @property
+    def warm_at(self) -> int | None:
+        """Tokens seen when pins were last chosen by use."""
+        return self._pinning.warm_at
 
     def hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """[n_layers, n_used]: which of these experts the next token would find in a slot."""
@@ -116,8 +113,7 @@ class Residency:
         """
         keys = routing + self._first
         self.counts.use(keys.reshape(-1))
-        if self.settings.selection == "frequency":
-            self._uses[keys] += 1
+        self._pinning.note(keys)
         self.n_tokens += 1
         moves: list[Move] = []
         if self._foresight is not None:
@@ -127,9 +123,9 @@ class Residency:
             # By rank: the highest of all layers come first.
             missing = self._policy.use(slotted.T.reshape(-1))
             moves = self._bring(missing, landed, keys, budget_bytes)
-            if self._pins_are_due:
+            if self._pinning.is_due:
                 left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
-                moves += self._choose_pins(keys, left)
+                moves += self._pin(self._pinning.choose(self.counts.values()), keys, left)
         self.counts.advance()
         return moves
 
@@ -169,7 +165,7 @@ class Residency:
         """All slots are empty; counts and pins stay."""
         self._begin_empty()
         self.published[:] = False
-        self._policy.pin(np.array([*self._residents, *self._warm], np.int64))
+        self._policy.pin(self._pinning.keys)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if policies, published experts and pins contradict each other."""
@@ -179,7 +175,7 @@ class Residency:
         assert ((policy.resident & ~self._in_flight) == self._published).all(), (
             "published and resident differ"
         )
-        assert all(policy.is_pinned(key) for key in (*self._residents, *self._warm))
+        assert all(map(policy.is_pinned, self._pinning.keys.tolist()))
 
     # ----- inside -----
 
@@ -252,30 +248,6 @@ class Residency:
         """Of the slots they take."""
         return sum(self._pools[move.pool].slot_bytes for move in moves)
 
-    @property
-    def _warm_pins_are_due(self) -> bool:
-        return self.settings.warmpin > 0 and self.n_tokens % self.settings.warmpin_after == 0
-
-    @property
-    def _residents_are_due(self) -> bool:
-        settings = self.settings
-        return settings.selection == "frequency" and self.n_tokens == settings.warmup_tokens
-
-    @property
-    def _pins_are_due(self) -> bool:
-        return self._warm_pins_are_due or self._residents_are_due
-
-    def _choose_pins(self, used: Keys, budget_bytes: float) -> list[Move]:
-        """What follows from the counts. Must hold: pins are due."""
-        moves: list[Move] = []
-        if self._warm_pins_are_due:
-            moves += self._pin_warm(used, budget_bytes)
-        if self._residents_are_due:
-            left = budget_bytes - self._n_bytes(moves)
-            moves += self._pin_residents(self._most_used(self._uses), used, left)
-            self.warm_at = self.n_tokens
-        return moves
-
     def _begin_empty(self) -> None:
         self._policy = create_policy(self.settings.policy, self._pools, self.space, self.counts)
         self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)  # not arrived in their slots
@@ -291,42 +263,16 @@ class Residency:
         self._published[[move.victim for move in moves if move.victim != FREE]] = False
         return moves
 
-    def _pin(self, keys: Sequence[int], used: Keys, budget_bytes: float) -> list[Move]:
-        """Pin these; those without a slot get one, if somebody may leave for them."""
-        wanted = np.array(keys, np.int64)
-        self._policy.pin(wanted)
-        absent = self._copyable(wanted[~self._policy.resident[wanted]])
-        return self._promote(absent, used, Limits(budget_bytes=budget_bytes))
-
-    def _unpin(self, keys: Iterable[int]) -> None:
-        self._policy.unpin(np.array(sorted(keys), np.int64))
-
-    def _pin_residents(self, keys: list[int], used: Keys, budget_bytes: float = inf) -> list[Move]:
-        """Make these the residents, and those before them ordinary experts."""
-        self._unpin(set(self._residents) - set(keys) - set(self._warm))
-        self._residents = keys
-        return self._pin(keys, used, budget_bytes)
-
-    def _pin_warm(self, used: Keys, budget_bytes: float = inf) -> list[Move]:
-        """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
-        before, n = self._warm, self.settings.warmpin
-        values, residents = self.counts.values(), self._residents
-        self._warm = pins.hottest(values, self._pools, self.space, n, residents)
-        self._unpin(set(before) - set(self._warm) - set(self._residents))
-        self.warm_at = self.n_tokens if self._warm else self.warm_at
-        new = set(self._warm) - set(before)
-        return self._pin([key for key in self._warm if key in new], used, budget_bytes)
-
-    def _slotted_layers(self) -> NDArray[np.int64]:
-        """Numbers of the experts of each layer with slots: [n such layers, n_experts]."""
-        return self._first[self._layers] + np.arange(self.space.n_experts)
-
-    def _most_used(self, values: NDArray[Any]) -> list[int]:
-        return pins.most_used(values, self._slotted_layers(), self.settings.n_resident)
-
-    def _listed_residents(self) -> list[int]:
-        ids = list(range(self.space.n_experts))
-        if self.settings.selection == "manual":
-            ids = list(self.settings.resident_ids)
-        chosen = self._slotted_layers()[:, ids[: self.settings.n_resident]]
-        return [int(key) for key in chosen.reshape(-1)]
+    def _pin(
+        self, changes: Iterable[PinChange], used: Keys, budget_bytes: float = inf
+    ) -> list[Move]:
+        """Pin and set free; pinned ones without a slot get one, if somebody may leave for them."""
+        moves: list[Move] = []
+        for freed, pinned in changes:
+            self._policy.unpin(np.array(freed, np.int64))
+            wanted = np.array(pinned, np.int64)
+            self._policy.pin(wanted)
+            absent = self._copyable(wanted[~self._policy.resident[wanted]])
+            left = budget_bytes - self._n_bytes(moves)
+            moves += self._promote(absent, used, Limits(budget_bytes=left))
+        return moves

@@ -1,0 +1,115 @@
+"""Who is pinned, and when that is chosen anew: residents, and the experts used most of late.
+
+Owns both lists and the uses that residents are chosen by. Does not own slots: it answers with
+changes, which residency.py carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts import pins
+from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.settings import CacheSettings, PoolSpec
+
+__all__ = ["PinChange", "Pinning"]
+
+Keys = NDArray[np.int64]
+Values = NDArray[Any]  # uses or decayed counts [n_keys]
+
+
+class PinChange(NamedTuple):
+    """Numbers of experts that are set free, then of those that are pinned."""
+
+    freed: list[int]
+    pinned: list[int]
+
+
+class Pinning:
+    """Chooses pins by the settings, for the layers that have slots."""
+
+    def __init__(self, space: KeySpace, pools: Sequence[PoolSpec], settings: CacheSettings) -> None:
+        self._space, self._pools, self._settings = space, tuple(pools), settings
+        self._residents: list[int] = []
+        self._warm: list[int] = []
+        self._uses = np.zeros(space.n_keys, np.int64)  # all alike, for the choice of residents
+        self._n_tokens = 0
+        self.warm_at: int | None = None  # tokens seen when pins were last chosen by use
+        layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
+        # Of each layer with slots: [n such layers, n_experts].
+        self._numbers = layers[:, None] * space.n_experts + np.arange(space.n_experts)
+
+    @property
+    def keys(self) -> Keys:
+        """The numbers of all that are pinned."""
+        return np.array(sorted({*self._residents, *self._warm}), np.int64)
+
+    def at_start(self, seed: Values | None) -> Iterator[PinChange]:
+        """Changes before the first token; `seed` are the counts of an earlier run."""
+        selection = self._settings.selection
+        if selection in ("first_n", "manual"):
+            yield self._choose_residents(self._listed())
+        elif selection == "frequency" and seed is not None:
+            yield self._choose_residents(self._most_used(seed))
+        if seed is not None and self._settings.warmpin:
+            yield self._choose_warm(seed)
+
+    def note(self, keys: Keys) -> None:
+        """A token used these."""
+        self._n_tokens += 1
+        if self._settings.selection == "frequency":
+            self._uses[keys] += 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether pins are to be chosen after this token."""
+        return bool(self._pools) and (self._warm_is_due or self._residents_are_due)
+
+    def choose(self, counts: Values) -> Iterator[PinChange]:
+        """The changes that are due; `counts` [n_keys] know of the token."""
+        if self._warm_is_due:
+            yield self._choose_warm(counts)
+        if self._residents_are_due:
+            self.warm_at = self._n_tokens
+            yield self._choose_residents(self._most_used(self._uses))
+
+    # ----- inside -----
+
+    @property
+    def _warm_is_due(self) -> bool:
+        settings = self._settings
+        return settings.warmpin > 0 and self._n_tokens % settings.warmpin_after == 0
+
+    @property
+    def _residents_are_due(self) -> bool:
+        settings = self._settings
+        return settings.selection == "frequency" and self._n_tokens == settings.warmup_tokens
+
+    def _choose_residents(self, keys: list[int]) -> PinChange:
+        """Make these the residents, and those before them ordinary experts."""
+        freed = set(self._residents) - set(keys) - set(self._warm)
+        self._residents = keys
+        return PinChange(sorted(freed), keys)
+
+    def _choose_warm(self, counts: Values) -> PinChange:
+        """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
+        before, n = self._warm, self._settings.warmpin
+        self._warm = pins.hottest(counts, self._pools, self._space, n, self._residents)
+        self.warm_at = self._n_tokens if self._warm else self.warm_at
+        freed = set(before) - set(self._warm) - set(self._residents)
+        new = set(self._warm) - set(before)
+        return PinChange(sorted(freed), [key for key in self._warm if key in new])
+
+    def _most_used(self, values: Values) -> list[int]:
+        return pins.most_used(values, self._numbers, self._settings.n_resident)
+
+    def _listed(self) -> list[int]:
+        ids = list(range(self._space.n_experts))
+        if self._settings.selection == "manual":
+            ids = list(self._settings.resident_ids)
+        chosen: list[int] = self._numbers[:, ids[: self._settings.n_resident]].reshape(-1).tolist()
+        return chosen
