@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Predictor = Literal["previous", "correlation", "frequency", "none"]
-DEFAULT_PREDICTOR: Predictor = "correlation"
+DEFAULT_PREDICTOR: Predictor = "correlation"  # where guessing pays, or was asked for
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,13 @@ class EngineConfig:
         None,
         "How experts are guessed before they are needed: those of the last tokens (previous), "
         "those that used to follow them (correlation), those used most (frequency), or not at all "
-        "(none). Default: correlation.",
+        "(none). Default: correlation; none where copies overlap tokens that run in one piece.",
         "--expert-predictor",
     )
     moe_predict_prefetch: bool | None = option(
         None,
-        "Whether guessed experts are copied before they are needed. "
-        "--no-moe-predict-prefetch is the same as --expert-predictor none. Default: yes.",
+        "Whether experts are guessed before they are needed: yes is --expert-predictor correlation "
+        "unless that names another, no is --expert-predictor none. Default: as there.",
         "--moe-predict-prefetch/--no-moe-predict-prefetch",
     )
     expert_admission: bool = option(
@@ -211,8 +211,13 @@ class EngineConfig:
         check_fields(self)
         check_expert_choices(self)
 
-    @property
-    def predictor(self) -> Predictor:
-        """What guesses: what was asked, "none" where guessing was turned off, or the default."""
-        wanted = self.expert_predictor or DEFAULT_PREDICTOR
-        return "none" if self.moe_predict_prefetch is False else wanted
+    def predictor(self, overlaps: bool, stepped: bool) -> Predictor:
+        """What guesses: what was asked, or what pays where copies overlap tokens, or tokens stop.
+
+        Copies beside a token that runs in one piece are too few and too late for guesses: there
+        the default is "none" (`python -m bench.prefetch`).
+        """
+        if self.moe_predict_prefetch is False:
+            return "none"
+        guesses = self.moe_predict_prefetch or stepped or not overlaps
+        return self.expert_predictor or (DEFAULT_PREDICTOR if guesses else "none")

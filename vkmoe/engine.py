@@ -32,8 +32,9 @@ from vkmoe.models.kv_cache import KvCaches
 from vkmoe.models.recorded import TokenPrograms
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.ops.tuning import Tuning
+from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.decide import Decision, decide
-from vkmoe.placement.expert_memory import ExpertPlaces, copies_overlap
+from vkmoe.placement.expert_memory import ExpertPlaces
 from vkmoe.placement.link import link_of_misses
 from vkmoe.placement.loader import Progress, load_weights
 
@@ -95,8 +96,7 @@ class Engine(Closing):
         self._cleanup.callback(loaded.close)
         self._stop_before_freeing(places)
         self._table = loaded.table
-        overlaps = copies_overlap(config, self.device)
-        self._experts = places.follow(loaded, seed, self.link, overlaps)
+        self._experts = places.follow(loaded, seed, self.link)
         # ----- programs -----
         weights, misses = places.extend(loaded)
         self._keeps = misses is not None and decision.ways.promote
@@ -122,11 +122,11 @@ class Engine(Closing):
         self, config: EngineConfig, tensors: ModelTensors, tuning: Tuning | None
     ) -> Decision:
         """How the model will run; the link is measured where experts have to cross it."""
-        decision = decide(config, self.spec, tensors, self.device.info, tuning)
+        overlaps = copies_overlap(config, self.device.native.has_upload_queue)
+        asked = config, self.spec, tensors, self.device.info, tuning
+        decision = decide(*asked, None, overlaps)
         self.link = link_of_misses(self.device, decision.plan)
-        if self.link is None:
-            return decision
-        return decide(config, self.spec, tensors, self.device.info, tuning, self.link)
+        return decision if self.link is None else decide(*asked, self.link, overlaps)
 
     def _record(self, decoder: Decoder) -> None:
         self._backend = Backend(self.device)

@@ -119,10 +119,11 @@ class LLM(Closing):
     def expert_statistics(self) -> ExpertReport:
         """How often device memory served the experts' uses since the model was loaded."""
         engine, cache = self.engine, self.engine.cache
-        setup = setup_of(self.spec, self.plan, self.device_info, self._config)
+        facts = self.spec, self.plan, self.device_info, self._config
         if cache is None:
-            return make_report(setup, engine.profiler, None)
+            return make_report(setup_of(*facts), engine.profiler, None)
         pool, residency = cache.pool.counters if cache.pool else None, cache.residency
+        setup = setup_of(*facts, residency.settings.predictor)
         told = residency.pinned, pool, engine.overlap, residency.predictions
         return make_report(setup, engine.profiler, cache.counters, *told)
 

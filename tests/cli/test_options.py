@@ -174,8 +174,23 @@ def test_malformed_variables_of_the_commands_own_options(
 
 def test_the_help_names_the_predictor_that_is_the_default() -> None:
     (item,) = (item for item in FIELDS if item.name == "expert_predictor")
-    assert item.metadata["help"].endswith(f" Default: {DEFAULT_PREDICTOR}.")
-    assert EngineConfig().predictor == DEFAULT_PREDICTOR
+    assert f" Default: {DEFAULT_PREDICTOR}; none where copies overlap" in item.metadata["help"]
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "stepped", "pays"),
+    [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
+)
+def test_by_default_experts_are_guessed_where_that_pays(
+    overlaps: bool, stepped: bool, pays: bool
+) -> None:
+    modes = overlaps, stepped
+    assert EngineConfig().predictor(*modes) == (DEFAULT_PREDICTOR if pays else "none")
+    assert EngineConfig(moe_predict_prefetch=True).predictor(*modes) == DEFAULT_PREDICTOR
+    assert EngineConfig(moe_predict_prefetch=False).predictor(*modes) == "none"
+    for switch in (None, True):
+        asked = EngineConfig(expert_predictor="frequency", moe_predict_prefetch=switch)
+        assert asked.predictor(*modes) == "frequency"
 
 
 def test_every_option_has_its_variable_and_its_help() -> None:

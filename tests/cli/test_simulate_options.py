@@ -76,10 +76,13 @@ def test_copies_can_be_late_and_experts_land_while_they_are_read(run: Run, path:
              "--promote-on-read")  # fmt: skip
     found = document(run, path, *words)["slots"][0]
     pools = make_pools([8] * 3, TRACE.header.span_bytes, 4, "layer")
-    choices = CacheSettings("slru", **MOVING, lag=2)
+    choices = CacheSettings("slru", admission=True, lag=2)  # so late nobody guesses
     result = simulate(TRACE, choices, pools, transfers=Transfers(late=True, n_landing=2))
     assert found["layer"]["slru"]["hits_per_layer"] == result.layer_hits.tolist()
-    assert found["guessing"][DEFAULT_PREDICTOR]["n_landed"] == result.n_landed > 0
+    assert found["guessing"]["none"]["n_landed"] == result.n_landed > 0
+    asked = document(run, path, *words, "--moe-predict-prefetch")["slots"][0]
+    guessing = found["guessing"][DEFAULT_PREDICTOR]["hit_rate"]
+    assert asked["layer"]["slru"]["hit_rate"] == guessing
 
 
 def test_the_predictors_are_compared(run: Run, path: str) -> None:

@@ -45,7 +45,10 @@ def report() -> ExpertReport:
 
 def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
     text = as_text(report)
-    for word in ("guesse", "kept", "taken back", "waiting", "host pool"):
+    assert "\nguesses     none\n" in text
+    learning = make_report(replace(SETUP, predictor="correlation"), profiler(), COUNTERS)
+    assert "\nguesses     correlation: no experts fetched\n" in as_text(learning)
+    for word in ("guessed", "kept", "taken back", "waiting", "host pool"):
         assert word not in text, word
     document = as_document(make_report(SETUP, profiler(), COUNTERS, predictions=PredictionCounts()))
     assert document["host_pool"] is document["predictions"] is document["copies"] is None

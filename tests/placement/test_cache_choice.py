@@ -11,7 +11,7 @@ from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.experts.settings import CacheSettings
 from vkmoe.facts import MemoryPlan
-from vkmoe.placement.cache_choice import cache_pools, cache_settings
+from vkmoe.placement.cache_choice import cache_pools, cache_settings, copies_overlap
 
 from .invented_models import DENSE, N_USED, SPEC
 
@@ -46,6 +46,23 @@ def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
     assert settings(moe_predict_prefetch=False).predictor == "none"
     assert settings(expert_predictor="none").predictor == "none"
     assert settings(replace(UNEVEN, executor="stepped")).executor == "stepped"
+
+
+def test_copies_beside_tokens_come_later_and_without_guesses() -> None:
+    made = cache_settings(EngineConfig(), SPEC, UNEVEN, overlaps=True)
+    assert (made.predictor, made.lag) == ("none", 2)
+    assert settings().lag == 1
+    stepped = replace(UNEVEN, executor="stepped")
+    assert cache_settings(EngineConfig(), SPEC, stepped, overlaps=True).predictor != "none"
+    guessing = EngineConfig(moe_predict_prefetch=True)
+    assert cache_settings(guessing, SPEC, UNEVEN, overlaps=True).predictor == DEFAULT_PREDICTOR
+
+
+def test_copies_overlap_tokens_where_there_is_a_queue_unless_told_otherwise() -> None:
+    for has_queue in (False, True):
+        assert copies_overlap(EngineConfig(), has_queue) == has_queue
+        assert copies_overlap(EngineConfig(expert_copies="overlap"), has_queue)
+        assert not copies_overlap(EngineConfig(expert_copies="wait"), has_queue)
 
 
 def test_guesses_serve_a_small_host_pool_without_slots() -> None:

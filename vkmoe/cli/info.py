@@ -116,6 +116,7 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
     from vkmoe.experts.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.models.tensors import read_tensors
+    from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.decide import decide
 
     try:
@@ -124,7 +125,9 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
         if config.device is not None:
             raise
         return [f"plan          none: {error}"]
-    decided = decide(config, spec, read_tensors(file, spec), device).plan
+    # Without opening the device: those with memory of their own have engines for copies.
+    overlaps = copies_overlap(config, has_queue=not device.is_uma)
+    decided = decide(config, spec, read_tensors(file, spec), device, overlaps=overlaps).plan
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(

@@ -71,7 +71,8 @@ def simulate(
     profile (--expert-profile) nor of layers that have different numbers of slots, as
     --expert-cache may give them. Both ways of --expert-allocation are shown, and --slots stands
     for --expert-slots. Without being told, copies are in place before the next token, and nothing
-    lands while it is read: --expert-copies overlap stands for copies that take a token longer.
+    lands while it is read: --expert-copies overlap stands for copies that take a token longer,
+    beside which nobody guesses unless asked to.
     """
     policies = _policies(policy)
     if plot is not None:

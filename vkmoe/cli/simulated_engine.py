@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from vkmoe.config import EngineConfig
@@ -49,7 +49,7 @@ class CacheOptions:
 def settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
     """What the engine's cache would be told, by the engine's own rule."""
     from vkmoe.facts import MemoryPlan
-    from vkmoe.placement.cache_choice import cache_settings
+    from vkmoe.placement.cache_choice import cache_settings, copies_overlap
 
     experts_in: Literal["device", "cache"] = "device" if n_slots >= header.n_experts else "cache"
     plan = MemoryPlan(
@@ -60,20 +60,17 @@ def settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> Cach
         (n_slots,) * header.n_layers,
         executor=config.executor or "fused",
     )
-    settings = cache_settings(config, _spec(header), plan)
-    return replace(settings, lag=2) if _overlaps(config) else settings
+    return cache_settings(config, _spec(header), plan, copies_overlap(config, has_queue=False))
 
 
 def transfers_of(config: EngineConfig) -> Transfers:
     """How experts get into slots: by copies that are waited for, unless asked for otherwise."""
     from vkmoe.experts.simulate import Transfers
+    from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.slots import N_LANDING
 
-    return Transfers(_overlaps(config), N_LANDING if config.promote_on_read else 0)
-
-
-def _overlaps(config: EngineConfig) -> bool:
-    return config.expert_copies == "overlap"
+    late = copies_overlap(config, has_queue=False)
+    return Transfers(late, N_LANDING if config.promote_on_read else 0)
 
 
 def _spec(header: TraceHeader) -> ModelSpec:

@@ -93,6 +93,7 @@ def _expert_values(llm: LLM) -> dict[str, Any] | None:
         "n_uses": report.total.n_uses,
         "n_hits": report.total.n_hits,
         **dataclasses.asdict(report.counters),
+        "predictor": report.setup.predictor,
         "copies": dataclasses.asdict(report.copies) if report.copies else None,
         "predictions": dataclasses.asdict(report.predictions) if report.predictions else None,
     }

@@ -23,6 +23,7 @@ from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.profile_file import load_profile, profiled_model, save_profile
 from vkmoe.experts.report import ExpertReport, Setup, as_document
 from vkmoe.experts.report_text import as_text
+from vkmoe.experts.settings import PredictorName
 from vkmoe.experts.writing import (
     is_special,
     reason_against_writing,
@@ -150,8 +151,14 @@ def stats_paths(path: Path) -> tuple[Path, Path]:
     return path, path.with_suffix(".json") if path.suffix == ".txt" else Path(f"{path}.json")
 
 
-def setup_of(spec: ModelSpec, plan: MemoryPlan, device: DeviceInfo, config: EngineConfig) -> Setup:
-    """What the statistics of a run belong to."""
+def setup_of(
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    device: DeviceInfo,
+    config: EngineConfig,
+    predictor: PredictorName = "none",
+) -> Setup:
+    """What the statistics of a run belong to; `predictor` is the one that was chosen."""
     moves = plan.experts_in == "cache"
     return Setup(
         spec.name,
@@ -171,7 +178,7 @@ def setup_of(spec: ModelSpec, plan: MemoryPlan, device: DeviceInfo, config: Engi
         },
         plan.executor,
         sum(plan.host_places),
-        config.predictor if (moves or plan.host_places) and config.predictor != "none" else None,
+        predictor if predictor != "none" else None,
     )
 
 

@@ -46,12 +46,8 @@ def _summary(report: ExpertReport) -> Iterator[str]:
         yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
     if report.copies is not None:
         yield f"overlap     {_overlap(report.copies)}"
-    if (guesses := report.predictions) is not None:
-        yield (
-            f"guesses     {setup.predictor}: {guesses.n_hinted} experts fetched "
-            f"({_mib(guesses.hinted_bytes)}), "
-            f"{_percent(guesses.n_right / guesses.n_hinted)} of them used at once"
-        )
+    if report.counters is not None:
+        yield f"guesses     {_guesses(report)}"
     if report.pool is not None:
         yield from _pool(report.pool)
 
@@ -72,6 +68,16 @@ def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
     yield f"misses      {_mib(c.missed_bytes)} read from host memory{per_token}"
     if c.stall_ns:
         yield f"waiting     {_milliseconds(c.stall_ns)} for uploads{_each(c.stall_ns, n_tokens)}"
+
+
+def _guesses(report: ExpertReport) -> str:
+    predictor, guesses = report.setup.predictor or "none", report.predictions
+    if guesses is None:
+        return predictor if predictor == "none" else f"{predictor}: no experts fetched"
+    return (
+        f"{predictor}: {guesses.n_hinted} experts fetched ({_mib(guesses.hinted_bytes)}), "
+        f"{_percent(guesses.n_right / guesses.n_hinted)} of them used at once"
+    )
 
 
 def _overlap(copies: CopyTimes) -> str:

@@ -13,7 +13,12 @@ from vkmoe.errors import UsageError
 from vkmoe.experts.settings import CacheSettings, PoolSpec, Selection, make_pools
 from vkmoe.facts import MemoryPlan, ModelSpec
 
-__all__ = ["cache_pools", "cache_settings"]
+__all__ = ["cache_pools", "cache_settings", "copies_overlap"]
+
+
+def copies_overlap(config: EngineConfig, has_queue: bool) -> bool:
+    """Whether experts are copied while tokens are computed: where there is a queue for it."""
+    return has_queue if config.expert_copies is None else config.expert_copies == "overlap"
 
 
 def cache_pools(
@@ -29,8 +34,10 @@ def cache_pools(
     return make_pools(plan.expert_slots, slot_bytes, n_used, config.expert_allocation)
 
 
-def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> CacheSettings:
-    """What decides which experts are in the slots.
+def cache_settings(
+    config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, overlaps: bool = False
+) -> CacheSettings:
+    """What decides which experts are in the slots; `overlaps`: they are copied beside tokens.
 
     Without slots nothing is pinned or resident, but guesses may serve a small host pool. Raises
     UsageError for an id that the model does not have, for more residents than slots, and for a
@@ -44,11 +51,13 @@ def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> C
     selection = _selection(config)
     smallest = min(plan.expert_slots, default=0)
     n_resident = _n_resident(config, selection, ids, smallest)
-    predictor = config.predictor
+    predictor = config.predictor(overlaps, plan.executor == "stepped")
+    # A copy that begins between two tokens and overlaps one is there for the one after it.
+    lag = 2 if overlaps else 1
     if plan.experts_in != "cache":
         if not plan.host_places:
             return plain
-        return replace(plain, predictor=predictor, executor=plan.executor)
+        return replace(plain, predictor=predictor, executor=plan.executor, lag=lag)
     if config.moe_warmpin:
         _check_room_for_pins(config, selection, n_resident, plan.expert_slots)
     return CacheSettings(
@@ -63,6 +72,7 @@ def cache_settings(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> C
         admission=config.expert_admission,
         predictor=predictor,
         executor=plan.executor,
+        lag=lag,
     )
 
 

@@ -40,6 +40,7 @@ class Decision:
     largest_span: int  # bytes of the largest expert
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of places in host memory; () where there is one for each
+    overlaps: bool  # experts are copied while tokens are computed
     cache_settings: CacheSettings
 
 
@@ -50,10 +51,12 @@ def decide(
     device: DeviceInfo,
     tuning: Tuning | None = None,
     link: LinkSpeed | None = None,
+    overlaps: bool = False,
 ) -> Decision:
     """Decide with the host memory that is available now; `link` where it is measured.
 
-    Raises UsageError and OutOfMemoryError as the planner does.
+    `overlaps`: experts are copied while tokens are computed (`copies_overlap`). Raises
+    UsageError and OutOfMemoryError as the planner does.
     """
     tuning = tuning or choose_tuning(device)
     shape = attention_shape(spec, context_size(config, spec), config.kv_type)
@@ -66,8 +69,10 @@ def decide(
     pools = cache_pools(config, spec, decided, sizes.spans)
     n_used = spec.experts.n_used if spec.experts else 0
     homes = host_pools(decided.host_places, sizes.spans, n_used)
-    settings = cache_settings(config, spec, decided)
-    return Decision(tuning, shape, split, workspace, decided, ways, largest, pools, homes, settings)
+    settings = cache_settings(config, spec, decided, overlaps)
+    return Decision(
+        tuning, shape, split, workspace, decided, ways, largest, pools, homes, overlaps, settings
+    )
 
 
 def _scratch(workspace: Workspace) -> Scratch:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.config import EngineConfig
 from vkmoe.experts.budget import CopyBudget
 from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.keys import KeySpace
@@ -37,14 +35,7 @@ from vkmoe.placement.decide import Decision
 from vkmoe.placement.loaded import LoadedWeights
 from vkmoe.placement.span_reader import FileReads
 
-__all__ = ["ExpertPlaces", "copies_overlap"]
-
-
-def copies_overlap(config: EngineConfig, device: Device) -> bool:
-    """Whether experts are copied while tokens are computed: where there is a queue for it."""
-    if config.expert_copies is None:
-        return bool(device.native.has_upload_queue)
-    return config.expert_copies == "overlap"
+__all__ = ["ExpertPlaces"]
 
 
 class ExpertPlaces(Closing):
@@ -89,22 +80,17 @@ class ExpertPlaces(Closing):
         return landing, MissService(ways.way, keeps)
 
     def follow(
-        self,
-        loaded: LoadedWeights,
-        seed: NDArray[np.float64] | None,
-        link: LinkSpeed | None,
-        overlaps: bool,
+        self, loaded: LoadedWeights, seed: NDArray[np.float64] | None, link: LinkSpeed | None
     ) -> ExpertTracker:
         """Who counts what experts are used, and moves them; experts begin where they belong.
 
-        `seed` are the counts of an earlier run. With `overlaps` a thread copies while tokens are
-        computed, as many bytes as `link` allows. Raises GpuErrors, ModelFileError.
+        `seed` are the counts of an earlier run. Where copies overlap tokens a thread copies, as
+        many bytes as `link` allows. Raises GpuErrors, ModelFileError.
         """
         decision, weights, table = self._decision, loaded.weights, loaded.table
         space = KeySpace(len(weights.moe_layers), table.entries.shape[1])
-        # A copy that begins between two tokens and overlaps one is there for the one after it.
-        settings = replace(decision.cache_settings, lag=2 if overlaps else 1)
-        residency = Residency(space, decision.pools, settings, seed)
+        residency = Residency(space, decision.pools, decision.cache_settings, seed)
+        overlaps = decision.overlaps
         cache = budget = overlap = None
         if overlaps and decision.pools:
             budget = CopyBudget(link, max(pool.slot_bytes for pool in decision.pools))
