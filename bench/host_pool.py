@@ -30,7 +30,6 @@ from bench.routing import PROMPTS, prompt_text
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.prefetch import Prefetcher
 from vkmoe.generate.model_file import read_model_file
 from vkmoe.gguf_file import open_gguf
@@ -115,14 +114,13 @@ class _Arm:
         self._model, self._config = model, config
         self._pieces, self._position = iter(pieces), 0
         self.counts = dict.fromkeys((*COUNTERS, "tokens", "busy_ns"), 0)  # of the timed tokens
-        self.overlap = Overlap()  # of steps and reads, both by the host's clock
         self.logits: list[NDArray[np.float32]] = []  # after each turn
         self.pool_bytes = 0  # allocated
+        self.hidden: float | None = None  # of the reading, warming up too
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         with Engine(self._model, self._config) as self._engine:
-            self._observe()
             self._run()
             yield
 
@@ -151,29 +149,11 @@ class _Arm:
         if pool is not None:
             reads = pool.tier._uploads
             assert isinstance(reads, Prefetcher)
-            found |= {name: getattr(pool.counters, name) for name in COUNTERS}
+            counters = pool.counters
+            found |= {name: getattr(counters, name) for name in COUNTERS}
             found["busy_ns"] = reads.busy_ns
+            self.pool_bytes, self.hidden = pool.tier.slots.n_bytes, counters.hidden
         return found
-
-    def _observe(self) -> None:
-        """Have the times of steps and reads told to `overlap`."""
-        engine = self._engine
-        if engine.cache is None or engine.cache.pool is None:
-            return
-        engine.cache.pool.tier._overlap = self.overlap
-        self.pool_bytes = engine.cache.pool.tier.slots.n_bytes
-        programs, overlap = engine._programs, self.overlap
-        run_step = programs.run_step
-
-        def timed(
-            step: int, token: int, position: int, table_address: int, with_logits: bool
-        ) -> None:
-            began = time.perf_counter_ns()
-            run_step(step, token, position, table_address, with_logits)
-            interval = (began, time.perf_counter_ns())
-            overlap.computed([interval], interval)
-
-        programs.run_step = timed  # type: ignore[method-assign]
 
 
 def _check_same_logits(arms: Sequence[_Arm]) -> None:
@@ -216,7 +196,7 @@ def _found(arm: _Arm) -> dict[str, Any]:
         "stall_ms_per_token": counts["stall_ns"] / 1e6 / n,
         "hinted_per_token": counts["n_hinted"] / n,
         "cancelled_per_token": counts["n_cancelled"] / n,
-        "overlapped": arm.overlap.fraction,
+        "overlapped": arm.hidden,
     }
 
 

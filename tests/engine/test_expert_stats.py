@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,31 @@ def test_a_cache_tells_what_it_did_before_and_after_pinning(stats: Path) -> None
     assert cache["n_uploads"] > 0 < cache["upload_bytes"] and cache["missed_bytes"] > 0
     assert (found["policy"], found["slots"], found["coverage"]) == ("slru", [4, 4], 0.5)
     assert "policy slru, 4 slots per layer (coverage 50.0 %)" in stats.read_text()
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_reads_of_guesses_are_hidden_behind_the_step_before(guesses: bool, stats: Path) -> None:
+    with LLM(TINY, ctx_size=64, host_pool="192KiB", expert_stats=str(stats)) as llm:
+        programs, residency = llm.engine._programs, llm.engine._experts.residency
+        io = programs.io
+        receive = io.receive
+
+        def slow_receive(n_pieces: int = 1) -> None:
+            receive(n_pieces)
+            time.sleep(0.002)
+
+        io.receive = slow_receive  # type: ignore[method-assign]
+        after = {0: np.arange(8, 16) if guesses else np.arange(0)}  # all of the second layer
+        residency.guess_next_layer = (  # type: ignore[method-assign]
+            lambda layer, experts: after.get(layer, np.arange(0))
+        )
+        generate(llm)
+    pool = document(stats)["host_pool"]
+    assert pool["n_reads"] > 0 and pool["read_ns"] > 0
+    if guesses:
+        assert pool["n_hinted"] > 0 and 0 < pool["hidden"] < 1
+    else:
+        assert pool["hidden"] == 0, "who is needed is waited for"
 
 
 def test_without_pressure_there_is_no_cache_to_tell_of(stats: Path) -> None:

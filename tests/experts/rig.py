@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,7 @@ class DelayedUploads:
 class _Delayed:
     def __init__(self, owner: DelayedUploads, copies: Sequence[Copy]) -> None:
         self._owner, self._copies, self._left = owner, copies, owner.delay
+        self._began, self._ended = perf_counter_ns(), 0
 
     def done(self) -> bool:
         self._left -= 1
@@ -71,12 +73,13 @@ class _Delayed:
             raise self._owner.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
         self._owner.real.start(self._copies).wait()
         self._owner.copied += self._copies
+        self._ended = perf_counter_ns()
 
     def cancel(self) -> bool:
         return False
 
     def interval(self) -> tuple[int, int] | None:
-        return None
+        return self._began, self._ended
 
 
 class _File:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,23 @@ def test_what_is_in_neither_tier_has_no_address(make: Make) -> None:
     rng = np.random.default_rng(1)
     rig.stepped_token(random_routing(rng))
     assert (rig.table.entries == 0).sum() == SPACE.n_keys - 2 * N_USED
+
+
+def test_reading_while_something_is_computed_is_hidden(make: Make) -> None:
+    rig = make(6, slots=0, delay=0)
+    pool = rig.cache.pool
+    assert pool is not None and pool.counters.hidden is None, "what was read at the start counts"
+    absent = np.flatnonzero(~pool.residency.published)
+    began = perf_counter_ns()
+    pool.want(absent[:1], np.zeros(SPACE.n_keys, np.bool_))
+    pool.tier.collect(wait=True)
+    pool.computed((began, perf_counter_ns()))
+    first = pool.counters
+    assert first.hidden == 1.0 and first.read_ns > 0
+    rig.stepped_token(random_routing(np.random.default_rng(8)))  # tells of nothing computed
+    pool.computed((perf_counter_ns(), perf_counter_ns() + 1))
+    both = pool.counters
+    assert both.read_ns > first.read_ns and both.hidden == first.read_ns / both.read_ns
 
 
 @pytest.mark.parametrize("at_start", [False, True])

@@ -56,7 +56,7 @@ def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
 
 def test_what_moved_before_it_was_needed_is_said() -> None:
     busy = replace(COUNTERS, n_landed=21, n_hinted=6, n_cancelled=3, stall_ns=25_000_000)
-    pool = PoolCounters(80, 60, 30, 5 << 20, 1, 9, 2, 1_500_000)
+    pool = PoolCounters(80, 60, 30, 5 << 20, 1, 9, 2, 1_500_000, 4_000_000, 0.25)
     setup, guesses = replace(SETUP, predictor="previous"), PredictionCounts(16, 3 << 20, 6)
     report = make_report(setup, profiler(), busy, pool=pool, predictions=guesses)
     text = as_text(report)
@@ -67,13 +67,15 @@ def test_what_moved_before_it_was_needed_is_said() -> None:
         "waiting     25.0 ms for uploads, 2.500 ms per token\n",
         "guesses     previous: 16 experts fetched (3.0 MiB), 37.5 % of them used at once\n",
         "host pool   75.0 % of 80 uses served; 30 experts read from the file (5.0 MiB), "
-        "9 of them guessed, 1 failed; waited 1.5 ms\n",
+        "9 of them guessed, 1 failed; waited 1.5 ms\n"
+        "            25.0 % of 4.0 ms of reading was hidden behind computing\n",
     ):
         assert words in text, words
     document = json.loads(json.dumps(as_document(report), allow_nan=False))
     assert (document["cache"]["n_landed"], document["cache"]["stall_ns"]) == (21, 25_000_000)
     assert (document["predictor"], document["predictions"]["n_right"]) == ("previous", 6)
     assert (document["host_pool"]["n_reads"], document["host_pool"]["n_hits"]) == (30, 60)
+    assert (document["host_pool"]["read_ns"], document["host_pool"]["hidden"]) == (4_000_000, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,7 @@ def test_a_small_host_pool_and_its_executor_are_said() -> None:
     assert "placement   those in host memory are read in place" in text
     assert "            30 of 48 experts in the host pool at a time\n" in text
     assert "executor    stepped" in text and "host pool   no uses yet served" in text
+    assert "hidden" not in text
     assert "uploaded" not in text and "misses      0.0 MiB" in text
     document = as_document(make_report(small, profiler(), None))
     assert (document["executor"], document["host_places"]) == ("stepped", 30)

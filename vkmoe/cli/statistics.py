@@ -50,9 +50,11 @@ def _expert_lines(llm: LLM) -> list[str]:
         hits = f"{100 * pool.n_hits / pool.n_uses:.0f} % of {pool.n_uses} uses, " * (
             pool.n_uses > 0
         )
+        hidden = pool.hidden
         lines.append(
             f"host pool: {hits}{pool.n_reads} experts read from the file "
             f"({_mib(pool.read_bytes)}), waited {_milliseconds(pool.stall_ns, n_tokens)} per token"
+            + (f", {100 * hidden:.0f} % of the reading hidden" if hidden is not None else "")
         )
     return lines
 

@@ -35,3 +35,5 @@ class PoolCounters:
     n_hinted: int = 0  # reads begun because a predictor guessed them
     n_cancelled: int = 0
     stall_ns: int = 0  # waited for the file while a token was computed
+    read_ns: int = 0  # that the reads took, without those at the start
+    hidden: float | None = None  # the part of it while something was computed; None: no such read

@@ -14,6 +14,7 @@ from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.counters import PoolCounters
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.moves import Move
+from vkmoe.experts.overlap import Interval, Overlap
 from vkmoe.experts.policy import Keys, Mask
 from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.tier import Tier
@@ -32,9 +33,15 @@ class HostPool:
     """
 
     def __init__(
-        self, residency: PoolResidency, tier: Tier, span_bytes: Sequence[int], in_slots: Mask
+        self,
+        residency: PoolResidency,
+        tier: Tier,
+        span_bytes: Sequence[int],
+        in_slots: Mask,
+        overlap: Overlap,
     ) -> None:
-        self.residency, self.tier = residency, tier
+        """`overlap` is told of reads by `tier`, and of what was computed by `computed`."""
+        self.residency, self.tier, self._overlap = residency, tier, overlap
         self.space: KeySpace = residency.space
         self._span_bytes, self._in_slots = list(span_bytes), in_slots
         self._n_uses = self._n_hits = self._n_hinted = 0
@@ -42,7 +49,8 @@ class HostPool:
     @property
     def counters(self) -> PoolCounters:
         """What was done since the start."""
-        tier = self.tier.counters
+        tier, overlap = self.tier.counters, self._overlap
+        hidden = overlap.fraction  # which adds up what is known by now
         return PoolCounters(
             n_uses=self._n_uses,
             n_hits=self._n_hits,
@@ -52,12 +60,18 @@ class HostPool:
             n_hinted=self._n_hinted,
             n_cancelled=tier.n_cancelled,
             stall_ns=tier.stall_ns,
+            read_ns=overlap.copied_ns,
+            hidden=hidden,
         )
 
     @property
     def n_at_once(self) -> int:
         """How many experts of one size can always be here together."""
         return self.residency.n_at_once
+
+    def computed(self, host: Interval) -> None:
+        """Something was computed from `host`'s begin to its end, by the clock that times reads."""
+        self._overlap.computed([host], host)
 
     def reset(self) -> None:
         """Nobody is in the pool, after a change that was torn in two."""

@@ -90,6 +90,7 @@ def make_pool(
     parts: PoolParts, memory: ExpertMemory, directory: Directory, residency: Residency
 ) -> HostPool:
     """The host pool, filled from the file."""
+    overlap = Overlap()  # by the host's clock, which times reads
     spec = TierSpec(
         parts.places,
         parts.reads,
@@ -99,6 +100,8 @@ def make_pool(
         residency.space.n_experts,
         MAX_READ_BYTES,
         READ_FAILED,
+        overlap,
     )
     tier = Tier(spec, parts.residency, memory.table)
-    return HostPool(parts.residency, tier, memory.span_bytes, residency.published.reshape(-1))
+    in_slots = residency.published.reshape(-1)
+    return HostPool(parts.residency, tier, memory.span_bytes, in_slots, overlap)

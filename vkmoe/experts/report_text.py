@@ -94,6 +94,9 @@ def _pool(p: PoolCounters) -> Iterator[str]:
         f"host pool   {rate} served; {p.n_reads} experts read from the file "
         f"({_mib(p.read_bytes)}){guessed}{failed}; waited {_milliseconds(p.stall_ns)}"
     )
+    if p.hidden is not None:
+        share, took = _percent(p.hidden), _milliseconds(p.read_ns)
+        yield f"            {share} of {took} of reading was hidden behind computing"
 
 
 def _placement(report: ExpertReport) -> str:

@@ -8,6 +8,7 @@ all experts are resident, or all are at home, nothing moves and only the countin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,7 @@ class ExpertTracker:
         self._table, self._on_device, self._checks = table, on_device, checks
         self._budget, self.overlap = budget, overlap
         self._host_ns = 0  # of the last token
+        self._began_ns = 0  # the last submit
         self._note_pins()
 
     def begin(self, first: bool = True) -> int:
@@ -55,10 +57,14 @@ class ExpertTracker:
         Must hold: no submit is in flight, not even one that was interrupted.
         """
         self._table.end_all()
-        return self.cache.begin(first) if self.cache is not None else self._table.begin()
+        reader = self.cache.begin(first) if self.cache is not None else self._table.begin()
+        self._began_ns = perf_counter_ns()
+        return reader
 
     def end(self, reader: int) -> None:
         """That submit is over. One that was interrupted or failed needs no ending."""
+        if self.cache is not None and self.cache.pool is not None:
+            self.cache.pool.computed((self._began_ns, perf_counter_ns()))
         self._table.end(reader)
 
     def timed(self, submits: Sequence[Interval], host: Interval) -> None:
