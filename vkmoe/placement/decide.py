@@ -5,16 +5,17 @@ Used by the engine, and by `vkmoe info` to say what loading would do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vkmoe.config import EngineConfig
 from vkmoe.experts.settings import CacheSettings, PoolSpec
-from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models.tensors import ModelTensors
 from vkmoe.models.workspace import Workspace, attention_shape
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.placement.allocations import heap_of
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.fixed_lines import Scratch
 from vkmoe.placement.host import available_bytes
@@ -24,7 +25,7 @@ from vkmoe.placement.pool_places import host_pools
 from vkmoe.placement.sizes import weight_bytes
 from vkmoe.placement.slots import MissWays
 
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "decide", "predictor_lines"]
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,26 @@ def decide(
     n_used = spec.experts.n_used if spec.experts else 0
     homes = host_pools(decided.host_places, sizes.spans, n_used)
     settings = cache_settings(config, spec, decided, overlaps)
+    learning = predictor_lines(settings, spec, len(sizes.spans), device)
+    decided = replace(decided, lines=(*decided.lines, *learning))
     return Decision(
         tuning, shape, split, workspace, decided, ways, largest, pools, homes, overlaps, settings
     )
+
+
+def predictor_lines(
+    settings: CacheSettings, spec: ModelSpec, n_layers: int, device: DeviceInfo
+) -> tuple[PlanLine, ...]:
+    """The plan's line for a predictor that remembers pairs of experts in `n_layers` MoE layers.
+
+    Other bookkeeping takes a few words for each expert and has no line.
+    """
+    if settings.predictor != "correlation" or spec.experts is None:
+        return ()
+    n_experts = spec.experts.n_experts
+    n_bytes = 4 * n_layers * n_experts * (n_experts + 1)  # as experts/correlation.py has them
+    reason = "how often each expert follows each other one"
+    return (PlanLine("predictor, correlation", "host", n_bytes, reason, heap_of(device, "host")),)
 
 
 def _scratch(workspace: Workspace) -> Scratch:
