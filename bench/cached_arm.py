@@ -22,7 +22,7 @@ __all__ = ["CachedArm", "Counts"]
 
 
 class Counts(NamedTuple):
-    """What an engine did since it was opened, or in some tokens."""
+    """What an engine did since it was opened, or in one or all turns."""
 
     tokens: int
     uses: int
@@ -34,9 +34,6 @@ class Counts(NamedTuple):
     hinted: int
     right: int  # hints
     stall_ns: int
-
-
-NOTHING = Counts(*[0] * len(Counts._fields))
 
 
 class CachedArm:
@@ -52,16 +49,16 @@ class CachedArm:
         self._engine: Engine | None = None
         self._pieces: Iterator[Sequence[int]] = iter(())
         self._position = 0
-        self.counts = NOTHING
+        self.turns: list[Counts] = []
         self.logits: list[NDArray[np.float32]] = []  # after each turn
-        self.read_bytes: list[float] = []  # in place, per token, of each turn
 
     @contextmanager
-    def opened(self, warm: Sequence[int]) -> Iterator[None]:
-        """Open an engine, and run these tokens before the link is slow."""
+    def opened(self, warm: Sequence[Sequence[int]]) -> Iterator[None]:
+        """Open an engine, and run these texts before the link is slow."""
         with Engine(self._model, self._config) as self._engine:
-            for position, token in enumerate(warm):
-                self._engine.run_token(token, position)
+            for text in warm:
+                for position, token in enumerate(text):
+                    self._engine.run_token(token, position)
             if self._link is not None:
                 throttle(self._engine, self._link, self._compute_s)
             yield
@@ -70,8 +67,7 @@ class CachedArm:
     def begin(self, pieces: Sequence[Sequence[int]]) -> None:
         """The next turns are on this text; what is on the device stays there."""
         self._pieces, self._position = iter(pieces), 0
-        self.logits, self.read_bytes = [], []
-        self.counts = NOTHING
+        self.turns, self.logits = [], []
 
     def turn(self) -> float:
         """Tokens per second on the next piece."""
@@ -83,11 +79,15 @@ class CachedArm:
             self._position += 1
         speed = len(piece) / (time.perf_counter() - began)
         engine.settle()
-        new = Counts(*(after - then for after, then in zip(_counted(engine), before, strict=True)))
-        self.counts = Counts(*(a + b for a, b in zip(self.counts, new, strict=True)))
-        self.read_bytes.append(new.read_bytes / new.tokens)
+        after = _counted(engine)
+        self.turns.append(Counts(*(now - then for now, then in zip(after, before, strict=True))))
         self.logits.append(engine.full_logits().copy())
         return speed
+
+    @property
+    def counts(self) -> Counts:
+        """Of all turns on this text."""
+        return Counts(*map(sum, zip(*self.turns, strict=True)))
 
     @property
     def overlapped(self) -> float | None:

@@ -1,7 +1,7 @@
 """What predictors and promote-on-read are worth when misses cross a slow link.
 
 python -m bench.prefetch --record
-python -m bench.prefetch --shares 25 --arms none,previous --link 100
+python -m bench.prefetch --shares 25 --arms "none,correlation,none, waiting" --tokens 4 --repeats 1
 
 The demo model with 25 and 50 % of its experts on the device, on three texts (bench/prompts/). Where
 the device shares the host's memory the link is one by injection (bench/slow_link.py), of --link
@@ -9,12 +9,15 @@ MB/s: misses and copies wait as if they crossed it; with --link 0 they cross the
 arms of a share are open at once, take turns on the same pieces of text and must find the same
 logits to the last bit. An arm is a dictionary of EngineConfig's fields. Said of each: tokens per
 second, hits, bytes read in place and copied per token, and how guesses went. At the end: on how
-many texts the default predictor lets fewer bytes be read in place than none.
+many texts each predictor lets fewer bytes be read in place than none with copies that go the same
+way (overlapping tokens, kept as they are read, or waited for), and whether the default agrees. With
+the defaults it takes about twelve minutes on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,20 +27,11 @@ import numpy as np
 
 from bench.cached_arm import CachedArm
 from bench.environment import describe, print_card
-from bench.measure import (
-    MIN_REPEATS,
-    N_RESAMPLES,
-    Arms,
-    Row,
-    Summary,
-    command_line,
-    finish,
-    run_main,
-    take_turns,
-)
+from bench.measure import Row, command_line, finish, run_main, take_turns
+from bench.prefetch_report import BASE, compare, found_of, row, verdict
 from bench.routing import PROMPTS, prompt_text
 from bench.slow_link import SlowLink
-from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
+from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.model_file import read_model_file
 from vkmoe.gpu.device import choose_device, list_devices
@@ -45,12 +39,11 @@ from vkmoe.llm import demo_model_path
 
 SHARES = (25.0, 50.0)
 CONTEXT = 1024
-MIB = 1 << 20
-WARM_HELP = "tokens of each text's end, run before anything is measured (128)"
+WARM_HELP = "tokens of each text's end, run before anything is measured (256)"
 COMPUTE_HELP = "of a token without misses, for the budget of copies (20)"
-BASE = "none"  # what the others are compared with
 COPIES = {"expert_copies": "overlap", "promote_on_read": False}
 LANDINGS = {"expert_copies": "overlap", "promote_on_read": True}
+WAITING = {"expert_copies": "wait", "promote_on_read": False}
 ARMS: dict[str, dict[str, Any]] = {
     BASE: {"expert_predictor": "none", **COPIES},
     "previous": {"expert_predictor": "previous", **COPIES},
@@ -59,7 +52,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "none, promoting": {"expert_predictor": "none", **LANDINGS},
     "correlation, promoting": {"expert_predictor": "correlation", **LANDINGS},
     "none, gathering": {"expert_predictor": "none", "miss": "gather", **LANDINGS},
-    "none, waiting": {"expert_predictor": "none", **COPIES, "expert_copies": "wait"},
+    "none, waiting": {"expert_predictor": "none", **WAITING},
+    "correlation, waiting": {"expert_predictor": "correlation", **WAITING},
 }
 
 
@@ -70,8 +64,8 @@ def main() -> None:
     parser.add_argument("--shares", type=_shares, default=SHARES, help="%%, default: 25,50")
     parser.add_argument("--link", type=float, default=50.0, help="MB/s (default: 50); 0: as it is")
     parser.add_argument("--compute-ms", type=float, default=20.0, help=COMPUTE_HELP)
-    parser.add_argument("--warm", type=int, default=128, help=WARM_HELP)
-    parser.add_argument("--tokens", type=int, default=48, help="in each turn (default: 48)")
+    parser.add_argument("--warm", type=int, default=256, help=WARM_HELP)
+    parser.add_argument("--tokens", type=int, default=24, help="in each turn (default: 24)")
     parser.add_argument("--arms", type=_names, default=tuple(ARMS), help=f"of {', '.join(ARMS)}")
     options = parser.parse_args()
     if min(options.tokens, options.repeats, options.warm) < 1 or options.link < 0:
@@ -81,21 +75,21 @@ def main() -> None:
         raise VkmoeError(f"{options.model} has no experts", "give a mixture-of-experts model")
     texts = {name: file.tokenizer.encode(prompt_text(name)) for name in PROMPTS}
     pieces = {name: _pieces(text, options) for name, text in texts.items()}
-    warm = [token for text in texts.values() for token in text[-options.warm :]]
+    warm = [text[-options.warm :] for text in texts.values()]
     card = describe(choose_device(list_devices(), options.device))
     print_card(card)
     link = SlowLink(options.link * 1e6) if options.link else None
-    shares = {}
+    shares, progress = {}, _Progress(len(options.shares) * len(texts))
     for share in options.shares:
         slots = max(1, round(share / 100 * file.spec.experts.n_experts))
         print(f"{share:g} % of the experts, {slots} slots", flush=True)
         arms = [_arm(name, slots, options, link) for name in options.arms]
-        shares[f"{share:g} %"] = _measure(arms, warm, pieces, options.repeats, card)
+        shares[f"{share:g} %"] = _measure(arms, warm, pieces, card, progress)
     results = {"model": options.model.name, "tokens": options.tokens, "warm": options.warm}
     results |= {"link_mb_per_s": options.link or None, "compute_ms": options.compute_ms}
     results |= {"shares": shares}
-    results["rows"] = [row for share in shares.values() for row in share.pop("rows")]
-    finish("prefetch", card, results | _verdict(shares), options.record)
+    results["rows"] = [line for share in shares.values() for line in share.pop("rows")]
+    finish("prefetch", card, results | verdict(shares), options.record)
 
 
 def _shares(text: str) -> tuple[float, ...]:
@@ -127,6 +121,20 @@ def _pieces(text: Sequence[int], options: argparse.Namespace) -> list[Sequence[i
 # ----- measuring -----
 
 
+class _Progress:
+    """Says how much is done, and about how long the rest takes."""
+
+    def __init__(self, n_steps: int) -> None:
+        self._n_steps, self._done, self._began = n_steps, 0, time.perf_counter()
+
+    def step(self) -> None:
+        self._done += 1
+        minutes = (time.perf_counter() - self._began) / 60
+        left = minutes / self._done * (self._n_steps - self._done)
+        done = f"{self._done} of {self._n_steps} done in {minutes:.1f} min"
+        print(f"{done}, about {left:.1f} min left\n", flush=True)
+
+
 def _arm(name: str, slots: int, options: argparse.Namespace, link: SlowLink | None) -> CachedArm:
     config = EngineConfig(options.device, CONTEXT, expert_slots=slots, **ARMS[name])
     return CachedArm(name, options.model, config, link, options.compute_ms / 1e3)
@@ -134,10 +142,10 @@ def _arm(name: str, slots: int, options: argparse.Namespace, link: SlowLink | No
 
 def _measure(
     arms: Sequence[CachedArm],
-    warm: Sequence[int],
+    warm: Sequence[Sequence[int]],
     pieces: Mapping[str, Sequence[Sequence[int]]],
-    repeats: int,
     card: dict[str, Any],
+    progress: _Progress,
 ) -> dict[str, Any]:
     """All arms on all texts; rows, and what was found of each text and arm."""
     rows: list[Row] = []
@@ -148,13 +156,14 @@ def _measure(
         for name, text in pieces.items():
             for arm in arms:
                 arm.begin(text)
-            speeds = take_turns({arm.name: arm.turn for arm in arms}, repeats, "tok/s")
+            speeds = take_turns({arm.name: arm.turn for arm in arms}, len(text), "tok/s")
             _check_same_logits(arms)
-            texts[name] = {arm.name: _found(arm, speeds) for arm in arms}
-            _compare(texts[name], speeds, card)
-            new = [_row(name, arm.name, texts[name][arm.name], speeds) for arm in arms]
-            print("\n".join(map(str, new)), "\n", flush=True)
+            texts[name] = {arm.name: found_of(arm, speeds) for arm in arms}
+            compare(texts[name], speeds, card)
+            new = [row(name, arm.name, texts[name][arm.name], speeds) for arm in arms]
+            print("\n".join(map(str, new)), flush=True)
             rows += new
+            progress.step()
         overlapped = {arm.name: arm.overlapped for arm in arms}
     return {"rows": rows, "texts": texts, "overlapped": overlapped}
 
@@ -168,80 +177,6 @@ def _check_same_logits(arms: Sequence[CachedArm]) -> None:
                     f"{arms[0].name!r} and {arm.name!r} give other logits",
                     "this is a bug, please report it with the card above",
                 )
-
-
-# ----- the report -----
-
-
-def _found(arm: CachedArm, speeds: Arms) -> dict[str, Any]:
-    counts = arm.counts
-    return {
-        "hit_rate": counts.hits / counts.uses,
-        "read_bytes_per_token": counts.read_bytes / counts.tokens,
-        "copied_bytes_per_token": counts.copied_bytes / counts.tokens,
-        "copied_per_token": counts.copied / counts.tokens,
-        "landed_per_token": counts.landed / counts.tokens,
-        "hinted_per_token": counts.hinted / counts.tokens,
-        "hints_right": counts.right / counts.hinted if counts.hinted else None,
-        "stall_ms_per_token": counts.stall_ns / 1e6 / counts.tokens,
-        "values": speeds.values(arm.name),
-        "read_bytes_values": arm.read_bytes,
-    }
-
-
-def _compare(arms: Mapping[str, dict[str, Any]], speeds: Arms, card: dict[str, Any]) -> None:
-    """Adds what each arm is beside `BASE`: speed, and bytes read in place."""
-    if BASE not in arms or len(arms[BASE]["values"]) < MIN_REPEATS:
-        return
-    for name, found in arms.items():
-        if name != BASE:
-            found["relative"] = speeds.ratio(name, BASE, card)
-            found["relative_read_bytes"] = _ratio_of_sums(
-                found["read_bytes_values"], arms[BASE]["read_bytes_values"]
-            )
-
-
-def _ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> Summary:
-    """Of what was counted in the same turns; the 95 % interval resamples whole turns."""
-    above, below = np.array(ours), np.array(theirs)
-    draws = np.random.default_rng(0).integers(0, above.size, (N_RESAMPLES, above.size))
-    low, high = np.percentile(above[draws].sum(axis=1) / below[draws].sum(axis=1), (2.5, 97.5))
-    return Summary(float(above.sum() / below.sum()), float(low), float(high), above.size)
-
-
-def _row(text: str, arm: str, found: Mapping[str, Any], speeds: Arms) -> Row:
-    hints = f", {100 * found['hints_right']:.0f} % of hints right" if found["hints_right"] else ""
-    relative = ""
-    if "relative" in found:
-        relative = (
-            f"; {found['relative_read_bytes']} x the bytes of {BASE}, {found['relative']} tok/s"
-        )
-    note = (
-        f"{100 * found['hit_rate']:.1f} % hits; per token "
-        f"{found['read_bytes_per_token'] / MIB:.2f} MiB read in place, "
-        f"{found['copied_bytes_per_token'] / MIB:.2f} copied, {found['landed_per_token']:.1f} "
-        f"landed, {found['hinted_per_token']:.1f} hinted{hints}{relative}"
-    )
-    return Row(f"{text}: {arm}", speeds.summary(arm), speeds.unit, "host_wall", note)
-
-
-def _verdict(shares: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each share and arm, the texts on which it reads fewer bytes in place than `BASE`.
-
-    Fewer: the whole interval of the ratio is below 1; of too few turns nothing is said.
-    """
-    fewer: dict[str, dict[str, list[str]]] = {}
-    for share, measured in shares.items():
-        fewer[share] = {}
-        for text, arms in measured["texts"].items():
-            for name, found in arms.items():
-                if "relative_read_bytes" in found:
-                    where = fewer[share].setdefault(name, [])
-                    where += [text] if found["relative_read_bytes"].high < 1 else []
-        for name, where in fewer[share].items():
-            print(f"{share}: {name} reads less in place than {BASE} on {len(where)} texts")
-    met = {share: len(by_arm.get(DEFAULT_PREDICTOR, ())) >= 2 for share, by_arm in fewer.items()}
-    return {"fewer_bytes_than_none": fewer, "default": DEFAULT_PREDICTOR, "default_pays": met}
 
 
 if __name__ == "__main__":

@@ -3,37 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.prefetch import _ratio_of_sums, _verdict
+from bench.measure import Summary
+from bench.prefetch import ARMS
+from bench.prefetch_report import ratio_of_sums, rival_of, verdict
 from tests.bench.test_bench import document, positive, run
+
+TURNS = [10.0, 20.0, 30.0, 10.0, 20.0]
+LESS = ratio_of_sums([9.0, 18.0, 27.0, 9.0, 18.0], TURNS)
+UNSURE = ratio_of_sums([9.0, 21.0, 29.0, 11.0, 19.0], TURNS)
 
 
 def test_prefetch() -> None:
     few = ["--tokens", "2", "--warm", "2", "--repeats", "1", "--shares", "25", "--link", "200"]
-    arms = ["none", "correlation, promoting", "none, waiting"]
-    results = document("prefetch", *few, "--arms", ",".join(arms))["results"]
+    arms = ["none", "correlation, promoting", "correlation, waiting"]
+    done = document("prefetch", *few, "--arms", ",".join(arms))
+    results = done["results"]
     assert positive(results["rows"]) and len(results["rows"]) == 3 * len(arms)
     for text in results["shares"]["25 %"]["texts"].values():
         assert set(text) == set(arms)
         for arm in text.values():
             assert 0 <= arm["hit_rate"] < 1 and arm["read_bytes_per_token"] > 0
+            moved = arm["read_bytes_per_token"] + arm["copied_bytes_per_token"]
+            assert arm["moved_bytes_per_token"] == pytest.approx(moved)
     assert text["correlation, promoting"]["landed_per_token"] > 0
-    assert results["fewer_bytes_than_none"] == {"25 %": {}}, "one turn says nothing"
+    assert results["fewer_bytes_read"] == {"25 %": {}}, "one turn says nothing"
+    assert results["default_agrees"] == {"25 %": {}}
 
 
-def test_ratios_of_bytes_and_what_they_say() -> None:
-    ratio = _ratio_of_sums([9.0, 18.0, 27.0, 9.0, 18.0], [10.0, 20.0, 30.0, 10.0, 20.0])
-    assert ratio == pytest.approx((0.9, 0.9, 0.9, 5))
-    noise = _ratio_of_sums([9.0, 21.0, 29.0, 11.0, 19.0], [10.0, 20.0, 30.0, 10.0, 20.0])
-    assert noise.low < 1 < noise.high
-    texts = {
-        text: {"none": {}, "frequency": {"relative_read_bytes": found}}
-        for text, found in {"code": ratio, "prose": noise, "structured": ratio}.items()
-    }
-    said = _verdict({"25 %": {"texts": texts}})
-    assert said["fewer_bytes_than_none"] == {"25 %": {"frequency": ["code", "structured"]}}
+def test_an_arm_is_compared_with_no_predictor_whose_copies_go_the_same_way() -> None:
+    rivals = {name: rival_of(name) for name in ARMS}
+    assert set(rivals.values()) <= {None, *ARMS}
+    assert (rivals["none"], rivals["none, waiting"], rivals["frequency"]) == (None, "none", "none")
+    assert rivals["correlation, waiting"] == "none, waiting"
+    for name, rival in rivals.items():
+        if not name.startswith("none"):
+            assert ARMS[name] | {"expert_predictor": "none"} == ARMS[str(rival)], name
+
+
+def test_ratios_of_bytes() -> None:
+    assert tuple(LESS) == pytest.approx((0.9, 0.9, 0.9, 5))
+    assert UNSURE.low < 1 < UNSURE.high
+
+
+@pytest.mark.parametrize(
+    ("prose", "structured", "overlapping", "waiting"),
+    [(LESS, UNSURE, False, True), (UNSURE, UNSURE, True, False)],
+)
+def test_a_predictor_that_reads_less_on_two_texts_ought_to_be_the_default(
+    prose: Summary, structured: Summary, overlapping: bool, waiting: bool
+) -> None:
+    def arms(found: Summary) -> dict[str, Any]:
+        ratios = {"relative_read_bytes": found, "relative_moved_bytes": UNSURE}
+        return {"none": {}, "frequency": ratios, "none, waiting": ratios,
+                "correlation, waiting": ratios}  # fmt: skip
+
+    texts = {"code": arms(LESS), "prose": arms(prose), "structured": arms(structured)}
+    said = verdict({"25 %": {"texts": texts}})
+    where = [name for name, found in zip(texts, (LESS, prose, structured), strict=True)
+             if found is LESS]  # fmt: skip
+    assert said["fewer_bytes_read"]["25 %"]["frequency"] == where
+    assert said["fewer_bytes_in_all"]["25 %"]["frequency"] == []
+    assert said["default_agrees"] == {"25 %": {"overlapping": overlapping, "waiting": waiting}}
 
 
 def test_prefetch_refuses_arms_that_are_none() -> None:
