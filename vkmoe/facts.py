@@ -196,7 +196,7 @@ class WeightBytes:
 
 @dataclass(frozen=True)
 class CacheSizing:
-    """How many experts the device holds, compared with what a model needs to run well.
+    """How many experts are in memory, compared with what a model needs to run well.
 
     `experts/sizing.py` makes it and says it in words.
     """
@@ -210,6 +210,7 @@ class CacheSizing:
     recommended: int  # slots per layer
     ratio: float  # slots of the smallest layer / recommended
     remedy: str  # empty when all is well
+    place: Literal["device", "host pool"] = "device"  # the pool: a small one without slots
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,34 @@ def test_a_small_pool_and_who_runs_it(run: Run) -> None:
     assert " of 192 experts (as --host-pool; the others are read from the file)" in done.out
     assert "reading from the file" in done.out
     assert "\nexecutor      stepped (what a router chooses and the host pool lacks" in done.out
-    assert done.out.splitlines()[-1].startswith("expert cache: 11 of 32 experts per layer (34 %)")
+    assert done.out.splitlines()[-1] == (
+        "expert cache: 11 of 32 experts per layer (34 %) in the host pool, 7.9 MiB; "
+        "recommended at least 8: ok"
+    )
+
+
+def test_a_pool_beside_slots_leaves_the_line_to_the_slots(run: Run) -> None:
+    done = run("info", "--host-pool", "8MiB", "--expert-slots", "12")
+    assert "host pool, 66 of 192 experts" in done.out
+    assert done.out.splitlines()[-1].startswith(
+        "expert cache: 12 of 32 experts per layer (38 %) on the device, 8.7 MiB; "
+    )
+
+
+def test_slots_that_a_small_pool_leaves_no_bytes_for_are_told(run: Run) -> None:
+    asked = ("--host-pool", "8MiB", "--expert-cache", "1KiB")
+    sizing, note = run("info", *asked).out.splitlines()[-2:]
+    assert "in the host pool" in sizing
+    assert note == "--expert-cache 1KiB has no effect: it is not enough for one slot in each layer"
+
+
+def test_without_slots_a_card_reads_from_the_pool(run: Run, card: None) -> None:
+    asked = ("--host-pool", "8MiB", "--expert-cache", "1KiB")
+    sizing, note = run("info", *asked).out.splitlines()[-2:]
+    assert sizing.startswith(
+        "expert cache: none of 32 experts per layer on the device, all read from the host pool; "
+    )
+    assert sizing.endswith("raise --expert-cache") and "--expert-cache 1KiB has no effect" in note
 
 
 def test_the_executor_of_a_model_that_fits(run: Run) -> None:

@@ -166,6 +166,17 @@ def test_on_shared_memory_slots_are_not_needed(info: DeviceInfo, n_slots: int | 
     assert made.sizing is not None
     per_layer = n_slots or made.host_places[0] // 48
     assert made.sizing.n_slots_smallest_layer == per_layer
+    assert made.sizing.place == ("device" if n_slots else "host pool")
+
+
+def test_the_remedy_is_the_pool_s_flag_only_where_it_was_given() -> None:
+    remedies = []
+    for asked in ("900MiB", None):
+        sizing = planned(LAVAPIPE, ram=4 * GIB, host_pool=asked).sizing
+        assert sizing is not None
+        assert (sizing.status, sizing.place) == ("below_recommended", "host pool")
+        remedies.append(sizing.remedy)
+    assert remedies[0] == "raise --host-pool" and "--ctx-size" in remedies[1]
 
 
 def test_two_sizes_get_their_proportional_share() -> None:

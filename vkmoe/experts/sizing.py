@@ -74,8 +74,8 @@ def sizing_line(sizing: CacheSizing) -> str:
 
 def _share(sizing: CacheSizing) -> str:
     if not sizing.n_slots:
-        found = f"none of {sizing.n_experts} experts per layer on the device"
-        return f"{found}, all read from host memory"
+        source = "host memory" if sizing.place == "device" else f"the {sizing.place}"
+        return f"none of {sizing.n_experts} experts per layer on the device, all read from {source}"
     percent = 100 * sizing.n_slots / sizing.n_total
     size = (
         f"{sizing.n_bytes / GIB:,.1f} GiB"
@@ -84,5 +84,5 @@ def _share(sizing: CacheSizing) -> str:
     )
     return (
         f"{sizing.n_slots_smallest_layer} of {sizing.n_experts} experts per layer "
-        f"({percent:.0f} %) on the device, {size}"
+        f"({percent:.0f} %) {'on' if sizing.place == 'device' else 'in'} the {sizing.place}, {size}"
     )

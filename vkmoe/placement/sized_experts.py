@@ -85,7 +85,7 @@ class SizedExperts:
             slots = asked.slots
         else:
             slots = () if room.shared else self._largest(free)
-        return self._cached(slots, pool) if any(slots) else self._at_home(pool)
+        return self._cached(slots, pool) if any(slots) else self._at_home(pool, asked)
 
     def _asked(self) -> _Asked | None:
         layout = self._layout
@@ -138,11 +138,12 @@ class SizedExperts:
             notes=idle_pool(self._config, "all experts are on the device") if idle else (),
         )
 
-    def _at_home(self, pool: HostPool) -> ExpertPlan:
+    def _at_home(self, pool: HostPool, asked: _Asked | None) -> ExpertPlan:
         beside = f" beside {N_LANDING} to land in" if self._layout.ways.n_landing else ""
+        too_few = f"not enough for one slot in each layer{beside}"
         reason = (
-            f"{self._flag} is not enough for one slot in each layer{beside}: read in place"
-            if self._flag
+            f"{asked.flag} is {too_few}: read in place"
+            if asked
             else f"{in_mib(self._room.device)} are free on the device: read in place over the bus"
         )
         lines = (
@@ -151,7 +152,13 @@ class SizedExperts:
             else (plan_line(self._device, "experts", "host", self._total, reason),)
         )
         return ExpertPlan(
-            "host", sizing=self._sizing_at_home(pool), lines=lines, host_places=pool.places
+            "host",
+            sizing=self._sizing_at_home(pool),
+            lines=lines,
+            host_places=pool.places,
+            notes=(f"{asked.text} has no effect: it is {too_few}",)
+            if asked and pool.places
+            else (),
         )
 
     def _cached(self, slots: tuple[int, ...], pool: HostPool) -> ExpertPlan:
@@ -185,24 +192,27 @@ class SizedExperts:
             lines.append(plan_line(device, item, "device", layout.gather_bytes, reason))
         return lines
 
-    def _sizing(self, slots: Sequence[int], n_bytes: int, flag: str = "") -> CacheSizing:
+    def _sizing(self, slots: Sequence[int], n_bytes: int, flag: str | None = None) -> CacheSizing:
         """`n_bytes` as the plan's line has them: the user reads one figure, not two."""
-        layout = self._layout
-        sizing = size_cache(
-            slots, layout.span_bytes, layout.n_experts, layout.n_used, flag or self._flag
-        )
+        layout, flag = self._layout, self._flag if flag is None else flag
+        sizing = size_cache(slots, layout.span_bytes, layout.n_experts, layout.n_used, flag)
         return replace(sizing, n_bytes=n_bytes)
 
     def _sizing_at_home(self, pool: HostPool) -> CacheSizing:
         """Without slots; on shared memory the pool takes their part."""
         spans = self._layout.span_bytes
-        if not (self._room.shared and pool.places):
+        if not pool.places:
             return self._sizing((0,) * len(spans), 0)
-        share = {
-            size: n_places // sum(other == size for other in spans)
-            for size, n_places in zip(dict.fromkeys(spans), pool.places, strict=True)
-        }
-        return self._sizing([share[size] for size in spans], pool.n_bytes, "--host-pool")
+        if self._room.shared:
+            share = {
+                size: n_places // sum(other == size for other in spans)
+                for size, n_places in zip(dict.fromkeys(spans), pool.places, strict=True)
+            }
+            flag = "--host-pool" if self._config.host_pool is not None else ""
+            sizing = self._sizing([share[size] for size in spans], pool.n_bytes, flag)
+        else:
+            sizing = self._sizing((0,) * len(spans), 0)
+        return replace(sizing, place="host pool")
 
     # ----- what cannot be -----
 
