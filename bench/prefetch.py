@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--compute-ms", type=float, default=20.0, help=COMPUTE_HELP)
     parser.add_argument("--warm", type=int, default=256, help=WARM_HELP)
     parser.add_argument("--tokens", type=int, default=24, help="in each turn (default: 24)")
-    parser.add_argument("--arms", type=_names, default=tuple(ARMS), help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--arms", type=_names, default=tuple(ARMS), help=f"of: {'; '.join(ARMS)}")
     options = parser.parse_args()
     if min(options.tokens, options.repeats, options.warm) < 1 or options.link < 0:
         parser.error("--tokens, --repeats, --warm: at least 1; --link: at least 0")

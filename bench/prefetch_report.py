@@ -106,12 +106,17 @@ def verdict(shares: Mapping[str, Any]) -> dict[str, Any]:
         read, moved = _fewer(texts, "read_bytes"), _fewer(texts, "moved_bytes")
         for arm in read:
             print(
-                f"{share}: {arm} reads less in place than {rival_of(arm)} on {len(read[arm])} of "
-                f"{len(texts)} texts, moves less in all on {len(moved[arm])}"
+                f"{share}: {arm} reads {_ratios(texts, arm, 'read_bytes')} of the bytes of "
+                f"{rival_of(arm)}, surely less on {len(read[arm])} of {len(texts)} texts; moves "
+                f"{_ratios(texts, arm, 'moved_bytes')} in all, surely less on {len(moved[arm])}"
             )
         said["fewer_bytes_read"][share], said["fewer_bytes_in_all"][share] = read, moved
         said["default_agrees"][share] = dict(_agreeing(share, read))
     return said
+
+
+def _ratios(texts: Mapping[str, Any], arm: str, which: str) -> str:
+    return " / ".join(f"{arms[arm][f'relative_{which}'].median:.3f}" for arms in texts.values())
 
 
 def _agreeing(share: str, fewer: Mapping[str, list[str]]) -> Iterator[tuple[str, bool]]:
@@ -126,7 +131,8 @@ def _agreeing(share: str, fewer: Mapping[str, list[str]]) -> Iterator[tuple[str,
         }
         if pays and default in (BASE, *pays):
             agrees = not any(pays.values()) if default == BASE else pays[default]
-            print(f"{share}, {mode}: the default, {default}, {'agrees' if agrees else 'DISAGREES'}")
+            outcome = "is borne out" if agrees else "is NOT borne out"
+            print(f"{share}, {mode}: the default, {default}, {outcome}")
             yield mode, agrees
 
 

@@ -111,7 +111,9 @@ def test_host_time(cache: list[str]) -> None:
     few = ["--layers", "2", "--tokens", "2", "--repeats", "2", "--warm", "2"]
     results = document("host_time", *cache, *few, "--expert-slots", "8")["results"]
     assert positive(results["rows"]) and results["dispatches"] > 2 * 5
-    assert set(results["targets_met"]) == {"in place", "with the cache", "with everything on"}
+    assert set(results["targets_met"]) == {
+        "in place", "with the cache", "with copies beside tokens", "with everything on"
+    }  # fmt: skip
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
 
 
