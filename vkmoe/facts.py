@@ -6,7 +6,7 @@ Plain data without a GPU behind it, so that tests invent them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 __all__ = [
     "CacheSizing",
@@ -94,31 +94,6 @@ class DeviceInfo:
     @property
     def driver(self) -> str:
         return f"{self.driver_name} {self.driver_info}".strip()
-
-    @classmethod
-    def from_native(cls, facts: dict[str, Any]) -> DeviceInfo:
-        """From one entry of the extension's `physical_devices()`."""
-        limits: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in facts["limits"].items()
-        }
-        return cls(
-            index=facts["index"],
-            name=facts["name"],
-            type=facts["type"],
-            vendor_id=facts["vendor_id"],
-            driver_name=facts["driver_name"],
-            driver_info=facts["driver_info"],
-            api_version=tuple(facts["api_version"]),
-            subgroup_size=facts["subgroup_size"],
-            subgroup_arithmetic=facts["subgroup_arithmetic"],
-            features=frozenset(facts["features"]),
-            heaps=tuple(Heap(**heap) for heap in facts["heaps"]),
-            memory_types=tuple(
-                MemoryType(item["heap"], frozenset(item["flags"])) for item in facts["memory_types"]
-            ),
-            limits=DeviceLimits(**limits),
-        )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Owns the native instance and device. Only this package imports the extension.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from vkmoe.errors import (
     OutOfMemoryError,
 )
 from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.device_facts import device_info
 from vkmoe.gpu.extension import native
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 
@@ -90,7 +92,7 @@ def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:
     extension = native()
     own = instance or _make_instance(validation=False)
     try:
-        found = [DeviceInfo.from_native(facts) for facts in own.physical_devices()]
+        found = [device_info(facts) for facts in own.physical_devices()]
     except extension.VulkanError as error:
         raise _no_driver(error.result) from error
     finally:
@@ -167,8 +169,6 @@ def _no_driver(detail: str) -> NoDriverError:
 
 
 def _accessible(node: Path) -> bool:
-    import os
-
     return os.access(node, os.R_OK | os.W_OK)
 
 
