@@ -119,8 +119,7 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
         chosen = matches[0]
     else:
         able = [d for d in devices if _missing(d) == []]
-        candidates = able or devices
-        chosen = min(candidates, key=lambda d: (_TYPE_ORDER.get(d.type, 3), d.index))
+        chosen = min(able or devices, key=lambda d: (_TYPE_ORDER.get(d.type, 3), d.index))
     missing = _missing(chosen)
     if missing:
         raise NoDeviceError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -122,40 +123,24 @@ def _embed(setting: Setting) -> Iterator[Measured]:
     )
 
 
-def _expert_gate_up(setting: Setting) -> Iterator[Measured]:
+def _gate_up(setting: Setting, uses: Sequence[Use], large: Use) -> Iterator[Measured]:
+    """Compared with each of `uses`, timed with `large`."""
     # Gate and up in one dispatch have half the rows each: two at least, so that they can be mixed.
     kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
-    other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
-    routed = GateUpCase(tuning, (kind, kind), ROUTED, 5, 512)
-    fixed = replace(routed, use=FIXED)
-    large = GateUpCase(tuning, (kind, kind), ALL_USED, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
-    yield _time(setting, _compare(setting, "", routed.run, fixed.run), large.time)
-    if kind == MIXED_TYPE:
-        yield _compare(setting, f"with up {other}", replace(routed, types=(kind, other)).run)
-
-
-def _expert_gate_up_keep(setting: Setting) -> Iterator[Measured]:
-    kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
-    case = GateUpCase(tuning, (kind, kind), KEPT, 5, 512)
-    large = GateUpCase(tuning, (kind, kind), ALL_KEPT, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
-    yield _time(setting, _compare(setting, "", case.run), large.time)
+    cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses]
+    timed = GateUpCase(tuning, (kind, kind), large, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
+    yield _time(setting, _compare(setting, "", *(case.run for case in cases)), timed.time)
     if kind == MIXED_TYPE:
         other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
-        yield _compare(setting, f"with up {other}", replace(case, types=(kind, other)).run)
+        yield _compare(setting, f"with up {other}", replace(cases[0], types=(kind, other)).run)
 
 
-def _expert_down_keep(setting: Setting) -> Iterator[Measured]:
-    case = DownCase(setting.tuning, setting.axis, KEPT, 13, 768)
-    large = replace(case, use=ALL_KEPT, n_rows=setting.rows_of(INNER, N_SLOTS), n_columns=INNER)
-    yield _time(setting, _compare(setting, "", case.run), large.time)
-
-
-def _expert_down(setting: Setting) -> Iterator[Measured]:
+def _down(setting: Setting, n_columns: int, uses: Sequence[Use], large: Use) -> Iterator[Measured]:
+    """Compared with each of `uses`, timed with `large`."""
     kind, tuning = setting.axis, setting.tuning
-    routed = DownCase(tuning, kind, ROUTED, 13, 512)
-    fixed = replace(routed, use=FIXED)
-    large = DownCase(tuning, kind, ALL_USED, setting.rows_of(INNER, N_SLOTS), INNER)
-    yield _time(setting, _compare(setting, "", routed.run, fixed.run), large.time)
+    cases = [DownCase(tuning, kind, use, 13, n_columns) for use in uses]
+    timed = DownCase(tuning, kind, large, setting.rows_of(INNER, N_SLOTS), INNER)
+    yield _time(setting, _compare(setting, "", *(case.run for case in cases)), timed.time)
 
 
 def _attention(setting: Setting) -> Iterator[Measured]:
@@ -236,10 +221,14 @@ def _read_words(setting: Setting) -> Iterator[Measured]:
 FAMILIES = {
     "matvec": Family(_matvec, "dot_suffix"),
     "matvec_residual": Family(_matvec_residual, "dot_suffix"),
-    "expert_gate_up": Family(_expert_gate_up, "dot_suffix"),
-    "expert_down": Family(_expert_down, "dot_suffix"),
-    "expert_gate_up_keep": Family(_expert_gate_up_keep, "dot_suffix"),
-    "expert_down_keep": Family(_expert_down_keep, "dot_suffix"),
+    "expert_gate_up": Family(partial(_gate_up, uses=(ROUTED, FIXED), large=ALL_USED), "dot_suffix"),
+    "expert_down": Family(
+        partial(_down, n_columns=512, uses=(ROUTED, FIXED), large=ALL_USED), "dot_suffix"
+    ),
+    "expert_gate_up_keep": Family(partial(_gate_up, uses=(KEPT,), large=ALL_KEPT), "dot_suffix"),
+    "expert_down_keep": Family(
+        partial(_down, n_columns=768, uses=(KEPT,), large=ALL_KEPT), "dot_suffix"
+    ),
     "embed": Family(_embed, "nothing"),
     "attention": Family(_attention, "reduce_suffix"),
     "attention_combine": Family(_attention, "nothing"),
