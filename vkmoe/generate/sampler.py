@@ -3,13 +3,13 @@
 Owns the order of the steps (penalties, top-k, top-p, min-p, temperature, draw), the random
 generator, and the proof obligation when only the best few logits are known: the choice is made from
 them where the whole vocabulary could not change it, else the full logits are fetched.
-Does not own where logits come from, nor why a generation ends.
+Does not own where logits come from, what penalties do to them (penalties.py), nor why a generation
+ends.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
+from vkmoe.generate.penalties import Penalties, Seen
 
 __all__ = ["Candidates", "Sampler", "random_seed"]
 
@@ -63,14 +64,12 @@ class Sampler:
     def __init__(self, config: SamplingConfig, seed: int, banned: Iterable[int] = ()) -> None:
         self._config = config
         self._random = np.random.default_rng(seed)
-        self._banned = np.array(sorted(set(banned)), dtype=np.int64)
-        self._history: list[int] = []
+        self._penalties = Penalties(config, banned)
         self.n_fetches = 0  # how often the candidates could not decide
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Tell the penalties about tokens of the prompt or of the reply, oldest first. Mutates."""
-        if self._penalises:
-            self._history.extend(token_ids)
+        self._penalties.accept(token_ids)
 
     def sample(self, candidates: Candidates | None, fetch_logits: FetchLogits) -> int:
         """Choose a token. Calls `fetch_logits` -> float32 [n_vocab] only if it has to.
@@ -78,69 +77,28 @@ class Sampler:
         Mutates the random generator: one draw per call, none at temperature 0. The caller tells
         `accept` what it kept. Raises VkmoeError for logits that are NaN or infinite.
         """
-        seen, counts = self._seen()
+        seen = self._penalties.seen()
         if candidates is not None:
-            kept = self._keep(self._head_of_candidates(candidates, seen, counts))
+            kept = self._keep(self._head_of_candidates(candidates, seen))
             if kept is not None:
                 return self._draw(*kept)
         self.n_fetches += 1
-        kept = self._keep(self._head_of_all(fetch_logits(), seen, counts))
+        kept = self._keep(self._head_of_all(fetch_logits(), seen))
         assert kept is not None, "the whole vocabulary always decides"
         return self._draw(*kept)
 
-    @property
-    def _penalises(self) -> bool:
-        c = self._config
-        active = c.repeat_penalty != 1 or c.presence_penalty != 0 or c.frequency_penalty != 0
-        return active and c.repeat_last_n != 0
-
-    def _seen(self) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Ids the penalties apply to, rising, and how often each occurred in the window."""
-        last_n = self._config.repeat_last_n
-        window = self._history if last_n < 0 else self._history[-last_n:] if last_n else []
-        counted = sorted(Counter(window).items())
-        ids = np.array([token_id for token_id, _ in counted], dtype=np.int64)
-        return ids, np.array([count for _, count in counted], dtype=np.float64)
-
-    def _penalise(self, logits: Floats, counts: Floats) -> Floats:
-        """Logits of seen tokens after the penalties, elementwise."""
-        c = self._config
-        scaled = np.where(logits > 0, logits / c.repeat_penalty, logits * c.repeat_penalty)
-        return scaled - c.presence_penalty - counts * c.frequency_penalty
-
-    def _adjusted(
-        self,
-        ids: npt.NDArray[np.int64],
-        logits: Floats,
-        seen: npt.NDArray[np.int64],
-        counts: Floats,
-    ) -> Floats:
-        """Logits [n] of `ids` [n] after penalties and bans."""
-        result = logits.copy()
-        if seen.size:
-            place = np.minimum(np.searchsorted(seen, ids), seen.size - 1)
-            hit = seen[place] == ids
-            result[hit] = self._penalise(logits[hit], counts[place[hit]])
-        if self._banned.size:
-            result[np.isin(ids, self._banned)] = -np.inf
-        return result
-
-    def _head_of_candidates(
-        self, candidates: Candidates, seen: npt.NDArray[np.int64], counts: Floats
-    ) -> _Head:
+    def _head_of_candidates(self, candidates: Candidates, seen: Seen) -> _Head:
         """The certain order after penalties, from the candidates alone."""
         raw, ids = _checked(candidates.logits), candidates.ids.astype(np.int64)
         log_sum_exp = candidates.log_sum_exp
         if log_sum_exp is not None and not math.isfinite(log_sum_exp):
             raise _bad_logits()
         n_rest = candidates.n_vocab - ids.size
-        c = self._config
-        raises = c.repeat_penalty < 1 or c.presence_penalty < 0 or c.frequency_penalty < 0
-        if seen.size and raises and n_rest:  # an unlisted token may now be the best
+        if n_rest and self._penalties.may_raise(seen):  # an unlisted token may now be the best
             return _Head(ids[:0], raw[:0], candidates.n_vocab, np.inf, (0.0, np.inf))
         bound = float(raw[-1]) if n_rest else -np.inf
-        lowered = bool(seen.size or self._banned.size)
-        logits = self._adjusted(ids, raw, seen, counts) if lowered else raw
+        lowered = self._penalties.may_lower(seen)
+        logits = self._penalties.adjusted(ids, raw, seen) if lowered else raw
         if lowered and not np.array_equal(logits, raw):
             # A lowered candidate may have met, or fallen behind, tokens that are not listed.
             n_certain = int(np.count_nonzero(logits > bound)) if n_rest else ids.size
@@ -172,15 +130,10 @@ class Sampler:
                 low = low if lowered else max(low, stated * (1 - _SUM_TOLERANCE))
         return low * (1 - _ORDER_TOLERANCE), high * (1 + _ORDER_TOLERANCE)
 
-    def _head_of_all(
-        self,
-        full_logits: npt.NDArray[np.float32],
-        seen: npt.NDArray[np.int64],
-        counts: Floats,
-    ) -> _Head:
+    def _head_of_all(self, full_logits: npt.NDArray[np.float32], seen: Seen) -> _Head:
         """The order of the whole vocabulary, as far down as the options can reach."""
         raw = _checked(full_logits)
-        logits = self._adjusted(np.arange(raw.size), raw, seen, counts)
+        logits = self._penalties.adjusted(np.arange(raw.size), raw, seen)
         top = float(np.max(logits))
         _check_choice(top)
         top_k = min(self._config.top_k or raw.size, raw.size)
