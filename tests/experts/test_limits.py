@@ -64,7 +64,7 @@ def test_a_free_slot_and_a_pin_ask_for_no_worth() -> None:
     policy.pin(np.array([12]))
     newcomers = [5, 6, 12]
     moves = policy.promote(newcomers, NOBODY, bid(newcomers, worth(k5=0.1, k6=0.1, k12=0.1)))
-    assert moves == [Move(0, 5, FREE), Move(1, 12, 8)]
+    assert moves == [Move(1, 12, 8), Move(0, 5, FREE)], "the pinned one first"
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(0, []), (99, []), (100, [5]), (201, [5, 13]),

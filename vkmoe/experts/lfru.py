@@ -31,8 +31,8 @@ class Lfru(Policy):
         self._used_at[keys] = self.counts.now
         return super().use(keys)
 
-    def insert(self, keys: Keys) -> None:
-        super().insert(keys)
+    def _enter(self, keys: Keys, victims: Keys) -> None:
+        super()._enter(keys, victims)
         self._used_at[keys] = self.counts.now
 
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:

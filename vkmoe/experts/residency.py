@@ -7,7 +7,7 @@ and is told when they have landed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from math import inf
 
 import numpy as np
@@ -108,8 +108,8 @@ class Residency:
         """A token used these experts [n_layers, n_used]; what should move before the next one.
 
         `landed` are the numbers of experts it missed that lie in landing slots now. First come
-        those of them that are kept, then other missed ones, then hinted ones. Copies fill at most
-        `budget_bytes` of slots: those up to the first that does not fit.
+        those that are worth most; while nothing is known of that, those that landed, then those
+        missed, by rank. Copies fill at most `budget_bytes`, up to the first that does not fit.
         """
         keys = routing + self._first
         self.counts.use(keys.reshape(-1))
@@ -122,7 +122,7 @@ class Residency:
             slotted = keys if len(self._layers) == len(keys) else keys[self._layers]
             # By rank: the highest of all layers come first.
             missing = self._policy.use(slotted.T.reshape(-1))
-            moves = self._bring(missing, landed, keys, budget_bytes)
+            moves = self._bring(missing, set(landed), keys, budget_bytes)
             if self._pinning.is_due:
                 left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
                 moves += self._pin(self._pinning.choose(self.counts.values()), keys, left)
@@ -192,37 +192,31 @@ class Residency:
         return Foresight(self.space, self.counts, settings)
 
     def _bring(
-        self, missing: Keys, landed: Sequence[int], used: Keys, budget_bytes: float
+        self, missing: Keys, landed: Set[int], used: Keys, budget_bytes: float
     ) -> list[Move]:
         """Slots after a token, for those it missed and those that are guessed for the next."""
         there, others = NOBODY, missing
         if landed:
-            is_there = np.isin(missing, np.array(landed, np.int64))
+            is_there = np.array([key in landed for key in missing.tolist()], np.bool_)
             there, others = missing[is_there], missing[~is_there]
         others = self._copyable(others)
-        guessed, bids, worth = NOBODY, None, None
-        if self._foresight is not None and self._foresight.worth is not None:
-            worth = self._foresight.worth
-            if self.settings.admission:
-                others = others[np.argsort(-worth[others], kind="stable")]
-            absent = ~self._policy.resident
-            absent[used] = False
-            guessed = self._copyable(self._foresight.wanted(absent))
-            bids = np.concatenate([self._bids(there), self._bids(others), worth[guessed] / MARGIN])
+        worth = self._foresight.worth if self._foresight is not None else None
+        if self._foresight is None or worth is None:
+            newcomers = np.concatenate([there, others])
+            return self._promote(newcomers, used, Limits(None, None, budget_bytes, len(there)))
+        if self.settings.admission:
+            others = others[np.argsort(-worth[others], kind="stable")]
+        absent = ~self._policy.resident
+        absent[used] = False
+        guessed = self._copyable(self._foresight.wanted(absent))
         newcomers = np.concatenate([there, others, guessed])
+        bids, n_missed = worth[newcomers], len(there) + len(others)
+        bids[n_missed:] /= MARGIN
+        if not self.settings.admission:
+            bids[:n_missed] = inf
         moves = self._promote(newcomers, used, Limits(bids, worth, budget_bytes, len(there)))
-        if there.size:
-            free = set(there.tolist())
-            moves = [move._replace(landed=move.key in free) for move in moves]
         self._note_guesses(moves, guessed)
         return moves
-
-    def _bids(self, missed: Keys) -> NDArray[np.float64]:
-        """What they are worth; without admission, more than anybody."""
-        assert self._foresight is not None and self._foresight.worth is not None
-        return (
-            self._foresight.worth[missed] if self.settings.admission else np.full(len(missed), inf)
-        )
 
     def _fetch(self, absent: Keys, needed: Keys, budget_bytes: float) -> list[Move]:
         """Slots on a guess, for those that are worth far more than who would leave."""

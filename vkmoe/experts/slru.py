@@ -52,25 +52,25 @@ class Slru(Policy):
 
     def protected(self, pool: int) -> set[int]:
         """The protected residents of a pool, pinned ones among them."""
-        keys = self._holders[[pool]]
-        protected = self._protected(keys, self._unpinned[keys], [pool])
-        pinned = self.resident & self._pinned & (self.pool_of == pool)
-        return {*keys[protected].tolist(), *np.flatnonzero(pinned).tolist()}
+        keys, residents = self._residents.holders[[pool]], self._residents.of(pool)
+        protected = self._protected(keys, self._residents.unpinned[keys], [pool])
+        pinned = residents[self._residents.pinned[residents]]
+        return {*keys[protected].tolist(), *pinned.tolist()}
 
     def use(self, keys: Keys) -> Keys:
         self._again[keys] = True  # also of those that will be inserted, which takes it back
         return super().use(keys)
 
-    def insert(self, keys: Keys) -> None:
-        super().insert(keys)
-        self._again[keys] = False
-
     def unpin(self, keys: Keys) -> None:
         """Those that had a pin stay protected, as if they were used now."""
-        freed = keys[self.resident[keys] & self._pinned[keys]]
+        freed = keys[self.resident[keys] & self._residents.pinned[keys]]
         super().unpin(keys)
         self._touch(freed)
         self._again[freed] = True
+
+    def _enter(self, keys: Keys, victims: Keys) -> None:
+        super()._enter(keys, victims)
+        self._again[keys] = False
 
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
         uses = self.counts.of(keys) if self.frequency else 0.0
@@ -83,8 +83,7 @@ class Slru(Policy):
         """Which of them are, [n_pools, n]; the arguments are those of `_rank`."""
         n_pinned = (keys < self.space.n_keys).sum(axis=1) - unpinned.sum(axis=1)
         room: Keys = np.maximum(0, self._n_protected[pools] - n_pinned)
-        # Recency from 1 on, of those that can be protected; the others are 0.
-        recency = np.where(self._again[keys] & unpinned, self._last[keys] + 1, 0)
+        recency = self._last[keys] * (self._again[keys] & unpinned)  # 0: cannot be protected
         n_keys = recency.shape[1]
         first = np.sort(recency, axis=1)[np.arange(len(pools)), n_keys - np.maximum(1, room)]
         lowest: Keys = np.where(room > 0, np.maximum(1, first), _NOBODY)
