@@ -7,6 +7,7 @@ every token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.experts.rig import DelayedUploads
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.landing import Landings
+from vkmoe.experts.moves import Move
 from vkmoe.experts.slots import Slot
 from vkmoe.llm import demo_model_path
 from vkmoe.models.tensors import read_tensors
@@ -183,16 +185,17 @@ def test_what_landed_is_its_home_byte_for_byte(
         cache, read = engine.cache, engine._transfer.read
         assert cache is not None
 
-        def keep(self: Landings, key: int, victim: int | None) -> Slot:
-            slot = real(self, key, victim)
-            layer, (buffer, offset, _) = cache._space.layer(key), cache._homes[key]
-            n_bytes = cache._memory.span_bytes[layer]
-            differs = read(buffer, offset, n_bytes) != read(
-                slot.place.buffer, slot.place.offset, n_bytes
-            )
-            assert not (differs & weights[layer]).any(), np.flatnonzero(differs & weights[layer])
-            kept.append(key)
-            return slot
+        def keep(self: Landings, moves: Sequence[Move]) -> list[Slot]:
+            slots = real(self, moves)
+            for (_, key, _, _), slot in zip(moves, slots, strict=True):
+                layer, (buffer, offset, _) = cache._space.layer(key), cache._homes[key]
+                n_bytes = cache._memory.span_bytes[layer]
+                home = read(buffer, offset, n_bytes)
+                differs = home != read(slot.place.buffer, slot.place.offset, n_bytes)
+                differs &= weights[layer]
+                assert not differs.any(), np.flatnonzero(differs)
+                kept.append(key)
+            return slots
 
         monkeypatch.setattr(Landings, "keep", keep)
         rows(engine, tokens_of(engine.n_vocab))

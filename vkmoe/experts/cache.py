@@ -9,7 +9,6 @@ landing places, by that submit alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts, make_pool, make_tier
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.uploads import Copy, DrainedUploader
-from vkmoe.gpu.arena import Placement
 
 __all__ = ["ExpertCache"]
 
@@ -46,14 +44,15 @@ class ExpertCache:
         self.residency, self._space, self._ways = residency, residency.space, ways
         self._memory, self._table = memory, memory.table
         self._homes = [home for row in memory.homes for home in row]  # by number
-        self._span_bytes, self._layer_bytes = list(memory.span_bytes), sum(memory.span_bytes)
+        self._span_bytes = np.array(memory.span_bytes, np.int64)
         self._first = np.arange(self._space.n_layers, dtype=np.int64)[:, None]
         self._first *= self._space.n_experts
         n_keys = self._space.n_keys
         self._directory = Directory(memory.table, n_keys, ways.marks_homes)
         self._directory.set_homes(range(len(self._homes)), [home.address for home in self._homes])
-        self._tier = make_tier(memory, self._directory, residency, uploads, self._home, ways)
         self.pool = make_pool(pool, memory, self._directory, residency) if pool else None
+        home = self.pool.place if self.pool is not None else self._homes.__getitem__
+        self._tier = make_tier(memory, self._directory, residency, uploads, home, ways)
         self._landings = Landings(memory.table, memory.slots, memory.scratch)
         self._lands = self._landings.n_landing > 0
         self._steps = LayerSteps(residency, self._tier, self.pool, ways.budget)
@@ -135,16 +134,20 @@ class ExpertCache:
         `filled` [n_layers, n_used] says who was stored where it was to land. Decides what moves and
         begins to copy. Returns which uses were served from slots.
         """
-        hits = self._steps.hits(routing)
-        n_hits = hits.sum(axis=1).tolist()
-        used_bytes = routing.shape[1] * self._layer_bytes
-        self.last_missed_bytes = used_bytes - sum(map(mul, n_hits, self._span_bytes))
+        keys = routing + self._first
+        hits = self._steps.hits(keys)
+        missed = ~hits
+        rank = missed.cumsum(axis=1)  # of a miss among those of its layer, from 1 on
+        self.last_missed_bytes = int(rank[:, -1].dot(self._span_bytes))
         self._missed_bytes += self.last_missed_bytes
         outer, self._torn = self._torn, True
-        landed = self._landed(routing, hits, filled)
-        if not self._ways.wait:
-            used = set((routing + self._first).ravel().tolist())
-            self._tier.cancel(used.__contains__)
+        landed: list[int] = []
+        if filled is not None and self._lands:
+            landed = self._landings.arrived(keys, rank, missed & filled)
+        if self._tier.is_copying and not self._ways.wait:
+            used = np.zeros(self._space.n_keys, np.bool_)
+            used[keys] = True
+            self._tier.cancel(used.item)
         budget = self._ways.budget() - self._tier.pending_bytes
         self._begin(self.residency.use(routing, landed, budget_bytes=budget))
         self._torn = outer
@@ -188,9 +191,6 @@ class ExpertCache:
         pool_torn = self.pool is not None and self.pool.tier.torn
         return self._torn or self._tier.torn or pool_torn
 
-    def _home(self, key: int) -> Placement:
-        return self._homes[key] if self.pool is None else self.pool.place(key)
-
     def _home_address(self, key: int) -> int:
         if self.pool is None:
             return self._homes[key].address
@@ -210,16 +210,6 @@ class ExpertCache:
         self._table.publish()
         self._torn = False
 
-    def _landed(
-        self,
-        routing: NDArray[np.uint32],
-        hits: NDArray[np.bool_],
-        filled: NDArray[np.bool_] | None,
-    ) -> list[int]:
-        if filled is None or not self._lands:
-            return []
-        return self._landings.arrived(routing + self._first, ~hits, filled)
-
     def _begin(self, moves: list[Move]) -> None:
         """Keep who has landed, and begin to copy the others."""
         landed = [move for move in moves if move.landed]
@@ -230,10 +220,9 @@ class ExpertCache:
 
     def _keep(self, landed: Sequence[Move]) -> None:
         gone = [move.victim for move in landed if move.victim != FREE]
-        self._directory.set_slots(gone, [0] * len(gone))
-        keep = self._landings.keep
-        slots = [keep(key, None if victim == FREE else victim) for _, key, victim, _ in landed]
-        self._directory.set_slots([move.key for move in landed], [slot.address for slot in slots])
+        slots = self._landings.keep(landed)
+        addresses = [0] * len(gone) + [slot.address for slot in slots]
+        self._directory.set_slots([*gone, *[move.key for move in landed]], addresses)
         self.residency.landed(landed)
         self._n_landed += len(landed)
         self._tier.counters.n_evictions += len(gone)

@@ -28,10 +28,11 @@ class Directory:
 
     def set_slots(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
         """These experts are in slots at these addresses; NOWHERE: in none any more."""
-        slots, homes = self._slots, self._homes
+        slots, homes, entries = self._slots, self._homes, []
         for key, address in zip(keys, addresses, strict=True):
             slots[key] = address
-        self._table.set_all(keys, [slots[key] or homes[key] for key in keys])
+            entries.append(address or homes[key])
+        self._table.set_all(keys, entries)
 
     def set_homes(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
         """These experts are at home at these addresses; NOWHERE: not in host memory any more."""

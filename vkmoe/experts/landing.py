@@ -6,10 +6,12 @@ Owns which landing slots the table offers to the next submit. Does not decide wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts.moves import Move
 from vkmoe.experts.slots import Slot, SlotManager
 from vkmoe.experts.table import ExpertTable
 from vkmoe.gpu.arena import Placement
@@ -17,6 +19,7 @@ from vkmoe.gpu.arena import Placement
 __all__ = ["Landings"]
 
 NOWHERE = 0
+Place: TypeAlias = tuple[int, int]  # layer and index in its landing entries
 
 
 class Landings:
@@ -31,8 +34,8 @@ class Landings:
     ) -> None:
         self._table, self._slots = table, slots
         self._scratch = [place.address for place in scratch]
-        self._waiting: set[tuple[int, int]] = set()  # not offered yet: a submit may read them
-        self._arrived: dict[int, tuple[int, int]] = {}  # key: layer and index, of the last token
+        self._waiting: list[Place] = []  # not offered yet: a submit may read their slots
+        self._arrived: dict[int, int] = {}  # of the last token: rank among its layer's misses
         self._n_landing = max((len(ours) for ours in slots.landing.values()), default=0)
         self.offer_all()
 
@@ -43,52 +46,51 @@ class Landings:
 
     def offer_all(self) -> None:
         """Fill the table's entries anew. Must hold: no submit is in flight."""
-        n_entries = self._table.landing.shape[1]
-        for layer in range(self._table.landing.shape[0]):
-            n_slots = len(self._slots.landing.get(layer, ()))
-            for index in range(n_entries):
-                if index < n_slots:
-                    self._waiting.add((layer, index))
-                elif index < len(self._scratch):
-                    self._table.set_landing(layer, index, self._scratch[index])
+        n_layers, n_entries = self._table.landing.shape
+        ours = self._slots.landing
+        self._waiting = [(layer, i) for layer, slots in ours.items() for i in range(len(slots))]
+        for layer in range(n_layers):
+            first = len(ours.get(layer, ()))
+            behind = self._scratch[first:n_entries]
+            self._table.set_landing([(layer, first + i) for i in range(len(behind))], behind)
         self.offer()
 
     def offer(self) -> None:
         """Offer those that no submit reads any more, in the table's next version."""
-        for layer, index in list(self._waiting):
-            slot = self._slots.landing[layer][index]
-            if slot.writable(self._table.oldest_read):
-                self._table.set_landing(layer, index, slot.address)
-                self._waiting.remove((layer, index))
+        if not self._waiting:
+            return
+        landing, oldest = self._slots.landing, self._table.oldest_read
+        addresses, waiting = [], []
+        for place in self._waiting:
+            slot = landing[place[0]][place[1]]
+            addresses.append(slot.address if slot.writable(oldest) else NOWHERE)
+            if not addresses[-1]:
+                waiting.append(place)
+        self._table.set_landing(self._waiting, addresses)
+        self._waiting = waiting
 
     def arrived(
-        self, keys: NDArray[np.int64], missed: NDArray[np.bool_], filled: NDArray[np.bool_]
+        self, keys: NDArray[np.int64], rank: NDArray[np.int64], filled: NDArray[np.bool_]
     ) -> list[int]:
-        """Who has landed in a slot, by rank; all arguments are [n_layers, n_used].
+        """Who has landed in a slot, of the experts that a token used; all are [n_layers, n_used].
 
-        `keys` are the experts the token used, `missed` those it found at home, and `filled` those
-        whose landing place got every byte, as the kernels reported.
+        `filled` are those it found at home whose landing place got every byte, as the kernels
+        reported; `rank` counts those at home in their layer, from 1 on.
         """
-        index = missed.cumsum(axis=1)  # from 1 on
-        here = missed & filled & (index <= self.n_landing)
-        ranks, layers = here.T.nonzero()
-        found: list[int] = keys[layers, ranks].tolist()
-        where = zip(layers.tolist(), (index[layers, ranks] - 1).tolist(), strict=True)
-        self._arrived = dict(zip(found, where, strict=True))
+        here = filled & (rank <= self._n_landing)
+        found: list[int] = keys[here].tolist()
+        self._arrived = dict(zip(found, rank[here].tolist(), strict=True))
         return found
 
-    def keep(self, key: int, victim: int | None) -> Slot:
-        """Let one that arrived have the slot it is in; its layer lands elsewhere from now on.
+    def keep(self, moves: Sequence[Move]) -> list[Slot]:
+        """Let those that arrived have the slots they are in: returns these.
 
-        Must hold: the table's next version does not lead to `victim`.
+        Their layers land in the slots of the victims, to which the table's next version must not
+        lead, once these are offered.
         """
-        layer, index = self._arrived.pop(key)
-        slot = self._slots.land(layer, index, key, victim, self._table.version)
-        other = self._slots.landing[layer][index]
-        self._slots.poison([other])
-        if other.writable(self._table.oldest_read):
-            self._table.set_landing(layer, index, other.address)
-        else:
-            self._table.set_landing(layer, index, NOWHERE)
-            self._waiting.add((layer, index))
-        return slot
+        n_experts, arrived = self._table.entries.shape[1], self._arrived
+        places = [(move.key // n_experts, arrived.pop(move.key) - 1) for move in moves]
+        kept = self._slots.land(moves, places, self._table.version)
+        self._slots.poison(self._slots.landing[layer][index] for layer, index in places)
+        self._waiting += places
+        return kept

@@ -33,7 +33,8 @@ class LayerSteps:
     ) -> None:
         """`budget`: how many bytes may be copied ahead."""
         self._residency, self._tier, self._pool, self._budget = residency, tier, pool, budget
-        self._left = 0.0  # bytes that may still be copied ahead during this token
+        self._in_slots: Mask = residency.published.reshape(-1)  # a view
+        self._left: float | None = None  # bytes a token may still copy ahead, from its first hint
         self._next: tuple[int, Keys] | None = None  # layer and experts of the next submit
         self._hits: dict[int, Mask] = {}  # by layer
         self.n_hinted = 0
@@ -42,7 +43,7 @@ class LayerSteps:
         """A token begins, whatever became of the last one."""
         self._next = None
         self._hits.clear()
-        self._left = self._budget() - self._tier.pending_bytes
+        self._left = None
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """The next submit uses these [n_used] of a layer. Waits for the file.
@@ -65,11 +66,11 @@ class LayerSteps:
         """The next submit begins: who is in a slot now is a hit."""
         if self._next is not None:
             layer, keys = self._next
-            self._hits[layer] = self._residency.published.reshape(-1)[keys]
+            self._hits[layer] = self._in_slots[keys]
 
-    def hits(self, routing: NDArray[np.uint32]) -> Mask:
+    def hits(self, keys: Keys) -> Mask:
         """Which of these [n_layers, n_used] the token that is over found in a slot."""
-        hits = self._residency.hits(routing)
+        hits: Mask = self._in_slots[keys]
         for layer, row in self._hits.items():
             hits[layer] = row
         return hits
@@ -92,6 +93,8 @@ class LayerSteps:
     def _hint(self, guessed: Keys, keys: Keys) -> None:
         """Begin to move what the next layer is expected to use, while `keys` are run."""
         tier, before = self._tier, self._tier.pending_bytes
+        if self._left is None:
+            self._left = self._budget() - before
         if self._pool is not None:
             self._pool.want(guessed, self._kept(keys))
             guessed = guessed[self._pool.residency.published[guessed]]

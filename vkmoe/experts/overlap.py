@@ -80,6 +80,8 @@ class Overlap:
 
     def _settle(self, all_of_them: bool = False) -> None:
         """Add up the copies behind whose end something was computed, or all that wait."""
+        if not self._waiting:
+            return
         known_until = self._computed[-1][0] if self._computed else 0
         waiting, self._waiting = self._waiting, deque()
         for copy in waiting:

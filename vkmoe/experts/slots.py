@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vkmoe.closing import Closing
+from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.settings import PoolSpec
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device, translate_errors
@@ -30,10 +31,10 @@ class Slot:
     place: Placement
     pool: int
     last_mapped: int = -1  # the last table version that led to it
+    address: int = field(init=False)
 
-    @property
-    def address(self) -> int:
-        return self.place.address
+    def __post_init__(self) -> None:
+        self.address = self.place.address
 
     def writable(self, oldest_read: int) -> bool:
         """Whether no submit, in flight or to come, can read this slot, which nobody published.
@@ -97,21 +98,26 @@ class SlotManager(Closing):
         slot.last_mapped = version
         return slot
 
-    def land(self, layer: int, index: int, key: int, victim: int | None, version: int) -> Slot:
-        """Give `key` the slot in which it landed; its layer lands in that of `victim` from now on.
+    def land(
+        self, moves: Sequence[Move], places: Sequence[tuple[int, int]], version: int
+    ) -> list[Slot]:
+        """Give each key the slot it landed in, by (layer, index): returns these. The layer lands in
+        the victim's slot from now on.
 
-        Table versions up to `version` may lead to the victim; None: a free slot takes its place.
+        Table versions up to `version` may lead to the victims.
         """
-        held = self._held
-        slot = self.landing[layer][index]
-        if victim is None:
-            other = self._free[slot.pool].popleft()
-        else:
-            other = held.pop(victim)
-            other.last_mapped = version
-        self.landing[layer][index] = other
-        held[key] = slot
-        return slot
+        held, kept = self._held, []
+        for move, (layer, index) in zip(moves, places, strict=True):
+            landing = self.landing[layer]
+            slot = landing[index]
+            if move.victim == FREE:
+                landing[index] = self._free[slot.pool].popleft()
+            else:
+                landing[index] = other = held.pop(move.victim)
+                other.last_mapped = version
+            held[move.key] = slot
+            kept.append(slot)
+        return kept
 
     def release(self, key: int) -> None:
         """`key` leaves a slot to which no table version ever led while it had it."""

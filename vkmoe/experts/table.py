@@ -37,6 +37,7 @@ class ExpertTable(Closing):
         self.entries = self._all[:n_entries].reshape(n_layers, n_experts)
         self.landing = self._all[n_entries:].reshape(n_layers, n_landing)
         self._buffer = device.allocate("bar", N_VERSIONS * self._all.nbytes, "expert table")
+        self._first = int(self._buffer.address)  # of all versions
         self._transfer = Transfer(device, staging_bytes=max(16, self._all.nbytes))
         # By number (keys.py). For one entry, and for all of them, NumPy's own ways take longer.
         self._words = self._all.data
@@ -50,12 +51,12 @@ class ExpertTable(Closing):
     @property
     def address(self) -> int:
         """Of the version in force."""
-        return int(self._buffer.address) + self._copy * self._all.nbytes
+        return self._first + self._copy * self._all.nbytes
 
     @property
     def range(self) -> Range:
         """The memory of all versions."""
-        return memory_range(int(self._buffer.address), N_VERSIONS * self._all.nbytes)
+        return memory_range(self._first, N_VERSIONS * self._all.nbytes)
 
     @property
     def changed(self) -> bool:
@@ -75,11 +76,15 @@ class ExpertTable(Closing):
         for number, address in zip(numbers, addresses, strict=True):
             words[number] = address
 
-    def set_landing(self, layer: int, index: int, address: int) -> None:
-        """Note where the layer's `index`-th miss of a token may land; 0 = nowhere."""
-        assert index < self.landing.shape[1], (index, self.landing.shape)
+    def set_landing(self, places: Sequence[tuple[int, int]], addresses: Iterable[int]) -> None:
+        """Note where the `index`-th misses of layers may land, by (layer, index); 0 = nowhere."""
+        if not places:
+            return
         self._stale = [True] * N_VERSIONS
-        self._words[self.entries.size + layer * self.landing.shape[1] + index] = address
+        words, first, n_landing = self._words, self.entries.size, self.landing.shape[1]
+        for (layer, index), address in zip(places, addresses, strict=True):
+            assert index < n_landing, (index, n_landing)
+            words[first + layer * n_landing + index] = address
 
     def publish(self) -> None:
         """Make a version of the noted addresses, for the next submit. Does nothing without changes.

@@ -95,8 +95,13 @@ class Tier:
     def pending_bytes(self) -> int:
         """Bytes under way, and of those that wait to be."""
         sizes, n = self._span_bytes, self._n_experts
-        blocked = sum(sizes[move.key // n] for move, _ in self._blocked)
-        return blocked + sum(pending.n_bytes for pending in self._pending)
+        blocked = [sizes[move.key // n] for move, _ in self._blocked]
+        return sum(blocked) + sum([pending.n_bytes for pending in self._pending])
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether copies have begun that nobody has seen end."""
+        return bool(self._pending)
 
     def bring(self, moves: Sequence[Move], wait: bool = False, urgent: bool = False) -> None:
         """Let these experts have the slots of their victims, and begin to copy.
@@ -129,8 +134,10 @@ class Tier:
             return
         outer, self.torn = self.torn, True
         oldest, blocked = self._epochs.oldest_read, self._blocked
-        able = [one for one in blocked if one[1].writable(oldest)]
-        self._blocked = [one for one in blocked if not one[1].writable(oldest)]
+        able: list[Taken] = []
+        self._blocked = []
+        for one in blocked:
+            (able if one[1].writable(oldest) else self._blocked).append(one)
         for start in range(0, len(able), self._n_per_upload):
             self._start(able[start : start + self._n_per_upload], urgent)
             if wait and len(self._pending) >= MAX_PENDING:
@@ -230,7 +237,7 @@ class Tier:
 
     def _arrived(self, taken: Sequence[Taken], n_bytes: int) -> None:
         moves = [move for move, _ in taken]
-        self._assign([move.key for move in moves], [slot.place.address for _, slot in taken])
+        self._assign([move.key for move in moves], [slot.address for _, slot in taken])
         self.counters.copied_bytes += n_bytes
         self.counters.n_copies += len(moves)
         self._decider.landed(moves)

@@ -93,8 +93,7 @@ class TokenIo:
         """
         self._out.invalidate(0, self._n_bytes)
         first, words = self._serials_at // 4, self._words
-        earlier = words[first : first + n_pieces - 1] if n_pieces > 1 else ()
-        if words[0] != self.serial or any(word != self.serial for word in earlier):
+        if [words[0], *words[first : first + n_pieces - 1]] != [self.serial] * n_pieces:
             raise DeviceLostError(
                 "the GPU reported a finished token whose log was not written",
                 "the driver reset the GPU (watchdog); close other GPU programs and try again",
