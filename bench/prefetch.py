@@ -1,7 +1,7 @@
 """What predictors and promote-on-read are worth when misses cross a slow link.
 
 python -m bench.prefetch --record
-python -m bench.prefetch --shares 25 --arms "none,correlation,none, waiting" --tokens 4 --repeats 1
+python -m bench.prefetch --shares 25 --arms none,correlation --warm 16 --tokens 4 --repeats 1
 
 The demo model with 25 and 50 % of its experts on the device, on three texts (bench/prompts/). Where
 the device shares the host's memory the link is one by injection (bench/slow_link.py), of --link
