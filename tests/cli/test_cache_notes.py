@@ -111,6 +111,14 @@ def test_a_warm_up_needs_the_selection_by_frequency() -> None:
     assert notes(CACHED, expert_policy="lru", moe_warmpin=2, expert_half_life=9.0) == []
 
 
+def test_where_nobody_is_pinned_there_is_no_time_for_it() -> None:
+    assert notes(CACHED, moe_warmpin=0, moe_warmpin_after=5, expert_warmup_tokens=5) == [
+        "without --expert-resident-selection frequency: --expert-warmup-tokens has no effect",
+        "with --moe-warmpin 0: --moe-warmpin-after has no effect",
+    ]
+    assert notes(CACHED, moe_warmpin_after=5) == notes(CACHED, moe_warmpin=0) == []
+
+
 @pytest.mark.parametrize(
     ("asked", "begin"),
     [

@@ -77,6 +77,14 @@ def test_misses_that_cross_a_bus_have_where_to_land(run: Run, card: None) -> Non
     assert "expert slots, 8 of 32" in plain and "landing" not in plain and "gathered" not in plain
 
 
+def test_options_without_effect_are_told(run: Run) -> None:
+    said = "all 32 experts of each layer are on the device: --miss has no effect"
+    assert run("info", "--miss", "gather").out.splitlines()[-1] == said
+    asked = ("--miss", "gather", "--expert-predictor", "previous", "--host-pool", "8MiB")
+    assert run("info", *asked).out.splitlines()[-1] == "no expert has a slot: --miss has no effect"
+    assert "effect" not in run("info", "--miss", "gather", "--expert-slots", "8").out
+
+
 def test_a_pool_without_effect_is_told(run: Run, card: None) -> None:
     done = run("info", "--host-pool", "8MiB")
     assert done.out.splitlines()[-1] == (

@@ -11,7 +11,7 @@ from dataclasses import fields
 from vkmoe.config import EngineConfig, long_flag, parse_ids
 from vkmoe.facts import MemoryPlan
 
-__all__ = ["cache_notes"]
+__all__ = ["cache_notes", "idle_notes"]
 
 AMOUNT = ("expert_cache", "expert_slots")
 CHOICE = (
@@ -32,10 +32,15 @@ def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False)
 
     `one_queue`: the device cannot copy while it computes.
     """
-    lines = [*_pool(plan), *plan.notes, *_idle(config, plan), *_full(config, plan)]
+    lines = [*_pool(plan), *idle_notes(config, plan)]
     if one_queue and config.expert_copies == "overlap" and plan.experts_in == "cache":
         lines.append("--expert-copies overlap: on one queue, copies and tokens still take turns")
     return lines
+
+
+def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
+    """Of these, the lines on options without effect and on residents."""
+    return [*plan.notes, *_idle(config, plan), *_full(config, plan)]
 
 
 def _pool(plan: MemoryPlan) -> Iterator[str]:
@@ -61,11 +66,16 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
         reason, names = "no expert has a slot", (*CHOICE, *counting, *MOVING, *PREDICTING)
         working = OF_THE_POOL if plan.host_places else ()
         flags = _given(config, tuple(name for name in names if name not in working))
-    elif config.expert_resident_selection != "frequency":
-        reason = "without --expert-resident-selection frequency"
-        flags = _given(config, ("expert_warmup_tokens",))
     else:
-        return
+        if config.expert_resident_selection != "frequency":
+            reason = "without --expert-resident-selection frequency"
+            yield from _without_effect(reason, _given(config, ("expert_warmup_tokens",)))
+        reason = "with --moe-warmpin 0"
+        flags = _given(config, ("moe_warmpin_after",)) if config.moe_warmpin == 0 else []
+    yield from _without_effect(reason, flags)
+
+
+def _without_effect(reason: str, flags: list[str]) -> Iterator[str]:
     if flags:
         listed = " and ".join([", ".join(flags[:-1]), flags[-1]] if len(flags) > 1 else flags)
         yield f"{reason}: {listed} {'have' if len(flags) > 1 else 'has'} no effect"

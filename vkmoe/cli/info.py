@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from vkmoe.cli.cache_notes import idle_notes
 from vkmoe.cli.options import Model, Positional, config_options
 from vkmoe.cli.prompt import chosen_model
 from vkmoe.config import EngineConfig
@@ -137,4 +138,4 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
         lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))
-    return [*lines, *decided.notes]
+    return [*lines, *idle_notes(config, decided)]
