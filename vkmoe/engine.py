@@ -35,7 +35,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.expert_memory import ExpertPlaces
-from vkmoe.placement.link import link_of_misses
+from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
 
 __all__ = ["Engine"]
@@ -110,7 +110,7 @@ class Engine(Closing):
             caches.addresses,
             misses,
         )
-        self._record(decoder)
+        self._record(decoder, submit_speed(self.device.info, self.link, decision.ways.way))
         self._stop_before_freeing(places)
 
     def _stop_before_freeing(self, places: ExpertPlaces) -> None:
@@ -128,7 +128,7 @@ class Engine(Closing):
         self.link = link_of_misses(self.device, decision.plan)
         return decision if self.link is None else decide(*asked, self.link, overlaps)
 
-    def _record(self, decoder: Decoder) -> None:
+    def _record(self, decoder: Decoder, bytes_per_second: float | None) -> None:
         self._backend = Backend(self.device)
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         self._next_position = 0
@@ -139,7 +139,7 @@ class Engine(Closing):
             len(decoder.weights.moe_layers),
             self.spec.experts.n_used if self.spec.experts else 1,
             self.plan.executor,
-            self.link.read_bytes_per_second if self.link is not None else None,
+            bytes_per_second,
         )
         self._programs = self._cleanup.enter_context(programs)
 

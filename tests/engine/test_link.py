@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.engine.tiny import model_path
 from vkmoe.cli import main
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
 from vkmoe.facts import Heap, MemoryPlan, PlanLine
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.placement.link import link_of_misses
+from vkmoe.models.split import TARGET_S, part_bytes
+from vkmoe.placement.link import SHARED_BYTES_PER_SECOND, link_of_misses, submit_speed
 
 
 def planned(experts_in: Any, n_bytes: int = 64 << 20) -> MemoryPlan:
@@ -64,3 +68,58 @@ def test_a_gpu_that_reads_slowly_is_told_of(
     monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device, plan: LinkSpeed(read, 12e9))
     assert main(["generate", "-p", "x", "-n", "1", "--expert-slots", "8"]) == 0
     assert ("4.0 GB/s" in capsys.readouterr().err) == told
+
+
+READ, GATHER = 4e9, 9e9
+
+
+@pytest.mark.parametrize(
+    ("kind", "link", "way", "speed"),
+    [
+        ("discrete", LinkSpeed(READ, 12e9, GATHER), "read", READ),
+        ("discrete", LinkSpeed(READ, 12e9, GATHER), "gather", GATHER),
+        ("discrete", LinkSpeed(READ, 12e9), "gather", READ),  # gathering was not measured
+        ("discrete", None, "read", None),
+        ("integrated", None, "read", SHARED_BYTES_PER_SECOND),
+        ("cpu", None, "read", None),  # no watchdog
+    ],
+)
+def test_submits_are_bounded_by_the_speed_at_which_misses_are_served(
+    kind: Any, link: LinkSpeed | None, way: Any, speed: float | None
+) -> None:
+    with Device() as device:
+        info = replace(device.info, type=kind)
+    assert submit_speed(info, link, way) == speed
+
+
+@pytest.mark.parametrize("miss", ["read", "gather"])
+def test_the_programs_are_cut_by_that_speed(miss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that reads too slowly for one submit, and gathers fast enough."""
+    link = LinkSpeed(1e3, 12e9, 12e9)
+    monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device, plan: link)
+    config = EngineConfig(ctx_size=32, expert_slots=2, miss=miss)
+    with Engine(model_path("moe_plain"), config) as engine:
+        n_submits = len(engine._programs.recorded[True].recordings)
+        assert (n_submits == 1) == (miss == "gather")
+
+
+def test_the_work_of_an_integrated_gpu_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all weights: a fake one, whose memory is as slow as a token takes two submits."""
+    real = Device.__init__
+
+    def integrated(self: Device, *arguments: Any, **named: Any) -> None:
+        real(self, *arguments, **named)
+        self.info = replace(self.info, type="integrated")
+
+    monkeypatch.setattr(Device, "__init__", integrated)
+    path, config = model_path("moe_plain"), EngineConfig(ctx_size=32)
+    with Engine(path, config) as engine:
+        assert len(engine._programs.recorded[True].recordings) == 1
+        wanted = engine.run_token(3, 0)
+        n_bytes = sum(part_bytes(engine._programs._recorder._decoder.weights, 1, 0))
+    monkeypatch.setattr("vkmoe.placement.link.SHARED_BYTES_PER_SECOND", n_bytes / TARGET_S)
+    with Engine(path, config) as engine:
+        assert len(engine._programs.recorded[True].recordings) > 1
+        found = engine.run_token(3, 0)
+    assert found is not None and wanted is not None
+    assert found.logits.tobytes() == wanted.logits.tobytes()

@@ -1,7 +1,8 @@
 """Jobs on their way from the engine's thread to the one that does them.
 
 There are no locks: what two threads share changes by single atomic steps of CPython (a deque's
-methods, `dict.setdefault`), so that Ctrl-C between any two lines leaves it sound.
+methods, `dict.setdefault`), so that Ctrl-C between any two lines leaves it sound. That relies on
+the global interpreter lock: a build of Python without it needs locks here.
 """
 
 from __future__ import annotations

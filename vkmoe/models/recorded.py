@@ -56,9 +56,9 @@ class TokenPrograms(Closing):
         """`n_used` experts are used per MoE layer. Raises GpuErrors.
 
         What `executor` needs is recorded now, what the other one needs at its first use. At
-        `bytes_per_second` GPUs read missed experts (all weights, on one that shares the host's
-        memory): a fused token that takes too long for one submit at worst becomes several. None:
-        not measured, or nothing ends a submit that takes long; it stays one.
+        `bytes_per_second` the GPU gets at missed experts (at all weights, where it shares the
+        host's memory): a fused token that takes too long for one submit at worst becomes several.
+        None: not known, or nothing ends a submit that takes long; it stays one.
         """
         self._backend = backend
         self.n_steps = n_moe_layers + 1

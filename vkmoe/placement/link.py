@@ -1,13 +1,17 @@
-"""How fast experts cross the link, if there is one: read in place, copied, and gathered."""
+"""How fast experts cross the link, if there is one: read in place, copied, and gathered.
+
+And by which of these speeds the work of a submit is bounded.
+"""
 
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 import numpy as np
 
 from vkmoe.errors import DeviceLostError, GpuError
-from vkmoe.facts import MemoryPlan
+from vkmoe.facts import DeviceInfo, MemoryPlan
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import (
@@ -24,10 +28,13 @@ from vkmoe.gpu.transfer import Transfer
 from vkmoe.ops.gather import LandingMemory, gather
 from vkmoe.ops.router import filled_words, log_words
 
-__all__ = ["link_of_misses", "measure_gather"]
+__all__ = ["SHARED_BYTES_PER_SECOND", "link_of_misses", "measure_gather", "submit_speed"]
 
 log = logging.getLogger("vkmoe")
 SMALLEST_SLICE_BYTES = 1 << 20  # the time of less is the time of a submit
+# Assumed of integrated GPUs, whose memory is not measured: a quarter of the 19 GB/s of a sweep in
+# gpu-facts.md (rule 15). Too low costs a token some submits more, of about 75 us each.
+SHARED_BYTES_PER_SECOND = 5e9
 HEAP_SHARE = 16  # measuring takes at most this part of the smallest heap
 _ROUTING = TensorRef("link routing", 6 * N_SLICES)
 _LOG = TensorRef("link log", log_words(1, N_SLICES))
@@ -53,6 +60,19 @@ def link_of_misses(device: Device, plan: MemoryPlan | None = None) -> LinkSpeed 
     except GpuError as error:
         log.warning("the speed of host memory could not be measured: %s", error)
         return None
+
+
+def submit_speed(
+    info: DeviceInfo, link: LinkSpeed | None, way: Literal["read", "gather"]
+) -> float | None:
+    """Bytes per second at which to estimate how long a submit takes, when misses are served so.
+
+    None where it is not known, and on CPUs, where nothing ends a long one.
+    """
+    if link is not None:
+        gathers = way == "gather" and link.gather_bytes_per_second > 0
+        return link.gather_bytes_per_second if gathers else link.read_bytes_per_second
+    return SHARED_BYTES_PER_SECOND if info.is_uma and not info.is_cpu else None
 
 
 def measure_gather(device: Device, slice_bytes: int | None = None) -> float:
