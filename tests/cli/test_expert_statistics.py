@@ -46,7 +46,7 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
     run: Run, fake: type[FakeLLM]
 ) -> None:
     busy = CacheCounters(9, 43306189, missed_bytes=6 << 20, n_landed=3, stall_ns=4_500_000)
-    pool = PoolCounters(80, 60, 30, 5 << 20, stall_ns=1_500_000, hidden=0.25)
+    pool = PoolCounters(80, 60, 30, 5 << 20, 0, 9, stall_ns=1_500_000, hidden=0.25, n_right=6)
     cache = replace(CACHED, counters=busy, copies=CopyTimes(2_000_000, 0.75, 0))
     guesses = PredictionCounts(8, 9, 5)
     fake.expert_statistics = replace(cache, pool=pool, predictions=guesses)  # three tokens
@@ -58,7 +58,7 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
     ) in done.err.splitlines()
     assert (
         "host pool: 75 % of 80 uses, 30 experts read from the file (5.0 MiB), "
-        "waited 0.50 ms per token, 25 % of the reading hidden"
+        "waited 0.50 ms per token, 9 guessed, 67 % of them rightly, 25 % of the reading hidden"
     ) in done.err.splitlines()
     document = json.loads(run("generate", "-p", "x", "--json").out)
     assert document["host_pool"] == asdict(pool)

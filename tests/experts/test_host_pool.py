@@ -185,6 +185,18 @@ def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: Make) -> 
         rig.stepped_token(random_routing(rng))
 
 
+def test_guesses_are_right_if_the_next_layer_uses_them(make: Make) -> None:
+    rig = make(8, slots=0, delay=0)
+    pool = rig.cache.pool
+    assert pool is not None
+    absent = np.flatnonzero(~pool.residency.published)
+    guessed, used = absent[:2], np.array([absent[0], absent[3]])
+    pool.want(guessed, np.zeros(SPACE.n_keys, np.bool_))
+    for _ in range(2):  # the second time nobody was guessed
+        pool.need(used, rig.cache._steps._kept(used), lambda: rig.cache._steps._make_room(used))
+        assert (pool.counters.n_hinted, pool.counters.n_right) == (2, 1)
+
+
 def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:
     """Of all layers together, however soon they arrive."""
     rig = make(16, slots=3, delay=0, predictor="frequency", executor="stepped")

@@ -56,7 +56,7 @@ def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
 
 def test_what_moved_before_it_was_needed_is_said() -> None:
     busy = replace(COUNTERS, n_landed=21, n_hinted=6, n_cancelled=3, stall_ns=25_000_000)
-    pool = PoolCounters(80, 60, 30, 5 << 20, 1, 9, 2, 1_500_000, 4_000_000, 0.25)
+    pool = PoolCounters(80, 60, 30, 5 << 20, 1, 10, 2, 1_500_000, 4_000_000, 0.25, 6)
     setup, guesses = replace(SETUP, predictor="previous"), PredictionCounts(16, 3 << 20, 6)
     report = make_report(setup, profiler(), busy, pool=pool, predictions=guesses)
     text = as_text(report)
@@ -67,7 +67,7 @@ def test_what_moved_before_it_was_needed_is_said() -> None:
         "waiting     25.0 ms for uploads, 2.500 ms per token\n",
         "guesses     previous: 16 experts fetched (3.0 MiB), 37.5 % of them used at once\n",
         "host pool   75.0 % of 80 uses served; 30 experts read from the file (5.0 MiB), "
-        "9 of them guessed, 1 failed; waited 1.5 ms\n"
+        "10 of them guessed (60.0 % used at once), 1 failed; waited 1.5 ms\n"
         "            25.0 % of 4.0 ms of reading was hidden behind computing\n",
     ):
         assert words in text, words
@@ -194,7 +194,10 @@ def test_a_small_host_pool_and_its_executor_are_said() -> None:
     assert "placement   those in host memory are read in place" in text
     assert "            30 of 48 experts in the host pool at a time\n" in text
     assert "executor    stepped" in text and "host pool   no uses yet served" in text
-    assert "hidden" not in text
+    assert "hidden" not in text and "used at once" not in text
+    guessing = replace(small, predictor="correlation")
+    ahead = make_report(guessing, profiler(), CacheCounters(), pool=PoolCounters(n_hinted=5))
+    assert "\nguesses     correlation: experts fetched to the host pool only\n" in as_text(ahead)
     assert "uploaded" not in text and "misses      0.0 MiB" in text
     document = as_document(make_report(small, profiler(), None))
     assert (document["executor"], document["host_places"]) == ("stepped", 30)

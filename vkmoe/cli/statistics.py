@@ -50,12 +50,14 @@ def _expert_lines(llm: LLM) -> list[str]:
         hits = f"{100 * pool.n_hits / pool.n_uses:.0f} % of {pool.n_uses} uses, " * (
             pool.n_uses > 0
         )
-        hidden = pool.hidden
-        lines.append(
-            f"host pool: {hits}{pool.n_reads} experts read from the file "
-            f"({_mib(pool.read_bytes)}), waited {_milliseconds(pool.stall_ns, n_tokens)} per token"
-            + (f", {100 * hidden:.0f} % of the reading hidden" if hidden is not None else "")
-        )
+        parts = [f"{hits}{pool.n_reads} experts read from the file ({_mib(pool.read_bytes)})"]
+        parts.append(f"waited {_milliseconds(pool.stall_ns, n_tokens)} per token")
+        if pool.n_hinted:
+            share = 100 * pool.n_right / pool.n_hinted
+            parts.append(f"{pool.n_hinted} guessed, {share:.0f} % of them rightly")
+        if pool.hidden is not None:
+            parts.append(f"{100 * pool.hidden:.0f} % of the reading hidden")
+        lines.append("host pool: " + ", ".join(parts))
     return lines
 
 

@@ -37,3 +37,4 @@ class PoolCounters:
     stall_ns: int = 0  # waited for the file while a token was computed
     read_ns: int = 0  # that the reads took, without those at the start
     hidden: float | None = None  # the part of it while something was computed; None: no such read
+    n_right: int = 0  # of n_hinted used by the very layer that the guess was about

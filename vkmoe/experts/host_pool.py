@@ -44,7 +44,8 @@ class HostPool:
         self.residency, self.tier, self._overlap = residency, tier, overlap
         self.space: KeySpace = residency.space
         self._span_bytes, self._in_slots = list(span_bytes), in_slots
-        self._n_uses = self._n_hits = self._n_hinted = 0
+        self._n_uses = self._n_hits = self._n_hinted = self._n_right = 0
+        self._guessed: set[int] = set()  # of the layer to come, and being read for it
 
     @property
     def counters(self) -> PoolCounters:
@@ -62,6 +63,7 @@ class HostPool:
             stall_ns=tier.stall_ns,
             read_ns=overlap.copied_ns,
             hidden=hidden,
+            n_right=self._n_right,
         )
 
     @property
@@ -106,6 +108,8 @@ class HostPool:
         outer, self.tier.torn = self.tier.torn, True
         self.residency.use(wanted)
         self.tier.torn = outer
+        self._n_right += len(self._guessed.intersection(keys.tolist()))
+        self._guessed.clear()
         self._n_uses += len(wanted)
         self._n_hits += int(np.count_nonzero(self.residency.published[wanted]))
         absent = wanted[~self.residency.published[wanted]]
@@ -127,7 +131,9 @@ class HostPool:
         absent = [key for key in keys.tolist() if self.residency.is_absent(key)]
         coming = [key for key in absent if not self._in_slots[key]][: max(0, room)]
         if coming:
-            self._n_hinted += len(self._bring(coming, kept, urgent=False))
+            moves = self._bring(coming, kept, urgent=False)
+            self._n_hinted += len(moves)
+            self._guessed.update(move.key for move in moves)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless policy and places agree (tests)."""

@@ -73,7 +73,9 @@ def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
 def _guesses(report: ExpertReport) -> str:
     predictor, guesses = report.setup.predictor or "none", report.predictions
     if guesses is None:
-        return predictor if predictor == "none" else f"{predictor}: no experts fetched"
+        ahead = report.pool is not None and report.pool.n_hinted > 0
+        found = "experts fetched to the host pool only" if ahead else "no experts fetched"
+        return predictor if predictor == "none" else f"{predictor}: {found}"
     return (
         f"{predictor}: {guesses.n_hinted} experts fetched ({_mib(guesses.hinted_bytes)}), "
         f"{_percent(guesses.n_right / guesses.n_hinted)} of them used at once"
@@ -89,10 +91,11 @@ def _overlap(copies: CopyTimes) -> str:
 def _pool(p: PoolCounters) -> Iterator[str]:
     rate = f"{_percent(p.n_hits / p.n_uses)} of {p.n_uses} uses" if p.n_uses else "no uses yet"
     guessed = f", {p.n_hinted} of them guessed" if p.n_hinted else ""
+    right = f" ({_percent(p.n_right / p.n_hinted)} used at once)" if p.n_hinted else ""
     failed = f", {p.n_failed} failed" if p.n_failed else ""
     yield (
         f"host pool   {rate} served; {p.n_reads} experts read from the file "
-        f"({_mib(p.read_bytes)}){guessed}{failed}; waited {_milliseconds(p.stall_ns)}"
+        f"({_mib(p.read_bytes)}){guessed}{right}{failed}; waited {_milliseconds(p.stall_ns)}"
     )
     if p.hidden is not None:
         share, took = _percent(p.hidden), _milliseconds(p.read_ns)
