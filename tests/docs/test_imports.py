@@ -70,7 +70,7 @@ def test_imports_point_upwards(path: Path) -> None:
             assert RANK[other] < RANK[part], f"{path.name} ({part}) imports {name}"
 
 
-def test_only_gpu_imports_the_extension() -> None:
+def test_only_gpu_imports_the_extension_over_kompute() -> None:
     """Everything else goes through the classes of vkmoe/gpu."""
     users = {part_of(path) for path in SOURCES for name in imports_of(path) if "_native" in name}
     assert users == {"gpu"}

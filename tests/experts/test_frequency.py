@@ -65,7 +65,7 @@ def test_growing_weights_are_brought_back_without_a_trace() -> None:
         counts.advance()
         plain /= 2
         np.testing.assert_allclose(counts.values(), plain, rtol=1e-9)
-        peak = max(peak, *counts._raw)
+        peak = max(peak, *counts.raw)
     assert 1e90 < peak < 1e101, "rescaled, and late"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools import compile_shaders
+from vkmoe.experts import _sums
 from vkmoe.gpu import _native as native
 
 SHADER = """#version 450
@@ -32,14 +33,17 @@ defines = { MORE = 2 }
 """
 
 
-def test_the_extension_needs_vulkan_and_the_runtime_only():
+RUNTIME = ("libstdc++.so", "libm.so", "libgcc_s.so", "libc.so", "ld-linux")
+
+
+@pytest.mark.parametrize(("extension", "more"), [(native, {"libvulkan.so.1"}), (_sums, set())])
+def test_the_extension_needs_vulkan_and_the_runtime_only(extension, more):
+    """That of the experts needs no Vulkan either."""
     listed = subprocess.run(
-        ["readelf", "-d", native.__file__], capture_output=True, text=True, check=True
+        ["readelf", "-d", extension.__file__], capture_output=True, text=True, check=True
     ).stdout
     needed = {line.split("[")[1].split("]")[0] for line in listed.splitlines() if "NEEDED" in line}
-    allowed = ("libvulkan.so", "libstdc++.so", "libm.so", "libgcc_s.so", "libc.so", "ld-linux")
-    assert "libvulkan.so.1" in needed
-    assert {name for name in needed if not name.startswith(allowed)} == set()
+    assert {name for name in needed if not name.startswith(RUNTIME)} == more
 
 
 @pytest.fixture

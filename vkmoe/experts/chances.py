@@ -13,6 +13,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts import _sums
 from vkmoe.experts.frequency import DecayedCounts
 
 __all__ = ["Chances"]
@@ -23,6 +24,7 @@ SHORT = (1.0, 8.0)  # half-lives in tokens, beside that of the counts
 EVERY = 4  # tokens; a fit looks at one in so many
 KEPT = 0.95  # of what was learned, from one look to the next
 LEAST = 8  # looks before anything is said
+NOTHING = 1e-20  # beside any use; products of far smaller numbers take ten times as long
 RIDGE = 1e-4  # of the mean square, so that counts that hardly differ do not fight
 
 
@@ -37,15 +39,17 @@ class Chances:
         n_keys = len(counts.values())
         self._short = tuple(DecayedCounts(n_keys, each) for each in SHORT)
         self._counts = (*self._short, counts)
-        self._scale = np.array([1 - 0.5 ** (1 / each) for each in (*SHORT, half_life)])
-        n = len(self._counts) + 1  # what the predictor says comes last
-        # [n - 1, n_keys] after each of the last tokens, the oldest first.
-        self._rates: deque[Values] = deque(maxlen=lag)
-        self._products, self._sums = np.zeros((n, n)), np.zeros(n)
-        self._weights: Values | None = None  # [n]
-        self._plain: Values | None = None  # [n - 1]: where the predictor says nothing
+        scale = [1 - 0.5 ** (1 / each) for each in (*SHORT, half_life)]
+        self._scale = np.array([*scale, 1.0])  # what the predictor says comes last
+        self._lag = lag
+        # Counts [n - 1][n_keys] after tokens, `lag` before one to look at, the oldest first.
+        self._kept: deque[list[Values]] = deque()
+        n = len(self._scale)
+        self._products, self._sums, self._eye = np.zeros((n, n)), np.zeros(n), np.eye(n)
+        self._fits: dict[bool, list[float]] = {}  # since the last look
         self._n_tokens = self._n_looks = 0
         self.all: Values | None = None  # [n_keys]; None while too little is known
+        self._unsaid: Values | None = None  # the same without what the predictor may say yet
 
     def update(self, keys: NDArray[np.int64], said: Values | None, says: Values | None) -> None:
         """A token used these, and `counts` has counted it.
@@ -54,44 +58,51 @@ class Chances:
         nothing.
         """
         self._n_tokens += 1
-        if len(self._rates) == self._rates.maxlen and self._n_tokens % EVERY == 0:
-            self._look(self._rates[0], said, keys)
+        if self._n_tokens > self._lag and self._n_tokens % EVERY == 0:
+            self._look(self._kept.popleft(), said, keys.reshape(-1))
         for short in self._short:
             short.use(keys)
-        rates = np.array([each.values() for each in self._counts])
-        self._rates.append(rates)
+        if (self._n_tokens + self._lag) % EVERY == 0:
+            self._kept.append([each.values() + NOTHING for each in self._counts])
+        if self._n_looks >= LEAST:
+            self.all = self._sum(self._fit(told=says is not None), says)
+            if says is None and said is not None:
+                self._unsaid = self._sum(self._fit(told=True), None)
         for short in self._short:
             short.advance()
-        if self._plain is None or self._weights is None:
-            return
-        if says is None:
-            self.all = self._plain @ rates
-        else:
-            self.all = self._weights[:-1] @ rates + self._weights[-1] * says
 
     def given(self, first: int, says: Values) -> Values | None:
         """Of the experts from number `first` on, now that the predictor says this of them [n]."""
-        if self._weights is None or not self._rates:
+        if self._unsaid is None:
             return None
-        rates = self._rates[-1][:, first : first + len(says)]
-        chances: Values = self._weights[:-1] @ rates + self._weights[-1] * says
-        return chances
+        return self._unsaid[first : first + len(says)] + self._fit(told=True)[-1] * says
 
     # ----- inside -----
 
-    def _look(self, rates: Values, said: Values | None, keys: NDArray[np.int64]) -> None:
+    def _look(self, known: list[Values], said: Values | None, keys: NDArray[np.int64]) -> None:
         """Learn from who was used, knowing what was known before."""
-        known = np.zeros((len(self._sums), rates.shape[1]))
-        np.multiply(rates, self._scale[:, None], out=known[:-1])
-        if said is not None:
-            known[-1] = said
-        self._products = KEPT * self._products + known @ known.T
-        self._sums = KEPT * self._sums + known[:, keys.reshape(-1)].sum(axis=1)
+        known.append(np.zeros(len(known[0])) if said is None else said)
+        products = _sums.products(known) * (self._scale[:, None] * self._scale)
+        self._products = KEPT * self._products + products
+        used = np.array([row[keys].sum() for row in known])
+        self._sums = KEPT * self._sums + used * self._scale
+        self._fits.clear()
         self._n_looks += 1
-        if self._n_looks >= LEAST:
-            n = len(self._sums)
-            ridge = RIDGE * np.trace(self._products) / n * np.eye(n)
-            fit = np.linalg.solve(self._products + ridge, self._sums)
-            plain = np.linalg.solve((self._products + ridge)[:-1, :-1], self._sums[:-1])
-            self._weights = np.append(fit[:-1] * self._scale, fit[-1])
-            self._plain = plain * self._scale
+
+    def _fit(self, told: bool) -> list[float]:
+        """The weights of the counts, and last, if we are `told`, of what the predictor says."""
+        if told not in self._fits:
+            n = len(self._scale) if told else len(self._counts)
+            ridge = RIDGE * self._products.trace() / len(self._products) * self._eye
+            fit = np.linalg.solve((self._products + ridge)[:n, :n], self._sums[:n])
+            self._fits[told] = (fit * self._scale[:n]).tolist()
+        return self._fits[told]
+
+    def _sum(self, weights: list[float], says: Values | None) -> Values:
+        """Of the counts as they are now, and of what the predictor says."""
+        rows = [each.raw for each in self._counts]
+        factors = [one / each.weight for one, each in zip(weights, self._counts, strict=False)]
+        if says is not None:
+            rows.append(says)
+            factors.append(weights[-1])
+        return _sums.blend(rows, factors)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vkmoe.experts import _sums
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.predictor import Ids, Predictor, Scores
 from vkmoe.experts.settings import Executor
@@ -19,7 +19,8 @@ from vkmoe.experts.settings import Executor
 __all__ = ["Correlation"]
 
 WARM_UP = 32  # tokens told of before the first guess
-LATEST = 1e30  # of a pair; the counts are float32
+LATEST = 1e15  # of a pair; the counts are float32
+LEAST = 1e-15  # of a pair beside one of now: far smaller numbers are slow to add up
 
 
 class Correlation(Predictor):
@@ -38,7 +39,6 @@ class Correlation(Predictor):
         self._pairs = np.zeros((*shape, space.n_experts), np.float32)  # [layer, before, after]
         self._seen = np.zeros(shape, np.float32)  # [layer, before]
         self._growth, self._weight = 2.0 ** (1.0 / half_life), 1.0
-        self._layers = np.arange(space.n_layers)[:, None]
         # Ids [n_layers, n_used] of the last tokens, the oldest first, and what was said then.
         self._last: deque[tuple[Ids, Scores | None]] = deque(maxlen=lag)
         self._above_first: Ids | None = None  # stepped: of the last layer before this token, [1, n]
@@ -54,7 +54,7 @@ class Correlation(Predictor):
             before, self.said = self._last[0]
             self._learn(before, ids, 0)
         ready = self._n_tokens > WARM_UP
-        says = self._follow(ids, self._layers).ravel() if ready else None
+        says = self._follow(ids, 0).ravel() if ready else None
         self._last.append((ids.copy(), says))
         return says
 
@@ -64,7 +64,7 @@ class Correlation(Predictor):
             return says[self.space.numbers(layer + 1)] if says is not None else None
         if self._n_tokens <= WARM_UP:
             return None
-        following: Scores = self._follow(ids[None], np.array([[layer + 1]]))[0]
+        following: Scores = self._follow(ids[None], layer + 1)[0]
         return following
 
     def reset(self) -> None:
@@ -80,28 +80,20 @@ class Correlation(Predictor):
         self.said = None
         if self._n_tokens > WARM_UP:
             self.said = np.zeros(self.space.n_keys)
-            after = self._follow(above, self._layers[first:])
-            self.said[first * self.space.n_experts :] = after.reshape(-1)
+            self.said[first * self.space.n_experts :] = self._follow(above, first).ravel()
         self._learn(above, ids[first:], first)
         self._above_first = ids[-1:].copy()
 
     def _learn(self, before: Ids, after: Ids, first: int) -> None:
         """These [n_layers - first, n_used] were followed by those, from layer `first` on."""
-        layers = self._layers[first:]
         self._weight *= self._growth
         if self._weight > LATEST:
-            self._pairs /= self._weight
-            self._seen /= self._weight
+            for counts in (self._pairs, self._seen):
+                counts /= self._weight
+                counts[counts < LEAST] = 0
             self._weight = 1.0
-        rows = layers * self.space.n_experts + before
-        places = rows[:, :, None] * self.space.n_experts + after[:, None, :]
-        self._pairs.reshape(-1)[places] += np.float32(self._weight)
-        self._seen[layers, before] += np.float32(self._weight)
+        _sums.learn(self._pairs, self._seen, before, after, first, self._weight)
 
-    def _follow(self, ids: Ids, layers: NDArray[np.int64]) -> Scores:
-        """[n, n_experts]: who follows these [n, n_used] in the layers [n, 1]."""
-        seen = self._seen[layers, ids] + np.float32(self._weight)  # as if once without follower
-        rows = self._pairs.reshape(-1, self.space.n_experts)
-        pairs = rows.take(layers * self.space.n_experts + ids, axis=0)  # [n, n_used, n_experts]
-        found: Scores = np.einsum("lke,lk->le", pairs, 1 / (seen * ids.shape[1])).astype(np.float64)
-        return found
+    def _follow(self, ids: Ids, first: int) -> Scores:
+        """[n, n_experts]: who follows these [n, n_used] in the n layers from `first` on."""
+        return _sums.follow(self._pairs, self._seen, ids, first, self._weight)

@@ -86,8 +86,9 @@ class Foresight:
         """Whom to fetch of those `absent` [n_keys] now that a token is over, likeliest first."""
         if self._stepped or self._scores is None or self.worth is None:
             return NOBODY
-        found = np.flatnonzero(absent & (self._scores > 0) & (self.worth > self._average))
-        order = np.argsort(-self.worth[found], kind="stable")
+        (found,) = (absent & (self.worth > self._average)).nonzero()
+        found = found[self._scores[found] > 0]
+        order = (-self.worth[found]).argsort(kind="stable")
         return found[order[: self._space.n_layers * self._n_used]]
 
     def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:

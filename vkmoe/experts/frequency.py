@@ -22,33 +22,34 @@ class DecayedCounts:
     def __init__(self, n_keys: int, half_life: float) -> None:
         """`half_life` in tokens."""
         assert half_life > 0, half_life
-        self._raw = np.zeros(n_keys, np.float64)
+        # `values()` are raw / weight: who adds up many counts reads these.
+        self.raw = np.zeros(n_keys, np.float64)
+        self.weight = 1.0  # of a use now
         self._growth = 2.0 ** (1.0 / half_life)
-        self._weight = 1.0  # of a use now
         self.now = 0  # tokens seen
 
     def use(self, keys: NDArray[np.int64]) -> None:
         """Count one use of each key; they must be distinct."""
-        self._raw[keys] += self._weight
+        self.raw[keys] += self.weight
 
     def advance(self) -> None:
         """A token has passed."""
         self.now += 1
-        self._weight *= self._growth
-        if self._weight > _RESCALE_ABOVE:
-            self._raw /= self._weight
-            self._weight = 1.0
+        self.weight *= self._growth
+        if self.weight > _RESCALE_ABOVE:
+            self.raw /= self.weight
+            self.weight = 1.0
 
     def values(self) -> NDArray[np.float64]:
         """The decayed counts as of now: [n_keys], a use of this moment counts 1."""
-        return self._raw / self._weight
+        return self.raw / self.weight
 
     def of(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
         """`values()` of these keys, in an array of any shape; too high a key is the last one."""
-        found: NDArray[np.float64] = self._raw.take(keys, mode="clip") / self._weight
+        found: NDArray[np.float64] = self.raw.take(keys, mode="clip") / self.weight
         return found
 
     def restore(self, values: NDArray[np.float64]) -> None:
         """Begin from counts such as `values()` gave."""
-        assert values.shape == self._raw.shape, values.shape
-        self._raw[:] = values * self._weight
+        assert values.shape == self.raw.shape, values.shape
+        self.raw[:] = values * self.weight

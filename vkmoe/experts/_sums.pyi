@@ -1,0 +1,41 @@
+"""Typed face of the native extension that adds up what experts are worth: sums, no decisions.
+
+Each sum has a fixed order. Functions raise TypeError for arrays of another type (and for `pairs`
+and `seen` that are not contiguous), ValueError for shapes and ids that do not fit; then nothing was
+written.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+def learn(
+    pairs: NDArray[np.float32],
+    seen: NDArray[np.float32],
+    before: NDArray[np.uint32],
+    after: NDArray[np.uint32],
+    first: int,
+    weight: float,
+) -> None:
+    """Of the layers from `first` on, each expert of `before` [n, n_used] was followed by each of
+    `after` [n, n_used]: *mutates* `pairs` [n_layers, n_experts, n_experts] and `seen`
+    [n_layers, n_experts].
+    """
+
+def follow(
+    pairs: NDArray[np.float32],
+    seen: NDArray[np.float32],
+    ids: NDArray[np.uint32],
+    first: int,
+    weight: float,
+) -> NDArray[np.float64]:
+    """[n, n_experts]: the share of the uses of an expert of `ids` [n, n_used] that each expert
+    followed, averaged over them. `weight` is what was never seen counts.
+    """
+
+def blend(rows: Sequence[NDArray[np.float64]], factors: Sequence[float]) -> NDArray[np.float64]:
+    """[n]: the sum of `rows` [n], each times its factor. There must be a row."""
+
+def products(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """[n_rows, n_rows]: the sums of the products of every two of `rows` [n]. There must be one."""
