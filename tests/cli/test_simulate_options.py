@@ -39,6 +39,17 @@ def test_quiet_prints_the_result_alone(run: Run, path: str, monkeypatch: Any) ->
         assert line in told.err
 
 
+def test_options_without_effect_are_told_unless_quiet(run: Run, path: str) -> None:
+    idle = ("--moe-warmpin", "0", "--moe-warmpin-after", "3", "--policy", "lru", "--expert-policy")
+    done = run("simulate", path, "--slots", "4", *idle, "lfru")
+    assert done.err.splitlines() == [
+        "with --moe-warmpin 0: --moe-warmpin-after has no effect",
+        "--expert-policy lfru has no effect: it is not one of --policy",
+    ]
+    assert run("simulate", path, "--slots", "4", *idle, "lfru", "-q").err == ""
+    assert run("simulate", path, "--slots", "4", "--policy", "lru").err == ""
+
+
 def test_options_of_the_cache_reach_it(run: Run, path: str) -> None:
     fixed = ("--slots", "8", "--policy", "slru", "--moe-warmpin", "0")
     plain = document(run, path, *fixed)

@@ -11,7 +11,7 @@ from dataclasses import fields
 from vkmoe.config import EngineConfig, long_flag, parse_ids
 from vkmoe.facts import MemoryPlan
 
-__all__ = ["cache_notes", "idle_notes"]
+__all__ = ["cache_notes", "dependent_notes", "idle_notes"]
 
 AMOUNT = ("expert_cache", "expert_slots")
 CHOICE = (
@@ -67,12 +67,18 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
         working = OF_THE_POOL if plan.host_places else ()
         flags = _given(config, tuple(name for name in names if name not in working))
     else:
-        if config.expert_resident_selection != "frequency":
-            reason = "without --expert-resident-selection frequency"
-            yield from _without_effect(reason, _given(config, ("expert_warmup_tokens",)))
-        reason = "with --moe-warmpin 0"
-        flags = _given(config, ("moe_warmpin_after",)) if config.moe_warmpin == 0 else []
+        yield from dependent_notes(config)
+        return
     yield from _without_effect(reason, flags)
+
+
+def dependent_notes(config: EngineConfig) -> Iterator[str]:
+    """Lines on options that say more of another one, which is off."""
+    if config.expert_resident_selection != "frequency":
+        reason = "without --expert-resident-selection frequency"
+        yield from _without_effect(reason, _given(config, ("expert_warmup_tokens",)))
+    if config.moe_warmpin == 0:
+        yield from _without_effect("with --moe-warmpin 0", _given(config, ("moe_warmpin_after",)))
 
 
 def _without_effect(reason: str, flags: list[str]) -> Iterator[str]:

@@ -6,12 +6,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vkmoe.cli.cache_notes import dependent_notes
 from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, Quiet, config_options, option
 from vkmoe.cli.progress import counting
@@ -80,6 +82,8 @@ def simulate(
     config = EngineConfig(**asdict(cache))
     trace = _read(traces, quiet)
     counts = _slots(slots, trace, config)
+    for line in () if quiet else _idle(config, policies):
+        note(line)
     began = time.perf_counter()
     sweep = _replay(trace, counts, policies, config, quiet)
     seconds = time.perf_counter() - began
@@ -104,6 +108,13 @@ def _policies(text: str) -> list[PolicyName]:
     if not names:
         raise UsageError(f"--policy is {text!r}: it names none", f"known are {POLICIES}")
     return [name for name in known if name in names]  # type: ignore[misc]
+
+
+def _idle(config: EngineConfig, policies: list[PolicyName]) -> Iterator[str]:
+    """Lines on options without effect."""
+    yield from dependent_notes(config)
+    if config.expert_policy not in policies and config.expert_policy != EngineConfig.expert_policy:
+        yield f"--expert-policy {config.expert_policy} has no effect: it is not one of --policy"
 
 
 def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, ...]:
