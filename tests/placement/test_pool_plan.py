@@ -28,7 +28,7 @@ LARGE = expert_bytes(6_826_240)  # 39 GiB of experts
 HUGE = expert_bytes(10_486_016)  # 60 GiB
 ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
 APU_96 = replace(APU, heaps=(Heap(64 * GIB, True), Heap(32 * GIB, False)))
-PROMOTE, GATHER = MissWays(promote=True), MissWays("gather", promote=True)
+GATHER = MissWays("gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
 
 
@@ -279,46 +279,6 @@ def test_slots_and_a_pool_share_the_memory_of_a_cpu() -> None:
         planned(LAVAPIPE, LARGE, 16 * GIB, expert_slots=60)
     with pytest.raises(OutOfMemoryError, match=r"--expert-slots 30 .* beside 9,\d\d\d MiB for"):
         planned(LAVAPIPE, LARGE, 16 * GIB, expert_slots=30, host_pool="9GiB")
-
-
-@one_and_two_sizes
-@pytest.mark.parametrize("ways", [PROMOTE, GATHER], ids=["promote", "gather"])
-def test_landing_slots_come_on_top_of_slots_asked_for(weights: WeightBytes, ways: MissWays) -> None:
-    plain, made = (planned(DISCRETE_12, weights, expert_slots=9, ways=w)
-                   for w in (READ_AT_HOME, ways))  # fmt: skip
-    assert plain.expert_slots == made.expert_slots == (9,) * 48
-    assert (plain.landing_slots, made.landing_slots) == (0, 2)
-    assert bytes_of(made, "expert slots") == bytes_of(plain, "expert slots")
-    landing = bytes_of(made, "landing slots, 2 in each layer")
-    assert abs(landing - 2 * sum(weights.spans)) < MIB
-    assert made.gather_places == (N_USED if ways is GATHER else 0)
-    if ways is GATHER:
-        gathered = bytes_of(made, f"gathered experts, {N_USED} at a time")
-        assert 0 <= gathered - N_USED * max(weights.spans) < MIB
-
-
-@one_and_two_sizes
-@pytest.mark.parametrize("asked", [{}, {"expert_cache": "3GiB"}], ids=["left over", "3 GiB"])
-@pytest.mark.parametrize("ways", [PROMOTE, GATHER], ids=["promote", "gather"])
-def test_landing_slots_are_a_part_of_a_size(
-    weights: WeightBytes, asked: dict[str, Any], ways: MissWays
-) -> None:
-    """Two slots fewer in each layer, where nothing is gathered."""
-    plain, made = (planned(DISCRETE_12, weights, ways=w, **asked) for w in (READ_AT_HOME, ways))
-    assert made.total("device") <= device_budget(DISCRETE_12, 40 * GIB)
-    both = bytes_of(made, "expert slots") + bytes_of(made, "landing slots")
-    if asked:
-        assert both <= 3 * GIB
-    n_fewer = sum(plain.expert_slots) - sum(made.expert_slots)
-    n_expected = 2 * 48 + (N_USED if ways is GATHER and not asked else 0)
-    assert n_expected - 2 <= n_fewer <= n_expected + 4
-
-
-def test_without_room_for_slots_there_is_nowhere_to_land() -> None:
-    made = planned(DISCRETE_12, expert_cache="400MiB", ways=GATHER)
-    assert (made.experts_in, made.landing_slots, made.gather_places) == ("host", 0, 0)
-    assert "beside 2 to land in" in made.lines[-1].reason
-    assert planned(DISCRETE_12, expert_cache="400MiB").expert_slots[-1] == 2
 
 
 def test_what_reading_takes_is_what_the_threads_have() -> None:
