@@ -223,6 +223,26 @@ def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int |
     assert rig.cache.counters.n_uploads > n_lines
 
 
+def test_ctrl_c_at_any_line_of_beginning_anew_is_survived(make: Make, device: Device) -> None:
+    """After a Ctrl-C that tore no more than the collecting of a copy."""
+    rig = make(2)
+    rng = np.random.default_rng(9)
+    n_lines, ended = 0, False
+    while not ended:
+        for _ in range(2):
+            rig.token(random_routing(rng))
+        rig.cache._tier.torn = True
+        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
+            rig.cache.end(rig.begin())
+        ended = len(ran) < n_lines
+        n_lines += 2
+        device.native.wait_idle()
+        rig.table.end_all()  # as the engine does before each token
+        for _ in range(2):
+            rig.token(random_routing(rng))
+    assert n_lines > 50, "what is traced is not the bookkeeping"
+
+
 def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> None:
     rig = make(4, selection="manual", resident_ids=(6, 7), n_resident=2)
     assert rig.token(routing((6, 7), (6, 7), (6, 7))).all()

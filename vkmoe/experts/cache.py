@@ -198,6 +198,7 @@ class ExpertCache:
 
     def _reset(self) -> None:
         """Send all experts home, after a change that was torn in two."""
+        self._torn = True  # until all of it is done: Ctrl-C may come here too
         self._tier.reset()
         self.residency.reset()
         everybody = range(self._space.n_keys)
