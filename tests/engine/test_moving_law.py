@@ -7,7 +7,8 @@ every token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, rows
-from tests.engine.tiny import mixed_model
+from tests.engine.tiny import mixed_model, model_path
 from tests.experts.rig import DelayedUploads
+from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.landing import Landings
@@ -128,23 +130,39 @@ def config_of(row: Row, model: Path, pools: dict[str, str | None]) -> EngineConf
     )
 
 
+class LateCopies(DelayedUploads, Closing):
+    """A thread's copies that arrive only after some questions whether they have.
+
+    A thread waits for its copies at once: what is late has to be so for who asks the thread.
+    """
+
+    def close(self) -> None:
+        self.real.close()  # type: ignore[attr-defined]
+
+
 def inject(copies: str, monkeypatch: pytest.MonkeyPatch) -> list[DelayedUploads]:
-    """Copies and reads from the file that come late or fail; what needs them gets them in time."""
+    """Copies and reads from the file that come late or fail; what needs them gets them in time.
+
+    Returns those who copy, once there are any.
+    """
     faulty: list[DelayedUploads] = []
 
-    def wrap(name: str, n_failures: int) -> None:
+    def wrap(name: str, made: Callable[[Any], DelayedUploads]) -> None:
         real = getattr(expert_memory, name)
 
-        def made(source: Any) -> DelayedUploads:
-            delay = 3 * (copies == "3 tokens late")
-            faulty.append(DelayedUploads(real(source), delay, n_failures))
+        def make(*arguments: Any) -> DelayedUploads:
+            faulty.append(made(real(*arguments)))
             return faulty[-1]
 
-        monkeypatch.setattr(expert_memory, name, made)
+        monkeypatch.setattr(expert_memory, name, make)
 
+    if copies == "3 tokens late":
+        wrap("Prefetcher", partial(LateCopies, delay=3))
     # What an expert that a layer needs is read for must succeed at the second attempt.
-    wrap("Uploads", {"fail once": 1, "always fail": 10**6}.get(copies, 0))
-    wrap("FileReads", {"fail once": 1, "always fail": 1}.get(copies, 0))
+    for name, always in (("Uploads", 10**6), ("FileReads", 1)):
+        n_failures = {"fail once": 1, "always fail": always}.get(copies, 0)
+        if n_failures:
+            wrap(name, partial(DelayedUploads, failures=n_failures))
     return faulty
 
 
@@ -167,8 +185,34 @@ def test_no_way_of_moving_changes_a_bit(
         n_moved = counters.n_uploads + counters.n_landed
         if asked["copies"] == "always fail":
             assert counters.n_uploads == 0
-        elif asked["copies"] == "waited for":
-            assert hit_rate is not None and 0 < hit_rate < 1 and n_moved > 0
+        else:
+            assert n_moved > 0
+        if asked["copies"] == "waited for":
+            assert hit_rate is not None and 0 < hit_rate < 1
+
+
+def test_late_copies_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun after the first token, looked for before each of the next four."""
+    late = inject("3 tokens late", monkeypatch)
+    config = EngineConfig(ctx_size=32, expert_slots=2, expert_copies="overlap")
+    n_arrived = []
+    with Engine(model_path("moe_plain"), config, checks=True) as engine:
+        assert engine.cache is not None and len(late) == 1
+        for position in range(5):
+            engine.run_token(7 * position + 1, position)
+            n_arrived.append(engine.cache.counters.n_uploads)
+    assert n_arrived[:4] == [0, 0, 0, 0] and n_arrived[4] > 0
+
+
+@pytest.mark.parametrize("miss", ["read", "gather"])
+def test_a_layer_may_have_more_places_to_land_in_than_a_token_uses_experts(miss: Any) -> None:
+    path, tokens = model_path("moe_yarn_top1"), [3, 17, 5, 9, 17, 3]
+    with Engine(path, EngineConfig(ctx_size=32)) as engine:
+        wanted = rows(engine, tokens)
+    config = EngineConfig(ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss)
+    with Engine(path, config, checks=True) as engine:
+        assert_same_bits(rows(engine, tokens), wanted)
+        assert engine.cache is not None and engine.cache.counters.n_landed > 0
 
 
 @pytest.mark.parametrize("miss", ["read", "gather"])
