@@ -52,14 +52,14 @@ class Chances:
         self._unsaid: Values | None = None  # the same without what the predictor may say yet
 
     def update(self, keys: NDArray[np.int64], said: Values | None, says: Values | None) -> None:
-        """A token used these, and `counts` has counted it.
+        """A token used these [n_used], and `counts` has counted it.
 
         `said` [n_keys] is what the predictor said of this token, `says` of one to come; None:
         nothing.
         """
         self._n_tokens += 1
         if self._n_tokens > self._lag and self._n_tokens % EVERY == 0:
-            self._look(self._kept.popleft(), said, keys.reshape(-1))
+            self._look(self._kept.popleft(), said, keys)
         for short in self._short:
             short.use(keys)
         if (self._n_tokens + self._lag) % EVERY == 0:

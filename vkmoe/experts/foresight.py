@@ -63,8 +63,7 @@ class Foresight:
         self.predictor = create_predictor(settings, space, counts)
         self._chances = Chances(counts, settings.half_life, self._lag)
         self._scores: Values | None = None  # [n_keys], of the token that guesses are about
-        # Which token a guess was about that fetched an expert; 0: none. Tokens count from 1.
-        self._due: Keys = np.zeros(space.n_keys, np.int64)
+        self._due: dict[int, list[int]] = {}  # whom guesses fetched, by the token they were about
         self._n_used = self._n_tokens = 0
         self.worth: Values | None = None  # [n_keys]; None while too little is known
         self.counts = PredictionCounts()
@@ -72,14 +71,15 @@ class Foresight:
     def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
         """A token used `ids` [n_layers, n_used], these `keys`, and the counts know of it."""
         self._n_tokens += 1
-        self.counts.n_right += int(np.count_nonzero(self._due[keys] == self._n_tokens))
+        if due := self._due.pop(self._n_tokens, None):
+            self.counts.n_right += len(set(due).intersection(keys.reshape(-1).tolist()))
         self._n_used = ids.shape[1]
         said = says = None
         if self.predictor is not None:
             self._scores = self.predictor.after_token(ids)
             if self.predictor.informs:
                 said, says = self.predictor.said, self._scores
-        self._chances.update(keys, said, says)
+        self._chances.update(keys.reshape(-1), said, says)
         self.worth = self._chances.all
 
     def wanted(self, absent: Mask) -> Keys:
@@ -113,14 +113,14 @@ class Foresight:
 
     def fetched(self, keys: list[int], n_bytes: int) -> None:
         """These are fetched on a guess, into slots of so many bytes."""
-        self._due[keys] = self._n_tokens + self._lag
+        self._due.setdefault(self._n_tokens + self._lag, []).extend(keys)
         self.counts.n_hinted += len(keys)
         self.counts.hinted_bytes += n_bytes
 
     def reset(self) -> None:
         """A new text begins."""
         self._scores = None
-        self._due[:] = 0
+        self._due.clear()
         if self.predictor is not None:
             self.predictor.reset()
 
