@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vkmoe.experts import _sums
 from vkmoe.experts.chances import EVERY, LEAST, Chances
 from vkmoe.experts.frequency import DecayedCounts
 
@@ -96,6 +99,23 @@ def test_the_chances_of_a_layer_follow_from_what_is_said_of_it() -> None:
     row = learner.chances.given(16, np.eye(16)[5])
     assert row is not None and row.shape == (16,) and row.argmax() == 5
     assert Learner().chances.given(16, np.eye(16)[5]) is None
+
+
+def test_the_fit_multiplies_no_tiny_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of experts not used for long; products below 1e-308 take ten times as long."""
+    looked_at: list[NDArray[np.float64]] = []
+    products = _sums.products
+
+    def noting(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        looked_at.extend(rows)
+        return products(rows)
+
+    monkeypatch.setattr(_sums, "products", noting)
+    learner = Learner()
+    for n in range(700):
+        learner.token([n % N if n < 100 else n % 3])
+    rows = np.abs(np.array(looked_at))
+    assert rows[rows > 0].min() > 1e-100
 
 
 def test_uses_that_never_vary_do_not_break_the_fit() -> None:

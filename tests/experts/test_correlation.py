@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vkmoe.experts import correlation
-from vkmoe.experts.correlation import WARM_UP, Correlation
+from vkmoe.experts.correlation import LEAST, WARM_UP, Correlation
 from vkmoe.experts.keys import KeySpace
 
 SPACE = KeySpace(3, 16)
@@ -109,6 +109,16 @@ def test_weights_that_grow_for_ever_change_nothing(monkeypatch: pytest.MonkeyPat
     found = taught(n=90).after_token(cycle(90))
     assert expected is not None and found is not None
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_pairs_too_old_to_tell_are_forgotten() -> None:
+    """Numbers near the end of float32's range would take a hundred times as long to add up."""
+    predictor = Correlation(SPACE, 1.0)
+    for index in range(110):  # counts are scaled twice
+        predictor.after_token(token(index % 16, 1, 1) if index < 40 else token(1, 1, 1))
+    pairs = predictor._pairs
+    assert pairs[0, 2, 3] == 0 < pairs[0, 1, 1]
+    assert pairs[pairs > 0].min() >= LEAST
 
 
 def test_a_model_of_one_layer_has_no_next_one_to_expect() -> None:
