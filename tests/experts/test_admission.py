@@ -39,13 +39,21 @@ def run(name: str, slots: int, transfers: Transfers = PLAIN, **choices: object) 
     return simulate(trace, CacheSettings(**choices), pools, transfers=transfers)  # type: ignore[arg-type]
 
 
+def all_bytes(result: SimulationResult) -> float:
+    """Read in place and copied, per token."""
+    return result.read_bytes + result.copied_bytes
+
+
 @pytest.mark.parametrize("slots", [4, 8, 16])
 @pytest.mark.parametrize("name", TRACES)
-def test_admission_costs_hardly_a_hit_and_no_more_copies(name: str, slots: int) -> None:
-    """A fixed bar of counts loses 28 points on the fast one, with 4 slots."""
+def test_admission_costs_hardly_a_hit_and_no_more_bytes(name: str, slots: int) -> None:
+    """A fixed bar of counts loses 28 points on the fast one, with 4 slots. There a copy is used for
+    two or three tokens only, and fewer of them are worth their bytes."""
     each, weighed = run(name, slots), run(name, slots, admission=True)
-    assert weighed.hit_rate >= each.hit_rate - 0.007
-    assert weighed.n_promoted.sum() <= 1.01 * each.n_promoted.sum()
+    lost = 0.04 if (name, slots) == ("drifting fast", 4) else 0.007
+    assert weighed.hit_rate >= each.hit_rate - lost
+    assert weighed.n_promoted.sum() < each.n_promoted.sum()
+    assert all_bytes(weighed) < (0.9 if lost > 0.01 else 1.0) * all_bytes(each)
 
 
 def test_where_experts_pass_through_it_saves_most_copies_and_gains_hits() -> None:

@@ -49,6 +49,7 @@ class Chances:
         self._fits: dict[bool, list[float]] = {}  # since the last look
         self._n_tokens = self._n_looks = 0
         self.all: Values | None = None  # [n_keys]; None while too little is known
+        self.steady: Values | None = None  # the same from the counts alone
         self._unsaid: Values | None = None  # the same without what the predictor may say yet
 
     def update(self, keys: NDArray[np.int64], said: Values | None, says: Values | None) -> None:
@@ -65,7 +66,9 @@ class Chances:
         if (self._n_tokens + self._lag) % EVERY == 0:
             self._kept.append([each.values() + NOTHING for each in self._counts])
         if self._n_looks >= LEAST:
-            self.all = self._sum(self._fit(told=says is not None), says)
+            self.steady = self.all = self._sum(self._fit(told=False), None)
+            if says is not None:
+                self.all = self._sum(self._fit(told=True), says)
             if says is None and said is not None:
                 self._unsaid = self._sum(self._fit(told=True), None)
         for short in self._short:

@@ -6,6 +6,7 @@ nothing: residency.py does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +17,18 @@ from vkmoe.experts.correlation import Correlation
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.predictor import Frequency, Predictor, Previous
-from vkmoe.experts.settings import CacheSettings
+from vkmoe.experts.settings import CacheSettings, PoolSpec
 
-__all__ = ["MARGIN", "Foresight", "PredictionCounts", "create_predictor"]
+__all__ = ["COPY", "GUESS", "Foresight", "PredictionCounts", "create_foresight", "create_predictor"]
 
 Keys = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Values = NDArray[np.float64]
 
-# Times what its victim is worth: a guessed expert costs its bytes whether it is used or not.
-MARGIN = 2.0
+# Times what its victim is worth must a newcomer be worth that is copied: its bytes cross the link,
+# and those of a guess whether it is used or not. From traces of the demo model (bench/results).
+COPY = 1.5
+GUESS = 2.0
 PAIRS_LIVE = 4  # times as long as counts, because there are so many more pairs to know
 
 NOBODY: Keys = np.zeros(0, np.int64)
@@ -65,7 +68,10 @@ class Foresight:
         self._scores: Values | None = None  # [n_keys], of the token that guesses are about
         self._due: dict[int, list[int]] = {}  # whom guesses fetched, by the token they were about
         self._n_used = self._n_tokens = 0
-        self.worth: Values | None = None  # [n_keys]; None while too little is known
+        # [n_keys], of newcomers; None while too little is known.
+        self.worth: Values | None = None
+        # The same of those in slots. They do not leave for what one token lets expect.
+        self.held_worth: Values | None = None
         self.counts = PredictionCounts()
 
     def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
@@ -75,12 +81,16 @@ class Foresight:
             self.counts.n_right += len(set(due).intersection(keys.reshape(-1).tolist()))
         self._n_used = ids.shape[1]
         said = says = None
+        informed = self.predictor is not None and self.predictor.informs
         if self.predictor is not None:
             self._scores = self.predictor.after_token(ids)
-            if self.predictor.informs:
+            if informed:
                 said, says = self.predictor.said, self._scores
         self._chances.update(keys.reshape(-1), said, says)
-        self.worth = self._chances.all
+        self.worth = self.held_worth = self._chances.all
+        steady = self._chances.steady
+        if informed and self.worth is not None and steady is not None:
+            self.held_worth = np.maximum(self.worth, steady)
 
     def wanted(self, absent: Mask) -> Keys:
         """Whom to fetch of those `absent` [n_keys] now that a token is over, likeliest first."""
@@ -104,8 +114,9 @@ class Foresight:
         numbers = self._space.numbers(layer + 1)
         if self.predictor.informs:
             chances = self._chances.given(int(numbers[0]), scores)
-            if chances is not None:
+            if chances is not None and self.held_worth is not None:
                 self.worth[numbers] = chances
+                self.held_worth[numbers] = np.maximum(self.held_worth[numbers], chances)
         worth = self.worth[numbers]
         found = np.flatnonzero(absent[numbers] & (scores > 0) & (worth > self._average))
         order = np.argsort(-worth[found], kind="stable")
@@ -128,3 +139,17 @@ class Foresight:
     def _average(self) -> float:
         """The chance of an expert of which nothing is known."""
         return self._n_used / self._space.n_experts
+
+
+def create_foresight(
+    space: KeySpace, pools: Sequence[PoolSpec], counts: DecayedCounts, settings: CacheSettings
+) -> Foresight | None:
+    """What weighs and guesses, where that can change anything: not with a slot for everybody.
+
+    Without any slots guesses may still serve a host pool.
+    """
+    pressed = any(pool.capacity < len(pool.layers) * space.n_experts for pool in pools)
+    guesses = settings.predictor != "none" and (pressed or not pools)
+    if not guesses and not (settings.admission and pressed):
+        return None
+    return Foresight(space, counts, settings)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts import pins
 from vkmoe.experts.create import create_policy
-from vkmoe.experts.foresight import MARGIN, Foresight, PredictionCounts
+from vkmoe.experts.foresight import COPY, GUESS, PredictionCounts, create_foresight
 from vkmoe.experts.frequency import DecayedCounts
 from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.limits import NO_LIMITS, Limits
@@ -52,7 +52,7 @@ class Residency:
         self._pools = tuple(pools)
         # The MoE layers that have slots, in rows of their numbers.
         self._layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
-        self._foresight = self._look_ahead()
+        self._foresight = create_foresight(space, pools, self.counts, settings)
         self._begin_empty()
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
@@ -179,18 +179,6 @@ class Residency:
 
     # ----- inside -----
 
-    def _look_ahead(self) -> Foresight | None:
-        """What weighs and guesses, where that can change anything: not with a slot for everybody.
-
-        Without any slots guesses may still serve a host pool.
-        """
-        settings, n_experts = self.settings, self.space.n_experts
-        pressed = any(pool.capacity < len(pool.layers) * n_experts for pool in self._pools)
-        guesses = settings.predictor != "none" and (pressed or not self._pools)
-        if not guesses and not (settings.admission and pressed):
-            return None
-        return Foresight(self.space, self.counts, settings)
-
     def _bring(
         self, missing: Keys, landed: Set[int], used: Keys, budget_bytes: float
     ) -> list[Move]:
@@ -200,21 +188,24 @@ class Residency:
             is_there = np.array([key in landed for key in missing.tolist()], np.bool_)
             there, others = missing[is_there], missing[~is_there]
         others = self._copyable(others)
-        worth = self._foresight.worth if self._foresight is not None else None
-        if self._foresight is None or worth is None:
+        if self._foresight is None or self._foresight.worth is None:
             newcomers = np.concatenate([there, others])
             return self._promote(newcomers, used, Limits(None, None, budget_bytes, len(there)))
+        worth = self._foresight.worth
         if self.settings.admission:
             others = others[np.argsort(-worth[others], kind="stable")]
         absent = ~self._policy.resident
         absent[used] = False
         guessed = self._copyable(self._foresight.wanted(absent))
         newcomers = np.concatenate([there, others, guessed])
-        bids, n_missed = worth[newcomers], len(there) + len(others)
-        bids[n_missed:] /= MARGIN
-        if not self.settings.admission:
+        bids, n_landed, n_missed = worth[newcomers], len(there), len(there) + len(others)
+        if self.settings.admission:
+            bids[n_landed:n_missed] /= COPY
+        else:
             bids[:n_missed] = inf
-        moves = self._promote(newcomers, used, Limits(bids, worth, budget_bytes, len(there)))
+        bids[n_missed:] /= GUESS
+        limits = Limits(bids, self._foresight.held_worth, budget_bytes, n_landed)
+        moves = self._promote(newcomers, used, limits)
         self._note_guesses(moves, guessed)
         return moves
 
@@ -222,9 +213,9 @@ class Residency:
         """Slots on a guess, for those that are worth far more than who would leave."""
         if self._foresight is None or self._foresight.worth is None:
             return []
-        worth = self._foresight.worth
         guessed = self._copyable(absent[self._policy.pool_of[absent] != NO_POOL])
-        limits = Limits(worth[guessed] / MARGIN, worth, budget_bytes)
+        bids = self._foresight.worth[guessed] / GUESS
+        limits = Limits(bids, self._foresight.held_worth, budget_bytes)
         moves = self._promote(guessed, needed, limits)
         self._note_guesses(moves, guessed)
         return moves
