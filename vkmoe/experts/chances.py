@@ -8,8 +8,6 @@ A fixed rule, such as the plain count, costs hits on some routing (bench/results
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,14 +34,16 @@ class Chances:
 
     def __init__(self, counts: DecayedCounts, half_life: float, lag: int = 1) -> None:
         """`counts` of all experts, which the owner keeps, and their half-life in tokens."""
+        assert 0 < lag <= EVERY, lag  # one look at a time is prepared
         n_keys = len(counts.values())
         self._short = tuple(DecayedCounts(n_keys, each) for each in SHORT)
         self._counts = (*self._short, counts)
         scale = [1 - 0.5 ** (1 / each) for each in (*SHORT, half_life)]
         self._scale = np.array([*scale, 1.0])  # what the predictor says comes last
         self._lag = lag
-        # Counts [n - 1][n_keys] after tokens, `lag` before one to look at, the oldest first.
-        self._kept: deque[list[Values]] = deque()
+        # The token to look at, and the counts [n - 1][n_keys] of `lag` tokens before it. With its
+        # number, because Ctrl-C may leave out what was to be kept, or to be looked at.
+        self._kept: tuple[int, list[Values]] | None = None
         n = len(self._scale)
         self._products, self._sums, self._eye = np.zeros((n, n)), np.zeros(n), np.eye(n)
         self._fits: dict[bool, list[float]] = {}  # since the last look
@@ -59,12 +59,13 @@ class Chances:
         nothing.
         """
         self._n_tokens += 1
-        if self._n_tokens > self._lag and self._n_tokens % EVERY == 0:
-            self._look(self._kept.popleft(), said, keys)
+        if self._kept is not None and self._kept[0] == self._n_tokens:
+            self._look(self._kept[1], said, keys)
         for short in self._short:
             short.use(keys)
         if (self._n_tokens + self._lag) % EVERY == 0:
-            self._kept.append([each.values() + NOTHING for each in self._counts])
+            known = [each.values() + NOTHING for each in self._counts]
+            self._kept = self._n_tokens + self._lag, known
         if self._n_looks >= LEAST:
             self.steady = self.all = self._sum(self._fit(told=False), None)
             if says is not None:
