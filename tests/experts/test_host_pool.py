@@ -130,9 +130,10 @@ def test_a_file_that_cannot_be_read_ends_the_token_with_its_error(make: Make) ->
     rng = np.random.default_rng(3)
     rig.stepped_token(random_routing(rng))
     rig.file.failures = 1000
-    with pytest.raises(VkmoeError, match="injected"):
+    with pytest.raises(VkmoeError, match="injected") as told:
         for _ in range(10):
             rig.stepped_token(random_routing(rng))
+    assert told.value.__cause__ is None, "it caused itself"
     rig.file.failures = 0
     rig.table.end_all()
     for _ in range(5):

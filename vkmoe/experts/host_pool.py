@@ -119,7 +119,7 @@ class HostPool:
             n_failed += error is not None
             n_crowded += bool(absent.size) and error is None
             if error is not None and n_failed == N_ATTEMPTS:
-                raise self._unreadable(error) from error
+                raise self._unreadable(error)
             if n_crowded == N_ATTEMPTS:
                 raise self._crowded(absent)
             if absent.size:
@@ -177,7 +177,9 @@ class HostPool:
     def _unreadable(self, error: Exception) -> VkmoeError:
         if isinstance(error, VkmoeError):
             return error
-        return GpuError(
+        told = GpuError(
             f"an expert could not be read from the model file: {error}",
             "see whether the file is still there and whole",
         )
+        told.__cause__ = error
+        return told
