@@ -178,6 +178,10 @@ def test_a_profile_fills_slots_and_pool(make: Make) -> None:
 def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: Make) -> None:
     rig = make(4, slots=2, seed=np.arange(SPACE.n_keys, dtype=np.float64) + 1)
     assert rig.cache.pool is not None
+    counters = rig.cache.pool.counters
+    assert counters.n_reads > 0 and rig.cache.counters.n_uploads == 6
+    assert (counters.n_uses, counters.n_hits, counters.read_ns, counters.hidden) == (0, 0, 0, None)
+    assert counters.stall_ns == rig.cache.counters.stall_ns == 0, "no token waited yet"
     assert rig.residency.published.sum() == 6
     assert not (rig.cache.pool.residency.published & rig.residency.published.ravel()).any()
     assert rig.cache.pool.residency.published.sum() == 8, "there is room for others"

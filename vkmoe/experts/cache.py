@@ -91,6 +91,8 @@ class ExpertCache:
             self.residency.copyable = self.pool.residency.published
             if read is not None:
                 self.pool.fill(read)
+            self.pool.started()
+        self._tier.started()
 
     def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.

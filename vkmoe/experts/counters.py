@@ -27,7 +27,7 @@ class CacheCounters:
 class PoolCounters:
     """Totals of a host pool smaller than the model; sizes in bytes, times in nanoseconds."""
 
-    n_uses: int = 0  # experts asked for that had no slot
+    n_uses: int = 0  # experts that tokens asked for and that had no slot
     n_hits: int = 0  # of them already in the pool
     n_reads: int = 0  # experts read from the file, those at the start too
     read_bytes: int = 0

@@ -97,6 +97,11 @@ class HostPool:
         moves = self.residency.bring(wanted, nobody, self._in_slots)
         self.tier.fill(moves, read)
 
+    def started(self) -> None:
+        """Tokens come from now on: who was asked for until now, and waited for, does not count."""
+        self._n_uses = self._n_hits = 0
+        self.tier.started()
+
     def need(self, keys: Keys, kept: Mask, make_room: Callable[[], Mask]) -> None:
         """Have these experts in a slot or in the pool, `n_at_once` at most; waits for them.
 

@@ -51,6 +51,11 @@ class Overlap:
             return None
         return self.overlapped_ns / self.copied_ns
 
+    def begin_anew(self) -> None:
+        """What was copied until now counts no more."""
+        self.copied_ns = self.overlapped_ns = self.n_unknown = 0
+        self._waiting.clear()
+
     def computed(self, submits: Sequence[Interval], host: Interval) -> None:
         """A token was computed in these submits, between `host`'s begin and end as the host saw it.
 

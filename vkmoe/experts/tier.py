@@ -122,6 +122,12 @@ class Tier:
         read(copies)
         self._arrived(taken, sum([n_bytes for _, _, n_bytes in copies]))
 
+    def started(self) -> None:
+        """Tokens come from now on: what was waited for until now does not count."""
+        self.counters.stall_ns = 0
+        if self._overlap is not None:
+            self._overlap.begin_anew()
+
     def drop(self, keys: Sequence[int]) -> None:
         """These leave their slots. Must hold: no submit was ever led there."""
         self._assign(keys, [0] * len(keys))
