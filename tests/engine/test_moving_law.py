@@ -205,7 +205,7 @@ def test_late_copies_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("miss", ["read", "gather"])
-def test_a_layer_may_have_more_places_to_land_in_than_a_token_uses_experts(miss: Any) -> None:
+def test_a_model_that_uses_one_expert_of_a_layer_lands_it(miss: Any) -> None:
     path, tokens = model_path("moe_yarn_top1"), [3, 17, 5, 9, 17, 3]
     with Engine(path, EngineConfig(ctx_size=32)) as engine:
         wanted = rows(engine, tokens)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.gpu.invented import DISCRETE_12, GIB, MIB
 from vkmoe.config import EngineConfig
-from vkmoe.facts import MemoryPlan, WeightBytes
+from vkmoe.facts import ExpertSpec, MemoryPlan, WeightBytes
 from vkmoe.placement.planner import device_budget, plan
 from vkmoe.placement.slots import READ_AT_HOME, MissWays
 
-from .invented_models import MIXED, N_USED, SCRATCH, SPEC, WEIGHTS
+from .invented_models import MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS
 
 PROMOTE, GATHER = MissWays(promote=True), MissWays("gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
@@ -59,6 +60,15 @@ def test_landing_slots_are_a_part_of_a_size(
     n_fewer = sum(plain.expert_slots) - sum(made.expert_slots)
     n_expected = 2 * 48 + (N_USED if ways is GATHER and not asked else 0)
     assert n_expected - 2 <= n_fewer <= n_expected + 4
+
+
+@pytest.mark.parametrize("ways", [PROMOTE, GATHER], ids=["promote", "gather"])
+def test_a_layer_has_no_more_landing_slots_than_a_token_uses_experts(ways: MissWays) -> None:
+    one = replace(SPEC, experts=ExpertSpec(N_EXPERTS, 1, 768))
+    config = EngineConfig(expert_slots=9)
+    made = plan(config, one, DISCRETE_12, WEIGHTS, SCRATCH, 40 * GIB, ways)
+    landing = bytes_of(made, "landing slots, 1 in each layer")
+    assert made.landing_slots == 1 and abs(landing - sum(WEIGHTS.spans)) < MIB
 
 
 def test_without_room_for_slots_there_is_nowhere_to_land() -> None:

@@ -48,9 +48,7 @@ class Landings:
         """Fill the table's entries anew. Must hold: no submit is in flight."""
         n_layers, n_entries = self._table.landing.shape
         ours = self._slots.landing
-        # A token that uses fewer experts than there are places to land in has fewer entries.
-        offered = {layer: min(len(slots), n_entries) for layer, slots in ours.items()}
-        self._waiting = [(layer, i) for layer, n in offered.items() for i in range(n)]
+        self._waiting = [(layer, i) for layer, slots in ours.items() for i in range(len(slots))]
         for layer in range(n_layers):
             first = len(ours.get(layer, ()))
             behind = self._scratch[first:n_entries]

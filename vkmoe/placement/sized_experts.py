@@ -18,7 +18,7 @@ from vkmoe.gpu.memory_types import Intent
 from vkmoe.placement.allocations import arena_bytes, heap_of
 from vkmoe.placement.expert_facts import ExpertPlan, PoolRoom, Room
 from vkmoe.placement.pool_plan import HostPool, PoolPlanner
-from vkmoe.placement.slots import N_LANDING, MissWays, SlotLayout
+from vkmoe.placement.slots import MissWays, SlotLayout
 from vkmoe.placement.words import in_mib, size_option
 
 __all__ = ["SizedExperts", "cache_flag", "idle_pool", "plan_line"]
@@ -139,7 +139,8 @@ class SizedExperts:
         )
 
     def _at_home(self, pool: HostPool, asked: _Asked | None) -> ExpertPlan:
-        beside = f" beside {N_LANDING} to land in" if self._layout.ways.n_landing else ""
+        n_landing = self._layout.n_landing
+        beside = f" beside {n_landing} to land in" if n_landing else ""
         too_few = f"not enough for one slot in each layer{beside}"
         reason = (
             f"{asked.flag} is {too_few}: read in place"
@@ -171,7 +172,7 @@ class SizedExperts:
             self._sizing(slots, layout.own_bytes(slots)),
             (*self._slot_lines(slots), *pool.lines(self._device, home_reason)),
             pool.places,
-            layout.ways.n_landing,
+            layout.n_landing,
             layout.n_gathered,
         )
 
@@ -182,7 +183,7 @@ class SizedExperts:
         item = f"expert slots, {count} of {layout.n_experts} in each layer"
         reason = f"as {self._flag}" if self._flag else "what the device has left"
         lines = [plan_line(device, item, "device", layout.own_bytes(slots), reason)]
-        if n_landing := layout.ways.n_landing:
+        if n_landing := layout.n_landing:
             item = f"landing slots, {n_landing} in each layer"
             reason = "where experts land while they are read"
             lines.append(plan_line(device, item, "device", layout.landing_bytes(slots), reason))

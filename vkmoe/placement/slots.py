@@ -15,7 +15,7 @@ from vkmoe.placement.allocations import arena_bytes
 
 __all__ = ["N_LANDING", "READ_AT_HOME", "MissWays", "SlotLayout", "split_slots"]
 
-N_LANDING = 2  # slots of a layer in which experts land while they are read
+N_LANDING = 2  # slots of a layer in which experts land while they are read, at most
 
 
 class MissWays(NamedTuple):
@@ -24,11 +24,6 @@ class MissWays(NamedTuple):
     way: Literal["read", "gather"] = "read"
     promote: bool = False
     reason: str = ""  # for the way, in a few words
-
-    @property
-    def n_landing(self) -> int:
-        """Slots that each layer has besides its own."""
-        return N_LANDING if self.promote else 0
 
 
 READ_AT_HOME = MissWays()
@@ -44,17 +39,22 @@ class SlotLayout:
     n_used: int
     ways: MissWays
 
+    @property
+    def n_landing(self) -> int:
+        """Slots that each layer has besides its own: no more than a token can miss there."""
+        return min(N_LANDING, self.n_used) if self.ways.promote else 0
+
     def own_bytes(self, slots: Sequence[int]) -> int:
         """Of `slots[layer]` slots as they are allocated, at most: one arena for each size."""
         return self._arenas(slots, 0)
 
     def landing_bytes(self, slots: Sequence[int]) -> int:
         """Of the landing slots besides, in the same arenas."""
-        return self._arenas(slots, self.ways.n_landing) - self._arenas(slots, 0)
+        return self._arenas(slots, self.n_landing) - self._arenas(slots, 0)
 
     def n_bytes(self, slots: Sequence[int]) -> int:
         """Of both."""
-        return self._arenas(slots, self.ways.n_landing)
+        return self._arenas(slots, self.n_landing)
 
     @property
     def n_gathered(self) -> int:
@@ -71,7 +71,7 @@ class SlotLayout:
         """The most slots of each layer that fit in `n_bytes`, landing slots and what allocations
         add included; all 0 if not one each.
         """
-        usable = n_bytes - self.ways.n_landing * sum(self.span_bytes)
+        usable = n_bytes - self.n_landing * sum(self.span_bytes)
         while True:
             slots = split_slots(usable, self.span_bytes, self.n_experts)
             excess = self.n_bytes(slots) - n_bytes
