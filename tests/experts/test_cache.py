@@ -223,6 +223,23 @@ def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int |
     assert rig.cache.counters.n_uploads > n_lines
 
 
+def test_a_copy_is_taken_back_while_a_submit_reads_whom_it_replaces(make: Make) -> None:
+    rig = make(2, delay=1)
+    rng = np.random.default_rng(3)
+    used = random_routing(rng)
+    for _ in range(4):
+        rig.token(used)
+    first, second = rig.begin(), rig.begin()
+    rig.end(first, (used + 3) % SPACE.n_experts)
+    blocked = rig.cache._tier.moving
+    assert blocked and not rig.cache._tier.is_copying
+    rig.cache._tier.cancel(lambda key: False)
+    assert rig.cache.counters.n_cancelled == len(blocked) and not rig.cache._tier.moving
+    rig.end(second, used)
+    for _ in range(4):
+        rig.token(random_routing(rng))
+
+
 def test_ctrl_c_at_any_line_of_beginning_anew_is_survived(make: Make, device: Device) -> None:
     """After a Ctrl-C that tore no more than the collecting of a copy."""
     rig = make(2)

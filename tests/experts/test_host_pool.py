@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
@@ -15,7 +15,9 @@ from tests.experts.interrupts import ctrl_c_after
 from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, VkmoeError
 from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.prefetch import QueueFullError
 from vkmoe.experts.settings import CacheSettings, make_pools
+from vkmoe.experts.uploads import Copy, Upload
 from vkmoe.gpu.device import Device
 
 SPACE = KeySpace(n_layers=3, n_experts=8)
@@ -200,6 +202,29 @@ def test_guesses_are_right_if_the_next_layer_uses_them(make: Make) -> None:
     for _ in range(2):  # the second time nobody was guessed
         pool.need(used, rig.cache._steps._kept(used), lambda: rig.cache._steps._make_room(used))
         assert (pool.counters.n_hinted, pool.counters.n_right) == (2, 1)
+
+
+def test_guesses_that_the_queue_refused_do_not_go_before_who_is_needed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make(8, slots=0, delay=0)
+    pool, start = rig.cache.pool, rig.file.start
+    assert pool is not None
+
+    def full(copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        if not urgent:
+            raise QueueFullError("full")
+        return start(copies, urgent)
+
+    monkeypatch.setattr(rig.file, "start", full)
+    absent = np.flatnonzero(~pool.residency.published)
+    guessed, used = absent[:2], absent[2:4]
+    pool.want(guessed, np.zeros(SPACE.n_keys, np.bool_))
+    assert pool.tier.moving == set(guessed.tolist())
+    pool.need(used, rig.cache._steps._kept(used), lambda: rig.cache._steps._make_room(used))
+    assert [copy[0] for copy in rig.file.copied] == used.tolist()
+    assert pool.counters.n_cancelled == 2 and not pool.tier.moving
+    pool.check_integrity()
 
 
 def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:

@@ -8,7 +8,7 @@ copy itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -168,8 +168,13 @@ class Tier:
             outer, self.torn = self.torn, True
             if pending.upload.cancel():
                 self._pending.remove(pending)
-                self.counters.n_cancelled += len(pending.taken)
-                self._release(pending.taken)
+                self._take_back(pending.taken)
+            self.torn = outer
+        stale = [one for one in self._blocked if not wanted(one[0].key)]
+        if stale:
+            outer, self.torn = self.torn, True
+            self._blocked = [one for one in self._blocked if wanted(one[0].key)]
+            self._take_back(stale)
             self.torn = outer
 
     def reset(self) -> None:
@@ -256,9 +261,13 @@ class Tier:
         self.errors.update((move.key, error) for move, _ in taken)
         self._release(taken)
 
-    def _release(self, taken: Iterable[Taken]) -> None:
-        gone = list(taken)
-        for move, _ in gone:
+    def _take_back(self, taken: Sequence[Taken]) -> None:
+        self.counters.n_cancelled += len(taken)
+        self._release(taken)
+
+    def _release(self, taken: Sequence[Taken]) -> None:
+        for move, _ in taken:
             self.slots.release(move.key)
-        self.slots.poison(slot for _, slot in gone)
-        self._decider.failed([move for move, _ in gone])
+        oldest = self._epochs.oldest_read  # a submit may still read its victim where one is blocked
+        self.slots.poison(slot for _, slot in taken if slot.writable(oldest))
+        self._decider.failed([move for move, _ in taken])
