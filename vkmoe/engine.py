@@ -160,6 +160,7 @@ class Engine(Closing):
         position forgets what came after it.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
+        self._backend.settle()
         if position != self._next_position:
             self._experts.residency.reset_predictions()
         self._next_position = position + 1

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,43 @@ def test_ctrl_c_while_experts_move_changes_no_bit(way: str, right: tuple[bytes, 
             "nothing moves any more"
         )
     assert not threads_left()
+
+
+def test_a_second_ctrl_c_leaves_the_submit_to_the_next_token(
+    right: tuple[bytes, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which waits for it before it touches anything that the submit reads."""
+    events: list[str] = []
+    with Engine(TINY, EngineConfig(ctx_size=CTX_SIZE)) as engine:
+        native: Any = engine.device.native
+
+        class Impatient:
+            """The device, but waiting for a submit, and then for it to end, is interrupted."""
+
+            def submit(self, recording: object) -> Impatient:
+                events.append("submit")
+                native.submit(recording)
+                return self
+
+            def wait(self, expected_ns: int) -> None:
+                raise KeyboardInterrupt
+
+            def settle(self, timeout_ns: int) -> None:
+                events.append("settle")
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(engine.device, "native", Impatient())
+            engine.run_token(TOKENS[0], 0)
+        assert events == ["submit", "settle"]
+        begin = engine._experts.begin
+        monkeypatch.setattr(
+            engine._experts,
+            "begin",
+            lambda: (events.append(str(engine._backend._in_flight)), begin())[1],
+        )
+        assert logits_of(engine, TOKENS) == right[0]
+        assert set(events[2:]) == {"False"}
 
 
 def test_ctrl_c_while_opening_and_closing_leaves_nothing(right: tuple[bytes, int]) -> None:

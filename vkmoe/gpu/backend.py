@@ -40,6 +40,7 @@ class Backend:
         self._tensors: dict[str, _native.Tensor] = {}
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
+        self._in_flight = False  # whether submits of `run_all` may be
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
         """Name a raw buffer so that copies can refer to it."""
@@ -100,20 +101,31 @@ class Backend:
         passed on once all submits have ended: the host must not touch what they read. What does not
         end within seconds loses the device, and its memory is kept.
         """
+        self.settle()
+        self._in_flight = True
         try:  # no context manager: this is the one thing done for every token
             submit = self.device.native.submit
             submissions = [submit(recording) for recording in recordings]
             submissions[-1].wait(expected_ns)
             for earlier in submissions[:-1]:
                 earlier.wait()
+            self._in_flight = False
             return submissions
         except BaseException as error:  # Ctrl-C, perhaps before the wait began, or a failed wait
             with suppress(RuntimeError):  # the first error is the one to tell
-                is_cpu = self.device.info.is_cpu
-                self.device.native.settle(SETTLE_CPU_NS if is_cpu else SETTLE_NS)
+                self.settle()
             if isinstance(error, native().VulkanError):
                 raise translated(error, "running a program") from error
             raise
+
+    def settle(self) -> None:
+        """Wait for what a run has left in flight: nothing, unless Ctrl-C came twice.
+
+        To be called before the host touches what submits read.
+        """
+        if self._in_flight:
+            self.device.native.settle(SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS)
+            self._in_flight = False
 
     def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
         recorder.copy(
