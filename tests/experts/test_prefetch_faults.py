@@ -64,19 +64,22 @@ def test_the_worker_survives_a_fault(
 )
 def test_the_worker_survives_faults_of_its_own_bookkeeping(
     worker: Prefetcher, inner: HeldUploads, monkeypatch: pytest.MonkeyPatch, owner: type,
-    part: str, fault: BaseException,
+    part: str, fault: BaseException, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
+    """And tells of them once."""
+
     def failing(*_: object) -> None:
         raise fault
 
-    inner.faults["wait"] = [GpuError("injected")]
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, part, failing)
-        with pytest.raises(OutOfMemoryError):
+    for _ in range(2):
+        inner.faults["wait"] = [GpuError("injected")]
+        with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
+            patched.setattr(owner, part, failing)
             worker.start(copies("a")).wait()
-    inner.faults["wait"].clear()
-    worker.start(copies("b")).wait()
-    assert names(inner.arrived) == "b"
+        inner.faults["wait"].clear()
+        worker.start(copies("b")).wait()
+    assert names(inner.arrived) == "bb"
+    assert [type(fault).__name__ in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("point", ["start", "wait"])

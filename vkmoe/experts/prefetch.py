@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
@@ -51,7 +52,7 @@ class Prefetcher(Closing):
         self._queue = JobQueue(self._thread.is_alive)
         self._lost: DeviceLostError | None = None
         self._closed = False
-        self._first_failure = ""
+        self._first_failure, self._has_stumbled = "", False
         self.n_jobs = self.n_bytes = 0  # that arrived
         self.n_failed = 0  # jobs
         self.busy_ns = 0  # of the worker
@@ -130,8 +131,9 @@ class Prefetcher(Closing):
                 if job is None:
                     return
                 self._run(job)
-            except BaseException:  # MemoryError of our own bookkeeping: there may be more later
-                time.sleep(SLICE_S)
+            except BaseException as error:  # MemoryError of our own bookkeeping, most likely
+                self._stumbled(error)
+                time.sleep(SLICE_S)  # there may be more memory later
             finally:
                 job = self._queue.running
                 if job is not None and job.begun:
@@ -162,13 +164,24 @@ class Prefetcher(Closing):
             if not self._first_failure:
                 self._first_failure = f"the first: {told}"
                 if told is not error:
-                    text = "".join(traceback.format_exception(error))  # as it is, it holds memory
-                    log.warning("a copy of experts failed unexpectedly\n%s", text)
+                    log.warning("a copy of experts failed unexpectedly\n%s", _text(error))
             for one in (told, error):
                 one.__traceback__ = None  # its frames hold the job and its memory
         except BaseException:
             return NO_MEMORY
         return told
+
+    def _stumbled(self, error: BaseException) -> None:
+        """Tell once of an error of our own bookkeeping."""
+        first, self._has_stumbled = not self._has_stumbled, True
+        if first:
+            with suppress(BaseException):  # without memory left to say so; the thread goes on
+                log.warning("%s: keeping account of jobs failed\n%s", self._name, _text(error))
+
+
+def _text(error: BaseException) -> str:
+    """The error with its traceback, in words: as it is, it holds on to memory."""
+    return "".join(traceback.format_exception(error))
 
 
 def _told(error: BaseException) -> VkmoeError:
