@@ -91,13 +91,14 @@ def test_a_second_ctrl_c_leaves_the_submit_to_the_next_token(
             engine.run_token(TOKENS[0], 0)
         assert events == ["submit", "settle"]
         begin = engine._experts.begin
-        monkeypatch.setattr(
-            engine._experts,
-            "begin",
-            lambda: (events.append(str(engine._backend._in_flight)), begin())[1],
-        )
+
+        def noted(first: bool = True) -> int:
+            events.append(f"in flight: {engine._backend._in_flight}")
+            return begin(first)
+
+        monkeypatch.setattr(engine._experts, "begin", noted)
         assert logits_of(engine, TOKENS) == right[0]
-        assert set(events[2:]) == {"False"}
+        assert set(events[2:]) == {"in flight: False"}
 
 
 def test_ctrl_c_while_opening_and_closing_leaves_nothing(right: tuple[bytes, int]) -> None:
