@@ -29,7 +29,7 @@ def test_a_job_copies_and_is_counted(worker: Prefetcher, inner: HeldUploads) -> 
     job.wait()
     assert job.done() and not job.cancel()
     assert names(inner.arrived) == "ab" and job.interval() == (10, 20)
-    assert (worker.n_jobs, worker.n_bytes, worker.n_failed, worker.n_cancelled) == (1, 200, 0, 0)
+    assert (worker.n_jobs, worker.n_failed) == (1, 0)
     assert worker.busy_ns > 0
 
 
@@ -67,7 +67,6 @@ def test_a_job_that_is_waited_for_goes_before_the_others(
     jobs[1].wait()
     letting_go.join()
     assert names(inner.arrived) == "adbc"
-    assert worker.waited_ns > 10_000_000
 
 
 def test_a_cancelled_job_never_begins(worker: Prefetcher, inner: HeldUploads) -> None:
@@ -80,7 +79,7 @@ def test_a_cancelled_job_never_begins(worker: Prefetcher, inner: HeldUploads) ->
         second.wait()
     inner.let_go(2)
     third.wait()
-    assert names(inner.begun) == names(inner.arrived) == "ac" and worker.n_cancelled == 1
+    assert names(inner.begun) == names(inner.arrived) == "ac"
 
 
 def test_a_full_queue_refuses_all_but_urgent_jobs(worker: Prefetcher, inner: HeldUploads) -> None:
@@ -131,7 +130,9 @@ def test_what_waits_is_bounded_however_many_are_started_and_cancelled(
         assert worker.start(copies("b"), urgent=True).cancel()
         assert worker.start(copies("b")).cancel()
     assert not worker._queue.waiting and worker._queue._wakeups.qsize() <= 1
-    assert worker.n_cancelled == 2000
+    inner.let_go(2)
+    worker.start(copies("c")).wait()
+    assert names(inner.begun) == "ac"
 
 
 # ----- all at once -----
@@ -185,10 +186,9 @@ def test_random_jobs_end_as_they_say(seed: int) -> None:
     for one in open_jobs:
         assert one[1].done(), "closing left a job open"
         collect(*one)
-    counts = {fate: list(fates.values()).count(fate) for fate in ("arrived", "failed", "cancelled")}
-    assert counts == {
-        "arrived": worker.n_jobs, "failed": worker.n_failed, "cancelled": worker.n_cancelled,
-    } and min(counts.values()) > 5  # fmt: skip
+    counts = [list(fates.values()).count(fate) for fate in ("arrived", "failed", "cancelled")]
+    assert counts[:2] == [worker.n_jobs, worker.n_failed]
+    assert sum(counts) == number and min(counts) > 5
     assert sorted(copy[0] for copy in inner.arrived) == sorted(
         number for number, fate in fates.items() if fate == "arrived"
     )

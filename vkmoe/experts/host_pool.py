@@ -36,14 +36,13 @@ class HostPool:
         self,
         residency: PoolResidency,
         tier: Tier,
-        span_bytes: Sequence[int],
         in_slots: Mask,
         overlap: Overlap,
     ) -> None:
         """`overlap` is told of reads by `tier`, and of what was computed by `computed`."""
         self.residency, self.tier, self._overlap = residency, tier, overlap
         self.space: KeySpace = residency.space
-        self._span_bytes, self._in_slots = list(span_bytes), in_slots
+        self._in_slots = in_slots
         self._n_uses = self._n_hits = self._n_hinted = self._n_right = 0
         self._guessed: set[int] = set()  # of the layer to come, and being read for it
 

@@ -8,7 +8,6 @@ the global interpreter lock: a build of Python without it needs locks here.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -69,7 +68,6 @@ class Job:
         """Whether it had not begun and now never will: nothing was written."""
         if not self._fate and self._fate.setdefault("is", "cancelled") == "cancelled":
             self._queue.forget(self)
-            self._queue.n_cancelled += 1
             self.copies = ()
         return self.cancelled
 
@@ -110,8 +108,6 @@ class JobQueue:
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._ending = False
         self.running: Job | None = None  # or the last one that was
-        self.n_cancelled = 0
-        self.waited_ns = 0  # in `wait_for`
 
     @property
     def n_later(self) -> int:
@@ -133,16 +129,12 @@ class JobQueue:
 
     def wait_for(self, job: Job) -> None:
         """Wait until it is over. Raises GpuError where nobody is left to do it."""
-        began = time.perf_counter_ns()
         if job in self._later:
             self._urgent.append(job)  # first: Ctrl-C may leave it in both, but not in none
             self._remove(self._later, job)
-        try:
-            while not job.look(SLICE_S):
-                if not self._is_alive() and not job.done():
-                    raise GpuError("the thread that copies experts has ended")
-        finally:
-            self.waited_ns += time.perf_counter_ns() - began
+        while not job.look(SLICE_S):
+            if not self._is_alive() and not job.done():
+                raise GpuError("the thread that copies experts has ended")
 
     def forget(self, job: Job) -> None:
         """It waits no more."""

@@ -104,4 +104,4 @@ def make_pool(
     )
     tier = Tier(spec, parts.residency, memory.table)
     in_slots = residency.published.reshape(-1)
-    return HostPool(parts.residency, tier, memory.span_bytes, in_slots, overlap)
+    return HostPool(parts.residency, tier, in_slots, overlap)

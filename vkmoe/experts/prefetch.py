@@ -53,7 +53,7 @@ class Prefetcher(Closing):
         self._lost: DeviceLostError | None = None
         self._closed = False
         self._first_failure, self._has_stumbled = "", False
-        self.n_jobs = self.n_bytes = 0  # that arrived
+        self.n_jobs = 0  # that arrived
         self.n_failed = 0  # jobs
         self.busy_ns = 0  # of the worker
         try:
@@ -64,16 +64,6 @@ class Prefetcher(Closing):
             self._queue.end()
             raise
         atexit.register(self.close)
-
-    @property
-    def n_cancelled(self) -> int:
-        """Jobs that never began."""
-        return self._queue.n_cancelled
-
-    @property
-    def waited_ns(self) -> int:
-        """How long others waited for jobs."""
-        return self._queue.waited_ns
 
     @property
     def has_room(self) -> bool:
@@ -147,7 +137,6 @@ class Prefetcher(Closing):
             upload = self._uploads.start(job.copies)
             upload.wait()
             interval = upload.interval()
-            self.n_bytes += sum([n_bytes for _, _, n_bytes in job.copies])
             self.n_jobs += 1
         except BaseException as error:  # KeyboardInterrupt too: a job must not end the thread
             told = self._failed(error)
