@@ -202,8 +202,8 @@ class Policy(ABC):
         }
 
     def _leaving(self, pool: int, n_free: int, order: list[int]) -> Leaving:
-        newest = int(self._newest[pool])
-        return Leaving(n_free, order, newest, self.space, self._spare(pool))
+        spare = self._spare(pool) if self.pools[pool].floor else None
+        return Leaving(n_free, order, int(self._newest[pool]), self.space, spare)
 
     def _orders(
         self, pools: Sequence[int], needed: Mask, n_most: int | None = None
@@ -218,14 +218,11 @@ class Policy(ABC):
         n_allowed = allowed.sum(axis=1).tolist()
         return [row[:n] for row, n in zip(rows, n_allowed, strict=True)]
 
-    def _spare(self, pool: int) -> list[int] | None:
-        """How many residents each layer has above the floor [n_layers]; None: there is no floor."""
-        floor = self.pools[pool].floor
-        if not floor:
-            return None
+    def _spare(self, pool: int) -> list[int]:
+        """How many residents each layer has above the pool's floor [n_layers]."""
         layers = self._residents.of(pool) // self.space.n_experts
         n_resident = np.bincount(layers, minlength=self.space.n_layers)
-        return [int(n) - floor for n in n_resident]
+        return [int(n) - self.pools[pool].floor for n in n_resident]
 
 
 def rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:

@@ -42,6 +42,7 @@ class Residents:
         self.holders: Keys = np.full((len(self.pools), n_widest), space.n_keys, np.int64)
         self._place_of: Keys = np.zeros(space.n_keys, np.int64)
         self._free = [list(range(pool.capacity))[::-1] for pool in pools]
+        self._n_pinned: Keys | None = None  # None: to be counted
 
     def n_free(self, pool: int) -> int:
         """Slots that nobody holds."""
@@ -51,16 +52,24 @@ class Residents:
         """The residents of a pool, ascending."""
         return np.flatnonzero(self.mask & (self.pool_of == pool))
 
+    @property
+    def n_pinned(self) -> Keys:
+        """How many residents of each pool are pinned, [n_pools]."""
+        if self._n_pinned is None:
+            pools = self.pool_of[self.mask & self.pinned]
+            self._n_pinned = np.bincount(pools, minlength=len(self.pools))
+        return self._n_pinned
+
     def enter(self, keys: Keys, victims: Keys) -> None:
         """Each takes the slot of its victim, who leaves, or for FREE one that nobody holds."""
         assert not self.mask[keys].any(), keys
         pools, places = self.pool_of[keys], self._place_of[victims]
-        leaving = victims[victims != FREE]
+        held = victims != FREE
+        leaving = victims[held]
         assert self.mask[leaving].all(), leaving
-        for index in np.flatnonzero(victims == FREE).tolist():
-            free = self._free[pools[index]]
-            assert free, (int(keys[index]), self.pools[pools[index]])
-            places[index] = free.pop()
+        free = pools[~held].tolist()
+        assert all(map(self._free.__getitem__, free)), "no slot is free"
+        places[~held] = [self._free[pool].pop() for pool in free]
         self.mask[leaving] = False
         self.mask[keys] = True
         self._place_of[keys] = places
@@ -81,6 +90,7 @@ class Residents:
     def pin(self, keys: Keys, pinned: bool = True) -> None:
         """Note the pins of these, or take them back."""
         self.pinned[keys] = pinned
+        self._n_pinned = None
         self._note_pins(keys)
 
     def check_integrity(self) -> None:
@@ -94,7 +104,12 @@ class Residents:
             assert (holders[self._free[index]] == self.space.n_keys).all(), "held and free"
             assert (holders[self._place_of[residents]] == residents).all(), "places differ"
         assert (self.unpinned[:-1] == (self.mask & ~self.pinned)).all(), "pins differ"
+        n_pinned = [int(self.pinned[self.of(pool)].sum()) for pool in range(len(self.pools))]
+        assert self.n_pinned.tolist() == n_pinned, "pins are miscounted"
 
     def _note_pins(self, keys: Keys) -> None:
         """These came, went, were pinned or set free."""
-        self.unpinned[keys] = self.mask[keys] > self.pinned[keys]
+        pinned = self.pinned[keys]
+        self.unpinned[keys] = self.mask[keys] > pinned
+        if pinned.any():
+            self._n_pinned = None

@@ -53,7 +53,8 @@ class Slru(Policy):
     def protected(self, pool: int) -> set[int]:
         """The protected residents of a pool, pinned ones among them."""
         keys, residents = self._residents.holders[[pool]], self._residents.of(pool)
-        protected = self._protected(keys, self._residents.unpinned[keys], [pool])
+        unpinned = self._residents.unpinned[keys]
+        protected = self._protected(keys, unpinned, [pool], self._last[keys])
         pinned = residents[self._residents.pinned[residents]]
         return {*keys[protected].tolist(), *pinned.tolist()}
 
@@ -73,18 +74,23 @@ class Slru(Policy):
         self._again[keys] = False
 
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
-        uses = self.counts.of(keys) if self.frequency else 0.0
-        values = np.where(self._protected(keys, unpinned, pools), np.inf, uses)
-        return rank_by(values, self._last[keys])
+        last = self._last[keys]
+        values = self.counts.of(keys) if self.frequency else np.zeros(keys.shape)
+        values[self._protected(keys, unpinned, pools, last)] = np.inf
+        return rank_by(values, last)
 
     def _protected(
-        self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]
+        self,
+        keys: Keys,
+        unpinned: NDArray[np.bool_],
+        pools: Sequence[int],
+        last: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
-        """Which of them are, [n_pools, n]; the arguments are those of `_rank`."""
-        n_pinned = (keys < self.space.n_keys).sum(axis=1) - unpinned.sum(axis=1)
-        room: Keys = np.maximum(0, self._n_protected[pools] - n_pinned)
-        recency = self._last[keys] * (self._again[keys] & unpinned)  # 0: cannot be protected
-        n_keys = recency.shape[1]
-        first = np.sort(recency, axis=1)[np.arange(len(pools)), n_keys - np.maximum(1, room)]
-        lowest: Keys = np.where(room > 0, np.maximum(1, first), _NOBODY)
-        return recency >= lowest[:, None]
+        """Which of them are, [n_pools, n]; arguments as of `_rank`, and their recency."""
+        room = (self._n_protected - self._residents.n_pinned)[pools]
+        recency = last * (self._again[keys] & unpinned)  # 0: cannot be protected
+        column = keys.shape[1] - np.maximum(1, room)
+        lowest = np.maximum(1, np.sort(recency, axis=1)[np.arange(len(pools)), column])
+        lowest[room <= 0] = _NOBODY
+        found: NDArray[np.bool_] = recency >= lowest[:, None]
+        return found
