@@ -6,7 +6,7 @@ import faulthandler
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,21 @@ TOKENS = [3, 17, 5, 9, 17, 3, 40, 41, 5, 9, 60, 61]
 
 
 @pytest.fixture(autouse=True)
-def no_hang() -> Iterator[None]:
-    """A test that takes longer than the limit ends the run with the stacks of all threads."""
-    faulthandler.dump_traceback_later(6 * LIMIT_S, exit=True)
+def no_hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What takes longer than the limit ends the run; `pytest -s` shows the stacks of all threads.
+
+    Opening, each token, waiting for copies, and closing may take so long each.
+    """
+
+    def limited(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+            return step(*arguments, **named)
+
+        return run
+
+    for name in ("__init__", "run_token", "settle", "close"):
+        monkeypatch.setattr(Engine, name, limited(getattr(Engine, name)))
     yield
     faulthandler.cancel_dump_traceback_later()
     assert not [t for t in threading.enumerate() if t.name.startswith("vkmoe")], "a thread is left"
