@@ -81,6 +81,12 @@ class DeviceInfo:
     heaps: tuple[Heap, ...]
     memory_types: tuple[MemoryType, ...]
     limits: DeviceLimits
+    subgroup_range: tuple[int, int] = (1, 128)  # what drivers choose from, pipeline by pipeline
+    takes_subgroup_size: bool = False  # pipelines may require one of these sizes, in full subgroups
+
+    @property
+    def has_one_subgroup_size(self) -> bool:
+        return self.subgroup_range[0] == self.subgroup_range[1]
 
     @property
     def is_cpu(self) -> bool:

@@ -30,6 +30,7 @@ def device(
         heaps=heaps,
         memory_types=tuple(MemoryType(heap, frozenset(flags.split())) for heap, flags in types),
         limits=DeviceLimits(max_memory_allocation_size=4 * GIB, max_buffer_size=4 * GIB),
+        subgroup_range=(32, 32),
     )
 
 

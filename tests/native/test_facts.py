@@ -10,12 +10,13 @@ KEYS = {
     *("index", "name", "type", "vendor_id", "device_id", "api_version", "driver_name"),
     *("driver_info", "driver_id", "uuid", "subgroup_size", "min_subgroup_size"),
     *("max_subgroup_size", "subgroup_arithmetic", "heaps", "memory_types", "queue_families"),
-    *("features", "limits"),
+    *("takes_subgroup_size", "features", "limits"),
 }
 FEATURES = {
     *("storage_8bit", "storage_16bit", "float16", "int8", "int16", "int64", "scalar_layout"),
     *("subgroup_size_control", "timeline_semaphore", "integer_dot_product"),
     *("buffer_device_address", "cooperative_matrix", "host_query_reset"),
+    "compute_full_subgroups",
 }
 
 

@@ -89,6 +89,22 @@ def test_a_wrong_kernel_is_found(
     assert not all(case.ok for case in run_variant(Variant.parse(wanted), device))
 
 
+@pytest.mark.parametrize("family", ["expert_gate_up", "expert_down"])
+def test_keeping_in_another_order_of_sums_is_found(
+    device: Device, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """As where a driver gives the plain kernel other subgroups than the one that keeps."""
+    plain = f"{family}.q8_0+subgroup"
+
+    def swapped(name: str) -> bytes:
+        return kernels.spirv_words(name.removesuffix("+subgroup") if name == plain else name)
+
+    monkeypatch.setattr(backend, "spirv_words", swapped)
+    assert all(case.ok for case in run_variant(Variant.parse(plain), device)), "near the twin"
+    keeping = Variant.parse(f"{family}_keep.q8_0+subgroup")
+    assert not all(case.ok for case in run_variant(keeping, device))
+
+
 def test_what_a_device_lacks_is_left_out(device: Device) -> None:
     poor = replace(device.info, subgroup_arithmetic=False, features=frozenset())
     names = {variant.name for variant in compiled_variants() if runnable(variant, poor)}

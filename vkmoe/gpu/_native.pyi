@@ -97,8 +97,14 @@ class Device:
         spec: Sequence[int],
         push_bytes: int,
         name: str = "",
+        subgroup_size: int = 0,
     ) -> Kernel:
-        """A pipeline: `tensors` are bindings 0.., `spec` specialisation constants 0.. (uint32)."""
+        """A pipeline: `tensors` are bindings 0.., `spec` specialisation constants 0.. (uint32).
+
+        `subgroup_size`: its workgroups are whole subgroups of this size (0: as the driver likes);
+        needs the features "subgroup_size_control" and "compute_full_subgroups". ValueError for a
+        size that the device does not take.
+        """
 
     def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
         """Begin a recording with a full memory barrier, for queue "compute" or "upload".

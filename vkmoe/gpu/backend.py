@@ -165,10 +165,11 @@ class Backend:
                 list(command.constants),
                 len(command.push),
                 command.variant,
+                command.subgroup_size,
             )
 
 
 def _kernel_key(command: Dispatch) -> tuple[object, ...]:
     """What makes two dispatches use the same kernel object."""
     names = tuple(tensor.name for tensor in command.tensors)
-    return (command.variant, command.constants, names, len(command.push))
+    return (command.variant, command.constants, names, len(command.push), command.subgroup_size)

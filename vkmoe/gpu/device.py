@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
-# Switched on when present: for the kernels of CPU drivers, and for timestamps of queues that only
-# copy. The extension knows more names; what nobody uses is not asked for.
-OPTIONAL_FEATURES = ("int64", "host_query_reset")
+# Switched on when present: for the kernels of CPU drivers, for timestamps of queues that only copy,
+# for kernels that must add alike. The extension knows more names; the rest is not asked for.
+OPTIONAL_FEATURES = ("int64", "host_query_reset", "subgroup_size_control", "compute_full_subgroups")
 OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
 _DRIVER_HINT = (

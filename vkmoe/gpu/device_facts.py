@@ -31,4 +31,6 @@ def device_info(facts: dict[str, Any]) -> DeviceInfo:
             MemoryType(item["heap"], frozenset(item["flags"])) for item in facts["memory_types"]
         ),
         limits=DeviceLimits(**limits),
+        subgroup_range=(facts["min_subgroup_size"], facts["max_subgroup_size"]),
+        takes_subgroup_size=facts["takes_subgroup_size"],
     )

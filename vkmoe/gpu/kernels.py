@@ -77,6 +77,7 @@ class KernelSpec:
         ranges: Mapping[str, Range] | None = None,
         memory_reads: tuple[Range, ...] = (),
         memory_writes: tuple[Range, ...] = (),
+        subgroup_size: int = 0,
     ) -> Dispatch:
         """A dispatch with its hazard ranges.
 
@@ -101,6 +102,7 @@ class KernelSpec:
             writes=tuple(r for b, r in touched if "w" in b.access) + memory_writes,
             label=label,
             kernel=self.name,
+            subgroup_size=subgroup_size,
         )
 
 

@@ -78,6 +78,7 @@ class Dispatch:
     writes: tuple[Range, ...]
     label: str
     kernel: str = ""  # name of the kernel's specification, whatever the variant
+    subgroup_size: int = 0  # that the pipeline must have; 0: what the driver chooses
 
     def __post_init__(self) -> None:
         assert all(1 <= n <= MAX_GROUPS for n in self.groups), self

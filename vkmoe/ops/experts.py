@@ -148,6 +148,7 @@ def expert_gate_up(
                 | _log_range(keep),
                 memory_reads=reads,
                 memory_writes=keep.ranges if keep else (),
+                subgroup_size=tuning.required_subgroup_size,
             )
         )
 
@@ -200,6 +201,7 @@ def expert_down(
             ranges=_log_range(keep),
             memory_reads=(*expert_reads, memory_range(output.gain, 4 * matrix.n_rows)),
             memory_writes=keep.ranges if keep else (),
+            subgroup_size=tuning.required_subgroup_size,
         )
     )
     return output.n_partials(n_groups)

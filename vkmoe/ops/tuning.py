@@ -10,7 +10,9 @@ from typing import Literal
 
 from vkmoe.facts import DeviceInfo
 
-__all__ = ["Tuning", "choose_tuning"]
+__all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
+
+_WORKGROUP_SIZE = 64  # of GPUs
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Tuning:
     subgroup: bool  # use the variants with subgroup arithmetic
     load_64bit: bool = False  # blocks: 64-bit loads (needs shaderInt64); one subgroup a workgroup
     subgroup_size: int = 0  # of this device, for teams that may coincide with subgroups; 0 = none
+    required_subgroup_size: int = 0  # of the experts' kernels; 0: the device has only one anyway
 
     @property
     def dot_suffix(self) -> str:
@@ -46,10 +49,40 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     blocks in 64-bit loads, a workgroup is one subgroup, and activations are loaded once for all
     rows. On GPUs eight lanes share a superblock of 256 weights; 64 lanes cover 2048 columns in one
     step.
+
+    Which expert kernel runs depends on where experts lie, and the size of its subgroups decides the
+    order of its sums. So subgroups add only if all pipelines have the same size, or can be told it.
     """
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
         # The 64-bit variants take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
-        load_64bit = "int64" in device.features and subgroup_size >= 8
+        load_64bit = adds_over_subgroups(device) and subgroup_size >= 8
+        load_64bit &= "int64" in device.features
         return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size)
-    return Tuning("lanes", 64, 4, device.subgroup_arithmetic, subgroup_size=subgroup_size)
+    return Tuning(
+        "lanes",
+        _WORKGROUP_SIZE,
+        4,
+        adds_over_subgroups(device),
+        subgroup_size=subgroup_size,
+        required_subgroup_size=_required_subgroup_size(device),
+    )
+
+
+def adds_over_subgroups(device: DeviceInfo) -> bool:
+    """Whether subgroups can add, in the same order in all pipelines that must agree."""
+    one_size = device.has_one_subgroup_size or _required_subgroup_size(device) > 0
+    return device.subgroup_arithmetic and one_size
+
+
+def _required_subgroup_size(device: DeviceInfo) -> int:
+    """The size to require where drivers would choose; 0: nothing to choose, or no way to require.
+
+    16 where there is a choice of it: the larger sizes of such devices (Intel) run out of registers.
+    """
+    able = device.subgroup_arithmetic and device.takes_subgroup_size
+    if device.has_one_subgroup_size or not able:
+        return 0
+    least, most = device.subgroup_range
+    size = 16 if least <= 16 <= most else device.subgroup_size
+    return size if _WORKGROUP_SIZE % size == 0 else 0

@@ -1,11 +1,13 @@
 """expert_gate_up and expert_down against their twins, through routed addresses or a fixed span.
 
-Of slots that are kept, what is read must also be in their landing places, byte for byte.
+Of slots that are kept, what is read must also be in their landing places, byte for byte, and the
+results must be those of the kernel that does not keep, bit by bit: the driver made two pipelines.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +47,7 @@ class GateUpCase:
         checks = Checks()
         if experts.landing:
             experts.compare_landing(runner, log, 0, checks)
+            _compare_plain(self, runner, (words,), checks)
         wanted, magnitude = self._twin(experts, source)
         act_found = words[:-1].view(np.float32).reshape(wanted.shape)
         sound = np.isfinite(wanted)
@@ -127,6 +130,7 @@ class DownCase:
         checks = Checks()
         if experts.landing:
             experts.compare_landing(runner, log, 1, checks)
+            _compare_plain(self, runner, words, checks)
         left.compare(checks, words, wanted, magnitude, self.tuning.rows)
         return checks
 
@@ -176,3 +180,14 @@ class DownCase:
             experts.landing,
         )
         return program, experts, left, act, act_ref
+
+
+def _compare_plain(
+    case: GateUpCase | DownCase, runner: Runner, words: Sequence[Words], checks: Checks
+) -> None:
+    """What a kernel that keeps left, with what the plain one leaves of the same experts."""
+    plain = replace(case, use=replace(case.use, kept=None))
+    with Runner(runner.device) as other:
+        _, wanted = plain.words(other)
+    for found, same in zip(words, wanted, strict=True):
+        checks.equal("bits of the plain kernel", found, same)

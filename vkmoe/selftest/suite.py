@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.kernels import spirv_folder
-from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.ops.tuning import Tuning, adds_over_subgroups, choose_tuning
 from vkmoe.selftest.families import FAMILIES, Family, Setting
 
 __all__ = ["Case", "Variant", "compiled_variants", "run", "runnable"]
@@ -50,11 +50,18 @@ def compiled_variants() -> list[Variant]:
 
 
 def runnable(variant: Variant, info: DeviceInfo) -> bool:
-    """Whether a device has what a variant needs."""
+    """Whether a device has what a variant needs.
+
+    Where the size of subgroups is the driver's choice, only attention uses them: it is one pipeline
+    wherever experts lie.
+    """
     if variant.suffix == "+blocks64":  # its workgroups of 8 must be one subgroup
-        wide = info.subgroup_arithmetic and info.subgroup_size >= 8
-        return wide and "int64" in info.features
-    return variant.suffix != "+subgroup" or info.subgroup_arithmetic
+        return adds_over_subgroups(info) and info.subgroup_size >= 8 and "int64" in info.features
+    if variant.suffix != "+subgroup":
+        return True
+    if variant.family == "attention":
+        return info.subgroup_arithmetic
+    return adds_over_subgroups(info)
 
 
 def run(device: str | None) -> Iterator[Case]:

@@ -40,6 +40,16 @@ VkDeviceQueueCreateInfo queue_info(uint32_t family, uint32_t n_queues) {
     return info;
 }
 
+VkPhysicalDeviceSubgroupSizeControlProperties subgroup_sizes(VkPhysicalDevice physical) {
+    VkPhysicalDeviceSubgroupSizeControlProperties sizes{};
+    sizes.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES;
+    VkPhysicalDeviceProperties2 properties{};
+    properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+    properties.pNext = &sizes;
+    vkGetPhysicalDeviceProperties2(physical, &properties);
+    return sizes;
+}
+
 }  // namespace
 
 Context::Context(std::shared_ptr<Instance> instance, size_t index,
@@ -50,6 +60,8 @@ Context::Context(std::shared_ptr<Instance> instance, size_t index,
     heap_bytes_ = std::make_shared<HeapBytes>(memory_);
     has_addresses_ = contains(features, "buffer_device_address");
     resets_queries_ = contains(features, "host_query_reset");
+    if (contains(features, "subgroup_size_control") && contains(features, "compute_full_subgroups"))
+        subgroup_sizes_ = subgroup_sizes(physical_);
     create_device(features);
     kp_device_ = std::make_shared<vk::Device>(device());
     kp_physical_ = std::make_shared<vk::PhysicalDevice>(physical_);
@@ -129,6 +141,12 @@ void Context::share(VkBufferCreateInfo& info) const {
     info.sharingMode = VK_SHARING_MODE_CONCURRENT;
     info.queueFamilyIndexCount = 2;
     info.pQueueFamilyIndices = families_;
+}
+
+bool Context::takes_subgroup_size(uint32_t size) const {
+    const bool compute = subgroup_sizes_.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT;
+    return compute && (size & (size - 1)) == 0 && size >= subgroup_sizes_.minSubgroupSize &&
+           size <= subgroup_sizes_.maxSubgroupSize;
 }
 
 void Context::require_alive(const char* call) const {

@@ -40,6 +40,8 @@ class Context {
     const VkPhysicalDeviceMemoryProperties& memory() const { return memory_; }
     const std::shared_ptr<HeapBytes>& heap_bytes() const { return heap_bytes_; }
     bool has_addresses() const { return has_addresses_; }
+    /// Whether compute pipelines may require full subgroups of this size.
+    bool takes_subgroup_size(uint32_t size) const;
     /// Queries are reset by the host; otherwise by commands, which need a queue with compute.
     bool resets_queries() const { return resets_queries_; }
     bool has_timestamps(const QueueFacts& queue) const {
@@ -77,6 +79,7 @@ class Context {
     std::shared_ptr<HeapBytes> heap_bytes_;
     bool has_addresses_ = false;
     bool resets_queries_ = false;
+    VkPhysicalDeviceSubgroupSizeControlProperties subgroup_sizes_{};  // zero: not enabled
     bool calibrated_ = false;
     std::atomic<bool> lost_{false};
     Owned<VkDevice> device_;

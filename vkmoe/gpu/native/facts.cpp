@@ -185,8 +185,11 @@ py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
     const Properties properties(physical, extensions);
     const VkPhysicalDeviceProperties& core = properties.core.properties;
     const uint32_t subgroup_size = std::max(properties.subgroup.subgroupSize, 1u);
-    const uint32_t least = properties.subgroup_sizes.minSubgroupSize;
-    const uint32_t most = properties.subgroup_sizes.maxSubgroupSize;
+    const auto& sizes = properties.subgroup_sizes;
+    const auto features = FeatureSet::available(physical);
+    const bool takes_size = contains(features, "subgroup_size_control") &&
+                            contains(features, "compute_full_subgroups") &&
+                            (sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0;
     const bool arithmetic =
         (properties.subgroup.supportedOperations & VK_SUBGROUP_FEATURE_ARITHMETIC_BIT) != 0 &&
         (properties.subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0;
@@ -206,12 +209,14 @@ py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
     facts["driver_id"] = static_cast<int>(properties.driver.driverID);
     facts["uuid"] = hex(properties.id.deviceUUID);
     facts["subgroup_size"] = subgroup_size;
-    facts["min_subgroup_size"] = least ? least : subgroup_size;
-    facts["max_subgroup_size"] = most ? most : subgroup_size;
+    // A driver that does not say may choose any size that Vulkan allows.
+    facts["min_subgroup_size"] = sizes.minSubgroupSize ? sizes.minSubgroupSize : 1u;
+    facts["max_subgroup_size"] = sizes.maxSubgroupSize ? sizes.maxSubgroupSize : 128u;
+    facts["takes_subgroup_size"] = takes_size;
     facts["subgroup_arithmetic"] = arithmetic;
     add_memory(facts, physical, has_budget, core.apiVersion >= VK_API_VERSION_1_1);
     facts["queue_families"] = queue_family_facts(physical);
-    facts["features"] = FeatureSet::available(physical);
+    facts["features"] = features;
     facts["limits"] = limit_facts(properties);
     return facts;
 }

@@ -56,6 +56,8 @@ std::vector<FeatureSet::Row> FeatureSet::rows() {
         {"scalar_layout", base(scalar_), &scalar_.scalarBlockLayout, v12, nullptr},
         {"subgroup_size_control", base(subgroup_size_), &subgroup_size_.subgroupSizeControl, v13,
          "VK_EXT_subgroup_size_control"},
+        {"compute_full_subgroups", base(subgroup_size_), &subgroup_size_.computeFullSubgroups, v13,
+         "VK_EXT_subgroup_size_control"},
         {"timeline_semaphore", base(timeline_), &timeline_.timelineSemaphore, v12, nullptr},
         {"host_query_reset", base(host_query_reset_), &host_query_reset_.hostQueryReset, v12,
          nullptr},

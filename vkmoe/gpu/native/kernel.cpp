@@ -25,7 +25,7 @@ std::vector<uint32_t> spirv_words(const std::string& bytes, const std::string& n
 
 Kernel::Kernel(std::shared_ptr<Context> context, const std::string& spirv,
                std::vector<std::shared_ptr<Tensor>> tensors, const std::vector<uint32_t>& spec,
-               uint32_t push_bytes, std::string name)
+               uint32_t push_bytes, std::string name, uint32_t subgroup_size)
     : context_(std::move(context)),
       tensors_(std::move(tensors)),
       push_bytes_(push_bytes),
@@ -36,11 +36,16 @@ Kernel::Kernel(std::shared_ptr<Context> context, const std::string& spirv,
                                     " bytes of push constants, not whole words up to " +
                                     std::to_string(max_push));
     }
+    if (subgroup_size != 0 && !context_->takes_subgroup_size(subgroup_size)) {
+        throw std::invalid_argument("kernel \"" + name_ + "\": subgroups of " +
+                                    std::to_string(subgroup_size) +
+                                    " cannot be required of this device as it was opened");
+    }
     const auto words = spirv_words(spirv, name_);
     std::vector<std::shared_ptr<kp::Tensor>> bound;
     for (const auto& tensor : tensors_) bound.push_back(tensor->kp());
 
-    const KomputeScope scope(*context_);
+    const KomputeScope scope(*context_, subgroup_size);
     // Built in two steps: a constructor that throws would leak what it had made.
     algorithm_ = std::make_shared<kp::Algorithm>(context_->kp_device());
     algorithm_->rebuild<uint32_t, uint32_t>(bound, words, {1, 1, 1}, spec,

@@ -13,10 +13,11 @@ namespace vkmoe {
 class Kernel : public Resource {
   public:
     /// `spirv`: a whole module, entry point "main"; `tensors` are bindings 0, 1, ... of set 0
-    /// (at least one); `spec`: specialisation constants 0, 1, ...; `push_bytes`: multiple of 4.
+    /// (at least one); `spec`: specialisation constants 0, 1, ...; `push_bytes`: multiple of 4;
+    /// `subgroup_size`: workgroups are whole subgroups of this size; 0: the driver's choice.
     Kernel(std::shared_ptr<Context> context, const std::string& spirv,
            std::vector<std::shared_ptr<Tensor>> tensors, const std::vector<uint32_t>& spec,
-           uint32_t push_bytes, std::string name);
+           uint32_t push_bytes, std::string name, uint32_t subgroup_size);
     ~Kernel() override { release(); }
 
     const std::string& name() const { return name_; }

@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 VULKAN_HPP_DEFAULT_DISPATCH_LOADER_DYNAMIC_STORAGE
 
@@ -147,8 +148,18 @@ VKAPI_ATTR VkResult VKAPI_CALL create_pipelines(VkDevice device, VkPipelineCache
                                                 const VkAllocationCallbacks* host,
                                                 VkPipeline* out) {
     for (uint32_t i = 0; i < n; ++i) out[i] = VK_NULL_HANDLE;
-    guarded("vkCreateComputePipelines", vkCreateComputePipelines, device, cache, n, infos, host,
-            out);
+    std::vector<VkComputePipelineCreateInfo> ours(infos, infos + n);
+    VkPipelineShaderStageRequiredSubgroupSizeCreateInfo required{};
+    required.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO;
+    if (KomputeScope::current() != nullptr)
+        required.requiredSubgroupSize = KomputeScope::current()->subgroup_size();
+    for (auto& info : ours) {
+        if (required.requiredSubgroupSize == 0) break;
+        info.stage.pNext = &required;  // Kompute chains nothing of its own
+        info.stage.flags |= VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
+    }
+    guarded("vkCreateComputePipelines", vkCreateComputePipelines, device, cache, n, ours.data(),
+            host, out);
     for (uint32_t i = 0; i < n; ++i) {
         if (out[i] != VK_NULL_HANDLE) count_created("pipeline");
     }
@@ -187,7 +198,10 @@ VKAPI_ATTR VkResult VKAPI_CALL end_commands(VkCommandBuffer buffer) {
 
 }  // namespace
 
-KomputeScope::KomputeScope(Context& context) : context_(context) { current_scope = this; }
+KomputeScope::KomputeScope(Context& context, uint32_t subgroup_size)
+    : context_(context), subgroup_size_(subgroup_size) {
+    current_scope = this;
+}
 KomputeScope::~KomputeScope() { current_scope = nullptr; }
 KomputeScope* KomputeScope::current() { return current_scope; }
 

@@ -16,7 +16,8 @@ namespace vkmoe {
 /// Encloses a piece of work done by Kompute on this thread.
 class KomputeScope {
   public:
-    explicit KomputeScope(Context& context);
+    /// `subgroup_size`: what its pipelines require, in full subgroups; 0: the driver's choice.
+    explicit KomputeScope(Context& context, uint32_t subgroup_size = 0);
     ~KomputeScope();
     KomputeScope(const KomputeScope&) = delete;
     KomputeScope& operator=(const KomputeScope&) = delete;
@@ -26,11 +27,13 @@ class KomputeScope {
 
     static KomputeScope* current();
     const Context& context() const { return context_; }
+    uint32_t subgroup_size() const { return subgroup_size_; }
     bool failed() const { return call_ != nullptr; }
     void fail(const char* call, VkResult result);
 
   private:
     Context& context_;
+    uint32_t subgroup_size_;
     const char* call_ = nullptr;
     VkResult result_ = VK_SUCCESS;
 };

@@ -193,10 +193,11 @@ void add_device(py::module_& module) {
             "kernel",
             [](Device& device, const py::bytes& spirv,
                std::vector<std::shared_ptr<Tensor>> tensors, const std::vector<uint32_t>& spec,
-               uint32_t push_bytes, const std::string& name) {
-                return device.kernel(spirv, std::move(tensors), spec, push_bytes, name);
+               uint32_t push_bytes, const std::string& name, uint32_t subgroup_size) {
+                return device.kernel(spirv, std::move(tensors), spec, push_bytes, name,
+                                     subgroup_size);
             },
-            "spirv"_a, "tensors"_a, "spec"_a, "push_bytes"_a, "name"_a = "")
+            "spirv"_a, "tensors"_a, "spec"_a, "push_bytes"_a, "name"_a = "", "subgroup_size"_a = 0)
         .def("recorder", &Device::recorder, "n_timestamps"_a = 0, "queue"_a = "compute")
         .def("submit", &Device::submit, "recording"_a.none(false), "queue"_a = "compute")
         .def(
