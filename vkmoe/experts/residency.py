@@ -192,8 +192,6 @@ class Residency:
             newcomers = np.concatenate([there, others])
             return self._promote(newcomers, used, Limits(None, None, budget_bytes, len(there)))
         worth = self._foresight.worth
-        if self.settings.admission:
-            others = others[np.argsort(-worth[others], kind="stable")]
         absent = ~self._policy.resident
         absent[used] = False
         guessed = self._copyable(self._foresight.wanted(absent))
