@@ -22,7 +22,7 @@ from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.settings import CacheSettings, PoolSpec
 from vkmoe.experts.slots import SlotManager
-from vkmoe.experts.table import N_VERSIONS, ExpertTable
+from vkmoe.experts.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.experts.uploads import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
@@ -130,13 +130,14 @@ class Rig(Closing):
         seed: NDArray[np.float64] | None = None,
         n_places: int | None = None,
         sizes: Sequence[int] | None = None,
+        n_landing: int = 0,
     ) -> None:
         """`delay` in tokens of the uploads; None is the plain way. `sizes` of each layer's experts
-        where they have no slots.
+        where they have no slots. `n_landing` slots a layer, in which `token` stores whom it misses.
         """
         self.space, self.pools = space, pools
         self.versions: dict[int, int] = {}  # of the table, that each submit reads
-        self.table = ExpertTable(device, space.n_layers, space.n_experts)
+        self.table = ExpertTable(device, space.n_layers, space.n_experts, n_landing)
         known = {layer: pool.slot_bytes for pool in pools for layer in pool.layers}
         self.span_bytes = list(sizes or [known.get(i, 256) for i in range(space.n_layers)])
         self.arena = Arena(device, "host", "homes", sum(self.span_bytes) * space.n_experts)
@@ -145,11 +146,11 @@ class Rig(Closing):
             [self._home(layer, expert) for expert in range(space.n_experts)]
             for layer in range(space.n_layers if n_places is None else 0)
         ]
-        self.slots = SlotManager(device, pools, poison=True)
+        self.slots = SlotManager(device, pools, poison=True, n_landing=n_landing)
         self.uploads = DelayedUploads(Uploads(device), delay or 0)
         memory = ExpertMemory(self.table, self.slots, self.homes, self.span_bytes)
         self.residency = Residency(space, pools, settings, seed)
-        ways = CacheWays(wait=delay is None)
+        ways = CacheWays(wait=delay is None, marks_homes=n_landing > 0)
         self.places = SlotManager(device, self._host_pools(n_places), poison=True, intent="host")
         self.file = DelayedUploads(_File(self.content, self.transfer), delay or 0)
         order = None
@@ -192,23 +193,46 @@ class Rig(Closing):
 
     def end(self, reader: int, routing: Routing) -> NDArray[np.bool_]:
         self.read(reader, routing)
+        filled = self._land(reader, routing) if self.table.landing.size else None
         self.cache.end(reader)
-        return self.cache.after_token(routing)
+        return self.cache.after_token(routing, filled)
 
     def read(self, reader: int, routing: Routing, layers: Sequence[int] | None = None) -> None:
         """What a submit reads now, through its version: of all experts used, the right bytes."""
         version = self.versions[reader]
-        n_bytes = self.table.entries.nbytes
-        raw = self._bytes(self.table_place(), (version % N_VERSIONS) * n_bytes, n_bytes)
-        table = raw.view(np.uint64).reshape(self.table.entries.shape)
+        table, _ = self._tables(version)
         by_address = {slot.address: slot.place for slot in (*self.slots.all, *self.places.all)}
         by_address |= {home.address: home for row in self.homes for home in row}
         for layer, row in enumerate(routing.tolist()):
             for expert in row if layers is None or layer in layers else ():
                 number = layer * self.space.n_experts + expert
-                place = by_address[int(table[layer, expert])]
+                place = by_address[int(table[layer, expert]) & ~AT_HOME]
                 found = self._bytes(place, 0, self.span_bytes[layer])
                 assert (found == self.content(number)).all(), (version, layer, expert, found[:4])
+
+    def _land(self, reader: int, routing: Routing) -> NDArray[np.bool_]:
+        """Store who is at home where it is to land, as kernels do; who was [n_layers, n_used]."""
+        entries, landing = self._tables(self.versions[reader])
+        places = {slot.address: slot.place for slot in self.slots.all}
+        filled = np.zeros(routing.shape, np.bool_)
+        for layer, row in enumerate(routing.tolist()):
+            at_home = [i for i, expert in enumerate(row) if entries[layer, expert] & AT_HOME]
+            for i, address in zip(at_home, landing[layer].tolist(), strict=False):
+                if address:
+                    data = self.content(layer * self.space.n_experts + row[i])
+                    self.transfer.write(places[address].buffer, places[address].offset, data)
+                    filled[layer, i] = True
+        self.transfer.flush()
+        return filled
+
+    def _tables(self, version: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Entries and landing places of a version in the device's memory."""
+        shapes = self.table.entries.shape, self.table.landing.shape
+        n_entries, n_landing = self.table.entries.size, self.table.landing.size
+        n_bytes = 8 * (n_entries + n_landing)
+        raw = self._bytes(self.table_place(), (version % N_VERSIONS) * n_bytes, n_bytes)
+        words = raw.view(np.uint64)
+        return words[:n_entries].reshape(shapes[0]), words[n_entries:].reshape(shapes[1])
 
     def table_place(self) -> Placement:
         buffer = self.table._buffer

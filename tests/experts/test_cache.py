@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.experts.interrupts import ctrl_c_after
+from tests.experts.interrupts import Line, ctrl_c_after, ctrl_c_at_new_line
 from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.keys import KeySpace
@@ -33,8 +34,9 @@ def make(device: Device, nothing_left: None) -> Iterator[Make]:
     def rig(slots: int = 4, allocation: Any = "layer", delay: int | None = None,
             policy: PolicyName = "slru", **choices: Any) -> Rig:  # fmt: skip
         pools = make_pools([slots] * 3, [256, 768, 256], N_USED, allocation)
-        seed = choices.pop("seed", None)
-        rig = Rig(device, SPACE, pools, CacheSettings(policy, **choices), delay, seed)
+        seed, n_landing = choices.pop("seed", None), choices.pop("n_landing", 0)
+        asked = CacheSettings(policy, **choices)
+        rig = Rig(device, SPACE, pools, asked, delay, seed, n_landing=n_landing)
         made.append(rig)
         return rig
 
@@ -221,6 +223,26 @@ def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int |
         rig.token(used)
     assert n_lines > 100, "what is traced is not the bookkeeping"
     assert rig.cache.counters.n_uploads > n_lines
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_ctrl_c_at_any_line_is_survived_where_experts_land(
+    make: Make, device: Device, delay: int | None
+) -> None:
+    rig = make(2, delay=delay, n_landing=2)
+    rng = np.random.default_rng(8)
+    struck: set[Line] = set()
+    n_calm = 0
+    while n_calm < 5:  # tokens in a row that ran no new line
+        n_struck, used = len(struck), random_routing(rng)
+        with suppress(KeyboardInterrupt), ctrl_c_at_new_line(struck):
+            rig.end(rig.begin(), used)
+        n_calm = n_calm + 1 if len(struck) == n_struck else 0
+        device.native.wait_idle()
+        rig.table.end_all()  # as the engine does before each token
+        rig.token(random_routing(rng))
+    assert "landing.py" in {Path(file).name for file, _ in struck}
+    assert rig.cache.counters.n_landed > len(struck) > 100
 
 
 def test_a_copy_is_taken_back_while_a_submit_reads_whom_it_replaces(make: Make) -> None:

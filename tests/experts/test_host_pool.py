@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.experts.interrupts import ctrl_c_after
+from tests.experts.interrupts import Line, ctrl_c_at_new_line
 from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, VkmoeError
 from vkmoe.experts.keys import KeySpace
@@ -151,20 +151,24 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
             rig.stepped_token(random_routing(rng))
 
 
-@pytest.mark.parametrize("delay", [None, 1])
-def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int | None) -> None:
+@pytest.mark.parametrize(("delay", "occasion"), [(None, 2), (1, 1)])
+def test_ctrl_c_at_any_line_is_survived(
+    make: Make, device: Device, delay: int | None, occasion: int
+) -> None:
+    """Of what a token does between its submits; the tokens after it are checked."""
     rig = make(3, delay=delay)
     rng = np.random.default_rng(5)
-    n_lines, ended = 0, False
-    while not ended:
-        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
+    struck: set[Line] = set()
+    n_calm = 0
+    while n_calm < 5:  # tokens in a row that ran no new line
+        n_struck = len(struck)
+        with suppress(KeyboardInterrupt), ctrl_c_at_new_line(struck, occasion):
             rig.stepped_token(random_routing(rng))
-        ended = len(ran) < n_lines
-        n_lines += 3
+        n_calm = n_calm + 1 if len(struck) == n_struck else 0
         device.native.wait_idle()
         rig.table.end_all()  # as the engine does before each token
         rig.stepped_token(random_routing(rng))
-    assert n_lines > 300
+    assert len(struck) > 300, "what is traced is not the bookkeeping"
 
 
 def test_a_profile_fills_slots_and_pool(make: Make) -> None:
