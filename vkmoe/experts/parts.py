@@ -14,7 +14,8 @@ from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.table import ExpertTable
-from vkmoe.experts.tier import Tier, TierSpec
+from vkmoe.experts.tier import Tier
+from vkmoe.experts.tier_spec import TierSpec
 from vkmoe.experts.uploads import DrainedUploader
 from vkmoe.gpu.arena import Placement
 
