@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from bench.environment import describe, print_card
 from bench.measure import MIN_REPEATS, Arms, Row, command_line, finish, run_main, take_turns
 from bench.routing import PROMPTS, prompt_text
+from bench.same_logits import check_same_logits
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
@@ -73,7 +74,7 @@ def main() -> None:
             if not options.one_at_a_time:
                 stack.enter_context(arm.kept_open())
         speeds = take_turns({arm.name: arm.turn for arm in arms}, options.repeats, "tok/s")
-    _check_same_logits(arms)
+    check_same_logits(arms)
     results = {"model": options.model.name, **_results(arms, speeds, card)}
     results |= {"tokens": options.tokens, "warm": options.warm, "context": CONTEXT}
     finish("coverage", card, results, options.record)
@@ -151,17 +152,6 @@ def _counted(engine: Engine) -> _Counts:
     total, cache = engine.profiler.total(), engine.cache
     moved = (cache.counters.missed_bytes, cache.counters.n_uploads) if cache else (0, 0)
     return _Counts(engine.profiler.n_tokens, total.n_uses, total.n_hits, *moved)
-
-
-def _check_same_logits(arms: Sequence[_Arm]) -> None:
-    """Raises VkmoeError unless all arms found the same: where experts lie must not matter."""
-    for arm in arms[1:]:
-        for ours, theirs in zip(arms[0].logits, arm.logits, strict=True):
-            if not (np.isfinite(ours).all() and np.array_equal(ours, theirs)):
-                raise VkmoeError(
-                    f"{arms[0].name} and {arm.name} of the experts give other logits",
-                    "this is a bug, please report it with the card above",
-                )
 
 
 def _results(arms: Sequence[_Arm], speeds: Arms, card: dict[str, Any]) -> dict[str, Any]:

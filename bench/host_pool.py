@@ -27,6 +27,7 @@ from bench.environment import describe, print_card
 from bench.measure import MIN_REPEATS, Arms, Row, command_line, finish, run_main, take_turns
 from bench.models import add_model_options, chosen_model
 from bench.routing import PROMPTS, prompt_text
+from bench.same_logits import check_same_logits
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
@@ -74,7 +75,7 @@ def main() -> None:
         for arm in arms:
             stack.enter_context(arm.opened())
         speeds = take_turns({arm.name: arm.turn for arm in arms}, options.repeats, "tok/s")
-        _check_same_logits(arms)
+        check_same_logits(arms)
         results = _results(arms, speeds, card)
     results |= {"model": model.name, "expert_bytes": total, "pool_bytes": pool_bytes}
     finish("host_pool", card, results | {"tokens": options.tokens}, options.record)
@@ -154,17 +155,6 @@ class _Arm:
             found["busy_ns"] = reads.busy_ns
             self.pool_bytes, self.hidden = pool.tier.slots.n_bytes, counters.hidden
         return found
-
-
-def _check_same_logits(arms: Sequence[_Arm]) -> None:
-    """Raises VkmoeError unless all found the same: where experts come from must not matter."""
-    for arm in arms[1:]:
-        for ours, theirs in zip(arms[0].logits, arm.logits, strict=True):
-            if not (np.isfinite(ours).all() and np.array_equal(ours, theirs)):
-                raise VkmoeError(
-                    f"{arms[0].name!r} and {arm.name!r} give other logits",
-                    "this is a bug, please report it with the card above",
-                )
 
 
 def _results(arms: Sequence[_Arm], speeds: Arms, card: dict[str, Any]) -> dict[str, Any]:

@@ -23,13 +23,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.cached_arm import CachedArm
 from bench.environment import describe, print_card
 from bench.measure import Row, command_line, finish, run_main, take_turns
 from bench.prefetch_report import BASE, compare, found_of, row, verdict
 from bench.routing import PROMPTS, prompt_text
+from bench.same_logits import check_same_logits
 from bench.slow_link import SlowLink
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
@@ -157,7 +156,7 @@ def _measure(
             for arm in arms:
                 arm.begin(text)
             speeds = take_turns({arm.name: arm.turn for arm in arms}, len(text), "tok/s")
-            _check_same_logits(arms)
+            check_same_logits(arms)
             texts[name] = {arm.name: found_of(arm, speeds) for arm in arms}
             compare(texts[name], speeds, card)
             new = [row(name, arm.name, texts[name][arm.name], speeds) for arm in arms]
@@ -166,17 +165,6 @@ def _measure(
             progress.step()
         overlapped = {arm.name: arm.overlapped for arm in arms}
     return {"rows": rows, "texts": texts, "overlapped": overlapped}
-
-
-def _check_same_logits(arms: Sequence[CachedArm]) -> None:
-    """Raises VkmoeError unless all found the same: what moves when must not matter."""
-    for arm in arms[1:]:
-        for ours, theirs in zip(arms[0].logits, arm.logits, strict=True):
-            if not (np.isfinite(ours).all() and np.array_equal(ours, theirs)):
-                raise VkmoeError(
-                    f"{arms[0].name!r} and {arm.name!r} give other logits",
-                    "this is a bug, please report it with the card above",
-                )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ How fast kernels copy is measured in placement/link.py. Does not decide where ex
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from vkmoe.gpu.backend import Backend
@@ -28,6 +29,7 @@ __all__ = [
     "Timed",
     "best_of",
     "default_slice_bytes",
+    "link_memory",
     "measure_link",
     "read_words",
     "sums_words",
@@ -106,17 +108,21 @@ def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
     OutOfMemoryError and other GpuErrors.
     """
     slice_bytes = slice_bytes or default_slice_bytes(device)
-    source = device.allocate("host", N_SLICES * slice_bytes, "link source")
-    try:
-        target = device.allocate("device", source.size, "link target")
-        try:
-            source.view()[:] = 1  # pages that nobody wrote may be one and the same
-            reads = _reads(device, source, slice_bytes)
-            return LinkSpeed(*best_of(reads, [_copy(device, source, target)]))
-        finally:
-            target.close()
-    finally:
-        source.close()
+    with link_memory(device, N_SLICES * slice_bytes) as (source, target):
+        reads = _reads(device, source, slice_bytes)
+        return LinkSpeed(*best_of(reads, [_copy(device, source, target)]))
+
+
+@contextmanager
+def link_memory(device: Device, n_bytes: int) -> Iterator[tuple[_native.Buffer, _native.Buffer]]:
+    """That much host memory, written, and as much of the device's; freed in the end.
+
+    Raises OutOfMemoryError.
+    """
+    with closing(device.allocate("host", n_bytes, "link source")) as source:
+        source.view()[:] = 1  # pages that nobody wrote may be one and the same
+        with closing(device.allocate("device", n_bytes, "link target")) as target:
+            yield source, target
 
 
 def default_slice_bytes(device: Device) -> int:

@@ -21,6 +21,7 @@ from vkmoe.gpu.link_speed import (
     Timed,
     best_of,
     default_slice_bytes,
+    link_memory,
     measure_link,
 )
 from vkmoe.gpu.program import Program, TensorRef, memory_range
@@ -82,17 +83,9 @@ def measure_gather(device: Device, slice_bytes: int | None = None) -> float:
     as much memory, and the same errors.
     """
     slice_bytes = slice_bytes or default_slice_bytes(device)
-    source = device.allocate("host", N_SLICES * slice_bytes, "link source")
-    try:
-        target = device.allocate("device", source.size, "link target")
-        try:
-            source.view()[:] = 1  # pages that nobody wrote may be one and the same
-            (best,) = best_of([_gather(device, source.address, target.address, slice_bytes)])
-            return best
-        finally:
-            target.close()
-    finally:
-        source.close()
+    with link_memory(device, N_SLICES * slice_bytes) as (source, target):
+        (best,) = best_of([_gather(device, source.address, target.address, slice_bytes)])
+        return best
 
 
 def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed:
