@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["Interval", "Overlap", "first_overlap"]
 
 Interval: TypeAlias = tuple[int, int]  # begin, end
-MAX_COMPUTED = 1024  # intervals that are remembered
+MAX_COMPUTED = 256  # intervals that are remembered: of a few tokens that stop at 48 routers
 MAX_WAITING = 256  # copies whose computing may not all be known yet
 SLACK_NS = 1_000_000  # that two clocks may drift apart between two tokens
 
