@@ -8,6 +8,7 @@ Shaders: expert_gate_up.comp, expert_down.comp. Twins: vkmoe/reference/experts.p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
 
-__all__ = ["ExpertShape", "SpanMatrix", "expert_down", "expert_gate_up", "kept_bytes"]
+__all__ = ["ExpertShape", "SpanBiases", "SpanMatrix", "expert_down", "expert_gate_up", "kept_bytes"]
 
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
@@ -68,6 +69,14 @@ class SpanMatrix:
         return self.n_rows * self.row_bytes
 
 
+class SpanBiases(NamedTuple):
+    """Where the biases start in a span, in bytes: f32 vectors, one number for each row."""
+
+    gate: int
+    up: int
+    down: int
+
+
 @dataclass(frozen=True)
 class ExpertShape:
     """The layout of one expert's span, the same for all experts of a layer."""
@@ -76,6 +85,7 @@ class ExpertShape:
     up: SpanMatrix
     down: SpanMatrix
     span_bytes: int
+    biases: SpanBiases | None = None
 
 
 def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
