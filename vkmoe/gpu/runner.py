@@ -78,14 +78,25 @@ class Runner(Closing):
             for ref in outputs
         )
 
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Those that have run, in the order of their first run."""
+        return tuple(program for program, _ in self._recordings)
+
+    def record_timed(self, program: Program) -> _native.Recording | None:
+        """A recording with a timestamp before and behind; None if the device has no timestamps."""
+        try:
+            return self._backend.record(program, timed=True)
+        except ValueError:
+            return None
+
     def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
         """The shortest time the device took for a program; None if it has no timestamps.
 
         Its tensors hold what earlier runs left there.
         """
-        try:
-            recording = self._backend.record(program, timed=True)
-        except ValueError:
+        recording = self.record_timed(program)
+        if recording is None:
             return None
         times = []
         for _ in range(repeats):

@@ -23,6 +23,7 @@ class Check(NamedTuple):
     what: str
     error: float
     limit: float
+    where: str = ""  # of what is wrong, the place that is furthest off
 
     @property
     def ok(self) -> bool:
@@ -59,14 +60,17 @@ class Checks:
         with np.errstate(all="ignore"):
             difference = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
             share = np.where(difference == 0.0, 0.0, difference / magnitude)
-        worst = float(np.max(np.where(np.isnan(share), np.inf, share), initial=0.0))
-        self.checks.append(Check(what, worst, limit))
+        share = np.where(np.isnan(share), np.inf, share)
+        worst = float(np.max(share, initial=0.0))
+        where = _element(found, wanted, int(np.argmax(share))) if worst > limit else ""
+        self.checks.append(Check(what, worst, limit, where))
 
     def equal(self, what: str, found: Numbers, wanted: Numbers) -> None:
         """The same values everywhere; the error is the share of places that differ."""
         same = found.shape == wanted.shape
         differing = float(np.mean(found != wanted)) if same and found.size else float(not same)
-        self.checks.append(Check(what, differing, 0.0))
+        where = _element(found, wanted, int(np.argmax(found != wanted))) if differing else ""
+        self.checks.append(Check(what, differing, 0.0, where))
 
     @property
     def worst(self) -> Check:
@@ -79,5 +83,14 @@ class Checks:
         assert self.checks, "nothing was compared"
         failed = [check for check in self.checks if not check.ok]
         assert not failed, "; ".join(
-            f"{check.what}: error {check.error:.2e}, allowed {check.limit:.2e}" for check in failed
+            f"{check.what}: error {check.error:.2e}, allowed {check.limit:.2e}{check.where}"
+            for check in failed
         )
+
+
+def _element(found: Numbers, wanted: Numbers, at: int) -> str:
+    """One value of an array that is wrong, by its index."""
+    if found.shape != wanted.shape:
+        return f"; shape {list(found.shape)}, expected {list(wanted.shape)}"
+    index = [int(i) for i in np.unravel_index(at, found.shape)]
+    return f"; element {index}: expected {wanted.flat[at]}, found {found.flat[at]}"

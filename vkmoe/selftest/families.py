@@ -19,10 +19,11 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.attention import AttentionCase, qwen3_shape
 from vkmoe.selftest.comparison import Checks
+from vkmoe.selftest.embed import EmbedCase
 from vkmoe.selftest.experts import DownCase, GateUpCase
 from vkmoe.selftest.gather import GatherCase
 from vkmoe.selftest.link import ReadCase
-from vkmoe.selftest.matvec import EmbedCase, MatvecCase, ResidualCase
+from vkmoe.selftest.matvec import MatvecCase, ResidualCase
 from vkmoe.selftest.router import RouterCase
 from vkmoe.selftest.spans import Use
 from vkmoe.selftest.vocabulary import CandidatesCase, FinishCase

@@ -1,4 +1,4 @@
-"""matvec, matvec_residual and embed against their twins: one random configuration each."""
+"""matvec and matvec_residual against their twins: one random configuration each."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.embed import embed
 from vkmoe.ops.matvec import matvec, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.matvec import HiddenState
-from vkmoe.reference.matvec import embed as embed_twin
 from vkmoe.reference.matvec import matvec as matvec_twin
 from vkmoe.reference.matvec import matvec_residual as residual_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS, params_words
 from vkmoe.selftest.weights import Bytes, Placed, place_matrix
 
-__all__ = ["EmbedCase", "LeftState", "MatvecCase", "NormedInput", "ResidualCase"]
+__all__ = ["LeftState", "MatvecCase", "NormedInput", "ResidualCase"]
 
 Floats = NDArray[np.float32]
+Wide = NDArray[np.float64]
 
 
 class NormedInput:
@@ -126,12 +124,12 @@ class MatvecCase:
         """
         placed, source, words = self._run(runner, file_rows)
         checks = Checks()
-        values = np.concatenate([item.values for item in placed])
-        sound = np.all(np.isfinite(values), axis=1)
+        parts = [_twin_rows(item, source.x, source.scale) for item in placed]
+        wanted, magnitude = (np.concatenate(part) for part in zip(*parts, strict=True))
+        sound = np.isfinite(wanted)
         checks.n_left_out = int(np.count_nonzero(~sound))
-        wanted = matvec_twin(values[sound], source.x, source.scale)
-        magnitude = matvec_twin(np.abs(values[sound]), np.abs(source.x), source.scale)
-        checks.close("y", words[:-1].view(np.float32)[sound], wanted, magnitude)
+        found = words[:-1].view(np.float32)
+        checks.close("y", found[sound], wanted[sound], magnitude[sound])
         checks.equal("the word behind y", words[-1:], np.array([SENTINEL], np.uint32))
         return checks
 
@@ -183,6 +181,19 @@ class MatvecCase:
         return program
 
 
+def _twin_rows(placed: Placed, x: Floats, scale: float) -> tuple[Wide, Wide]:
+    """Products [n_rows] and the sums of their terms' magnitudes; NaN for rows with a damaged one.
+
+    Rows that repeat are computed once.
+    """
+    values = placed.values
+    sound = np.all(np.isfinite(values), axis=1)
+    wanted, magnitude = np.full((2, len(values)), np.nan)
+    wanted[sound] = matvec_twin(values[sound], x, scale)
+    magnitude[sound] = matvec_twin(np.abs(values[sound]), np.abs(x), scale)
+    return placed.repeated(wanted), placed.repeated(magnitude)
+
+
 @dataclass(frozen=True)
 class ResidualCase:
     """hidden += one matrix times x."""
@@ -197,8 +208,9 @@ class ResidualCase:
         program, left, placed, x, x_ref = self._make(runner)
         words = runner.run(program, {x_ref: x, left.refs.hidden: left.before}, *left.outputs)
         checks = Checks()
-        wanted = residual_twin(placed.values, x, left.before, left.gain)
-        magnitude = np.abs(left.before) + matvec_twin(np.abs(placed.values), np.abs(x))
+        values = np.resize(placed.values, (self.n_rows, self.n_columns))
+        wanted = residual_twin(values, x, left.before, left.gain)
+        magnitude = np.abs(left.before) + _twin_rows(placed, x, 1.0)[1]
         left.compare(checks, words, wanted, magnitude, self.tuning.rows)
         return checks
 
@@ -217,31 +229,3 @@ class ResidualCase:
         program = Program("matvec_residual")
         matvec_residual(program, self.tuning, placed.matrix, x_ref, left.refs, "residual")
         return program, left, placed, x, x_ref
-
-
-@dataclass(frozen=True)
-class EmbedCase:
-    """Rows of an embedding matrix, token by token; ids beyond the vocabulary are clamped."""
-
-    tuning: Tuning
-    type: str
-    n_vocab: int
-    n_columns: int
-    tokens: tuple[int, ...]
-    seed: int = 0
-
-    def run(self, runner: Runner) -> Checks:
-        rng = np.random.default_rng(self.seed)
-        placed = place_matrix(runner, self.type, self.n_vocab, self.n_columns, rng)
-        group_width = 32 * self.tuning.workgroup_size
-        left = LeftState(runner, self.n_columns, -(-self.n_columns // group_width), rng)
-        program = Program("embed")
-        embed(program, self.tuning, placed.matrix, PARAMS, left.refs, "embed")
-        checks = Checks()
-        for token in self.tokens:
-            words = runner.run(program, {PARAMS: params_words(token=token)}, *left.outputs)
-            wanted = embed_twin(placed.values, token, left.gain)
-            # A weight is a difference of two terms; the row's largest stands for their size.
-            magnitude = np.full(self.n_columns, np.abs(wanted.hidden).max())
-            left.compare(checks, words, wanted, magnitude, group_width)
-        return checks

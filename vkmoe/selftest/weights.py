@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,23 +24,28 @@ WEIGHT_TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32")
 # Where a block holds its float16 scales.
 _HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
 
-# Larger matrices repeat their rows: they are for the measurement only, and drawing takes long.
+# Larger matrices repeat their rows: they are for measurements, and drawing takes long.
 DISTINCT_BYTES = 8 << 20
 
 Bytes = NDArray[np.uint8]
+Kind = TypeVar("Kind", bound=np.generic)
 
 
 @dataclass
 class Placed:
-    """A matrix on the device and the file rows it was made from."""
+    """A matrix on the device and the file rows it was made from; large ones repeat these."""
 
     matrix: Matrix
-    rows: Bytes
+    rows: Bytes  # [n_distinct, row_bytes]
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
-        """float32 [n_rows, n_columns]."""
+        """The distinct rows: float32 [n_distinct, n_columns]."""
         return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
+
+    def repeated(self, per_row: NDArray[Kind]) -> NDArray[Kind]:
+        """What belongs to each of the matrix's rows [n_rows], from that of the distinct ones."""
+        return np.resize(per_row, self.matrix.n_rows)
 
 
 def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
@@ -77,8 +83,12 @@ def place_matrix(
     rows: Bytes | None = None,
 ) -> Placed:
     """A random matrix, or the given file `rows`, on the device."""
-    rows = random_rows(type_name, n_rows, n_columns, rng) if rows is None else rows
-    address = runner.place(to_device(type_name, rows, n_columns))
+    if rows is None:
+        row_bytes = TYPES[type_name].row_bytes(n_columns)
+        n_distinct = min(n_rows, max(1, DISTINCT_BYTES // row_bytes))
+        rows = random_rows(type_name, n_distinct, n_columns, rng)
+    laid_out = to_device(type_name, rows, n_columns).reshape(-1)
+    address = runner.place(np.resize(laid_out, n_rows * device_row_bytes(type_name, n_columns)))
     matrix = Matrix(type_name, address, n_rows, n_columns, device_row_bytes(type_name, n_columns))
     return Placed(matrix, rows)
 
