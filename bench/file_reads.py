@@ -26,7 +26,7 @@ from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
-from vkmoe.placement.sizes import expert_shape
+from vkmoe.placement.sizes import expert_shape, span_parts
 from vkmoe.placement.span_reader import SpanReader
 from vkmoe.quants import to_device
 
@@ -55,18 +55,14 @@ def main() -> None:
 
 def _check(file: GgufFile, tensors: ModelTensors, reader: SpanReader) -> None:
     """The first expert, starting from a sentinel, is what the mapping holds."""
-    layer = next(layer for layer in tensors.layers if layer.router is not None)
-    shape = expert_shape(layer)
-    span = np.full(shape.span_bytes, 0xFF, np.uint8)
+    block = next(tensors.expert_layers)
+    span = np.full(expert_shape(block).span_bytes, 0xFF, np.uint8)
     reader.read(0, span)
 
-    for tensor, matrix in (
-        (layer.gate, shape.gate),
-        (layer.up, shape.up),
-        (layer.down, shape.down),
-    ):
-        rows = file.data(tensor.name).reshape(tensor.shape[0], matrix.n_rows, -1)
-        laid_out = to_device(tensor.type, rows[0], matrix.n_columns)
+    for source, matrix in span_parts(block):
+        tensor = source.parts[0]
+        rows = file.data(tensor.name).reshape(tensor.n_weights // source.n_columns, -1)
+        laid_out = to_device(tensor.type, rows[: matrix.n_rows], matrix.n_columns)
         found = span[matrix.offset : matrix.offset + matrix.n_bytes]
         assert (found == laid_out.reshape(-1)).all(), f"{tensor.name} was read wrongly"
         file.drop_pages(tensor.name)

@@ -8,7 +8,13 @@ from typing import NamedTuple
 from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
 from vkmoe.gpu.program import Dispatch, Program, memory_range
 from vkmoe.models.decoder import Decoder, KvAddresses, MissService
-from vkmoe.models.weights import LayerWeights, ModelWeights, with_landing, with_slots
+from vkmoe.models.weights import (
+    AttentionWeights,
+    LayerWeights,
+    ModelWeights,
+    with_landing,
+    with_slots,
+)
 from vkmoe.models.workspace import Workspace, attention_shape
 from vkmoe.ops.attention import choose_split
 from vkmoe.ops.experts import ExpertShape, SpanMatrix
@@ -98,12 +104,14 @@ def layer(memory: Memory, types: Types, is_moe: bool) -> LayerWeights:
     home = memory.take(homes)
     return LayerWeights(
         attention_gain=memory.take(4 * WIDTH),
-        q=memory.matrix(types.q, 256, WIDTH),
-        k=memory.matrix(types.k, 128, WIDTH),
-        v=memory.matrix(types.v, 128, WIDTH),
-        output=memory.matrix("Q4_K", WIDTH, 256),
-        q_gain=memory.take(256),
-        k_gain=memory.take(256),
+        attention=AttentionWeights(
+            q=memory.matrix(types.q, 256, WIDTH),
+            k=memory.matrix(types.k, 128, WIDTH),
+            v=memory.matrix(types.v, 128, WIDTH),
+            output=memory.matrix("Q4_K", WIDTH, 256),
+            q_gain=memory.take(256),
+            k_gain=memory.take(256),
+        ),
         feed_forward_gain=memory.take(4 * WIDTH),
         router=memory.matrix("F32", EXPERTS.n_experts, WIDTH) if is_moe else None,
         expert_shape=ExpertShape(spans[0], spans[1], spans[2], span_at),

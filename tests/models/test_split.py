@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.models.invented import Memory, Types, layer
 from vkmoe.gpu.program import memory_range
 from vkmoe.models.split import LIMIT_S, TARGET_S, bound_submits, part_bytes
-from vkmoe.models.weights import ModelWeights
+from vkmoe.models.weights import AttentionWeights, ModelWeights
 
 SECONDS = st.lists(st.floats(0, 1) | st.just(TARGET_S) | st.just(0.0), min_size=1, max_size=60)
 
@@ -87,10 +87,12 @@ def test_in_shared_memory_all_weights_and_the_kv_cache_count() -> None:
         1000,
         1000,
     ]
-    larger = replace(model.layers[0].q, n_rows=2 * model.layers[0].q.n_rows)
-    layers = (replace(model.layers[0], q=larger), *model.layers[1:])
-    grown = part_bytes(replace(model, layers=layers), 2, 1000)
-    assert grown[0] - dense == model.layers[0].q.n_rows * model.layers[0].q.row_bytes
+    attention = model.layers[0].attention
+    assert isinstance(attention, AttentionWeights)
+    larger = replace(attention.q, n_rows=2 * attention.q.n_rows)
+    changed = replace(model.layers[0], attention=replace(attention, q=larger))
+    grown = part_bytes(replace(model, layers=(changed, *model.layers[1:])), 2, 1000)
+    assert grown[0] - dense == attention.q.n_rows * attention.q.row_bytes
 
 
 def test_a_token_of_a_large_model_over_a_slow_link_becomes_some_submits() -> None:

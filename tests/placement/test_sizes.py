@@ -47,7 +47,7 @@ def test_weight_bytes_of_the_demo_model() -> None:
     sizes = weight_bytes(tensors)
     assert (sizes.trunk, sizes.experts) == (trunk, experts)
     assert trunk > 0 and experts > 0
-    spans = [expert_shape(layer).span_bytes for layer in tensors.layers]
+    spans = [expert_shape(layer.feed_forward).span_bytes for layer in tensors.layers]
     assert list(sizes.spans) == spans and all(span % ALIGNMENT == 0 for span in spans)
     assert sum(sizes.pieces) == sizes.trunk
 
@@ -75,11 +75,12 @@ def test_the_loader_places_the_trunk_piece_by_piece_as_planned(
 def test_an_expert_s_span_is_gate_up_down() -> None:
     tensors, _ = demo_tensors()
     for layer in tensors.layers:
-        shape = expert_shape(layer)
+        shape = expert_shape(layer.feed_forward)
+        gate, up, down = (matrix.parts[0] for matrix in layer.feed_forward.matrices)
         assert shape.gate.offset == 0
-        assert shape.up.offset == rounded(matrix_bytes(layer.gate))
-        assert shape.down.offset == shape.up.offset + rounded(matrix_bytes(layer.up))
-        assert shape.span_bytes == shape.down.offset + rounded(matrix_bytes(layer.down))
+        assert shape.up.offset == rounded(matrix_bytes(gate))
+        assert shape.down.offset == shape.up.offset + rounded(matrix_bytes(up))
+        assert shape.span_bytes == shape.down.offset + rounded(matrix_bytes(down))
 
 
 def test_deciding_does_not_load_the_loader() -> None:

@@ -22,7 +22,7 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.placement import span_reader
-from vkmoe.placement.sizes import expert_shape
+from vkmoe.placement.sizes import expert_shape, span_parts
 from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import to_device
 
@@ -39,14 +39,11 @@ def tensors_of(file: GgufFile) -> ModelTensors:
 def laid_out(file: GgufFile) -> list[Bytes]:
     """Every expert's span from the mapping, by number."""
     spans = []
-    for layer in tensors_of(file).layers:
-        shape = expert_shape(layer)
-        assert layer.router is not None
-        for expert in range(layer.router.shape[0]):
-            span = np.zeros(shape.span_bytes, np.uint8)
-            for tensor, matrix in zip(
-                (layer.gate, layer.up, layer.down), (shape.gate, shape.up, shape.down), strict=True
-            ):
+    for block in tensors_of(file).expert_layers:
+        for expert in range(block.n_experts):
+            span = np.zeros(expert_shape(block).span_bytes, np.uint8)
+            for source, matrix in span_parts(block):
+                (tensor,) = source.parts
                 rows = file.data(tensor.name).reshape(-1, matrix.n_rows, file_row_bytes(tensor))
                 out = span[matrix.offset : matrix.offset + matrix.n_bytes]
                 out = out.reshape(matrix.n_rows, matrix.row_bytes)
@@ -148,8 +145,8 @@ def test_pages_are_dropped_behind(small: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "posix_fadvise", lambda _, *args: calls.append(args))
     with open_gguf(small) as file, SpanReader(file, tensors_of(file)) as reader:
         read(reader, 2, reader.span_bytes[0])
-        layer = tensors_of(file).layers[0]
-        for tensor in (layer.gate, layer.up, layer.down):
+        for matrix in next(tensors_of(file).expert_layers).matrices:
+            (tensor,) = matrix.parts
             n_bytes = tensor.n_bytes // tensor.shape[0]
             span = (tensor.offset + 2 * n_bytes, n_bytes)
             wanted = (*span, os.POSIX_FADV_WILLNEED), (*span, os.POSIX_FADV_DONTNEED)

@@ -42,5 +42,8 @@ def read_model_file(path: Path) -> ModelFile:
         raise ModelFileError(
             f"{path}: the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}", hint
         )
-    experts = tuple((x.gate, x.up, x.down) for x in tensors.layers if x.router is not None)
+    experts = tuple(
+        tuple(part for matrix in block.matrices for part in matrix.parts)
+        for block in tensors.expert_layers
+    )
     return ModelFile(spec, tokenizer, experts)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
-from vkmoe.models.weights import LayerWeights, ModelWeights
+from vkmoe.models.weights import AttentionWeights, LayerWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
 from vkmoe.ops.candidates import candidates
@@ -90,11 +90,12 @@ class Decoder:
 
     def _layer(self, program: Program, index: int, n_partials: int) -> int:
         space, layer, label = self.workspace, self.weights.layers[index], f"layer {index}"
-        norm = self._norm(n_partials)
+        norm, weights = self._norm(n_partials), layer.attention
+        assert isinstance(weights, AttentionWeights), label
         matvec(
             program,
             self.tuning,
-            (layer.q, layer.k, layer.v),
+            (weights.q, weights.k, weights.v),
             space.gained,
             space.qkv,
             f"{label} qkv",
@@ -105,7 +106,9 @@ class Decoder:
             program,
             self.attention_shape,
             self.attention_split,
-            KvCache(cache.keys, cache.values, self.weights.rope_table, layer.q_gain, layer.k_gain),
+            KvCache(
+                cache.keys, cache.values, self.weights.rope_table, weights.q_gain, weights.k_gain
+            ),
             space.qkv,
             space.params,
             space.attention_partials,
@@ -115,7 +118,7 @@ class Decoder:
         n_partials = matvec_residual(
             program,
             self.tuning,
-            layer.output,
+            weights.output,
             space.attended,
             self._leaves(layer.feed_forward_gain),
             f"{label} output",

@@ -72,7 +72,8 @@ def _expert_bytes(layer: LayerWeights, n_used: int, everything: bool) -> int:
 
 
 def _trunk_bytes(layer: LayerWeights) -> int:
-    matrices = [layer.q, layer.k, layer.v, layer.output]
+    matrices = list(layer.attention.matrices)
     if layer.router is not None:
         matrices.append(layer.router)
-    return sum(matrix.n_rows * matrix.row_bytes for matrix in matrices)
+    shared = layer.shared.shape.span_bytes if layer.shared else 0
+    return shared + sum(matrix.n_rows * matrix.row_bytes for matrix in matrices)

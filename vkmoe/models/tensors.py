@@ -1,43 +1,120 @@
 """Which tensors of a file a model consists of; every tensor is used or named as ignored.
 
-Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being outputs.
+Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being outputs. How tensors are
+found and checked is the subject of finder.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import LatentSpec, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
-from vkmoe.gguf_file.cursor import shown
-from vkmoe.quants import HAS_KERNEL
+from vkmoe.models.finder import Finder
 
-__all__ = ["LayerTensors", "ModelTensors", "read_tensors"]
+__all__ = [
+    "AttentionTensors",
+    "ExpertMatrix",
+    "FeedForwardTensors",
+    "LatentTensors",
+    "LayerTensors",
+    "ModelTensors",
+    "read_tensors",
+]
 
-IGNORED: frozenset[str] = frozenset()  # tensors that are known to do nothing
-GAIN_TYPES = frozenset({"F32", "F16", "BF16"})
-_HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
+# The norm before the feed-forward block is called `ffn_norm` elsewhere.
+FEED_FORWARD_NORMS = {"gpt-oss": "post_attention_norm"}
 
 
 @dataclass(frozen=True)
-class LayerTensors:
-    """One layer's tensors. Routed experts have three dimensions: [n_experts, rows, columns]."""
+class ExpertMatrix:
+    """One matrix of a feed-forward block, or a vector of biases as one of a single row.
 
-    attention_gain: TensorInfo
+    `parts` is one tensor that has the blocks of all experts behind one another, or one of each.
+    """
+
+    parts: tuple[TensorInfo, ...]
+    n_experts: int
+    n_rows: int  # of one expert
+    n_columns: int
+
+    @property
+    def type(self) -> str:
+        return self.parts[0].type
+
+    def of_expert(self, expert: int) -> tuple[int, int]:
+        """Which of `parts` an expert's rows lie in, and the first of them."""
+        return (0, expert * self.n_rows) if len(self.parts) == 1 else (expert, 0)
+
+
+@dataclass(frozen=True)
+class FeedForwardTensors:
+    """A feed-forward block: of the routed experts, the shared one, or a layer without experts."""
+
+    gate: ExpertMatrix
+    up: ExpertMatrix
+    down: ExpertMatrix
+    biases: tuple[ExpertMatrix, ...] = ()  # of gate, up and down; or none
+
+    @property
+    def matrices(self) -> tuple[ExpertMatrix, ...]:
+        return (self.gate, self.up, self.down)
+
+    @property
+    def n_experts(self) -> int:
+        return self.gate.n_experts
+
+
+@dataclass(frozen=True)
+class AttentionTensors:
+    """Grouped-query attention."""
+
     q: TensorInfo
     k: TensorInfo
     v: TensorInfo
     output: TensorInfo
-    q_gain: TensorInfo
-    k_gain: TensorInfo
+    q_gain: TensorInfo | None = None
+    k_gain: TensorInfo | None = None
+    qkv_bias: tuple[TensorInfo, ...] = ()  # of q, k and v; or none
+    output_bias: TensorInfo | None = None
+    sinks: TensorInfo | None = None
+
+
+@dataclass(frozen=True)
+class LatentTensors:
+    """Multi-head latent attention.
+
+    `k_up` [n_heads, kv_rank, nope_dim] and `v_up` [n_heads, value_dim, kv_rank]; older files have
+    `kv_up` [n_heads * (nope_dim + value_dim), kv_rank] instead, with the keys' rows transposed.
+    """
+
+    n_heads: int
+    shape: LatentSpec
+    q: TensorInfo  # of the heads, from the hidden state or the compressed queries
+    kv: TensorInfo
+    kv_gain: TensorInfo
+    output: TensorInfo
+    q_down: TensorInfo | None = None
+    q_gain: TensorInfo | None = None
+    k_up: TensorInfo | None = None
+    v_up: TensorInfo | None = None
+    kv_up: TensorInfo | None = None
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """One layer. `router` is None in a layer without experts, whose block is `feed_forward`."""
+
+    attention_gain: TensorInfo
+    attention: AttentionTensors | LatentTensors
     feed_forward_gain: TensorInfo
-    router: TensorInfo | None  # None: a dense layer
-    gate: TensorInfo
-    up: TensorInfo
-    down: TensorInfo
+    feed_forward: FeedForwardTensors
+    router: TensorInfo | None = None
+    router_bias: TensorInfo | None = None
+    selection_bias: TensorInfo | None = None
+    shared: FeedForwardTensors | None = None
+    shared_gate: TensorInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -49,97 +126,148 @@ class ModelTensors:
     output: TensorInfo
     layers: tuple[LayerTensors, ...]
 
+    @property
+    def expert_layers(self) -> Iterator[FeedForwardTensors]:
+        """The routed experts, layer by layer."""
+        return (layer.feed_forward for layer in self.layers if layer.router is not None)
+
 
 def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     """Find and check every tensor the spec asks for.
 
     Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModelError for a type
-    without a kernel or a tensor vkmoe does not know.
+    that cannot be run or a tensor vkmoe does not know.
     """
-    finder = _Finder(file.path, file.tensors)
+    finder = Finder(file)
     width = spec.width
     embeddings = finder.matrix("token_embd.weight", spec.n_vocab, width)
-    output_gain = finder.gain("output_norm.weight", width)
+    output_gain = finder.vector("output_norm.weight", width)
     output = (
         embeddings if spec.tied_embeddings else finder.matrix("output.weight", spec.n_vocab, width)
     )
-    layers = tuple(_layer(finder, spec, f"blk.{i}.") for i in range(spec.n_layers))
+    layers = tuple(_layer(finder, spec, index) for index in range(spec.n_layers))
     finder.finish()
     return ModelTensors(embeddings, output_gain, output, layers)
 
 
-def _layer(finder: _Finder, spec: ModelSpec, prefix: str) -> LayerTensors:
-    width, q_width = spec.width, spec.attention_width
-    kv_width = spec.n_kv_heads * spec.head_dim
+def _layer(finder: Finder, spec: ModelSpec, index: int) -> LayerTensors:
+    prefix, width = f"blk.{index}.", spec.width
+    feed_forward_norm = FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
+    gain = finder.vector(prefix + "attn_norm.weight", width)
+    attention = (
+        _latent(finder, spec, spec.latent, prefix)
+        if spec.latent
+        else _attention(finder, spec, prefix)
+    )
+    feed_forward_gain = finder.vector(f"{prefix}{feed_forward_norm}.weight", width)
     experts = spec.experts
-    inner = experts.width if experts else spec.feed_forward_width
-    stack = (experts.n_experts,) if experts else ()
-    suffix = "_exps" if experts else ""
+    if experts is None or not spec.has_experts(index):
+        block = _block(finder, prefix, "", spec.feed_forward_width, width)
+        return LayerTensors(gain, attention, feed_forward_gain, block)
+    n_experts, shared, gated = experts.n_experts, experts.shared_width, experts.shared_gate
+    router = prefix + "ffn_gate_inp"
     return LayerTensors(
-        attention_gain=finder.gain(prefix + "attn_norm.weight", width),
-        q=finder.matrix(prefix + "attn_q.weight", q_width, width),
-        k=finder.matrix(prefix + "attn_k.weight", kv_width, width),
-        v=finder.matrix(prefix + "attn_v.weight", kv_width, width),
-        output=finder.matrix(prefix + "attn_output.weight", width, q_width),
-        q_gain=finder.gain(prefix + "attn_q_norm.weight", spec.head_dim),
-        k_gain=finder.gain(prefix + "attn_k_norm.weight", spec.head_dim),
-        feed_forward_gain=finder.gain(prefix + "ffn_norm.weight", width),
-        router=None
-        if experts is None
-        else finder.matrix(prefix + "ffn_gate_inp.weight", experts.n_experts, width),
-        gate=finder.matrix(f"{prefix}ffn_gate{suffix}.weight", *stack, inner, width),
-        up=finder.matrix(f"{prefix}ffn_up{suffix}.weight", *stack, inner, width),
-        down=finder.matrix(f"{prefix}ffn_down{suffix}.weight", *stack, width, inner),
+        attention_gain=gain,
+        attention=attention,
+        feed_forward_gain=feed_forward_gain,
+        feed_forward=_experts(finder, spec, prefix),
+        router=finder.matrix(router + ".weight", n_experts, width),
+        router_bias=finder.vector(router + ".bias", n_experts) if experts.router_bias else None,
+        selection_bias=finder.vector(prefix + "exp_probs_b.bias", n_experts)
+        if experts.selection_bias
+        else None,
+        shared=_block(finder, prefix, "_shexp", shared, width) if shared else None,
+        shared_gate=finder.row(router + "_shexp.weight", width) if gated else None,
     )
 
 
-class _Finder:
-    """Looks tensors up by name and remembers which were asked for."""
+def _attention(finder: Finder, spec: ModelSpec, prefix: str) -> AttentionTensors:
+    width, q_width = spec.width, spec.n_heads * spec.head_dim
+    kv_width = spec.n_kv_heads * spec.head_dim
+    sizes = {"q": q_width, "k": kv_width, "v": kv_width}
+    q, k, v = (
+        finder.matrix(f"{prefix}attn_{name}.weight", rows, width) for name, rows in sizes.items()
+    )
+    q_gain = k_gain = None
+    if spec.qk_norm != "none":
+        per_head = spec.qk_norm == "per_head"
+        q_gain, k_gain = (
+            finder.vector(f"{prefix}attn_{x}_norm.weight", spec.head_dim if per_head else sizes[x])
+            for x in ("q", "k")
+        )
+    biases = [
+        finder.vector(f"{prefix}attn_{name}.bias", rows)
+        for name, rows in sizes.items()
+        if spec.qkv_bias
+    ]
+    output = prefix + "attn_output"
+    return AttentionTensors(
+        q=q,
+        k=k,
+        v=v,
+        output=finder.matrix(output + ".weight", width, q_width),
+        q_gain=q_gain,
+        k_gain=k_gain,
+        qkv_bias=tuple(biases),
+        output_bias=finder.vector(output + ".bias", width) if spec.output_bias else None,
+        sinks=finder.vector(prefix + "attn_sinks.weight", spec.n_heads) if spec.sinks else None,
+    )
 
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]) -> None:
-        self._path = path
-        self._tensors = tensors
-        self._used: set[str] = set()
 
-    def matrix(self, name: str, *shape: int) -> TensorInfo:
-        tensor = self._find(name, shape)
-        if tensor.type not in HAS_KERNEL:
-            raise UnsupportedModelError(
-                f"{self._path}: {name} is of type {tensor.type}, which vkmoe cannot run yet",
-                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}",
-            )
-        if shape[-1] % 32:
-            raise UnsupportedModelError(
-                f"{self._path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
-                "vkmoe cannot run this model",
-            )
-        return tensor
+def _latent(finder: Finder, spec: ModelSpec, latent: LatentSpec, prefix: str) -> LatentTensors:
+    width, heads, rank = spec.width, spec.n_heads, latent.q_rank
+    q_name = "attn_q_b" if rank else "attn_q"
+    k_up = v_up = kv_up = None
+    if finder.has(prefix + "attn_k_b.weight"):
+        k_up = finder.matrix(prefix + "attn_k_b.weight", heads, latent.kv_rank, latent.nope_dim)
+        v_up = finder.matrix(prefix + "attn_v_b.weight", heads, latent.value_dim, latent.kv_rank)
+        finder.ignore(prefix + "attn_kv_b.weight")  # the same once more
+    else:
+        rows = heads * (latent.nope_dim + latent.value_dim)
+        kv_up = finder.matrix(prefix + "attn_kv_b.weight", rows, latent.kv_rank)
+    return LatentTensors(
+        n_heads=heads,
+        shape=latent,
+        q=finder.matrix(f"{prefix}{q_name}.weight", heads * latent.query_dim, rank or width),
+        kv=finder.matrix(prefix + "attn_kv_a_mqa.weight", latent.row, width),
+        kv_gain=finder.vector(prefix + "attn_kv_a_norm.weight", latent.kv_rank),
+        output=finder.matrix(prefix + "attn_output.weight", width, heads * latent.value_dim),
+        q_down=finder.matrix(prefix + "attn_q_a.weight", rank, width) if rank else None,
+        q_gain=finder.vector(prefix + "attn_q_a_norm.weight", rank) if rank else None,
+        k_up=k_up,
+        v_up=v_up,
+        kv_up=kv_up,
+    )
 
-    def gain(self, name: str, width: int) -> TensorInfo:
-        tensor = self._find(name, (width,))
-        if tensor.type not in GAIN_TYPES:
-            raise UnsupportedModelError(f"{self._path}: {name} is of type {tensor.type}", _HINT)
-        return tensor
 
-    def finish(self) -> None:
-        unknown = sorted(set(self._tensors) - self._used - IGNORED)
-        if unknown:
-            names = ", ".join(shown(name) for name in unknown[:3]) + (
-                f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-            )
-            raise UnsupportedModelError(
-                f"{self._path}: tensors vkmoe does not know: {names}",
-                "leaving them out could change the answer; update vkmoe",
-            )
+def _block(finder: Finder, prefix: str, suffix: str, inner: int, width: int) -> FeedForwardTensors:
+    """A block that every token uses."""
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    gate, up, down = (
+        ExpertMatrix((finder.matrix(f"{prefix}ffn_{name}{suffix}.weight", *shape),), 1, *shape)
+        for name, shape in shapes.items()
+    )
+    return FeedForwardTensors(gate, up, down)
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"{self._path}: tensor {name} is missing", _HINT)
-        if tuple(tensor.shape) != shape:
-            raise ModelFileError(
-                f"{self._path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}",
-                _HINT,
-            )
-        self._used.add(name)
-        return tensor
+
+def _experts(finder: Finder, spec: ModelSpec, prefix: str) -> FeedForwardTensors:
+    """The routed experts: one tensor of all, or, in old files, one of each."""
+    experts, width = spec.experts, spec.width
+    assert experts is not None, spec.name
+    n, inner = experts.n_experts, experts.width
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    matrices = []
+    for name, shape in shapes.items():
+        single = [f"{prefix}ffn_{name}.{expert}.weight" for expert in range(n)]
+        if finder.has(single[0]):
+            parts = finder.alike(single, *shape)
+        else:
+            parts = (finder.matrix(f"{prefix}ffn_{name}_exps.weight", n, *shape),)
+        matrices.append(ExpertMatrix(parts, n, *shape))
+    biases = [
+        ExpertMatrix((finder.vector(f"{prefix}ffn_{name}_exps.bias", n, shape[0]),), n, 1, shape[0])
+        for name, shape in shapes.items()
+        if experts.biases
+    ]
+    gate, up, down = matrices
+    return FeedForwardTensors(gate, up, down, tuple(biases))

@@ -1,4 +1,4 @@
-"""A model's weights as the program sees them: matrices and gains with addresses, spans with
+"""A model's weights as the program sees them: matrices and vectors with addresses, spans with
 offsets.
 """
 
@@ -11,26 +11,79 @@ from vkmoe.gpu.program import Range
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
 
-__all__ = ["LayerWeights", "ModelWeights", "with_landing", "with_slots"]
+__all__ = [
+    "AttentionWeights",
+    "LatentWeights",
+    "LayerWeights",
+    "ModelWeights",
+    "SharedExpert",
+    "with_landing",
+    "with_slots",
+]
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    """One layer. Gains are addresses of f32 vectors."""
+class AttentionWeights:
+    """Grouped-query attention. Vectors are addresses of f32; 0: there is none."""
 
-    attention_gain: int
     q: Matrix
     k: Matrix
     v: Matrix
     output: Matrix
-    q_gain: int
-    k_gain: int
+    q_gain: int = 0
+    k_gain: int = 0
+    qkv_bias: int = 0  # of q, k and v behind one another
+    output_bias: int = 0
+    sinks: int = 0
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (self.q, self.k, self.v, self.output)
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    """Multi-head latent attention. `k_up` and `v_up` are stacks of a matrix for each head."""
+
+    q: Matrix  # of the heads; with `q_down` from the compressed queries
+    kv: Matrix
+    kv_gain: int
+    k_up: Matrix  # [n_heads * kv_rank, nope_dim]
+    v_up: Matrix  # [n_heads * value_dim, kv_rank]
+    output: Matrix
+    q_down: Matrix | None = None
+    q_gain: int = 0
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        down = (self.q_down,) if self.q_down else ()
+        return (*down, self.q, self.kv, self.k_up, self.v_up, self.output)
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """The expert that every token uses, at a fixed address; `gate` weighs it, None: by 1."""
+
+    shape: ExpertShape
+    span: int
+    gate: Matrix | None = None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer. Gains and biases are addresses of f32 vectors; 0: there is none."""
+
+    attention_gain: int
+    attention: AttentionWeights | LatentWeights
     feed_forward_gain: int
     router: Matrix | None  # None: a dense layer, whose only span is `dense_span`
     expert_shape: ExpertShape
     expert_ranges: tuple[Range, ...]  # the memory in which the routed experts may lie
     dense_span: int = 0
     landing_ranges: tuple[Range, ...] = ()  # the memory its kernels may store experts in
+    router_bias: int = 0
+    selection_bias: int = 0
+    shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
 """Puts a model's weights into GPU memory and says where they lie.
 
-Owns the arenas of the weights; how large they are is the subject of sizes.py. Copies the file's
-bytes into their device layout (several threads; NumPy copies without the GIL) and drops the file's
-pages behind itself, so that host memory is never held twice. Does not touch experts where the host
+Owns the arenas of the weights, and in which order they are filled; how large they are is the
+subject of sizes.py, how bytes get there that of placing.py. Does not touch experts where the host
 pool is too small for all of them (loaded.py).
 """
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +17,29 @@ from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
-from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.rope import rope_table
-from vkmoe.models.tensors import LayerTensors, ModelTensors
-from vkmoe.models.weights import LayerWeights, ModelWeights
-from vkmoe.ops.experts import ExpertShape
-from vkmoe.ops.matvec import Matrix
-from vkmoe.placement.loaded import N_THREADS, LoadedWeights, Progress, Progressing
+from vkmoe.models.tensors import (
+    AttentionTensors,
+    FeedForwardTensors,
+    LatentTensors,
+    LayerTensors,
+    ModelTensors,
+)
+from vkmoe.models.weights import (
+    AttentionWeights,
+    LatentWeights,
+    LayerWeights,
+    ModelWeights,
+    SharedExpert,
+)
+from vkmoe.placement.latent_matrices import latent_matrices
+from vkmoe.placement.loaded import LoadedWeights, Progress, Progressing
+from vkmoe.placement.placing import Placer
 from vkmoe.placement.pool_places import host_pools
 from vkmoe.placement.sizes import expert_shape, weight_bytes
 from vkmoe.placement.span_reader import SpanReader
-from vkmoe.quants import decode, device_row_bytes, to_device
 
 __all__ = ["LoadedWeights", "Progress", "load_weights"]
-
-Bytes = NDArray[np.uint8]
-PIECE_BYTES = 16 << 20  # rows are laid out in pieces of about this size
 
 
 def load_weights(
@@ -66,164 +70,114 @@ def load_weights(
     n_moe_layers = sum(layer.router is not None for layer in tensors.layers)
     n_experts = spec.experts.n_experts if spec.experts else 1
     table = ExpertTable(device, max(1, n_moe_layers), n_experts, n_used)
-    loader = _Loader(file, device, arenas, table, progressing, in_file=bool(pools))
+    placer = Placer(file, device, arenas[0], progressing)
+    loader = _Loader(placer, arenas, table, in_file=bool(pools))
     try:
         weights = loader.load(tensors, rope)
     except BaseException:
-        loader.abandon()
+        placer.abandon()
         for arena in arenas:
             arena.close()
         table.close()
         if reader is not None:
             reader.close()
         raise
-    loader.finish()
+    placer.finish()
     if reader is not None:
         reader.drop_pages()
     return LoadedWeights(weights, table, loader.homes, arenas, progressing, reader)
 
 
 class _Loader:
-    """Copies tensors one after another; mapped memory is written by several threads."""
+    """Places the tensors of a model in the order that `weight_bytes` tells."""
 
     def __init__(
-        self,
-        file: GgufFile,
-        device: Device,
-        arenas: list[Arena],
-        table: ExpertTable,
-        progressing: Progressing,
-        in_file: bool,
+        self, placer: Placer, arenas: list[Arena], table: ExpertTable, in_file: bool
     ) -> None:
         """`in_file`: routed experts stay there."""
-        self._file = file
+        self._placer, self._table, self._in_file = placer, table, in_file
         self._trunk, self._experts = arenas
-        self._table = table
-        self._transfer = Transfer(device)
-        self._pool = ThreadPoolExecutor(N_THREADS, "load")
-        self._progressing, self._in_file = progressing, in_file
         self.homes: list[list[Placement]] = []
 
     def load(self, tensors: ModelTensors, rope: NDArray[np.float32]) -> ModelWeights:
-        embeddings = self._matrix(tensors.embeddings)
+        placer = self._placer
+        embeddings = placer.matrix(tensors.embeddings)
         tied = tensors.output is tensors.embeddings
         layers = [self._layer(layer) for layer in tensors.layers]
         return ModelWeights(
             embeddings=embeddings,
-            output_gain=self._gain(tensors.output_gain),
-            output=embeddings if tied else self._matrix(tensors.output),
+            output_gain=placer.vector(tensors.output_gain),
+            output=embeddings if tied else placer.matrix(tensors.output),
             layers=tuple(layers),
-            rope_table=self._place(rope.view(np.uint8).reshape(-1)),
+            rope_table=placer.place(rope.view(np.uint8).reshape(-1)),
             expert_table=self._table.range,
         )
 
-    def finish(self) -> None:
-        self._pool.shutdown()
-        self._transfer.close()
-
-    def abandon(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        self._transfer.close()
-
     def _layer(self, layer: LayerTensors) -> LayerWeights:
-        shape = expert_shape(layer)
+        shape = expert_shape(layer.feed_forward)
         in_file = self._in_file and layer.router is not None
-        spans = [] if in_file else self._spans(layer, shape)
+        spans = (
+            []
+            if in_file
+            else self._placer.spans(
+                layer.feed_forward, self._trunk if layer.router is None else self._experts
+            )
+        )
         if layer.router is not None and not in_file:
             for expert, span in enumerate(spans):
                 self._table.set(len(self.homes), expert, span.address)
             self.homes.append(spans)
         return LayerWeights(
-            attention_gain=self._gain(layer.attention_gain),
-            q=self._matrix(layer.q),
-            k=self._matrix(layer.k),
-            v=self._matrix(layer.v),
-            output=self._matrix(layer.output),
-            q_gain=self._gain(layer.q_gain),
-            k_gain=self._gain(layer.k_gain),
-            feed_forward_gain=self._gain(layer.feed_forward_gain),
-            router=self._matrix(layer.router) if layer.router is not None else None,
+            attention_gain=self._placer.vector(layer.attention_gain),
+            attention=self._latent(layer.attention)
+            if isinstance(layer.attention, LatentTensors)
+            else self._attention(layer.attention),
+            feed_forward_gain=self._placer.vector(layer.feed_forward_gain),
+            router=self._placer.matrix(layer.router) if layer.router is not None else None,
+            router_bias=self._placer.vector(layer.router_bias),
+            selection_bias=self._placer.vector(layer.selection_bias),
+            shared=self._shared(layer.shared, layer.shared_gate),
             expert_shape=shape,
             expert_ranges=_merged(spans, shape.span_bytes) if layer.router is not None else (),
             dense_span=0 if layer.router is not None else spans[0].address,
         )
 
-    def _spans(self, layer: LayerTensors, shape: ExpertShape) -> list[Placement]:
-        """Place every expert's span and fill it from the three stacked tensors."""
-        n_spans = 1 if layer.router is None else layer.router.shape[0]
-        arena = self._trunk if layer.router is None else self._experts
-        spans = [arena.place(shape.span_bytes) for _ in range(n_spans)]
-        for tensor, matrix in (
-            (layer.gate, shape.gate),
-            (layer.up, shape.up),
-            (layer.down, shape.down),
-        ):
-            rows = self._rows(tensor)
-            pieces = []
-            for index, span in enumerate(spans):
-                part = rows[index * matrix.n_rows : (index + 1) * matrix.n_rows]
-                pieces += self._pieces(tensor, part, span, matrix.offset)
-            self._copy(tensor, pieces)
-        return spans
+    def _attention(self, tensors: AttentionTensors) -> AttentionWeights:
+        return AttentionWeights(
+            q=self._placer.matrix(tensors.q),
+            k=self._placer.matrix(tensors.k),
+            v=self._placer.matrix(tensors.v),
+            output=self._placer.matrix(tensors.output),
+            q_gain=self._placer.vector(tensors.q_gain),
+            k_gain=self._placer.vector(tensors.k_gain),
+            qkv_bias=self._placer.vector(*tensors.qkv_bias),
+            output_bias=self._placer.vector(tensors.output_bias),
+            sinks=self._placer.vector(tensors.sinks),
+        )
 
-    def _matrix(self, tensor: TensorInfo) -> Matrix:
-        rows = self._rows(tensor)
-        n_columns = tensor.shape[-1]
-        row_bytes = device_row_bytes(tensor.type, n_columns)
-        place = self._trunk.place(len(rows) * row_bytes)
-        self._copy(tensor, self._pieces(tensor, rows, place, 0))
-        return Matrix(tensor.type, place.address, len(rows), n_columns, row_bytes)
+    def _latent(self, tensors: LatentTensors) -> LatentWeights:
+        q_down = self._placer.matrix(tensors.q_down) if tensors.q_down is not None else None
+        q, kv = self._placer.matrix(tensors.q), self._placer.matrix(tensors.kv)
+        k_up, v_up = (self._placer.head_matrices(heads) for heads in latent_matrices(tensors))
+        return LatentWeights(
+            q=q,
+            kv=kv,
+            k_up=k_up,
+            v_up=v_up,
+            output=self._placer.matrix(tensors.output),
+            q_down=q_down,
+            q_gain=self._placer.vector(tensors.q_gain),
+            kv_gain=self._placer.vector(tensors.kv_gain),
+        )
 
-    def _gain(self, tensor: TensorInfo) -> int:
-        values = decode(tensor.type, self._file.data(tensor.name), tensor.shape[0])
-        return self._place(values.astype(np.float32).view(np.uint8))
-
-    def _place(self, data: Bytes) -> int:
-        place = self._trunk.place(data.size)
-        self._transfer.write(place.buffer, place.offset, data)
-        return place.address
-
-    def _rows(self, tensor: TensorInfo) -> Bytes:
-        """The file's bytes as [rows, row bytes]."""
-        n_rows = int(np.prod(tensor.shape[:-1]))
-        return self._file.data(tensor.name).reshape(n_rows, -1)
-
-    def _pieces(
-        self,
-        tensor: TensorInfo,
-        rows: Bytes,
-        place: Placement,
-        offset: int,
-    ) -> list[tuple[Bytes, Placement, int]]:
-        """Cut rows into pieces of about PIECE_BYTES: (rows, placement, offset behind it)."""
-        row_bytes = device_row_bytes(tensor.type, tensor.shape[-1])
-        step = max(1, PIECE_BYTES // row_bytes)
-        return [
-            (rows[start : start + step], place, offset + start * row_bytes)
-            for start in range(0, len(rows), step)
-        ]
-
-    def _copy(self, tensor: TensorInfo, pieces: list[tuple[Bytes, Placement, int]]) -> None:
-        n_columns = tensor.shape[-1]
-        row_bytes = device_row_bytes(tensor.type, n_columns)
-
-        def copy(piece: tuple[Bytes, Placement, int]) -> None:
-            rows, place, offset = piece
-            start = place.offset + offset
-            n_bytes = len(rows) * row_bytes
-            if place.buffer.mapped:
-                out = place.buffer.view()[start : start + n_bytes].reshape(len(rows), row_bytes)
-                to_device(tensor.type, rows, n_columns, out=out)
-            else:
-                laid_out = to_device(tensor.type, rows, n_columns)
-                self._transfer.write(place.buffer, start, laid_out.reshape(-1))
-
-        mapped = all(place.buffer.mapped for _, place, _ in pieces)
-        for piece, _ in zip(
-            pieces, self._pool.map(copy, pieces) if mapped else map(copy, pieces), strict=True
-        ):
-            self._progressing.add(len(piece[0]) * row_bytes)
-        self._file.drop_pages(tensor.name)
+    def _shared(
+        self, block: FeedForwardTensors | None, gate: TensorInfo | None
+    ) -> SharedExpert | None:
+        if block is None:
+            return None
+        span = self._placer.block(block)
+        weighed = self._placer.matrix(gate) if gate is not None else None
+        return SharedExpert(expert_shape(block), span, weighed)
 
 
 def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:

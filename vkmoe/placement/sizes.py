@@ -5,64 +5,113 @@ Pure: from shapes and types alone, so that a plan can be made without a device.
 
 from __future__ import annotations
 
-import math
-
 from vkmoe.facts import WeightBytes
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gpu.arena import round_up
-from vkmoe.models.tensors import LayerTensors, ModelTensors
-from vkmoe.ops.experts import ExpertShape, SpanMatrix
+from vkmoe.models.tensors import (
+    AttentionTensors,
+    ExpertMatrix,
+    FeedForwardTensors,
+    LatentTensors,
+    LayerTensors,
+    ModelTensors,
+)
+from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.placement.latent_matrices import latent_matrices
 from vkmoe.quants import device_row_bytes
 
-__all__ = ["expert_shape", "weight_bytes"]
+__all__ = ["expert_shape", "span_parts", "weight_bytes"]
 
 
 def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     """Bytes the weights will take in device layout, rounded as they are placed."""
-    pieces = [_device_bytes(tensors.embeddings)]
+    pieces = [_matrix_bytes(tensors.embeddings)]
     spans: list[int] = []
     expert_bytes = 0
     for layer in tensors.layers:
-        span_bytes = expert_shape(layer).span_bytes
+        span_bytes = expert_shape(layer.feed_forward).span_bytes
         if layer.router is None:
             pieces.append(span_bytes)
         else:
             spans.append(span_bytes)
-            expert_bytes += layer.router.shape[0] * span_bytes
-        pieces += [_device_bytes(tensor) for tensor in _every_token(layer)]
-    pieces.append(_device_bytes(tensors.output_gain))
+            expert_bytes += layer.feed_forward.n_experts * span_bytes
+        pieces += _layer_pieces(layer)
+    pieces.append(_vector_bytes(tensors.output_gain))
     if tensors.output is not tensors.embeddings:
-        pieces.append(_device_bytes(tensors.output))
+        pieces.append(_matrix_bytes(tensors.output))
     return WeightBytes(sum(pieces), expert_bytes, tuple(spans), tuple(pieces))
 
 
-def expert_shape(layer: LayerTensors) -> ExpertShape:
-    """The span of one expert (or of the dense feed-forward): gate, up, down, each rounded up."""
-    gate = _span_matrix(layer.gate, 0)
-    up = _span_matrix(layer.up, round_up(gate.n_bytes))
-    down = _span_matrix(layer.down, up.offset + round_up(up.n_bytes))
-    return ExpertShape(gate, up, down, down.offset + round_up(down.n_bytes))
+def expert_shape(block: FeedForwardTensors) -> ExpertShape:
+    """The span of one expert: gate, up, down and their biases, each rounded up."""
+    matrices: list[SpanMatrix] = []
+    end = 0
+    for source in (*block.matrices, *block.biases):
+        matrices.append(_span_matrix(source, end, is_bias=source in block.biases))
+        end += round_up(matrices[-1].n_bytes)
+    gate, up, down, *biases = matrices
+    offsets = SpanBiases(*(bias.offset for bias in biases)) if biases else None
+    return ExpertShape(gate, up, down, end, offsets)
 
 
-def _every_token(layer: LayerTensors) -> list[TensorInfo]:
-    """A layer's tensors that every token reads, as the loader places them, without a dense
+def span_parts(block: FeedForwardTensors) -> list[tuple[ExpertMatrix, SpanMatrix]]:
+    """What fills a span: every matrix and vector of biases, and where in the span it goes."""
+    shape = expert_shape(block)
+    parts = list(zip(block.matrices, (shape.gate, shape.up, shape.down), strict=True))
+    for source, offset in zip(block.biases, shape.biases or (), strict=True):
+        parts.append((source, _span_matrix(source, offset, is_bias=True)))
+    return parts
+
+
+def _layer_pieces(layer: LayerTensors) -> list[int]:
+    """Of what every token reads, in the order in which the loader places it, without a dense
     feed-forward.
     """
-    tensors = [layer.attention_gain, layer.q, layer.k, layer.v, layer.output]
-    tensors += [layer.q_gain, layer.k_gain, layer.feed_forward_gain]
-    return tensors if layer.router is None else [*tensors, layer.router]
+    pieces = [_vector_bytes(layer.attention_gain)]
+    if isinstance(layer.attention, LatentTensors):
+        pieces += _latent_pieces(layer.attention)
+    else:
+        pieces += _attention_pieces(layer.attention)
+    pieces.append(_vector_bytes(layer.feed_forward_gain))
+    if layer.router is not None:
+        pieces.append(_matrix_bytes(layer.router))
+    pieces += [_vector_bytes(x) for x in (layer.router_bias, layer.selection_bias) if x]
+    if layer.shared is not None:
+        pieces.append(expert_shape(layer.shared).span_bytes)
+    if layer.shared_gate is not None:
+        pieces.append(_matrix_bytes(layer.shared_gate))
+    return pieces
 
 
-def _span_matrix(tensor: TensorInfo, offset: int) -> SpanMatrix:
-    n_rows, n_columns = tensor.shape[-2:]
-    return SpanMatrix(
-        tensor.type, offset, n_rows, n_columns, device_row_bytes(tensor.type, n_columns)
-    )
+def _attention_pieces(tensors: AttentionTensors) -> list[int]:
+    pieces = [_matrix_bytes(x) for x in (tensors.q, tensors.k, tensors.v, tensors.output)]
+    pieces += [_vector_bytes(x) for x in (tensors.q_gain, tensors.k_gain) if x]
+    if tensors.qkv_bias:
+        pieces.append(_vector_bytes(*tensors.qkv_bias))
+    return pieces + [_vector_bytes(x) for x in (tensors.output_bias, tensors.sinks) if x]
 
 
-def _device_bytes(tensor: TensorInfo) -> int:
-    """Rounded; gains are stored as float32, whatever the file has."""
-    if len(tensor.shape) == 1:
-        return round_up(4 * tensor.shape[0])
-    row_bytes = device_row_bytes(tensor.type, tensor.shape[-1])
-    return round_up(math.prod(tensor.shape[:-1]) * row_bytes)
+def _latent_pieces(tensors: LatentTensors) -> list[int]:
+    pieces = [_matrix_bytes(x) for x in (tensors.q_down, tensors.q, tensors.kv) if x]
+    pieces += [
+        round_up(m.n_rows * device_row_bytes(m.type, m.n_columns)) for m in latent_matrices(tensors)
+    ]
+    pieces.append(_matrix_bytes(tensors.output))
+    return pieces + [_vector_bytes(x) for x in (tensors.q_gain, tensors.kv_gain) if x]
+
+
+def _span_matrix(source: ExpertMatrix, offset: int, is_bias: bool) -> SpanMatrix:
+    """Biases are used as float32, whatever the file has."""
+    kind = "F32" if is_bias else source.type
+    row_bytes = device_row_bytes(kind, source.n_columns)
+    return SpanMatrix(kind, offset, source.n_rows, source.n_columns, row_bytes)
+
+
+def _matrix_bytes(tensor: TensorInfo) -> int:
+    n_columns = tensor.shape[-1]
+    return round_up(tensor.n_weights // n_columns * device_row_bytes(tensor.type, n_columns))
+
+
+def _vector_bytes(*tensors: TensorInfo) -> int:
+    """Gains and biases are stored as float32, whatever the file has; several as one."""
+    return round_up(4 * sum(tensor.n_weights for tensor in tensors))

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.experts.uploads import Copy, Upload
 from vkmoe.gguf_file import GgufFile, TensorInfo
-from vkmoe.models.tensors import ModelTensors
+from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.experts import SpanMatrix
-from vkmoe.placement.sizes import expert_shape
-from vkmoe.quants import TYPES, to_device
+from vkmoe.placement.sizes import expert_shape, span_parts
+from vkmoe.quants import TYPES, decode, to_device
 
 __all__ = ["STAGING_BYTES", "FileReads", "SpanReader"]
 
@@ -32,8 +32,13 @@ STAGING_BYTES = 1 << 20  # of each thread that reads: rows that are not kept as 
 class _Source(NamedTuple):
     """Where one matrix of a layer's experts lies in the file, and where in a span it goes."""
 
-    tensor: TensorInfo
+    stack: ExpertMatrix
     matrix: SpanMatrix
+
+    @property
+    def type(self) -> str:
+        """In the file; biases in halves become float32 in the span."""
+        return self.stack.type
 
     @property
     def n_bytes(self) -> int:
@@ -42,16 +47,27 @@ class _Source(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        return TYPES[self.tensor.type].row_bytes(self.matrix.n_columns)
+        return TYPES[self.type].row_bytes(self.matrix.n_columns)
 
     @property
     def is_kept(self) -> bool:
         """Whether rows lie on the device as in the file: they come back as they are then."""
         rows = np.empty((0, self.row_bytes), np.uint8)
-        return to_device(self.tensor.type, rows, self.matrix.n_columns) is rows
+        same_type = self.matrix.type == self.type
+        return same_type and to_device(self.type, rows, self.matrix.n_columns) is rows
 
-    def offset(self, expert: int) -> int:
-        return self.tensor.offset + expert * self.n_bytes
+    def place(self, expert: int) -> tuple[TensorInfo, int]:
+        """The tensor an expert's rows lie in, and where in its part of the file they begin."""
+        part, first = self.stack.of_expert(expert)
+        tensor = self.stack.parts[part]
+        return tensor, tensor.offset + first * self.row_bytes
+
+    def lay_out(self, rows: Bytes, out: Bytes) -> None:
+        """Rows of the file [n, row_bytes] as the device has them."""
+        if self.matrix.type != self.type:
+            n_weights = len(rows) * self.matrix.n_columns
+            rows = decode(self.type, rows, n_weights).view(np.uint8).reshape(len(rows), -1)
+        to_device(self.matrix.type, rows, self.matrix.n_columns, out=out)
 
 
 class SpanReader(Closing):
@@ -64,15 +80,10 @@ class SpanReader(Closing):
         self._layers: list[tuple[_Source, ...]] = []
         self.span_bytes: list[int] = []  # of an expert [n MoE layers]
         self._n_experts = 1
-        for layer in tensors.layers:
-            if layer.router is None:
-                continue
-            shape = expert_shape(layer)
-            self._n_experts = layer.router.shape[0]
-            matrices = (shape.gate, shape.up, shape.down)
-            stacked = (layer.gate, layer.up, layer.down)
-            self._layers.append(tuple(map(_Source, stacked, matrices)))
-            self.span_bytes.append(shape.span_bytes)
+        for block in tensors.expert_layers:
+            self._n_experts = block.n_experts
+            self._layers.append(tuple(_Source(*part) for part in span_parts(block)))
+            self.span_bytes.append(expert_shape(block).span_bytes)
         self._staging = threading.local()
         self._files = file.reopen()
 
@@ -91,14 +102,15 @@ class SpanReader(Closing):
         sources, end = self._layers[layer], 0
         assert out.size == self.span_bytes[layer], (number, out.size)
         for source in sources:
-            file = self._files[source.tensor.part]
-            file.will_read(source.offset(expert), source.n_bytes)
+            tensor, offset = source.place(expert)
+            self._files[tensor.part].will_read(offset, source.n_bytes)
         for source in sources:
-            matrix, file = source.matrix, self._files[source.tensor.part]
+            matrix = source.matrix
             out[end : matrix.offset] = 0
             end = matrix.offset + matrix.n_bytes
             self._read_matrix(source, expert, out[matrix.offset : end])
-            file.drop(source.offset(expert), source.n_bytes)
+            tensor, offset = source.place(expert)
+            self._files[tensor.part].drop(offset, source.n_bytes)
         out[end:] = 0
 
     def drop_pages(self) -> None:
@@ -113,8 +125,8 @@ class SpanReader(Closing):
 
     def _read_matrix(self, source: _Source, expert: int, out: Bytes) -> None:
         """In one go where rows are kept as the file has them, else piece by piece."""
-        tensor, matrix = source.tensor, source.matrix
-        file, offset = self._files[tensor.part], source.offset(expert)
+        matrix, (tensor, offset) = source.matrix, source.place(expert)
+        file = self._files[tensor.part]
         what = f"expert {expert} of {tensor.name}"
         if source.is_kept:
             file.read_into(out, offset, what)
@@ -127,9 +139,7 @@ class SpanReader(Closing):
             target = rows_out[start : start + n_rows]
             piece = staging[: len(target) * row_bytes]
             file.read_into(piece, offset + start * row_bytes, what)
-            to_device(
-                tensor.type, piece.reshape(len(target), row_bytes), matrix.n_columns, out=target
-            )
+            source.lay_out(piece.reshape(len(target), row_bytes), target)
 
     def _staged(self, n_bytes: int) -> Bytes:
         """This thread's staging, made at first use."""

@@ -1,0 +1,75 @@
+"""The matrices of latent attention that lead from the compressed keys and values to the heads.
+
+Files of today hold them as kernels read them. Older ones hold both in one, with the keys' part the
+other way round: it is turned while the model loads, and kept as F16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.models.tensors import LatentTensors
+from vkmoe.quants import decode
+
+__all__ = ["HeadMatrices", "latent_matrices"]
+
+Bytes = NDArray[np.uint8]
+TURNED_TYPE = "F16"  # of keys that were turned: any type with blocks would be rounded once more
+
+
+@dataclass(frozen=True)
+class HeadMatrices:
+    """A matrix of each head, behind one another: [n_heads * rows, n_columns] of `type`.
+
+    With `part`, they are the rows first, ..., last - 1 of each head in `tensor`.
+    """
+
+    tensor: TensorInfo
+    type: str
+    n_heads: int
+    rows: int  # of a head
+    n_columns: int
+    part: tuple[int, int] | None = None
+    turned: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_heads * self.rows
+
+    def data(self, file: GgufFile) -> Bytes:
+        """As a file would hold it: uint8 [n_rows, row_bytes]; a view where it does."""
+        data = file.data(self.tensor.name)
+        if self.part is None:
+            return data.reshape(self.n_rows, -1)
+        heads = data.reshape(self.n_heads, self.tensor.shape[0] // self.n_heads, -1)
+        heads = heads[:, slice(*self.part)]
+        if not self.turned:
+            return np.ascontiguousarray(heads).reshape(self.n_rows, -1)
+        n_weights = self.n_rows * self.n_columns
+        values = decode(self.tensor.type, np.ascontiguousarray(heads).reshape(-1), n_weights)
+        turned = values.reshape(self.n_heads, self.n_columns, self.rows).swapaxes(1, 2)
+        with np.errstate(over="ignore"):
+            halves = np.ascontiguousarray(turned, np.float16)
+        return halves.view(np.uint8).reshape(self.n_rows, -1)
+
+
+def latent_matrices(tensors: LatentTensors) -> tuple[HeadMatrices, HeadMatrices]:
+    """Of the keys [n_heads * kv_rank, nope_dim], of the values [n_heads * value_dim, kv_rank]."""
+    shape, n_heads, whole = tensors.shape, tensors.n_heads, tensors.kv_up
+    rank, nope_dim, value_dim = shape.kv_rank, shape.nope_dim, shape.value_dim
+    if whole is None:
+        keys, values = tensors.k_up, tensors.v_up
+        assert keys is not None and values is not None, tensors
+        return (
+            HeadMatrices(keys, keys.type, n_heads, rank, nope_dim),
+            HeadMatrices(values, values.type, n_heads, value_dim, rank),
+        )
+    values_part = (nope_dim, nope_dim + value_dim)
+    return (
+        HeadMatrices(whole, TURNED_TYPE, n_heads, rank, nope_dim, (0, nope_dim), turned=True),
+        HeadMatrices(whole, whole.type, n_heads, value_dim, rank, values_part),
+    )
