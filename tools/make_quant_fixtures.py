@@ -23,7 +23,7 @@ from vkmoe.quants.types import TYPES
 Floats = npt.NDArray[np.float32]
 
 OUT = ROOT / "tests" / "fixtures" / "quants"
-QUANTISED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
+QUANTISED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "MXFP4")
 LAYER = "model.layers.3"
 DEMO_TENSORS = {
     "demo_embedding": "model.embed_tokens.weight",
@@ -36,14 +36,14 @@ DEMO_TENSORS = {
 def error_measures(type_name: str, x: Floats, y: Floats, columns: Floats | None) -> list[float]:
     """[plain, weighted] root mean square error of `y`, relative to that of `x`.
 
-    The weights are those llama.cpp minimises by: 1 for Q8_0, x^2 for Q6_K, magnitude plus the
-    root mean square of 32 neighbours for Q4_K and Q5_K; with importance, that of the column.
+    The weights are those llama.cpp minimises by: x^2 for Q6_K and IQ4_NL, magnitude plus the root
+    mean square of 32 neighbours for Q4_K and Q5_K, else 1; with importance, that of the column.
     """
     x, y = x.astype(np.float64), y.astype(np.float64)
     weights = np.ones_like(x)
     if columns is not None:
         weights = np.broadcast_to(columns.astype(np.float64), x.shape)
-    elif type_name == "Q6_K":
+    elif type_name in ("Q6_K", "IQ4_NL"):
         weights = x * x
     elif type_name in ("Q4_K", "Q5_K"):
         groups = x.reshape(-1, 32)

@@ -10,7 +10,7 @@ from gguf.quants import dequantize
 from vkmoe.errors import UnsupportedModelError
 from vkmoe.quants import HAS_KERNEL, TYPES, decode
 
-FOREIGN = ["Q4_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4"]
+FOREIGN = ["Q4_1", "Q5_0", "Q5_1", "IQ3_S", "TQ2_0"]
 
 
 @pytest.mark.parametrize("name", [*sorted(HAS_KERNEL), *FOREIGN])
@@ -26,12 +26,30 @@ def test_equal_to_the_package_on_random_bytes(name: str, n_blocks: int) -> None:
     np.testing.assert_array_equal(found, np.asarray(expected, np.float32).reshape(-1))
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q8_0"])
+def test_every_exponent_of_mxfp4() -> None:
+    """The two lowest are subnormal float32, the highest is a number and no NaN."""
+    raw = np.zeros((256, 17), np.uint8)
+    raw[:, 0] = np.arange(256)
+    raw[:, 1:] = np.arange(16) * 17
+    found = decode("MXFP4", raw, 256 * 32).reshape(256, 32)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(found, dequantize(raw, gguf.GGMLQuantizationType.MXFP4))
+    assert found[0, 1] == 2.0**-128 and found[1, 1] == 2.0**-127
+    assert found[127, :8].tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert found[255, 1] == 2.0**127
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        *(("Q2_K", 82), ("Q3_K", 108), ("Q4_K", 0), ("Q5_K", 0), ("Q6_K", 208)),
+        *(("Q8_0", 0), ("Q4_0", 0), ("IQ4_NL", 0), ("IQ4_XS", 0)),
+    ],
+)
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
-def test_bad_scales_decode_without_warnings(name: str, scale: float) -> None:
+def test_bad_scales_decode_without_warnings(name: str, at: int, scale: float) -> None:
     quant_type = TYPES[name]
     raw = np.ones(quant_type.block_bytes, np.uint8)
-    at = 208 if name == "Q6_K" else 0
     raw[at : at + 2] = np.array([scale], "<f2").view(np.uint8)
     assert not np.isfinite(decode(name, raw, quant_type.block_weights)).all()
 

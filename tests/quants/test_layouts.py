@@ -9,6 +9,16 @@ import pytest
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes, from_device, to_device
 
 Bytes = npt.NDArray[np.uint8]
+CUTS = {  # of a block, one for each plane
+    "Q2_K": [(16, 80), (0, 16), (80, 84)],
+    "Q3_K": [(32, 96), (0, 32), (96, 108), (108, 110)],
+    "Q6_K": [(0, 128), (128, 192), (192, 208), (208, 210)],
+    "IQ4_XS": [(8, 136), (0, 8)],
+    "Q8_0": [(2, 34), (0, 2)],
+    "Q4_0": [(2, 18), (0, 2)],
+    "IQ4_NL": [(2, 18), (0, 2)],
+    "MXFP4": [(1, 17), (0, 1)],
+}
 SHAPES = [(1, 1), (3, 1), (5, 3), (2, 8), (7, 9)]  # (rows, blocks of a row)
 
 
@@ -23,12 +33,7 @@ def expected_row(name: str, raw: Bytes) -> bytes:
     """The documented layout of one row, one block after the other."""
     size = TYPES[name].block_bytes
     blocks = [raw[at : at + size].tobytes() for at in range(0, len(raw), size)]
-    if name == "Q6_K":
-        cuts = [(0, 128), (128, 192), (192, 208), (208, 210)]
-    elif name == "Q8_0":
-        cuts = [(2, 34), (0, 2)]
-    else:
-        cuts = []
+    cuts = CUTS.get(name, [])
     row = b"".join(block[a:b] for a, b in cuts for block in blocks) if cuts else raw.tobytes()
     return row + bytes(-len(row) % 16)
 
@@ -78,6 +83,8 @@ def test_no_rows_at_all() -> None:
 
 @pytest.mark.parametrize(("name", "columns", "expected"), [
     ("Q4_K", 2048, 1152), ("Q5_K", 2048, 1408), ("Q6_K", 2048, 1680), ("Q6_K", 256, 224),
+    ("MXFP4", 2880, 1536), ("MXFP4", 32, 32), ("Q4_0", 2048, 1152), ("IQ4_NL", 96, 64),
+    ("IQ4_XS", 256, 144), ("Q2_K", 2048, 672), ("Q3_K", 2048, 880), ("Q3_K", 256, 112),
     ("Q8_0", 2048, 2176), ("Q8_0", 32, 48), ("F16", 3, 16), ("F32", 5, 32), ("BF16", 8, 16),
 ])  # fmt: skip
 def test_row_sizes(name: str, columns: int, expected: int) -> None:
@@ -91,4 +98,4 @@ def test_wrong_shapes_are_our_own_bug() -> None:
     with pytest.raises(AssertionError):
         to_device("Q6_K", raw, columns, np.empty((2, 16), np.uint8))
     with pytest.raises(AssertionError):
-        device_row_bytes("Q4_0", 32)
+        device_row_bytes("Q4_1", 32)

@@ -1,8 +1,8 @@
 """NumPy decoders: bytes of any weight type to float32.
 
-Owns the meaning of the bits of the seven types with kernels (the formulas are in each function);
-every other type is decoded by the `gguf` package.  These are the twins the kernels are judged by,
-so they follow the order of operations of the format: scale first, then weight, then minimum.
+Owns the table of the types with kernels, whose formulas are in decode_k.py and decode_32.py; every
+other type is decoded by the `gguf` package.  These are the twins the kernels are judged by, so
+they follow the order of operations of the format: scale first, then weight, then minimum.
 """
 
 from __future__ import annotations
@@ -13,12 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from vkmoe.errors import UnsupportedModelError
+from vkmoe.quants.blocks import Bytes, Floats
+from vkmoe.quants.decode_32 import (
+    decode_iq4_nl,
+    decode_iq4_xs,
+    decode_mxfp4,
+    decode_q4_0,
+    decode_q8_0,
+)
+from vkmoe.quants.decode_k import (
+    decode_q2_k,
+    decode_q3_k,
+    decode_q4_k,
+    decode_q5_k,
+    decode_q6_k,
+)
 from vkmoe.quants.types import TYPES
 
-__all__ = ["bf16_to_f32", "decode", "unpack_scales_minima"]
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+__all__ = ["bf16_to_f32", "decode"]
 
 # Weights decoded at a time: bounds the temporaries and keeps them in the cache.
 _CHUNK_WEIGHTS = 1 << 18
@@ -47,71 +59,6 @@ def decode(type_name: str, data: Bytes, n_weights: int) -> Floats:
 def bf16_to_f32(words: npt.NDArray[np.uint16]) -> Floats:
     """bfloat16 is the upper half of a float32."""
     return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def unpack_scales_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The 6-bit scales and minima of Q4_K and Q5_K: [n, 12] -> two of [n, 8].
-
-    Bytes 0-3 hold scales 0-3, bytes 4-7 minima 0-3, in their low six bits; bytes 8-11 hold the low
-    nibbles of scales 4-7 (low) and minima 4-7 (high), whose upper two bits top bytes 0-3 and 4-7.
-    """
-    low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
-    scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=1)
-    minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], axis=1)
-    return scales, minima
-
-
-def _half(blocks: Bytes, at: int) -> Floats:
-    """The f16 at byte `at` of every block, as float32 [n, 1]."""
-    halves: npt.NDArray[np.float16] = np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
-    return halves.astype(np.float32)
-
-
-def _q4_k(blocks: Bytes) -> Floats:
-    """w = d * scale * q - dmin * minimum; [d, dmin, 12 B scales, 4 x 32 B low, high nibbles]."""
-    quants = blocks[:, 16:144].reshape(-1, 4, 1, 32)
-    nibbles = np.concatenate([quants & 15, quants >> 4], axis=2)
-    return _scaled(blocks, nibbles.reshape(-1, 8, 32))
-
-
-def _q5_k(blocks: Bytes) -> Floats:
-    """As Q4_K with a fifth bit: bit s of high byte l belongs to weight l of sub-block s."""
-    quants = blocks[:, 48:176].reshape(-1, 4, 1, 32)
-    nibbles = np.concatenate([quants & 15, quants >> 4], axis=2).reshape(-1, 8, 32)
-    shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
-    fifth = (blocks[:, None, 16:48] >> shifts) & 1
-    return _scaled(blocks, nibbles | (fifth << 4))
-
-
-def _scaled(blocks: Bytes, quants: Bytes) -> Floats:
-    scales, minima = unpack_scales_minima(blocks[:, 4:16])
-    scale = _half(blocks, 0) * scales.astype(np.float32)  # [n, 8]
-    minimum = _half(blocks, 2) * minima.astype(np.float32)
-    weights = scale[:, :, None] * quants.astype(np.float32) - minimum[:, :, None]
-    return weights.reshape(-1, 256)
-
-
-def _q6_k(blocks: Bytes) -> Floats:
-    """w = d * scale * (q - 32); [128 B low nibbles, 64 B upper bits, 16 int8 scales, d].
-
-    Each half of 128 weights has 64 low bytes (nibbles: weights 0-63, then 64-127) and 32 upper
-    bytes, whose bit pairs 0-3 belong to the four runs of 32 weights.
-    """
-    low = blocks[:, 0:128].reshape(-1, 2, 1, 64)
-    nibbles = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
-    shifts = np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 1, 4, 1)
-    upper = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
-    quants = (nibbles | (upper << 4)).view(np.int8) - np.int8(32)
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    scale = _half(blocks, 208) * scales  # [n, 16]
-    weights: Floats = scale[:, :, None] * quants.reshape(-1, 16, 16).astype(np.float32)
-    return weights.reshape(-1, 256)
-
-
-def _q8_0(blocks: Bytes) -> Floats:
-    """w = d * q; [d, 32 int8]."""
-    weights: Floats = _half(blocks, 0) * blocks[:, 2:34].view(np.int8).astype(np.float32)
-    return weights
 
 
 def _f16(blocks: Bytes) -> Floats:
@@ -150,10 +97,16 @@ def _foreign_decoder(type_name: str) -> Callable[[Bytes], Floats]:
 
 
 _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "Q8_0": _q8_0,
+    "Q2_K": decode_q2_k,
+    "Q3_K": decode_q3_k,
+    "Q4_K": decode_q4_k,
+    "Q5_K": decode_q5_k,
+    "Q6_K": decode_q6_k,
+    "IQ4_XS": decode_iq4_xs,
+    "Q4_0": decode_q4_0,
+    "IQ4_NL": decode_iq4_nl,
+    "MXFP4": decode_mxfp4,
+    "Q8_0": decode_q8_0,
     "F16": _f16,
     "BF16": _bf16,
     "F32": _f32,

@@ -8,14 +8,11 @@ fitted once more to the weights as rounded.  Arrays are [groups, weights of a gr
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from vkmoe.quants.blocks import Bytes, Floats, half_bytes
 from vkmoe.quants.scale_search import fit_range, fit_symmetric
 
 __all__ = ["pack_subscales", "quantise_q4_k", "quantise_q5_k", "quantise_q6_k"]
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 
 _RANGE_SHIFTS = np.arange(-1.0, 1.01, 0.1, dtype=np.float32)
 _SYMMETRIC_SHIFTS = np.arange(-0.9, 0.91, 0.1, dtype=np.float32)
@@ -54,7 +51,7 @@ def _range_blocks(x: Floats, importance: Floats, largest: int) -> tuple[Bytes, B
     d, dmin = _refit_range(x, importance, quants * subscale[:, None], subminimum, d, dmin)
     quants = _round_range(x, d * subscale, dmin * subminimum, largest)
     packed = pack_subscales(subscale.T.astype(np.uint8), subminimum.T.astype(np.uint8))
-    head = np.concatenate([_half_bytes(d), _half_bytes(dmin), packed], axis=1)
+    head = np.concatenate([half_bytes(d), half_bytes(dmin), packed], axis=1)
     return head, np.ascontiguousarray(quants.transpose(2, 0, 1)).astype(np.uint8)
 
 
@@ -102,13 +99,8 @@ def _refit_range(
     return _half(np.where(sound, new_d, d)), _half(np.where(sound, new_dmin, dmin))
 
 
-def _half_bytes(values: Floats) -> Bytes:
-    """f16 bytes of [n] as [n, 2]."""
-    return values.astype("<f2").view(np.uint8).reshape(-1, 2)
-
-
 def pack_subscales(scales: Bytes, minima: Bytes) -> Bytes:
-    """Two of [n, 8] six-bit numbers to [n, 12] bytes: decode.unpack_scales_minima backwards."""
+    """Two of [n, 8] six-bit numbers to [n, 12] bytes: as decode_k.py unpacks them."""
     four, six, nibble = np.uint8(4), np.uint8(6), np.uint8(15)
     low = scales[:, :4] | ((scales[:, 4:] >> four) << six)
     middle = minima[:, :4] | ((minima[:, 4:] >> four) << six)
@@ -141,7 +133,7 @@ def quantise_q6_k(x: Floats, importance: Floats) -> Bytes:
     quants = _round_symmetric(x, d * subscale)
     levels = (np.ascontiguousarray(quants.reshape(256, n).T) + 32).astype(np.uint8)
     scales = np.ascontiguousarray(subscale.T).astype(np.int8).view(np.uint8)
-    return np.concatenate([_pack_six_bits(levels), scales, _half_bytes(d)], axis=1)
+    return np.concatenate([_pack_six_bits(levels), scales, half_bytes(d)], axis=1)
 
 
 def _round_symmetric(x: Floats, scale: Floats) -> Floats:

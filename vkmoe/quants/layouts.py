@@ -2,11 +2,16 @@
 
 A row starts at a multiple of 16 bytes and is read in 16-byte words (uvec4).
 Q4_K (9 words per superblock) and Q5_K (11 words) are kept as the file has them; F32, F16 and BF16
-are padded with zeros at the end of the row.  Two types are taken apart into planes, because their
-blocks are not aligned:
+are padded with zeros at the end of the row.  The others are taken apart into planes, because their
+blocks are not aligned.  Of a row of n blocks:
 
-    Q6_K, n superblocks: [low nibbles: n x 128 B][upper bits: n x 64][scales: n x 16][d: n x 2]
-    Q8_0, n blocks:      [quants: n x 32 B][d: n x 2]
+    Q2_K          [bit pairs: n x 64 B][scales and minima: n x 16][d, dmin: n x 4]
+    Q3_K          [bit pairs: n x 64 B][third bits: n x 32][scales: n x 12][d: n x 2]
+    Q6_K          [low nibbles: n x 128 B][upper bits: n x 64][scales: n x 16][d: n x 2]
+    IQ4_XS        [nibbles: n x 128 B][d and scales: n x 8]
+    Q8_0          [quants: n x 32 B][d: n x 2]
+    Q4_0, IQ4_NL  [nibbles: n x 16 B][d: n x 2]
+    MXFP4         [nibbles: n x 16 B][exponents: n x 1]
 
 with zeros after the last plane up to 16 bytes.  Values are never changed: `from_device` is the
 exact inverse.  Does not decode, and does not know which tensor a row belongs to.
@@ -36,8 +41,14 @@ class _Plane(NamedTuple):
 
 
 _PLANES: dict[str, tuple[_Plane, ...]] = {
+    "Q2_K": (_Plane(16, 64), _Plane(0, 16), _Plane(80, 4)),
+    "Q3_K": (_Plane(32, 64), _Plane(0, 32), _Plane(96, 12), _Plane(108, 2)),
     "Q6_K": (_Plane(0, 128), _Plane(128, 64), _Plane(192, 16), _Plane(208, 2)),
+    "IQ4_XS": (_Plane(8, 128), _Plane(0, 8)),
     "Q8_0": (_Plane(2, 32), _Plane(0, 2)),
+    "Q4_0": (_Plane(2, 16), _Plane(0, 2)),
+    "IQ4_NL": (_Plane(2, 16), _Plane(0, 2)),
+    "MXFP4": (_Plane(1, 16), _Plane(0, 1)),
 }
 
 

@@ -1,6 +1,7 @@
-"""NumPy quantisers: float32 weights to the bytes of the types that have kernels.
+"""NumPy quantisers: float32 weights to the bytes of most types that have kernels.
 
-Owns the checks, the cutting into pieces and the simple types; k_quants.py has the superblocks.
+Owns the checks, the cutting into pieces and the plain types; quantise_32.py has those with blocks
+of 32, k_quants.py the superblocks.  Q2_K, Q3_K and IQ4_XS have none.
 Written for preparing models, not for speed at run time.  The same input gives the same bytes.
 """
 
@@ -14,6 +15,12 @@ import numpy.typing as npt
 from vkmoe.errors import UnsupportedModelError
 from vkmoe.quants.decode import decode
 from vkmoe.quants.k_quants import quantise_q4_k, quantise_q5_k, quantise_q6_k
+from vkmoe.quants.quantise_32 import (
+    quantise_iq4_nl,
+    quantise_mxfp4,
+    quantise_q4_0,
+    quantise_q8_0,
+)
 from vkmoe.quants.types import TYPES
 
 __all__ = ["quantise"]
@@ -26,7 +33,6 @@ _CHUNK_WEIGHTS = 1 << 16
 _GROUP = 32
 # Beyond what any block can hold, and below where the searches' float32 sums would overflow.
 _LARGEST = 1e9
-_Q8_0_SHIFTS = np.linspace(-0.5, 0.5, 5, dtype=np.float32)
 
 
 def quantise(type_name: str, weights: Floats, importance: Floats | None = None) -> Bytes:
@@ -89,23 +95,6 @@ def _importance(rows: Floats, columns: Floats | None, shape: tuple[int, ...]) ->
     return matter.reshape(shape)
 
 
-def _quantise_q8_0(x: Floats, importance: Floats) -> Bytes:
-    """[n, 32] weights to [n, 34] bytes; tries scales a little around largest / 127."""
-    largest = np.abs(x).max(axis=1, keepdims=True)
-    best = np.zeros((len(x), 34), np.uint8)
-    least = np.full(len(x), np.inf, np.float32)
-    for shift in _Q8_0_SHIFTS:
-        d = (largest / (127 + shift)).astype("<f2")
-        step = d.astype(np.float32)
-        q = np.clip(np.rint(x / np.where(step > 0, step, np.float32(1))), -127, 127)
-        error = (importance * (q * step - x) ** 2).sum(axis=1)
-        better = ~(error >= least)
-        least[better] = error[better]
-        best[better, :2] = d[better].view(np.uint8)
-        best[better, 2:] = q[better].astype(np.int8).view(np.uint8)
-    return best
-
-
 def _quantise_f16(x: Floats, importance: Floats) -> Bytes:
     return x.astype("<f2").view(np.uint8)
 
@@ -125,7 +114,10 @@ _QUANTISERS: dict[str, Callable[[Floats, Floats], Bytes]] = {
     "Q4_K": quantise_q4_k,
     "Q5_K": quantise_q5_k,
     "Q6_K": quantise_q6_k,
-    "Q8_0": _quantise_q8_0,
+    "Q8_0": quantise_q8_0,
+    "Q4_0": quantise_q4_0,
+    "IQ4_NL": quantise_iq4_nl,
+    "MXFP4": quantise_mxfp4,
     "F16": _quantise_f16,
     "BF16": _quantise_bf16,
     "F32": _quantise_f32,

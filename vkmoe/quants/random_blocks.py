@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from vkmoe.quants.blocks import E2M1_VALUES, IQ4_VALUES
 from vkmoe.quants.k_quants import pack_subscales
 from vkmoe.quants.types import TYPES
 
@@ -18,8 +19,15 @@ __all__ = ["random_weights"]
 
 Bytes = npt.NDArray[np.uint8]
 
-# Six-bit subscales are drawn from [32, 64): their root mean square, and that of uniform quants.
-_SUBSCALE_RMS = float(np.sqrt(np.mean(np.arange(32, 64) ** 2)))
+
+def _rms(values: npt.NDArray[np.generic]) -> float:
+    """The root mean square of values that are all as likely."""
+    return float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))
+
+
+# Six-bit subscales are drawn from [32, 64), or from all there are where they have a sign.
+_SUBSCALE_RMS = _rms(np.arange(32, 64))
+_SIGNED_SUBSCALE_RMS = _rms(np.arange(-32, 32))
 
 
 def random_weights(
@@ -67,6 +75,45 @@ def _range_blocks(
     return make
 
 
+def _q2_k(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
+    """As Q4_K: minima equal to scales, both from 8 to 15."""
+    blocks = _random_bytes((n_blocks, TYPES["Q2_K"].block_bytes), rng)
+    subscales = (blocks[:, 0:16] & np.uint8(7)) | np.uint8(8)
+    blocks[:, 0:16] = subscales | (subscales << np.uint8(4))
+    d = deviation / (_rms(np.arange(8, 16)) * _uniform_rms(4))
+    blocks[:, 80:82] = _half_bytes(d)
+    blocks[:, 82:84] = _half_bytes(d * 3 / 2)
+    return blocks
+
+
+def _either_sign(
+    type_name: str, at: int, rms: float
+) -> Callable[[int, np.random.Generator, float], Bytes]:
+    """Types without minima: all bits random, so is the sign of d, and so the mean is zero.
+
+    `at` is the place of d, `rms` the root mean square of what it is multiplied by.
+    """
+
+    def make(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
+        blocks = _random_bytes((n_blocks, TYPES[type_name].block_bytes), rng)
+        sign = blocks[:, at + 1] & np.uint8(0x80)
+        blocks[:, at : at + 2] = _half_bytes(deviation / rms)
+        blocks[:, at + 1] |= sign
+        return blocks
+
+    return make
+
+
+def _mxfp4(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
+    """Two exponents that follow each other, in the shares that make the deviation."""
+    blocks = _random_bytes((n_blocks, TYPES["MXFP4"].block_bytes), rng)
+    ratio = np.log2(deviation / _rms(E2M1_VALUES))
+    share = (4 ** (ratio - np.floor(ratio)) - 1) / 3  # of the larger: its squares are 4 times
+    larger = blocks[:, 0] < round(256 * share)
+    blocks[:, 0] = int(np.floor(ratio)) + 128 + larger
+    return blocks
+
+
 def _q6_k(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
     blocks = _random_bytes((n_blocks, TYPES["Q6_K"].block_bytes), rng)
     scales = blocks[:, 192:208].view(np.int8)
@@ -100,6 +147,12 @@ _MAKERS: dict[str, Callable[[int, np.random.Generator, float], Bytes]] = {
     "Q4_K": _range_blocks("Q4_K", 16),
     "Q5_K": _range_blocks("Q5_K", 32),
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _either_sign("Q3_K", 108, _SIGNED_SUBSCALE_RMS * _rms(np.arange(-4, 4))),
+    "IQ4_XS": _either_sign("IQ4_XS", 0, _SIGNED_SUBSCALE_RMS * _rms(IQ4_VALUES)),
+    "IQ4_NL": _either_sign("IQ4_NL", 0, _rms(IQ4_VALUES)),
+    "Q4_0": _either_sign("Q4_0", 0, _rms(np.arange(-8, 8))),
+    "MXFP4": _mxfp4,
     "Q8_0": _q8_0,
     "F32": _f32,
     "F16": _f16,

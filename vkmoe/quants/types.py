@@ -67,4 +67,7 @@ _ROWS = (
 TYPES: Mapping[str, QuantType] = MappingProxyType({row.name: row for row in _ROWS})
 BY_ID: Mapping[int, QuantType] = MappingProxyType({row.ggml_id: row for row in _ROWS})
 
-HAS_KERNEL = frozenset({"Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32"})
+HAS_KERNEL = frozenset(
+    {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"}
+    | {"F16", "BF16", "F32"}
+)
