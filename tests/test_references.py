@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.engine.tiny import KINDS, architecture
+
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 DEMO = FIXTURES.parent.parent / "vkmoe" / "data" / "demo.gguf"
 TINY = sorted(path.stem for path in (FIXTURES / "models").glob("*.gguf"))
@@ -26,7 +28,8 @@ def stored(name: str) -> dict[str, NDArray[Any]]:
 
 
 def test_there_are_tiny_models() -> None:
-    assert len(TINY) == 7
+    assert len(TINY) >= 7
+    assert {name.split("_")[0] for name in TINY} <= set(KINDS)
 
 
 @pytest.mark.parametrize("name", ["demo_transformers", "demo_llama_cpp"])
@@ -68,9 +71,14 @@ def test_tiny_model_and_its_logits_belong_together(name: str) -> None:
     assert arrays["logits"].shape == (len(arrays["tokens"]), n_vocab)
     assert np.isfinite(arrays["logits"]).all()
     assert arrays["logits"].std() > 2
-    assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32"}
-    if name.startswith("moe"):
-        layers = int(reader.fields["qwen3moe.block_count"].contents())
-        top_k = int(reader.fields["qwen3moe.expert_used_count"].contents())
+    expert_types = {"F32", "MXFP4"} if name.endswith("mxfp4") else {"F32"}
+    assert {tensor.tensor_type.name for tensor in reader.tensors} == expert_types
+    prefix = reader.fields["general.architecture"].contents()
+    assert prefix == architecture(name)
+    if f"{prefix}.expert_used_count" in reader.fields:
+        layers = int(reader.fields[f"{prefix}.block_count"].contents())
+        if f"{prefix}.leading_dense_block_count" in reader.fields:
+            layers -= int(reader.fields[f"{prefix}.leading_dense_block_count"].contents())
+        top_k = int(reader.fields[f"{prefix}.expert_used_count"].contents())
         assert arrays["router_ids"].shape == (layers, len(arrays["tokens"]), top_k)
         assert arrays["router_margin"].min() > 1e-3

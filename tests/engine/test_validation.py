@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny import NAMES, model_path
+from tests.engine.tiny import ONE_OF_EACH, model_path
 from vkmoe.engine import Engine
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.hazards import plan_barriers
@@ -18,7 +18,7 @@ from vkmoe.llm import LLM, demo_model_path
 PROMPT = "def add(a, b):\n"
 
 
-@pytest.fixture(scope="module", params=["demo", *NAMES])
+@pytest.fixture(scope="module", params=["demo", "moe_yarn_top1", "moe_all_experts", *ONE_OF_EACH])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     path: Path = demo_model_path() if request.param == "demo" else model_path(request.param)
     with LLM(path, validation=True, ctx_size=64) as opened:

@@ -14,14 +14,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.gguf_file import open_gguf
+from vkmoe.models import ARCHITECTURES
 from vkmoe.quants import quantise
 from vkmoe.quants.types import TYPES
 
-__all__ = ["FOLDER", "NAMES", "Tensor", "expected", "mixed_model", "model_path", "retyped",
-           "rewrite", "with_metadata"]  # fmt: skip
+__all__ = ["FOLDER", "KINDS", "NAMES", "ONE_OF_EACH", "Tensor", "architecture", "expected",
+           "mixed_model", "model_path", "retyped", "rewrite", "with_metadata"]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+# What the first word of a fixture's name says.
+KINDS = {
+    "dense": "qwen3",
+    "moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "llama": "llama",
+    "mixtral": "llama",
+    "qwen2moe": "qwen2moe",
+    "gptoss": "gpt-oss",
+    "deepseek2": "deepseek2",
+}
+
+
+def architecture(name: str) -> str:
+    """The architecture of a fixture."""
+    return KINDS[name.split("_")[0]]
+
+
+NAMES = sorted(
+    path.stem for path in FOLDER.glob("*.gguf") if architecture(path.stem) in ARCHITECTURES
+)
+# For tests that take long: of each kind the model with the most that is its own.
+ONE_OF_EACH = tuple(
+    name
+    for name in ("moe_odd", "dense_tied", "olmoe_one_kv_head", "llama_biases", "mixtral_top1",
+                 "qwen2moe_top1", "gptoss_odd", "deepseek2_lite", "deepseek2_v3")
+    if name in NAMES
+)  # fmt: skip
 
 
 class Tensor(NamedTuple):

@@ -1,0 +1,10 @@
+"""The tiny random models of tests/fixtures/models, one module for each architecture."""
+
+from __future__ import annotations
+
+from tools.tiny_models import llama, olmoe, qwen2moe, qwen3
+from tools.tiny_models.model import TinyModel
+
+__all__ = ["MODELS", "TinyModel"]
+
+MODELS: tuple[TinyModel, ...] = (*qwen3.MODELS, *olmoe.MODELS, *llama.MODELS, *qwen2moe.MODELS)
