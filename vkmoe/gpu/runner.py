@@ -83,20 +83,21 @@ class Runner(Closing):
         """Those that have run, in the order of their first run."""
         return tuple(program for program, _ in self._recordings)
 
-    def record_timed(self, program: Program) -> _native.Recording | None:
-        """A recording with a timestamp before and behind; None if the device has no timestamps."""
-        try:
-            return self._backend.record(program, timed=True)
-        except ValueError:
-            return None
+    def record(self, program: Program, timed: bool) -> _native.Recording:
+        """A recording that runs on what the tensors hold.
+
+        A `timed` one has a timestamp before and behind; a device without them raises ValueError.
+        """
+        return self._backend.record(program, timed=timed)
 
     def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
         """The shortest time the device took for a program; None if it has no timestamps.
 
         Its tensors hold what earlier runs left there.
         """
-        recording = self.record_timed(program)
-        if recording is None:
+        try:
+            recording = self.record(program, timed=True)
+        except ValueError:
             return None
         times = []
         for _ in range(repeats):
