@@ -13,6 +13,7 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import MAX_GROUPS, Program, Range, TensorRef, memory_range
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
+from vkmoe.quants import HAS_KERNEL, TYPES
 
 __all__ = ["Matrix", "matvec", "matvec_residual"]
 
@@ -30,15 +31,8 @@ MATVEC_RESIDUAL = kernel(
     "workgroup_size rows",
 )
 
-BLOCK_WEIGHTS = {
-    "Q4_K": 256,
-    "Q5_K": 256,
-    "Q6_K": 256,
-    "Q8_0": 32,
-    "F16": 32,
-    "BF16": 32,
-    "F32": 32,
-}
+# Types without blocks are read in chunks of 32.
+BLOCK_WEIGHTS = {name: max(32, TYPES[name].block_weights) for name in sorted(HAS_KERNEL)}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,29 @@ from vkmoe.quants.types import TYPES
 __all__ = ["WEIGHT_TYPES", "Placed", "decode_rows", "place_matrix", "random_rows"]
 
 WEIGHT_TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32")
-# Where a block holds its float16 scales.
-_HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
+
+
+class Scales(NamedTuple):
+    """Where a block holds its float16 scales, and about how large they are drawn."""
+
+    places: tuple[int, ...]
+    size: float = 2e-3
+
+
+_SCALES = {
+    "Q4_K": Scales((0, 2)),
+    "Q5_K": Scales((0, 2)),
+    "Q6_K": Scales((208,)),
+    "Q8_0": Scales((0,)),
+    "Q2_K": Scales((80, 82), 2e-2),
+    "Q3_K": Scales((108,), 4e-3),
+    "Q4_0": Scales((0,), 4e-2),
+    "IQ4_NL": Scales((0,)),
+    "IQ4_XS": Scales((0,), 2e-4),
+    "MXFP4": Scales(()),
+}
+# Of MXFP4: 2^-9 to 2^-4, times values up to 12.
+_EXPONENTS = range(119, 125)
 
 # Larger matrices repeat their rows: they are for measurements, and drawing takes long.
 DISTINCT_BYTES = 8 << 20
@@ -55,13 +76,16 @@ def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Gene
     n_distinct = max(1, DISTINCT_BYTES // row_bytes)
     if n_rows > n_distinct:
         return np.resize(random_rows(type_name, n_distinct, n_columns, rng), (n_rows, row_bytes))
-    if type_name not in _HALVES:
+    if type_name not in _SCALES:
         return _floats(type_name, n_rows * n_columns, rng).reshape(n_rows, row_bytes)
     n_blocks = n_rows * row_bytes // kind.block_bytes
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
-    for at in _HALVES[type_name]:
-        halves = rng.uniform(1e-3, 3e-3, n_blocks) * rng.choice([-1.0, 1.0], n_blocks)
+    places, size = _SCALES[type_name]
+    for at in places:
+        halves = size * rng.uniform(0.5, 1.5, n_blocks) * rng.choice([-1.0, 1.0], n_blocks)
         blocks[:, at : at + 2] = halves.astype("<f2").view(np.uint8).reshape(n_blocks, 2)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(_EXPONENTS.start, _EXPONENTS.stop, n_blocks)
     return blocks.reshape(n_rows, row_bytes)
 
 
