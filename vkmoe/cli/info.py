@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from vkmoe.cli.cache_notes import idle_notes
+from vkmoe.cli.model_lines import spec_lines, type_lines
 from vkmoe.cli.options import Model, Positional, config_options
 from vkmoe.cli.prompt import chosen_model
 from vkmoe.config import EngineConfig
@@ -16,6 +17,7 @@ from vkmoe.errors import UnsupportedModelError, VkmoeError
 if TYPE_CHECKING:
     from vkmoe.facts import ModelSpec
     from vkmoe.gguf_file import GgufFile
+    from vkmoe.models.layer_tensors import ModelTensors
 
 __all__ = ["info"]
 
@@ -37,15 +39,19 @@ def info(
     from vkmoe.gguf_file import open_gguf
     from vkmoe.llm import demo_model_path
     from vkmoe.models import read_spec
+    from vkmoe.models.tensors import read_tensors
 
     path = chosen_model(context, positional, model)
     with open_gguf(path if path is not None else demo_model_path()) as file:
         for line in _file_lines(file):
             typer.echo(line)
         spec = read_spec(file)
-        for line in [*_spec_lines(spec), *_tokenizer_lines(file)]:
+        for line in spec_lines(spec):
             typer.echo(line)
-        for line in _plan_lines(file, spec, engine):
+        tensors = read_tensors(file, spec)
+        for line in [*type_lines(tensors), *_tokenizer_lines(file)]:
+            typer.echo(line)
+        for line in _plan_lines(spec, tensors, engine):
             typer.echo(line)
 
 
@@ -75,24 +81,6 @@ def _file_lines(file: GgufFile) -> list[str]:
     return lines
 
 
-def _spec_lines(spec: ModelSpec) -> list[str]:
-    """The model's shape."""
-    lines = [
-        f"layers        {spec.n_layers} of width {spec.width}",
-        f"attention     {spec.n_heads} heads of {spec.head_dim}, {spec.n_kv_heads} for keys "
-        f"and values",
-        f"context       {spec.context_length} tokens",
-    ]
-    if spec.experts is None:
-        lines.append(f"feed-forward  dense, width {spec.feed_forward_width}")
-    else:
-        lines.append(
-            f"experts       {spec.experts.n_experts} per layer, {spec.experts.n_used} used for "
-            f"each token, width {spec.experts.width}"
-        )
-    return lines
-
-
 def _tokenizer_lines(file: GgufFile) -> list[str]:
     """The vocabulary and its special tokens; a tokenizer that cannot be used is said so."""
     from vkmoe.generate.tokenizer import Tokenizer
@@ -112,11 +100,10 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
     ]
 
 
-def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[str]:
+def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) -> list[str]:
     """The plan on the chosen device, or why there is none."""
     from vkmoe.experts.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
-    from vkmoe.models.tensors import read_tensors
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.decide import decide
 
@@ -128,7 +115,7 @@ def _plan_lines(file: GgufFile, spec: ModelSpec, config: EngineConfig) -> list[s
         return [f"plan          none: {error}"]
     # Without opening the device: those with memory of their own have engines for copies.
     overlaps = copies_overlap(config, has_queue=not device.is_uma)
-    decided = decide(config, spec, read_tensors(file, spec), device, overlaps=overlaps).plan
+    decided = decide(config, spec, tensors, device, overlaps=overlaps).plan
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(

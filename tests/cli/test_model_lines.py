@@ -1,0 +1,110 @@
+"""What `vkmoe info` says of the shape of models, from specs and tensors of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.models.invented import EXPERTS, SPEC
+from vkmoe.cli.model_lines import spec_lines, type_lines
+from vkmoe.facts import LatentSpec, RopeSpec
+from vkmoe.gguf_file import TensorInfo
+from vkmoe.models.layer_tensors import (
+    AttentionTensors,
+    ExpertMatrix,
+    FeedForwardTensors,
+    LayerTensors,
+    ModelTensors,
+)
+
+
+def tensor(kind: str) -> TensorInfo:
+    return TensorInfo("invented", kind, (256, 256), 0, 0)
+
+
+def model(*types: tuple[str, str, str]) -> ModelTensors:
+    """Layers of experts whose gate, up and down have these types."""
+    one = tensor("F32")
+    layers = []
+    for kinds in types:
+        gate, up, down = (ExpertMatrix((tensor(kind),), 1, 256, 256) for kind in kinds)
+        attention = AttentionTensors(one, one, one, one)
+        layers.append(LayerTensors(one, attention, one, FeedForwardTensors(gate, up, down), one))
+    return ModelTensors(one, one, one, tuple(layers))
+
+
+def test_a_plain_mixture_of_experts() -> None:
+    assert spec_lines(SPEC) == [
+        "layers        4 of width 512",
+        "attention     grouped, 4 heads of 64, 2 for keys and values, normed q and k",
+        "context       64 tokens",
+        "experts       8 per layer, 2 used for each token, width 256",
+        "routing       softmax, weights add up to 1",
+    ]
+
+
+def test_windows_sinks_biases_and_scaling() -> None:
+    """As of gpt-oss."""
+    spec = replace(
+        SPEC,
+        qk_norm="none",
+        qkv_bias=True,
+        sinks=True,
+        windows=(128, 0, 128, 0),
+        rope=RopeSpec(64, scaling="yarn", factor=32.0, original_context=4096),
+        experts=replace(EXPERTS, biases=True),
+    )
+    assert spec_lines(spec)[1:5] == [
+        "attention     grouped, 4 heads of 64, 2 for keys and values, biases, sinks",
+        "              a token sees the last 128 tokens in 2 layers, all in 2 layers",
+        "context       64 tokens (yarn scaling x 32 from 4096)",
+        "experts       8 per layer, 2 used for each token, width 256, with biases",
+    ]
+    everywhere = spec_lines(replace(spec, windows=(128,) * 4))
+    assert "              a token sees the last 128 tokens in 4 layers" in everywhere
+
+
+def test_latent_attention_shared_experts_and_groups() -> None:
+    """As of DeepSeek."""
+    experts = replace(
+        EXPERTS, gating="sigmoid", scale=2.5, shared_width=512, selection_bias=True, n_groups=8,
+        n_groups_used=4,
+    )  # fmt: skip
+    latent = LatentSpec(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536)
+    spec = replace(
+        SPEC, latent=latent, n_kv_heads=1, head_dim=192, n_dense_layers=1, experts=experts
+    )
+    assert spec_lines(spec)[1:] == [
+        "attention     latent, 4 heads of 192; keys and values of a token compressed to 576 "
+        "numbers, queries to 1536",
+        "context       64 tokens",
+        "feed-forward  dense in the first layer, width 256; then experts",
+        "experts       8 per layer, 2 used for each token, width 256",
+        "shared expert width 512, used for every token",
+        "routing       sigmoid, from the best 4 of 8 groups, chosen with a bias, weights add up "
+        "to 1, scaled by 2.5",
+    ]
+    gated = replace(spec, n_dense_layers=3, experts=replace(experts, shared_gate=True))
+    lines = "\n".join(spec_lines(gated))
+    assert "the first 3 layers" in lines and "weighted by a gate of its own" in lines
+
+
+def test_a_dense_model_has_no_experts() -> None:
+    dense = replace(SPEC, experts=None, n_kv_heads=4, qk_norm="none")
+    assert spec_lines(dense)[1:] == [
+        "attention     full, 4 heads of 64, 4 for keys and values",
+        "context       64 tokens",
+        "feed-forward  dense, width 256",
+    ]
+
+
+def test_types_of_experts_and_where_they_differ() -> None:
+    assert type_lines(model(("Q4_0", "Q4_0", "Q4_0"))) == ["expert types  Q4_0"]
+    medium = model(("Q4_K", "Q4_K", "Q6_K"), ("Q4_K", "Q4_K", "Q4_K"), ("Q4_K", "Q4_K", "Q6_K"))
+    assert type_lines(medium) == [
+        "expert types  gate and up Q4_K, down Q6_K in 2 layers",
+        "expert types  Q4_K in 1 layer",
+    ]
+    assert type_lines(model(("Q2_K", "Q3_K", "IQ4_XS"))) == [
+        "expert types  gate Q2_K, up Q3_K, down IQ4_XS"
+    ]
+    assert not type_lines(model())
