@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.tiny_models import MODELS, TinyModel
-from tools.tiny_models.model import Weights
+from tools.tiny_models.drawing import Weights
 from tools.tiny_models.routing import choose
 from tools.tiny_models.vocabulary import vocabulary
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from tools.tiny_models import llama, olmoe, qwen2moe, qwen3
+from tools.tiny_models import gpt_oss, llama, olmoe, qwen2moe, qwen3
 from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS", "TinyModel"]
 
-MODELS: tuple[TinyModel, ...] = (*qwen3.MODELS, *olmoe.MODELS, *llama.MODELS, *qwen2moe.MODELS)
+MODELS: tuple[TinyModel, ...] = (
+    *qwen3.MODELS,
+    *olmoe.MODELS,
+    *llama.MODELS,
+    *qwen2moe.MODELS,
+    *gpt_oss.MODELS,
+)

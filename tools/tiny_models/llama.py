@@ -13,7 +13,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tools.tiny_models.model import Draw, Floats, HfClasses, Quantised, TinyModel, Weights
+from tools.tiny_models.drawing import Draw, Floats, Tensors, Weights
+from tools.tiny_models.model import HfClasses, TinyModel
 from tools.tiny_models.vocabulary import vocabulary
 
 __all__ = ["MODELS"]
@@ -49,8 +50,8 @@ class Llama(TinyModel):
             block[f"{name}.bias"] = draw.bias(block[f"{name}.weight"].shape[0])
         return block
 
-    def file_tensors(self, weights: Weights) -> dict[str, Floats | Quantised]:
-        result: dict[str, Floats | Quantised] = dict(self.rope_tensors())
+    def file_tensors(self, weights: Weights) -> Tensors:
+        result: Tensors = dict(self.rope_tensors())
         for name, value in weights.items():
             stem = name.split(".")[-2]
             if stem in ("attn_q", "attn_k"):

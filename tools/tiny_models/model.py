@@ -16,13 +16,11 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.tiny_models.drawing import Draw, Quantised, Tensors, Weights
 from tools.tiny_models.routing import Groups
 from tools.tiny_models.vocabulary import add_vocabulary, vocabulary
 
-__all__ = ["Draw", "Floats", "HfClasses", "Quantised", "TinyModel", "Weights"]
-
-Floats = NDArray[np.float32]
-Weights = dict[str, Floats]
+__all__ = ["HfClasses", "TinyModel"]
 
 
 class HfClasses(NamedTuple):
@@ -30,30 +28,6 @@ class HfClasses(NamedTuple):
 
     config: str
     network: str
-
-
-class Quantised(NamedTuple):
-    """A tensor of the file that is not F32: blocks as bytes [..., row bytes], and their type."""
-
-    blocks: NDArray[np.uint8]
-    type: gguf.GGMLQuantizationType
-
-
-class Draw:
-    """Random tensors; scales keep activations near one, logits wide."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def matrix(self, *shape: int, gain: float = 1.4) -> Floats:
-        scale = np.float32(gain / np.sqrt(shape[-1]))
-        return self._rng.standard_normal(shape, dtype=np.float32) * scale
-
-    def norm(self, width: int) -> Floats:
-        return self._rng.random(width, dtype=np.float32) * np.float32(1.2) + np.float32(0.4)
-
-    def bias(self, *shape: int, gain: float = 0.5) -> Floats:
-        return self._rng.standard_normal(shape, dtype=np.float32) * np.float32(gain)
 
 
 @dataclass(frozen=True)
@@ -153,7 +127,7 @@ class TinyModel:
         writer.write_tensors_to_file()
         writer.close()
 
-    def file_tensors(self, weights: Weights) -> dict[str, Floats | Quantised]:
+    def file_tensors(self, weights: Weights) -> Tensors:
         """The tensors as a converter writes them."""
         return dict(weights)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import gguf
 
-from tools.tiny_models.model import Draw, HfClasses, TinyModel, Weights
+from tools.tiny_models.drawing import Draw, Weights
+from tools.tiny_models.model import HfClasses, TinyModel
 
 __all__ = ["MODELS"]
 

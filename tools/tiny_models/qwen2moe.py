@@ -7,7 +7,8 @@ from typing import Any
 
 import gguf
 
-from tools.tiny_models.model import Draw, Floats, HfClasses, Quantised, TinyModel, Weights
+from tools.tiny_models.drawing import Draw, Tensors, Weights
+from tools.tiny_models.model import HfClasses, TinyModel
 
 __all__ = ["MODELS"]
 
@@ -40,7 +41,7 @@ class Qwen2Moe(TinyModel):
         gate = {"ffn_gate_inp_shexp.weight": draw.matrix(1, self.hidden)}
         return super().routed(draw) | self.dense(draw, self.shared, "_shexp") | gate
 
-    def file_tensors(self, weights: Weights) -> dict[str, Floats | Quantised]:
+    def file_tensors(self, weights: Weights) -> Tensors:
         flat = {
             name: value.reshape(-1)
             for name, value in weights.items()
