@@ -10,6 +10,7 @@ from typing import Literal
 
 __all__ = [
     "CacheSizing",
+    "Conversion",
     "DeviceInfo",
     "DeviceLimits",
     "ExpertSpec",
@@ -197,6 +198,7 @@ class ModelSpec:
     n_dense_layers: int = 0  # the first ones of a model with experts that have none
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
+    feed_forward_bias: bool = False  # of gate, up and down in layers without experts
     sinks: bool = False  # a logit per head that takes part in the softmax alone
     windows: tuple[int, ...] = ()  # positions each layer sees, 0 = all; () = all in every layer
     activation: Literal["silu", "swiglu_oai"] = "silu"
@@ -222,17 +224,31 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class Conversion:
+    """Tensors whose type has no kernels: while they are loaded they become another one."""
+
+    file_type: str
+    loaded_type: str
+    of_experts: bool  # of routed ones, which a small host pool may read more than once
+    n_tensors: int
+    n_weights: int
+    file_bytes: int
+    loaded_bytes: int
+
+
+@dataclass(frozen=True)
 class WeightBytes:
     """Bytes of the weights in device layout, rounded as they will be allocated.
 
     `spans` are the bytes of one expert in each MoE layer, `pieces` those of the trunk in the order
-    they are placed; empty where they are not known.
+    they are placed; empty where they are not known. All but those of `conversions` keep their type.
     """
 
     trunk: int
     experts: int
     spans: tuple[int, ...] = ()
     pieces: tuple[int, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,6 +303,7 @@ class MemoryPlan:
     executor: Literal["fused", "stepped"] = "fused"
     executor_reason: str = ""
     notes: tuple[str, ...] = ()  # options that have no effect, and why
+    conversions: tuple[Conversion, ...] = ()
 
     def total(self, place: str) -> int:
         return sum(line.n_bytes for line in self.lines if line.place == place)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NoReturn
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.facts import RopeSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.gguf_file.cursor import shown
 
@@ -38,7 +37,14 @@ class Metadata:
         """A dimension or count: between 1 and `largest`."""
         value = self._int(key, default)
         if not 1 <= value <= largest:
-            self._refuse(key, value, f"must be between 1 and {largest}")
+            self.refuse(key, value, f"must be between 1 and {largest}")
+        return value
+
+    def count(self, key: str, largest: int) -> int:
+        """A number of things of which there may be none; a missing key says there are none."""
+        value = self._int(key, 0)
+        if not 0 <= value <= largest:
+            self.refuse(key, value, f"must be at most {largest}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -48,13 +54,19 @@ class Metadata:
         else:
             value = self.file.get(self.prefix + key, float, default)
         if abs(value) > MAX_NUMBER:
-            self._refuse(key, value, f"must be at most {MAX_NUMBER:g}")
+            self.refuse(key, value, f"must be at most {MAX_NUMBER:g}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
         if value <= 0:
-            self._refuse(key, value, "must be positive")
+            self.refuse(key, value, "must be positive")
+        return value
+
+    def not_negative(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value < 0:
+            self.refuse(key, value, "must not be negative")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -64,39 +76,6 @@ class Metadata:
     def text(self, key: str, default: str) -> str:
         self._read.add(key)
         return self.file.get(self.prefix + key, str, default)
-
-    def rope(self, head_dim: int) -> RopeSpec:
-        """The rotary embedding, neox style, with linear or yarn scaling."""
-        dim = self.size("rope.dimension_count", head_dim, largest=head_dim)
-        if dim % 2:
-            self._refuse("rope.dimension_count", dim, "must be even")
-        scaling = self.text("rope.scaling.type", "none")
-        factor = self.positive("rope.scaling.factor", 1.0)
-        original = self._int("rope.scaling.original_context_length", 0)
-        attention = self.number("rope.scaling.attn_factor", 0.0)
-        fast = self.positive("rope.scaling.yarn_beta_fast", 32.0)
-        slow = self.positive("rope.scaling.yarn_beta_slow", 1.0)
-        base = self.positive("rope.freq_base", 10000.0)
-        if scaling == "yarn" and original < 1:
-            self._refuse("rope.scaling.original_context_length", original, "yarn needs it")
-        if scaling == "yarn" and base <= 1:
-            self._refuse("rope.freq_base", base, "yarn needs more than 1")
-        if scaling == "none":
-            return RopeSpec(dim, base)
-        if scaling == "linear":
-            return RopeSpec(dim, base, scaling="linear", factor=factor)
-        if scaling == "yarn":
-            return RopeSpec(
-                dim,
-                base,
-                scaling="yarn",
-                factor=factor,
-                original_context=original,
-                attention_factor=attention or None,
-                beta_fast=fast,
-                beta_slow=slow,
-            )
-        self._refuse("rope.scaling.type", shown(scaling), "vkmoe knows none, linear and yarn")
 
     def finish(self) -> None:
         """Refuse keys that were not read: each might change what the model computes."""
@@ -113,14 +92,15 @@ class Metadata:
                 "the model may need something this version of vkmoe does not do; update vkmoe",
             )
 
+    def refuse(self, key: str, value: object, why: str) -> NoReturn:
+        """Raise ModelFileError for a value that cannot be."""
+        raise ModelFileError(
+            f"{self.file.path}: {self.prefix}{key} is {value}: {why}",
+            "the file was converted wrongly or is damaged",
+        )
+
     def _int(self, key: str, default: int | None) -> int:
         self._read.add(key)
         if default is None:
             return self.file.require(self.prefix + key, int)
         return self.file.get(self.prefix + key, int, default)
-
-    def _refuse(self, key: str, value: object, why: str) -> NoReturn:
-        raise ModelFileError(
-            f"{self.file.path}: {self.prefix}{key} is {value}: {why}",
-            "the file was converted wrongly or is damaged",
-        )

@@ -17,6 +17,7 @@ from vkmoe.models.layer_tensors import (
     LayerTensors,
     ModelTensors,
 )
+from vkmoe.models.rope_metadata import factor_tensors
 
 __all__ = [
     "AttentionTensors",
@@ -46,6 +47,8 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
         embeddings if spec.tied_embeddings else finder.matrix("output.weight", spec.n_vocab, width)
     )
     layers = tuple(_layer(finder, spec, index) for index in range(spec.n_layers))
+    for name in factor_tensors(spec.rope):
+        finder.ignore(name)  # read with the spec
     finder.finish()
     return ModelTensors(embeddings, output_gain, output, layers)
 
@@ -62,7 +65,8 @@ def _layer(finder: Finder, spec: ModelSpec, index: int) -> LayerTensors:
     feed_forward_gain = finder.vector(f"{prefix}{feed_forward_norm}.weight", width)
     experts = spec.experts
     if experts is None or not spec.has_experts(index):
-        block = _block(finder, prefix, "", spec.feed_forward_width, width)
+        biased, inner = spec.feed_forward_bias, spec.feed_forward_width
+        block = _block(finder, prefix, "", inner, width, biased)
         return LayerTensors(gain, attention, feed_forward_gain, block)
     n_experts, shared, gated = experts.n_experts, experts.shared_width, experts.shared_gate
     router = prefix + "ffn_gate_inp"
@@ -140,14 +144,21 @@ def _latent(finder: Finder, spec: ModelSpec, latent: LatentSpec, prefix: str) ->
     )
 
 
-def _block(finder: Finder, prefix: str, suffix: str, inner: int, width: int) -> FeedForwardTensors:
+def _block(
+    finder: Finder, prefix: str, suffix: str, inner: int, width: int, biased: bool = False
+) -> FeedForwardTensors:
     """A block that every token uses."""
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     gate, up, down = (
         ExpertMatrix((finder.matrix(f"{prefix}ffn_{name}{suffix}.weight", *shape),), 1, *shape)
         for name, shape in shapes.items()
     )
-    return FeedForwardTensors(gate, up, down)
+    biases = [
+        ExpertMatrix((finder.vector(f"{prefix}ffn_{name}.bias", rows),), 1, 1, rows)
+        for name, (rows, _) in shapes.items()
+        if biased
+    ]
+    return FeedForwardTensors(gate, up, down, tuple(biases))
 
 
 def _experts(finder: Finder, spec: ModelSpec, prefix: str) -> FeedForwardTensors:
