@@ -43,7 +43,7 @@ def refusal(path: Path, *words: str) -> VkmoeError:
 METADATA: list[tuple[str, Any, str]] = [
     ("attention.head_count", 0, "between 1 and"),
     ("attention.head_count", 3, "3 heads"),
-    ("attention.head_count", 64, "64 heads share 2 KV heads"),
+    ("attention.head_count", 64, "expected [2048, 64]"),
     ("attention.head_count_kv", 0, "between 1 and"),
     ("attention.head_count_kv", 3, "3 KV heads"),
     ("attention.key_length", 33, "multiple of 32"),

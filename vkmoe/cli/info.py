@@ -49,7 +49,7 @@ def info(
         for line in spec_lines(spec):
             typer.echo(line)
         tensors = read_tensors(file, spec)
-        for line in [*type_lines(tensors), *_tokenizer_lines(file)]:
+        for line in [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]:
             typer.echo(line)
         for line in _plan_lines(spec, tensors, engine):
             typer.echo(line)
@@ -79,6 +79,19 @@ def _file_lines(file: GgufFile) -> list[str]:
     for kind in sorted(n_bytes, key=lambda name: -n_bytes[name]):
         lines.append(f"  {kind:12}{n_tensors[kind]:5} tensors {n_bytes[kind] / MIB:12,.1f} MiB")
     return lines
+
+
+def _conversion_lines(tensors: ModelTensors) -> list[str]:
+    """What has a type without kernels, and what loading makes of it."""
+    from vkmoe.placement.conversion_time import expected_seconds
+    from vkmoe.placement.conversions import conversions
+
+    return [
+        f"converted     {item.n_tensors} tensors{' of experts' * item.of_experts} from "
+        f"{item.file_type} to {item.loaded_type}, {item.file_bytes / MIB:,.1f} -> "
+        f"{item.loaded_bytes / MIB:,.1f} MiB, about {expected_seconds([item]):,.1f} s"
+        for item in conversions(tensors)
+    ]
 
 
 def _tokenizer_lines(file: GgufFile) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gguf_file.cursor import shown
-from vkmoe.quants import HAS_KERNEL
+from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
 __all__ = ["Finder"]
 
@@ -35,10 +35,12 @@ class Finder:
     def matrix(self, name: str, *shape: int) -> TensorInfo:
         """Weights [..., rows, columns]. Raises UnsupportedModelError if they cannot be run."""
         tensor = self._find(name, shape)
-        if tensor.type not in HAS_KERNEL:
+        if not can_load(tensor.type):
+            converted = sorted(kind for kind in TYPES if can_load(kind) and kind not in HAS_KERNEL)
             raise UnsupportedModelError(
-                f"{self._path}: {name} is of type {tensor.type}, which vkmoe cannot run yet",
-                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}",
+                f"{self._path}: {name} is of type {tensor.type}, which vkmoe cannot run",
+                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}, and converts "
+                f"{', '.join(converted)}",
             )
         if shape[-1] % 32:
             raise UnsupportedModelError(

@@ -75,6 +75,10 @@ class AttentionTensors:
     output_bias: TensorInfo | None = None
     sinks: TensorInfo | None = None
 
+    @property
+    def matrices(self) -> tuple[TensorInfo, ...]:
+        return (self.q, self.k, self.v, self.output)
+
 
 @dataclass(frozen=True)
 class LatentTensors:
@@ -95,6 +99,12 @@ class LatentTensors:
     k_up: TensorInfo | None = None
     v_up: TensorInfo | None = None
     kv_up: TensorInfo | None = None
+
+    @property
+    def matrices(self) -> tuple[TensorInfo, ...]:
+        """All but those between the compressed keys and values and the heads."""
+        down = (self.q_down,) if self.q_down is not None else ()
+        return (*down, self.q, self.kv, self.output)
 
 
 @dataclass(frozen=True)

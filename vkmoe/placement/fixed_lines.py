@@ -21,6 +21,7 @@ from vkmoe.placement.allocations import (
     is_mapped,
     tensor_heap,
 )
+from vkmoe.placement.conversions import CONVERTING_BYTES, growth_words
 
 __all__ = ["Scratch", "fixed_lines", "kv_bytes", "table_bytes"]
 
@@ -38,8 +39,8 @@ class Scratch:
 
 
 def kv_bytes(spec: ModelSpec, ctx_size: int, kv_type: str) -> int:
-    """Bytes of the keys of one layer, and of its values."""
-    return spec.n_kv_heads * ctx_size * spec.head_dim * (2 if kv_type == "f16" else 4)
+    """Bytes of one of the caches of a layer."""
+    return ctx_size * spec.cache_row * (2 if kv_type == "f16" else 4)
 
 
 def table_bytes(spec: ModelSpec, weights: WeightBytes) -> int:
@@ -97,6 +98,9 @@ class _Lines:
         yield self._line("logits", "readback", logits, "read back when asked for")
         if staging := self._staging(table):
             yield self._line("staging", "host", staging, "device memory is not mapped")
+        if found := self._weights.conversions:
+            reason = growth_words(found) or "for a moment"
+            yield self._line("converting weights", "host", CONVERTING_BYTES, reason)
 
     def _trunk(self, rope_bytes: int) -> int:
         """The arena of the trunk and the rotary table, without the table."""
@@ -105,7 +109,7 @@ class _Lines:
         return arena_bytes(self._device, pieces, weights.trunk + rope_bytes) - rope_bytes
 
     def _kv(self, n_bytes: int) -> int:
-        n_caches = 2 * self._spec.n_layers
+        n_caches = self._spec.n_caches * self._spec.n_layers
         return arena_bytes(self._device, [n_bytes] * n_caches, n_caches * n_bytes)
 
     def _staging(self, table: int) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.models.tensors import LatentTensors
-from vkmoe.quants import decode
+from vkmoe.quants import decode, loaded_type
 
 __all__ = ["HeadMatrices", "latent_matrices"]
 
@@ -23,13 +23,12 @@ TURNED_TYPE = "F16"  # of keys that were turned: any type with blocks would be r
 
 @dataclass(frozen=True)
 class HeadMatrices:
-    """A matrix of each head, behind one another: [n_heads * rows, n_columns] of `type`.
+    """A matrix of each head, behind one another: [n_heads * rows, n_columns].
 
     With `part`, they are the rows first, ..., last - 1 of each head in `tensor`.
     """
 
     tensor: TensorInfo
-    type: str
     n_heads: int
     rows: int  # of a head
     n_columns: int
@@ -40,6 +39,16 @@ class HeadMatrices:
     def n_rows(self) -> int:
         return self.n_heads * self.rows
 
+    @property
+    def data_type(self) -> str:
+        """Of what `data` returns."""
+        return TURNED_TYPE if self.turned else self.tensor.type
+
+    @property
+    def type(self) -> str:
+        """On the device."""
+        return loaded_type(self.data_type)
+
     def data(self, file: GgufFile) -> Bytes:
         """As a file would hold it: uint8 [n_rows, row_bytes]; a view where it does."""
         data = file.data(self.tensor.name)
@@ -49,11 +58,11 @@ class HeadMatrices:
         heads = heads[:, slice(*self.part)]
         if not self.turned:
             return np.ascontiguousarray(heads).reshape(self.n_rows, -1)
-        n_weights = self.n_rows * self.n_columns
-        values = decode(self.tensor.type, np.ascontiguousarray(heads).reshape(-1), n_weights)
-        turned = values.reshape(self.n_heads, self.n_columns, self.rows).swapaxes(1, 2)
-        with np.errstate(over="ignore"):
-            halves = np.ascontiguousarray(turned, np.float16)
+        halves = np.empty((self.n_heads, self.rows, self.n_columns), "<f2")
+        for head, turned in zip(heads, halves, strict=True):
+            values = decode(self.tensor.type, head, turned.size)
+            with np.errstate(over="ignore"):
+                turned[...] = values.reshape(self.n_columns, self.rows).T
         return halves.view(np.uint8).reshape(self.n_rows, -1)
 
 
@@ -65,11 +74,11 @@ def latent_matrices(tensors: LatentTensors) -> tuple[HeadMatrices, HeadMatrices]
         keys, values = tensors.k_up, tensors.v_up
         assert keys is not None and values is not None, tensors
         return (
-            HeadMatrices(keys, keys.type, n_heads, rank, nope_dim),
-            HeadMatrices(values, values.type, n_heads, value_dim, rank),
+            HeadMatrices(keys, n_heads, rank, nope_dim),
+            HeadMatrices(values, n_heads, value_dim, rank),
         )
     values_part = (nope_dim, nope_dim + value_dim)
     return (
-        HeadMatrices(whole, TURNED_TYPE, n_heads, rank, nope_dim, (0, nope_dim), turned=True),
-        HeadMatrices(whole, whole.type, n_heads, value_dim, rank, values_part),
+        HeadMatrices(whole, n_heads, rank, nope_dim, (0, nope_dim), turned=True),
+        HeadMatrices(whole, n_heads, value_dim, rank, values_part),
     )

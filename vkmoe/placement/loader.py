@@ -7,6 +7,8 @@ pool is too small for all of them (loaded.py).
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,7 @@ from vkmoe.models.weights import (
     ModelWeights,
     SharedExpert,
 )
+from vkmoe.placement.conversion_time import conversion_line
 from vkmoe.placement.latent_matrices import latent_matrices
 from vkmoe.placement.loaded import LoadedWeights, Progress, Progressing
 from vkmoe.placement.placing import Placer
@@ -40,6 +43,8 @@ from vkmoe.placement.sizes import expert_shape, weight_bytes
 from vkmoe.placement.span_reader import SpanReader
 
 __all__ = ["LoadedWeights", "Progress", "load_weights"]
+
+log = logging.getLogger("vkmoe")
 
 
 def load_weights(
@@ -53,8 +58,10 @@ def load_weights(
     """Place and copy all weights; the table leads to the experts' homes, and is not published.
 
     With `plan.host_places`, all but the experts. Raises GpuErrors such as OutOfMemoryError, and
-    ModelFileError if the file was replaced meanwhile, with all freed.
+    ModelFileError if the file was replaced meanwhile, with all freed. Logs what will be converted.
     """
+    if line := conversion_line(plan):
+        log.info("%s", line)
     sizes = weight_bytes(tensors)
     n_used = spec.experts.n_used if spec.experts else 0
     pools = host_pools(plan.host_places, sizes.spans, n_used)

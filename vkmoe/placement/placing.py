@@ -1,12 +1,16 @@
 """Puts single matrices, vectors and experts into GPU memory, in the layout kernels read.
 
-Owns how a file's rows get there: several threads lay them out (NumPy copies without the GIL), and
-the file's pages are dropped behind them. Which tensors a model has is the subject of loader.py.
+Owns how a file's rows get there: several threads lay them out or convert them (NumPy does both
+without the GIL), and the file's pages are dropped behind them. Which tensors a model has is the
+subject of loader.py.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +24,41 @@ from vkmoe.ops.matvec import Matrix
 from vkmoe.placement.latent_matrices import HeadMatrices
 from vkmoe.placement.loaded import N_THREADS, Progressing
 from vkmoe.placement.sizes import expert_shape, span_parts
-from vkmoe.quants import decode, device_row_bytes, to_device
+from vkmoe.quants import decode, device_row_bytes, lay_out, loaded_type
 
 __all__ = ["Placer"]
 
 Bytes = NDArray[np.uint8]
-PIECE_BYTES = 16 << 20  # rows are laid out in pieces of about this size
+PIECE_BYTES = 4 << 20  # rows are laid out in pieces of about this size
+CONVERTED_PIECE_BYTES = 2 << 20  # and converted, which takes longer: progress is to be seen
+N_AHEAD = N_THREADS + 1  # pieces that threads have begun, or finished, and nobody has taken
+
+
+class _Rows(NamedTuple):
+    """Some rows of the file, uint8 [n, row_bytes], and where they go."""
+
+    data: Bytes
+    place: Placement
+    start: int  # of the first, in the place's buffer
+
+
+class _Kind(NamedTuple):
+    """What rows are in the file and on the device."""
+
+    file_type: str
+    type: str
+    n_columns: int
+
+    @property
+    def row_bytes(self) -> int:
+        """On the device."""
+        return device_row_bytes(self.type, self.n_columns)
+
+    @property
+    def piece_rows(self) -> int:
+        is_converted = self.type != self.file_type
+        n_bytes = CONVERTED_PIECE_BYTES if is_converted else PIECE_BYTES
+        return max(1, n_bytes // self.row_bytes)
 
 
 class Placer:
@@ -51,14 +84,15 @@ class Placer:
 
     def matrix(self, tensor: TensorInfo) -> Matrix:
         """Rows of a tensor with any number of dimensions, of which the last is the row."""
-        n_columns = tensor.shape[-1]
-        matrix = self._placed(tensor.type, self._rows(tensor, tensor.type, n_columns), n_columns)
+        kind = _Kind(tensor.type, loaded_type(tensor.type), tensor.shape[-1])
+        matrix = self._placed(kind, self._rows(tensor, kind.n_columns))
         self._file.drop_pages(tensor.name)
         return matrix
 
     def head_matrices(self, heads: HeadMatrices) -> Matrix:
         """All heads' matrices as one."""
-        matrix = self._placed(heads.type, heads.data(self._file), heads.n_columns)
+        kind = _Kind(heads.data_type, heads.type, heads.n_columns)
+        matrix = self._placed(kind, heads.data(self._file))
         self._file.drop_pages(heads.tensor.name)
         return matrix
 
@@ -86,57 +120,62 @@ class Placer:
         span_bytes = expert_shape(block).span_bytes
         spans = [arena.place(span_bytes) for _ in range(block.n_experts)]
         for source, matrix in span_parts(block):
-            parts = [self._rows(part, matrix.type, source.n_columns) for part in source.parts]
-            pieces = []
+            kind = _Kind(source.type, matrix.type, source.n_columns)
+            parts = [self._rows(part, source.n_columns) for part in source.parts]
+            pieces: list[_Rows] = []
             for expert, span in enumerate(spans):
                 part, first = source.of_expert(expert)
                 rows = parts[part][first : first + source.n_rows]
-                pieces += self._pieces(matrix.row_bytes, rows, span, matrix.offset)
-            self._copy(matrix.type, source.n_columns, pieces)
+                pieces += self._pieces(kind, rows, span, matrix.offset)
+            self._copy(kind, pieces)
             for tensor in source.parts:
                 self._file.drop_pages(tensor.name)
         return spans
 
-    def _placed(self, kind: str, rows: Bytes, n_columns: int) -> Matrix:
-        row_bytes = device_row_bytes(kind, n_columns)
-        place = self._trunk.place(len(rows) * row_bytes)
-        self._copy(kind, n_columns, self._pieces(row_bytes, rows, place, 0))
-        return Matrix(kind, place.address, len(rows), n_columns, row_bytes)
+    def _placed(self, kind: _Kind, rows: Bytes) -> Matrix:
+        place = self._trunk.place(len(rows) * kind.row_bytes)
+        self._copy(kind, self._pieces(kind, rows, place, 0))
+        return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
 
-    def _rows(self, tensor: TensorInfo, kind: str, n_columns: int) -> Bytes:
-        """The file's bytes as [rows, row bytes]; of another kind: decoded to float32."""
-        data = self._file.data(tensor.name)
-        if kind != tensor.type:
-            assert kind == "F32", (tensor, kind)
-            data = decode(tensor.type, data, tensor.n_weights).view(np.uint8)
-        return data.reshape(tensor.n_weights // n_columns, -1)
+    def _rows(self, tensor: TensorInfo, n_columns: int) -> Bytes:
+        """The file's bytes as [rows, row bytes]."""
+        return self._file.data(tensor.name).reshape(tensor.n_weights // n_columns, -1)
 
-    def _pieces(
-        self, row_bytes: int, rows: Bytes, place: Placement, offset: int
-    ) -> list[tuple[Bytes, Placement, int]]:
-        """Cut rows into pieces of about PIECE_BYTES: (rows, placement, offset behind it)."""
-        step = max(1, PIECE_BYTES // row_bytes)
+    def _pieces(self, kind: _Kind, rows: Bytes, place: Placement, offset: int) -> list[_Rows]:
+        """Rows that go behind one another, from `offset` in `place` on, cut into pieces."""
+        start, step = place.offset + offset, kind.piece_rows
         return [
-            (rows[start : start + step], place, offset + start * row_bytes)
-            for start in range(0, len(rows), step)
+            _Rows(rows[first : first + step], place, start + first * kind.row_bytes)
+            for first in range(0, len(rows), step)
         ]
 
-    def _copy(self, kind: str, n_columns: int, pieces: list[tuple[Bytes, Placement, int]]) -> None:
-        row_bytes = device_row_bytes(kind, n_columns)
+    def _copy(self, kind: _Kind, pieces: Sequence[_Rows]) -> None:
+        """Lay rows out where they go, or, where that is not mapped, on their way."""
+        for piece, laid_out in self._laid_out(kind, pieces):
+            if laid_out is not None:
+                self._transfer.write(piece.place.buffer, piece.start, laid_out.reshape(-1))
+            self._progressing.add(len(piece.data) * kind.row_bytes)
 
-        def copy(piece: tuple[Bytes, Placement, int]) -> None:
-            rows, place, offset = piece
-            start = place.offset + offset
-            n_bytes = len(rows) * row_bytes
-            if place.buffer.mapped:
-                out = place.buffer.view()[start : start + n_bytes].reshape(len(rows), row_bytes)
-                to_device(kind, rows, n_columns, out=out)
-            else:
-                laid_out = to_device(kind, rows, n_columns)
-                self._transfer.write(place.buffer, start, laid_out.reshape(-1))
+    def _laid_out(
+        self, kind: _Kind, pieces: Sequence[_Rows]
+    ) -> Iterator[tuple[_Rows, Bytes | None]]:
+        """Each piece, in order, when a thread is done with it, and its bytes if they are not where
+        they belong. The threads are few pieces ahead, so that these take little memory.
+        """
 
-        mapped = all(place.buffer.mapped for _, place, _ in pieces)
-        for piece, _ in zip(
-            pieces, self._pool.map(copy, pieces) if mapped else map(copy, pieces), strict=True
-        ):
-            self._progressing.add(len(piece[0]) * row_bytes)
+        def work(piece: _Rows) -> Bytes | None:
+            rows, n_bytes = piece.data, len(piece.data) * kind.row_bytes
+            if not piece.place.buffer.mapped:
+                return lay_out(kind.file_type, kind.type, rows, kind.n_columns)
+            out = piece.place.buffer.view()[piece.start : piece.start + n_bytes]
+            lay_out(*kind[:2], rows, kind.n_columns, out.reshape(len(rows), -1))
+            return None
+
+        ahead: deque[tuple[_Rows, Future[Bytes | None]]] = deque()
+        for piece in pieces:
+            if len(ahead) == N_AHEAD:
+                done, future = ahead.popleft()
+                yield done, future.result()
+            ahead.append((piece, self._pool.submit(work, piece)))
+        for done, future in ahead:
+            yield done, future.result()

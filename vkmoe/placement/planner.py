@@ -11,6 +11,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine, WeightBytes
 from vkmoe.gpu.memory_types import memory_type_candidates
+from vkmoe.placement.conversions import growth_words
 from vkmoe.placement.expert_facts import PoolRoom, Room
 from vkmoe.placement.expert_plan import place_experts
 from vkmoe.placement.fixed_lines import Scratch, fixed_lines, kv_bytes
@@ -22,7 +23,7 @@ __all__ = ["DEFAULT_CTX_SIZE", "context_size", "device_budget", "plan"]
 DEFAULT_CTX_SIZE = 8192
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the rest of the machine
-MAX_CACHE_BYTES = 1 << 32  # of one layer's keys or values, as ops/attention.py asserts
+MAX_CACHE_BYTES = 1 << 32  # of each of a layer's caches, as ops/attention.py asserts
 
 
 def plan(
@@ -40,6 +41,24 @@ def plan(
     bounds of what will be allocated, rounding included. Raises UsageError for a context the model
     cannot have and options that exclude each other here, OutOfMemoryError when it cannot fit.
     """
+    try:
+        return _plan(config, spec, device, weights, scratch, available_host_bytes, ways)
+    except OutOfMemoryError as error:
+        if growth := growth_words(weights.conversions):
+            others = "; a file in a type that vkmoe runs as it is needs less"
+            raise OutOfMemoryError(f"{error}; weights are {growth}", error.hint + others) from None
+        raise
+
+
+def _plan(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: DeviceInfo,
+    weights: WeightBytes,
+    scratch: Scratch,
+    available_host_bytes: int,
+    ways: MissWays,
+) -> MemoryPlan:
     ctx_size = context_size(config, spec)
     reason = (
         "as --ctx-size"
@@ -51,7 +70,7 @@ def plan(
     budget = device_budget(device, available_host_bytes)
     room = _room(lines, device, budget, available_host_bytes)
     if room.device < 0:
-        caches = 2 * spec.n_layers * kv_bytes(spec, ctx_size, config.kv_type)
+        caches = spec.n_caches * spec.n_layers * kv_bytes(spec, ctx_size, config.kv_type)
         raise OutOfMemoryError(
             f"{spec.name} needs {in_mib(budget - room.device)} of {device.name}'s memory without "
             f"its experts (weights {in_mib(weights.trunk)}, KV cache {in_mib(caches)}); "
@@ -61,7 +80,8 @@ def plan(
     made = place_experts(config, spec.experts, weights, device, room, ways)
     decided = {item.name: getattr(made, item.name) for item in fields(made)}
     decided["lines"] = (*lines, *made.lines)
-    return MemoryPlan(ctx_size, config.kv_type, **decided)
+    conversions = weights.conversions
+    return MemoryPlan(ctx_size, config.kv_type, **decided, conversions=conversions)
 
 
 def _room(
@@ -116,8 +136,8 @@ def context_size(config: EngineConfig, spec: ModelSpec) -> int:
             f"{spec.name} was trained for",
             f"use at most {spec.context_length}",
         )
-    head_bytes = spec.n_kv_heads * spec.head_dim * (2 if config.kv_type == "f16" else 4)
-    largest = (MAX_CACHE_BYTES - 1) // head_bytes
+    row_bytes = spec.cache_row * (2 if config.kv_type == "f16" else 4)
+    largest = (MAX_CACHE_BYTES - 1) // row_bytes
     if ctx_size > largest:
         raise UsageError(
             f"a context of {ctx_size} tokens makes the KV cache of a layer larger than 4 GiB",

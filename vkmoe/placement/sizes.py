@@ -17,8 +17,9 @@ from vkmoe.models.tensors import (
     ModelTensors,
 )
 from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.placement.conversions import conversions
 from vkmoe.placement.latent_matrices import latent_matrices
-from vkmoe.quants import device_row_bytes
+from vkmoe.quants import device_row_bytes, loaded_type
 
 __all__ = ["expert_shape", "span_parts", "weight_bytes"]
 
@@ -39,7 +40,8 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     pieces.append(_vector_bytes(tensors.output_gain))
     if tensors.output is not tensors.embeddings:
         pieces.append(_matrix_bytes(tensors.output))
-    return WeightBytes(sum(pieces), expert_bytes, tuple(spans), tuple(pieces))
+    trunk = sum(pieces)
+    return WeightBytes(trunk, expert_bytes, tuple(spans), tuple(pieces), conversions(tensors))
 
 
 def expert_shape(block: FeedForwardTensors) -> ExpertShape:
@@ -102,14 +104,14 @@ def _latent_pieces(tensors: LatentTensors) -> list[int]:
 
 def _span_matrix(source: ExpertMatrix, offset: int, is_bias: bool) -> SpanMatrix:
     """Biases are used as float32, whatever the file has."""
-    kind = "F32" if is_bias else source.type
+    kind = "F32" if is_bias else loaded_type(source.type)
     row_bytes = device_row_bytes(kind, source.n_columns)
     return SpanMatrix(kind, offset, source.n_rows, source.n_columns, row_bytes)
 
 
 def _matrix_bytes(tensor: TensorInfo) -> int:
-    n_columns = tensor.shape[-1]
-    return round_up(tensor.n_weights // n_columns * device_row_bytes(tensor.type, n_columns))
+    n_columns, kind = tensor.shape[-1], loaded_type(tensor.type)
+    return round_up(tensor.n_weights // n_columns * device_row_bytes(kind, n_columns))
 
 
 def _vector_bytes(*tensors: TensorInfo) -> int:

@@ -21,7 +21,7 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.experts import SpanMatrix
 from vkmoe.placement.sizes import expert_shape, span_parts
-from vkmoe.quants import TYPES, decode, to_device
+from vkmoe.quants import TYPES, lay_out, to_device
 
 __all__ = ["STAGING_BYTES", "FileReads", "SpanReader"]
 
@@ -37,7 +37,7 @@ class _Source(NamedTuple):
 
     @property
     def type(self) -> str:
-        """In the file; biases in halves become float32 in the span."""
+        """In the file; types without kernels and biases have another one in the span."""
         return self.stack.type
 
     @property
@@ -61,13 +61,6 @@ class _Source(NamedTuple):
         part, first = self.stack.of_expert(expert)
         tensor = self.stack.parts[part]
         return tensor, tensor.offset + first * self.row_bytes
-
-    def lay_out(self, rows: Bytes, out: Bytes) -> None:
-        """Rows of the file [n, row_bytes] as the device has them."""
-        if self.matrix.type != self.type:
-            n_weights = len(rows) * self.matrix.n_columns
-            rows = decode(self.type, rows, n_weights).view(np.uint8).reshape(len(rows), -1)
-        to_device(self.matrix.type, rows, self.matrix.n_columns, out=out)
 
 
 class SpanReader(Closing):
@@ -139,7 +132,8 @@ class SpanReader(Closing):
             target = rows_out[start : start + n_rows]
             piece = staging[: len(target) * row_bytes]
             file.read_into(piece, offset + start * row_bytes, what)
-            source.lay_out(piece.reshape(len(target), row_bytes), target)
+            rows = piece.reshape(len(target), row_bytes)
+            lay_out(source.type, matrix.type, rows, matrix.n_columns, target)
 
     def _staged(self, n_bytes: int) -> Bytes:
         """This thread's staging, made at first use."""

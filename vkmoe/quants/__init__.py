@@ -5,6 +5,7 @@ Owns what the bytes of a block mean.  Knows nothing of files, tensors' names or 
 
 from __future__ import annotations
 
+from vkmoe.quants.convert import can_load, lay_out, loaded_type
 from vkmoe.quants.decode import decode
 from vkmoe.quants.layouts import device_row_bytes, from_device, to_device
 from vkmoe.quants.quantise import quantise
@@ -14,9 +15,12 @@ __all__ = [
     "HAS_KERNEL",
     "TYPES",
     "QuantType",
+    "can_load",
     "decode",
     "device_row_bytes",
     "from_device",
+    "lay_out",
+    "loaded_type",
     "quantise",
     "to_device",
 ]

@@ -84,14 +84,15 @@ def _foreign_decoder(type_name: str) -> Callable[[Bytes], Floats]:
     from gguf.quants import dequantize
 
     def foreign(blocks: Bytes) -> Floats:
+        row = blocks.reshape(1, -1)  # of several rows it would take 16 at a time, however short
         try:
-            found = dequantize(blocks, GGMLQuantizationType(TYPES[type_name].ggml_id))
+            found = dequantize(row, GGMLQuantizationType(TYPES[type_name].ggml_id))
         except (NotImplementedError, ValueError):  # not in this version of the package
             raise UnsupportedModelError(
                 f"weights of type {type_name} cannot be decoded",
                 "use a file with " + ", ".join(sorted(_DECODERS)),
             ) from None
-        return np.asarray(found, np.float32)
+        return np.asarray(found, np.float32).reshape(len(blocks), -1)
 
     return foreign
 
