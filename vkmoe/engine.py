@@ -90,7 +90,9 @@ class Engine(Closing):
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
         n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
-        caches = self._cleanup.enter_context(KvCaches(self.device, n_layers, cache_bytes))
+        caches = self._cleanup.enter_context(
+            KvCaches(self.device, n_layers, cache_bytes, self.spec.n_caches)
+        )
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)

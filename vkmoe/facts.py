@@ -215,6 +215,16 @@ class ModelSpec:
         value_dim = self.latent.value_dim if self.latent else self.head_dim
         return self.n_heads * value_dim
 
+    @property
+    def n_caches(self) -> int:
+        """Of a layer: keys and values, or what both are compressed to."""
+        return 1 if self.latent else 2
+
+    @property
+    def cache_row(self) -> int:
+        """Elements that each cache of a layer holds of a position."""
+        return self.latent.row if self.latent else self.n_kv_heads * self.head_dim
+
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer >= self.n_dense_layers
 

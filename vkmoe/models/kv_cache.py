@@ -1,4 +1,4 @@
-"""The memory of the KV cache: keys and values of every layer, in device memory.
+"""The memory of the KV cache: keys and values of every layer, or what both are compressed to.
 
 Owns the memory. What lies where in it is the subject of ops/attention.py.
 """
@@ -14,13 +14,14 @@ __all__ = ["KvCaches"]
 
 
 class KvCaches(Closing):
-    """K and V of every layer, cleared. Raises OutOfMemoryError with nothing left allocated."""
+    """The caches of every layer, cleared. Raises OutOfMemoryError with nothing left allocated."""
 
-    def __init__(self, device: Device, n_layers: int, cache_bytes: int) -> None:
-        """`cache_bytes` are those of one layer's keys, and of its values."""
-        self._arena = Arena(device, "device", "KV cache", 2 * n_layers * cache_bytes)
+    def __init__(self, device: Device, n_layers: int, cache_bytes: int, n_caches: int = 2) -> None:
+        """A layer has `n_caches` of `cache_bytes` each: keys and values, or one of both."""
+        n_places = n_caches * n_layers
+        self._arena = Arena(device, "device", "KV cache", n_places * cache_bytes)
         try:
-            places = [self._arena.place(cache_bytes) for _ in range(2 * n_layers)]
+            places = [self._arena.place(cache_bytes) for _ in range(n_places)]
             with translate_errors("clearing the KV cache"):
                 recorder = device.native.recorder()
                 for place in places:
@@ -29,8 +30,10 @@ class KvCaches(Closing):
         except BaseException:
             self.close()
             raise
-        pairs = zip(places[::2], places[1::2], strict=True)
-        self.addresses = tuple(KvAddresses(keys.address, values.address) for keys, values in pairs)
+        found = [place.address for place in places]
+        values = found[1::2] if n_caches == 2 else [0] * n_layers
+        pairs = zip(found[::n_caches], values, strict=True)
+        self.addresses = tuple(KvAddresses(*pair) for pair in pairs)
 
     def close(self) -> None:
         self._arena.close()

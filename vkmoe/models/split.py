@@ -75,5 +75,8 @@ def _trunk_bytes(layer: LayerWeights) -> int:
     matrices = list(layer.attention.matrices)
     if layer.router is not None:
         matrices.append(layer.router)
-    shared = layer.shared.shape.span_bytes if layer.shared else 0
+    shared = 0
+    if layer.shared is not None:
+        shared = layer.shared.shape.span_bytes
+        matrices += [layer.shared.gate] if layer.shared.gate else []
     return shared + sum(matrix.n_rows * matrix.row_bytes for matrix in matrices)
