@@ -118,10 +118,8 @@ class TinyModel:
         self.add_metadata(writer)
         add_vocabulary(writer)
         for name, value in self.file_tensors(weights).items():
-            if isinstance(value, Quantised):
-                writer.add_tensor(name, value.blocks, raw_dtype=value.type)
-            else:
-                writer.add_tensor(name, np.ascontiguousarray(value))
+            data, kind = value if isinstance(value, Quantised) else (value, None)
+            writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -136,9 +134,7 @@ class TinyModel:
         writer.add_block_count(self.layers)
         writer.add_context_length(self.context)
         writer.add_embedding_length(self.hidden)
-        writer.add_feed_forward_length(self.ff)
-        writer.add_head_count(self.heads)
-        writer.add_head_count_kv(self.kv_heads)
+        self.add_counts(writer)
         self.add_head_widths(writer)
         writer.add_layer_norm_rms_eps(self.eps)
         writer.add_rope_freq_base(self.rope_parameters["rope_theta"])
@@ -148,6 +144,11 @@ class TinyModel:
             writer.add_expert_used_count(self.top_k)
             self.add_routing(writer)
         self.add_scaling(writer)
+
+    def add_counts(self, writer: gguf.GGUFWriter) -> None:
+        writer.add_feed_forward_length(self.ff)
+        writer.add_head_count(self.heads)
+        writer.add_head_count_kv(self.kv_heads)
 
     def add_head_widths(self, writer: gguf.GGUFWriter) -> None:
         writer.add_key_length(self.head_dim)
