@@ -1,9 +1,11 @@
-// Computes  act[slot][row] = silu(s * dot(gate[row], x)) * (s * dot(up[row], x)) for each used expert; silu(v) = v / (1 + exp(-v)).
-//           s is the fused RMSNorm scale. PASS 1 stores s * gate alone, PASS 2 finishes with up (gate and up of different types).
+// Computes  act[slot][row] = f(s * dot(gate[row], x) + gate_bias[row], s * dot(up[row], x) + up_bias[row]) for each used expert;
+//           s is the fused RMSNorm scale. ACTIVATION 0: f(g, u) = silu(g) * u, silu(v) = v / (1 + exp(-v)). ACTIVATION 1
+//           (gpt-oss): f(g, u) = g / (1 + exp(-1.702 g)) * (u + 1) of g = min(g, 7), u = clamp(u, -7, 7).
+//           PASS 1 stores the gate's part alone, PASS 2 finishes with up (gate and up of different types).
 //           KEEP: what is read of a slot that has a partner is also stored there; the last pass logs 1 + the expert's id for
 //           each such slot, 0 for the others.
 // Inputs    x f32 (gained), norm_partials, routing (ids, weights, addresses, partners [n_slots]); expert spans by address.
-//           KEEP: log words [first_filled + 2 * slot] of the used slots.
+//           KEEP: log words [first_filled + 2 * slot].
 // Who       workgroup -> ROWS rows of one slot (y); its lanes share the columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8.
 // Dispatch  (ceil(n_rows / ROWS), n_slots, 1)
@@ -15,6 +17,8 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint ROWS = 1u;
 layout(constant_id = 2) const uint PASS = 0u;  // 0 both, 1 gate only, 2 up only
+layout(constant_id = 3) const uint ACTIVATION = 0u;
+layout(constant_id = 4) const uint BIASED = 0u;  // spans have biases
 
 layout(set = 0, binding = 0, std430) readonly buffer Input { vec4 x4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer PartialsIn { float norm_partials[]; };
@@ -28,6 +32,8 @@ layout(push_constant, std430) uniform Push {
     uvec2 span;             // a fixed expert (dense feed-forward); null: the routed ones
     uint gate_offset;       // bytes from the start of a span
     uint up_offset;
+    uint gate_bias;         // the same of f32 [n_rows], if BIASED
+    uint up_bias;
     uint n_rows;
     uint row_bytes;
     uint n_blocks;
@@ -37,7 +43,6 @@ layout(push_constant, std430) uniform Push {
     float eps;
 #ifdef KEEP
     uint first_filled;
-    uint n_used;
 #endif
 };
 
@@ -61,22 +66,42 @@ float slot_weight(uint slot) { return 1.0; }
 
 #include "dot.glsl"
 
+const float OAI_LIMIT = 7.0, OAI_ALPHA = 1.702;
+
 float silu(float v) {
     precise float result = v / (1.0 + exp(-v));
     return result;
 }
 
+float activated(float gate, float up) {
+    precise float result;
+    if (ACTIVATION == 0u) {
+        result = silu(gate) * up;
+    } else {
+        const float g = min(gate, OAI_LIMIT);
+        result = g / (1.0 + exp(-OAI_ALPHA * g)) * (clamp(up, -OAI_LIMIT, OAI_LIMIT) + 1.0);
+    }
+    return result;
+}
+
+// Dot r times the scale, plus the bias of its row.
+float projected(uint r, uint row, uint bias_offset, float scale) {
+    precise float value = scale * dot_total(r);
+    if (BIASED != 0u) value += span_bias(expert_span, expert_landing, bias_offset, row);
+    return value;
+}
+
 void store_row(uint row, uint r, float scale) {
     const uint index = gl_WorkGroupID.y * n_rows + row;
-    precise float value = scale * dot_total(r);
-    if (PASS == 0u) value = silu(value) * (scale * dot_total(r + ROWS));
-    if (PASS == 2u) value = silu(act[index]) * value;
+    float value = projected(r, row, PASS == 2u ? up_bias : gate_bias, scale);
+    if (PASS == 0u) value = activated(value, projected(r + ROWS, row, up_bias, scale));
+    if (PASS == 2u) value = activated(act[index], value);
     act[index] = value;
 }
 
 #ifdef KEEP
 void log_filled(uint slot) {
-    if (PASS != 1u && slot < n_used) filled_log[first_filled + 2u * slot] = is_null(expert_landing) ? 0u : 1u + routing[slot];
+    if (PASS != 1u) filled_log[first_filled + 2u * slot] = is_null(expert_landing) ? 0u : 1u + routing[slot];
 }
 #endif
 

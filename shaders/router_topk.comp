@@ -1,15 +1,21 @@
 // Computes  the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all experts or sigmoid,
-//           optionally divided by the sum of the chosen, times scale. A shared expert is the last slot, with weight
-//           sigmoid(its gate) or 1. Of the chosen experts that are at home (AT_HOME in their entry) the j-th in slot order
-//           gets the layer's j-th landing place, if that is not null: as the place to store into while its home is read, or
-//           with FLAG_GATHER as the place to be read, its home being what is copied there. That other address is the
-//           slot's partner, null where there is none.
-// Inputs    logits f32 [n_experts (+ 1 gate)]; params; the expert table by address, uvec2 entries [n_layers][n_experts] and
-//           landing places, this layer's from entry first_landing on. Outputs: routing words [n_slots ids | n_slots weights |
-//           n_slots addresses of 2 words | n_slots partners of 2 words]; log words [4 + layer * n_used ...] = the chosen ids.
-// Who       each lane keeps the best of its experts lane, lane + size, ...; n_used rounds of a workgroup argmax; then lane s
-//           writes slot s.
-// Assumes   n_used <= n_experts <= 1024, n_used <= 32. NaN counts as -inf; ids are valid and distinct whatever the logits are.
+//           optionally divided by the sum of the chosen, times scale. With a selection bias the largest score + bias are
+//           chosen instead, a score being that softmax or sigmoid; weights do not see the bias (DeepSeek-V3,
+//           arXiv:2412.19437, eq. 16). With n_groups > 1 all chosen are of the n_groups_used best groups of experts
+//           (lower wins ties): those with the largest best logit or score, for sigmoid with the largest sum of two scores.
+//           A shared expert's weight is the sigmoid of the last logit.
+//           Of the chosen experts that are at home (AT_HOME in their entry) the j-th in slot order gets the layer's j-th
+//           landing place, if that is not null: as the place to store into while its home is read, or with FLAG_GATHER as
+//           the place to be read, its home being what is copied there. That other address is the slot's partner, null
+//           where there is none.
+// Inputs    logits f32 [n_experts (+ 1 gate)]; selection_bias f32 [n_experts] by address; params; the expert table by address,
+//           uvec2 entries [n_layers][n_experts] and landing places, this layer's from entry first_landing on. Outputs:
+//           routing words [n_used ids | n_used weights | n_used addresses of 2 words | n_used partners of 2 words (| weight
+//           of the shared expert)]; log words [4 + layer * n_used ...] = the chosen ids.
+// Who       each lane keeps the best of its experts lane, lane + size, ..., and looks at its groups lane, lane + size, ...;
+//           n_used rounds of a workgroup argmax; then lane s writes slot s.
+// Assumes   n_used <= n_experts <= 1024, n_used <= 32; n_groups divides n_experts, and the groups used hold n_used. NaN counts
+//           as -inf; ids are valid and distinct whatever the logits are.
 // Dispatch  (1, 1, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -23,7 +29,7 @@ layout(set = 0, binding = 0, std430) readonly buffer Logits { float logits[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Routing { uint routing[]; };
 layout(set = 0, binding = 3, std430) writeonly buffer Log { uint routing_log[]; };
 layout(push_constant, std430) uniform Push {
-    uvec2 shared_address;
+    uvec2 selection_bias;   // null: none
     uint layer;
     uint n_experts;
     uint n_used;
@@ -31,9 +37,11 @@ layout(push_constant, std430) uniform Push {
     float scale;
     uint first_landing;     // entry of the table
     uint n_landing;
+    uint n_groups;
+    uint n_groups_used;
 };
 
-const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED = 4u, FLAG_SHARED_GATE = 8u, FLAG_GATHER = 16u;
+const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED_GATE = 4u, FLAG_GATHER = 8u;
 const uint AT_HOME = 1u;   // in the low word of an entry
 const uint LOG_HEADER_WORDS = 4u;
 
@@ -41,12 +49,18 @@ const uint LOG_HEADER_WORDS = 4u;
 #include "float_order.glsl"
 #include "argmax.glsl"
 
-shared uint keys[1024];
+shared uint keys[1024];  // what experts are chosen by; KEY_NONE: not any more
+shared uint group_keys[1024];
 shared uint chosen_ids[32];
 shared float chosen_values[32];
 shared uvec2 chosen_entries[32];
 
 bool has(uint flag) { return (flags & flag) != 0u; }
+
+// Whether scores decide: their order is that of the logits until something is added to them.
+bool by_score() { return !is_null(selection_bias) || (has(FLAG_SIGMOID) && n_groups > 1u); }
+
+float finite_logit(uint e) { return finite_key_value(order_key(logits[e])); }
 
 float sigmoid(float value) { return 1.0 / (1.0 + exp(clamp(-value, -80.0, 80.0))); }
 
@@ -62,13 +76,48 @@ uvec2 lane_best() {
     return best;
 }
 
-// Sum over all experts of the softmax numerators.
-float softmax_total() {
+// The largest logit of all experts, and the sum of the softmax numerators. Keys are those of logits.
+vec2 softmax_total() {
     float top = -3.4028234e38, sum = 0.0;
     for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) top = max(top, finite_key_value(keys[e]));
     top = workgroup_max(top);
     for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) sum += gate(finite_key_value(keys[e]), top);
-    return workgroup_sum(sum);
+    return vec2(top, workgroup_sum(sum));
+}
+
+// Replaces the keys of logits by those of scores plus bias.
+void key_scores(vec2 total) {
+    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) {
+        const float bias = is_null(selection_bias) ? 0.0 : load_float(address_add(selection_bias, e * 4u));
+        const float score = gate(finite_key_value(keys[e]), total.x) / total.y;
+        keys[e] = order_key(finite_key_value(order_key(score + bias)));
+    }
+    barrier();
+}
+
+uint group_key(uint first, uint n_members) {
+    uint best = KEY_NONE, second = KEY_NONE;
+    for (uint e = first; e < first + n_members; ++e) {
+        second = max(second, min(best, keys[e]));
+        best = max(best, keys[e]);
+    }
+    if (!has(FLAG_SIGMOID) || second == KEY_NONE) return best;
+    return order_key(finite_key_value(best) + finite_key_value(second));
+}
+
+// Takes the experts of all but the best groups out of the choice.
+void choose_groups() {
+    const uint n_members = n_experts / n_groups;
+    for (uint g = gl_LocalInvocationIndex; g < n_groups; g += gl_WorkGroupSize.x)
+        group_keys[g] = group_key(g * n_members, n_members);
+    barrier();
+    for (uint g = gl_LocalInvocationIndex; g < n_groups; g += gl_WorkGroupSize.x) {
+        uint rank = 0u;
+        for (uint i = 0u; i < n_groups; ++i) rank += argmax_beats(group_keys[i], i, group_keys[g], g) ? 1u : 0u;
+        if (rank < n_groups_used) continue;
+        for (uint e = g * n_members; e < (g + 1u) * n_members; ++e) keys[e] = KEY_NONE;
+    }
+    barrier();
 }
 
 void choose() {
@@ -88,6 +137,14 @@ void choose() {
     barrier();
 }
 
+// The same of the chosen experts alone.
+vec2 chosen_total() {
+    float top = chosen_values[0], sum = 0.0;
+    for (uint s = 1u; s < n_used; ++s) top = max(top, chosen_values[s]);
+    for (uint s = 0u; s < n_used; ++s) sum += gate(chosen_values[s], top);
+    return vec2(top, sum);
+}
+
 uvec2 table_entry(uint index) { return AddressEntry(address_add_product(params.expert_table, index, 8u)).address; }
 
 bool is_at_home(uint slot) { return (chosen_entries[slot].x & AT_HOME) != 0u; }
@@ -100,41 +157,38 @@ uvec2 landing_place(uint slot) {
     return rank < n_landing ? table_entry(first_landing + rank) : uvec2(0u);
 }
 
-void write_slot(uint n_slots, uint slot, uint id, float weight, uvec2 address, uvec2 partner) {
+void write_slot(uint slot, uint id, float weight, uvec2 address, uvec2 partner) {
     routing[slot] = id;
-    routing[n_slots + slot] = floatBitsToUint(weight);
-    routing[2u * n_slots + 2u * slot] = address.x;
-    routing[2u * n_slots + 2u * slot + 1u] = address.y;
-    routing[4u * n_slots + 2u * slot] = partner.x;
-    routing[4u * n_slots + 2u * slot + 1u] = partner.y;
+    routing[n_used + slot] = floatBitsToUint(weight);
+    routing[2u * n_used + 2u * slot] = address.x;
+    routing[2u * n_used + 2u * slot + 1u] = address.y;
+    routing[4u * n_used + 2u * slot] = partner.x;
+    routing[4u * n_used + 2u * slot + 1u] = partner.y;
 }
 
 void main() {
-    const uint n_slots = n_used + (has(FLAG_SHARED) ? 1u : 0u);
     for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) keys[e] = order_key(logits[e]);
     barrier();
-    float divisor = 1.0;
-    if (!has(FLAG_SIGMOID) && !has(FLAG_RENORMALISE)) divisor = softmax_total();
+    vec2 total = vec2(0.0, 1.0); // the logit that numerators are relative to, and what they are divided by
+    if (!has(FLAG_SIGMOID) && (by_score() || !has(FLAG_RENORMALISE))) total = softmax_total();
+    if (by_score()) key_scores(total);
+    if (n_groups > 1u) choose_groups();
     choose();
-    if (has(FLAG_RENORMALISE)) {
-        divisor = 0.0;
-        for (uint s = 0u; s < n_used; ++s) divisor += gate(chosen_values[s], chosen_values[0]);
-    }
     for (uint s = gl_LocalInvocationIndex; s < n_used; s += gl_WorkGroupSize.x) {
         chosen_entries[s] = table_entry(layer * n_experts + chosen_ids[s]);
+        if (by_score()) chosen_values[s] = finite_logit(chosen_ids[s]);
     }
     barrier();
+    if (has(FLAG_RENORMALISE)) total = chosen_total();
     for (uint s = gl_LocalInvocationIndex; s < n_used; s += gl_WorkGroupSize.x) {
         const uint id = chosen_ids[s];
-        const float share = divisor > 0.0 ? gate(chosen_values[s], chosen_values[0]) / divisor : 1.0 / float(n_used);
+        const float share = total.y > 0.0 ? gate(chosen_values[s], total.x) / total.y : 1.0 / float(n_used);
         const uvec2 span = uvec2(chosen_entries[s].x & ~AT_HOME, chosen_entries[s].y);
         const uvec2 landing = landing_place(s);
         const bool gathers = has(FLAG_GATHER) && !is_null(landing);
-        write_slot(n_slots, s, id, share * scale, gathers ? landing : span, gathers ? span : landing);
+        write_slot(s, id, share * scale, gathers ? landing : span, gathers ? span : landing);
         routing_log[LOG_HEADER_WORDS + layer * n_used + s] = id;
     }
-    if (has(FLAG_SHARED) && gl_LocalInvocationIndex == 0u) {
-        const float weight = has(FLAG_SHARED_GATE) ? sigmoid(finite_key_value(order_key(logits[n_experts]))) : 1.0;
-        write_slot(n_slots, n_used, n_experts, weight, shared_address, uvec2(0u));
-    }
+    if (has(FLAG_SHARED_GATE) && gl_LocalInvocationIndex == 0u)
+        routing[6u * n_used] = floatBitsToUint(sigmoid(finite_logit(n_experts)));
 }

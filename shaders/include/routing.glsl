@@ -1,5 +1,6 @@
 // The routing of the layer at hand: uint words ids [n_slots], weights (float bits) [n_slots], addresses (uvec2) [n_slots],
-// partners (uvec2) [n_slots]: where else the slot's expert is or shall be, null for nowhere. Written by router_topk.
+// partners (uvec2) [n_slots]: where else the slot's expert is or shall be, null for nowhere. A shared expert's weight may
+// follow. Written by router_topk.
 // Needs: the array `routing`.
 float routed_weight(uint slot, uint n_slots) { return uintBitsToFloat(routing[n_slots + slot]); }
 

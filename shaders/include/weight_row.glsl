@@ -1,5 +1,6 @@
-// A row of weights reached by address, as the type files read it. With KEEP a row may also have a landing place: then every
-// word is stored there by the lane that reads it. Kernels read each word of a matrix once, so each is stored once.
+// A row of weights reached by address, as the type files read it, and the biases of an expert. With KEEP a row may also have
+// a landing place: then every word is stored there by the lane that reads it. Kernels read each word of a matrix once, so
+// each is stored once.
 // Needs: address.glsl.
 #ifdef KEEP
 #include "store.glsl"
@@ -40,4 +41,14 @@ WeightRow span_row(uvec2 span, uvec2 landing, uint offset, uint row, uint n_rows
 #else
     return address;
 #endif
+}
+
+// Bias `row` of those that begin `offset` bytes into a span.
+float span_bias(uvec2 span, uvec2 landing, uint offset, uint row) {
+    const uint at = offset + row * 4u;
+    const uint word = load_word(address_add(span, at));
+#ifdef KEEP
+    if (!is_null(landing)) store_word(address_add(landing, at), word);
+#endif
+    return uintBitsToFloat(word);
 }

@@ -144,10 +144,12 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
     loads = {access for access in module(name).accesses if access.opcode == LOAD}
     if family(name) in DOT_FAMILIES:
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
-        words = family(name) in GAIN_FAMILIES - {"embed"} or weight_type(name) in PLANE_TYPES
+        words = family(name) != "embed" or weight_type(name) in PLANE_TYPES
         assert loads == ({wide, WORD_LOAD} if words else {wide})
     elif family(name) == "router_topk":
-        assert loads == {ENTRY_LOAD}
+        assert loads == {ENTRY_LOAD, WORD_LOAD}
+    elif family(name) == "rms_norm":
+        assert loads == {WORD_LOAD}
     elif family(name) == "attention":
         assert loads == {Access(LOAD, "v4u32", 16), WORD_LOAD}
     elif family(name) in ("read_words", "gather"):

@@ -21,11 +21,9 @@ from tests.gpu.test_shaders_static import (
     EXPERT_FAMILIES,
     KEEP_FAMILIES,
     NAMES,
-    PLANE_TYPES,
     every_variant,
     family,
     module,
-    weight_type,
 )
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
@@ -39,7 +37,7 @@ def test_memory_reached_by_address_is_only_read(name: str) -> None:
     stores = {access for access in module(name).accesses if access.opcode != LOAD}
     wide = Access(STORE, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
     wanted = {wide} if family(name) in STORING_FAMILIES else set()
-    if family(name) in KEEP_FAMILIES and weight_type(name) in PLANE_TYPES:
+    if family(name) in KEEP_FAMILIES:
         wanted |= {Access(STORE, "u32", 4)}
     assert stores == wanted
 
@@ -60,13 +58,19 @@ def test_stores_by_address_go_to_landing_places_only() -> None:
              for name, text in code.items() if name != "store.glsl"}  # fmt: skip
     assert {name: found for name, found in calls.items() if found} == {
         "gather.comp": {"address_add(landing"},
-        "weight_row.glsl": {"address_add(row.landing"},
+        "weight_row.glsl": {"address_add(row.landing", "address_add(landing"},
     }
     makers = [name for name, text in code.items() if "WeightRow(address" in text]
     assert makers == ["weight_row.glsl"]
     landings = set(re.findall(r"expert_landing = ([^;]*);", code["expert_gate_up.comp"]))
     assert landings == {"landing_of(gl_WorkGroupID.y, n_slots)"}
-    assert "span_row(base, landing_of(slot, n_slots)," in code["expert_down.comp"]
+    assert "span_row(slot_span(slot), landing_of(slot, n_slots)," in code["expert_down.comp"]
+    biases = {name: re.findall(r"(?<!float )span_bias\((.*), \w*bias\w*, row\)", text)
+              for name, text in code.items()}  # fmt: skip
+    assert {name: found for name, found in biases.items() if found} == {
+        "expert_gate_up.comp": ["expert_span, expert_landing"],
+        "expert_down.comp": ["slot_span(s), landing_of(s, n_slots)"],
+    }
     assert "uvec2 home = routed_partner(slot, n_slots);" in code["gather.comp"]
     assert code["gather.comp"].index("if (is_null(home)) return;") < code["gather.comp"].index(
         "copy_units(home, landing, first, stride);"

@@ -99,7 +99,7 @@ def moe_layers(program: Program) -> list[int]:
     """The layer each top-k dispatch is told, from its push constants."""
     name = router_topk.__name__
     fields = [item.name for item in KERNELS[name].push]
-    assert fields[:2] == ["shared_address", "layer"]
+    assert fields[:2] == ["selection_bias", "layer"]
     return [
         struct.unpack_from("<I", command.push, 8)[0]
         for command in program.commands

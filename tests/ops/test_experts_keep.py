@@ -30,7 +30,7 @@ SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 CPU, GPU = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)
 both_mappings = pytest.mark.parametrize("tuning", [CPU, GPU], ids=["blocks", "lanes"])
 ALL, NONE = Use(4, 4, kept=(0, 1, 2, 3)), Use(4, 3, kept=())
-SHARED = Use(9, 3, kept=(1,), n_shared=1)
+BIASED = Use(9, 3, kept=(1,), biased=True)
 # Stands in for store.glsl: adds 1 to each word that would be stored.
 COUNTING_STORES = """
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer StoredWord { uint word; };
@@ -46,9 +46,9 @@ def least_columns(kind: str) -> int:
 
 
 @both_mappings
-@pytest.mark.parametrize("use", [ALL, NONE, SHARED], ids=["all", "none", "shared"])
+@pytest.mark.parametrize("use", [ALL, NONE, BIASED], ids=["all", "none", "biased"])
 def test_any_number_of_slots_is_kept(runner: Runner, use: Use, tuning: Tuning) -> None:
-    """Of the slot of a shared expert nothing is noted."""
+    """With biases they are kept too."""
     GateUpCase(tuning, ("Q8_0", "Q6_K"), use, 7, 768).run(runner).verify()
     with Runner(runner.device) as other:
         DownCase(tuning, "Q5_K", use, 6, 768).run(other).verify()

@@ -22,9 +22,9 @@ TUNINGS = [
 ]
 SHAPES = [
     RouterShape(128, 8),
-    RouterShape(60, 4, renormalise=False, shared=True, shared_gate=True),
+    RouterShape(60, 4, renormalise=False, shared_gate=True),
     RouterShape(5, 5, scale=2.5),
-    RouterShape(257, 7, gating="sigmoid", shared=True, scale=0.5),
+    RouterShape(257, 7, gating="sigmoid", scale=0.5),
     RouterShape(1024, 32, gating="sigmoid", renormalise=False),
     RouterShape(1, 1),
 ]
@@ -50,7 +50,7 @@ def test_misses_get_landing_places_in_slot_order(
     runner: Runner, n_landing: int, gather: bool
 ) -> None:
     """Fewer places than misses, as many, more; one place is null."""
-    shape = RouterShape(40, 32) if n_landing == 32 else RouterShape(40, 8, shared=True)
+    shape = RouterShape(40, 32) if n_landing == 32 else RouterShape(40, 8, shared_gate=True)
     tuning = TUNINGS[n_landing % len(TUNINGS)]
     case = RouterCase(runner, tuning, shape, n_landing, gather)
     for seed in range(3):
@@ -82,7 +82,6 @@ def test_awkward_logits(runner: Runner, gating: str, renormalise: bool) -> None:
         6,
         "sigmoid" if gating == "sigmoid" else "softmax",
         renormalise,
-        shared=True,
         shared_gate=True,
     )
     case = RouterCase(runner, TUNINGS[0], shape)

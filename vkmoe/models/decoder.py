@@ -133,7 +133,7 @@ class Decoder:
         space, label = self.workspace, f"layer {index}"
         n_slots, keep = 1, None
         if layer.router is not None:
-            n_slots = router_shape(self.spec).n_slots
+            n_slots = router_shape(self.spec).n_used
             keep = self._route(program, index, layer, layer.router, norm)
         expert_gate_up(
             program,
@@ -200,7 +200,7 @@ class Decoder:
             program,
             space.routing,
             landing,
-            shape.n_slots,
+            shape.n_used,
             layer.expert_shape.span_bytes,
             layer.expert_ranges,
             f"{label} gather",

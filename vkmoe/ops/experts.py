@@ -1,45 +1,52 @@
-"""The feed-forward of the used experts: gate/up with SiLU, then down, weighted sum and residual.
+"""The feed-forward of the used experts: gate/up, activation, then down, weighted sum and residual.
 
 Experts are reached through the addresses that `router_topk` looked up, or a fixed span (dense
-feed-forward). Variants that keep also store what they read of a missed expert at its partner.
+feed-forward, shared expert). Variants that keep also store what they read of a missed expert at its
+partner.
 Shaders: expert_gate_up.comp, expert_down.comp. Twins: vkmoe/reference/experts.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
+from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
 from vkmoe.ops.gather import LandingMemory
-from vkmoe.ops.matvec import BLOCK_WEIGHTS
 from vkmoe.ops.norms import NormInput, NormOutput
+from vkmoe.ops.router import shared_weight_word
 from vkmoe.ops.tuning import Tuning
-from vkmoe.quants.types import TYPES
 
-__all__ = ["ExpertShape", "SpanBiases", "SpanMatrix", "expert_down", "expert_gate_up", "kept_bytes"]
+__all__ = [
+    "Activation",
+    "ExpertShape",
+    "SpanBiases",
+    "SpanMatrix",
+    "expert_down",
+    "expert_gate_up",
+    "kept_bytes",
+]
+
+Activation = Literal["silu", "swiglu_oai"]
 
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
-    "address:span u32:gate_offset u32:up_offset u32:n_rows u32:row_bytes u32:n_blocks u32:n_slots "
-    "u32:n_partials f32:inverse_width f32:eps",
-    "workgroup_size rows pass",
+    "address:span u32:gate_offset u32:up_offset u32:gate_bias u32:up_bias u32:n_rows u32:row_bytes "
+    "u32:n_blocks u32:n_slots u32:n_partials f32:inverse_width f32:eps",
+    "workgroup_size rows pass activation biased",
 )
 _DOWN = (
     "r:act r:routing rw:hidden w:gained w:partials",
-    "address:span address:gain u32:down_offset u32:n_rows u32:row_bytes u32:n_blocks u32:n_slots "
-    "u32:slot_vec4s",
-    "workgroup_size rows",
+    "address:span address:gain u32:down_offset u32:down_bias u32:weight_word u32:n_rows "
+    "u32:row_bytes u32:n_blocks u32:n_slots u32:slot_vec4s",
+    "workgroup_size rows biased",
 )
 
 
 def _keeping(bindings: str, push: str, constants: str) -> tuple[str, str, str]:
     """The same kernel when it keeps."""
-    return f"{bindings} w:log", f"{push} u32:first_filled u32:n_used", constants
+    return f"{bindings} w:log", f"{push} u32:first_filled", constants
 
 
 EXPERT_GATE_UP = kernel("expert_gate_up", *_GATE_UP)
@@ -48,57 +55,9 @@ EXPERT_DOWN = kernel("expert_down", *_DOWN)
 EXPERT_DOWN_KEEP = kernel("expert_down_keep", *_keeping(*_DOWN))
 
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class SpanMatrix:
-    """One matrix of an expert: where it starts in the span, and its form."""
-
-    type: str
-    offset: int
-    n_rows: int
-    n_columns: int
-    row_bytes: int
-
-    @property
-    def n_blocks(self) -> int:
-        return self.n_columns // BLOCK_WEIGHTS[self.type]
-
-    @property
-    def n_bytes(self) -> int:
-        return self.n_rows * self.row_bytes
-
-
-class SpanBiases(NamedTuple):
-    """Where the biases start in a span, in bytes: f32 vectors, one number for each row."""
-
-    gate: int
-    up: int
-    down: int
-
-
-@dataclass(frozen=True)
-class ExpertShape:
-    """The layout of one expert's span, the same for all experts of a layer."""
-
-    gate: SpanMatrix
-    up: SpanMatrix
-    down: SpanMatrix
-    span_bytes: int
-    biases: SpanBiases | None = None
-
-
-def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
-    """Which bytes of a span [span_bytes] kernels read, and so store in landing places.
-
-    All of its matrices but the padding at the end of rows, which no kernel looks at.
-    """
-    kept = np.zeros(shape.span_bytes, np.bool_)
-    for matrix in (shape.gate, shape.up, shape.down):
-        row_bytes = TYPES[matrix.type].row_bytes(matrix.n_columns)
-        rows = kept[matrix.offset : matrix.offset + matrix.n_bytes]
-        rows.reshape(matrix.n_rows, matrix.row_bytes)[:, : -(-row_bytes // 4) * 4] = True
-    return kept
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")  # as the shader numbers them
+NO_WORD = 0xFFFFFFFF
+NO_BIASES = SpanBiases(0, 0, 0)
 
 
 def expert_gate_up(
@@ -114,9 +73,11 @@ def expert_gate_up(
     label: str,
     span: int = 0,
     keep: LandingMemory | None = None,
+    activation: Activation = "silu",
 ) -> None:
-    """act[slot] = silu(gate @ norm(x)) * (up @ norm(x)) for the routed slots, or the fixed `span`.
+    """act[slot] = f(gate @ norm(x), up @ norm(x)) for the routed slots, or the fixed `span`.
 
+    f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; what biases there are come before.
     `homes` are the bytes the routed experts may lie in. With `keep`, what is read of a slot that
     has a partner is stored there, and noted. One dispatch, or two when gate and up have different
     types.
@@ -126,20 +87,28 @@ def expert_gate_up(
     if shape.gate.type != shape.up.type:
         passes = [(shape.gate, GATE_ONLY), (shape.up, UP_ONLY)]
     reads = (memory_range(span, shape.span_bytes),) if span else homes
-    n_rows = shape.gate.n_rows
-    assert act.n_words >= n_slots * n_rows
+    n_rows, biases = shape.gate.n_rows, shape.biases or NO_BIASES
+    assert act.n_words >= n_slots * n_rows and (not keep or keep.n_used == n_slots)
     for matrix, which in passes:
         rows = max(1, tuning.rows // 2) if which == BOTH else tuning.rows  # dots stay the same
         program.append(
             spec.dispatch(
                 f"{spec.name}.{matrix.type.lower()}{tuning.dot_suffix}",
-                {"workgroup_size": tuning.workgroup_size, "rows": rows, "pass": which},
+                {
+                    "workgroup_size": tuning.workgroup_size,
+                    "rows": rows,
+                    "pass": which,
+                    "activation": ACTIVATIONS.index(activation),
+                    "biased": int(shape.biases is not None),
+                },
                 {"x": x, "norm_partials": norm.partials, "routing": routing, "act": act}
                 | _log_tensor(keep),
                 {
                     "span": span,
                     "gate_offset": shape.gate.offset,
                     "up_offset": shape.up.offset,
+                    "gate_bias": biases.gate,
+                    "up_bias": biases.up,
                     "n_rows": n_rows,
                     "row_bytes": matrix.row_bytes,
                     "n_blocks": matrix.n_blocks,
@@ -175,18 +144,27 @@ def expert_down(
     label: str,
     span: int = 0,
     keep: LandingMemory | None = None,
+    *,
+    weight_slot: int | None = None,
 ) -> int:
-    """hidden += sum of weight * (down @ act) over the slots. Returns its number of partials.
+    """hidden += sum of weight * (down @ act + bias) over the slots. Returns its number of partials.
 
-    `keep` as for `expert_gate_up`.
+    The weight of a fixed `span` is 1, or that of routing slot `weight_slot`: the one behind the
+    used ones, a shared expert's. `keep` as for `expert_gate_up`.
     """
+    assert weight_slot is None or span, "only a fixed span takes its weight from elsewhere"
+    assert not keep or keep.n_used == n_slots
     matrix, spec = shape.down, EXPERT_DOWN_KEEP if keep else EXPERT_DOWN
     n_groups = -(-matrix.n_rows // tuning.rows)
     expert_reads = (memory_range(span, shape.span_bytes),) if span else homes
     program.append(
         spec.dispatch(
             f"{spec.name}.{matrix.type.lower()}{tuning.dot_suffix}",
-            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
+            {
+                "workgroup_size": tuning.workgroup_size,
+                "rows": tuning.rows,
+                "biased": int(shape.biases is not None),
+            },
             {
                 "act": act,
                 "routing": routing,
@@ -199,6 +177,8 @@ def expert_down(
                 "span": span,
                 "gain": output.gain,
                 "down_offset": matrix.offset,
+                "down_bias": (shape.biases or NO_BIASES).down,
+                "weight_word": NO_WORD if weight_slot is None else shared_weight_word(weight_slot),
                 "n_rows": matrix.n_rows,
                 "row_bytes": matrix.row_bytes,
                 "n_blocks": matrix.n_blocks,
@@ -222,7 +202,7 @@ def _log_tensor(keep: LandingMemory | None) -> dict[str, TensorRef]:
 
 
 def _log_push(keep: LandingMemory | None) -> dict[str, int]:
-    return {"first_filled": keep.first_word, "n_used": keep.n_used} if keep else {}
+    return {"first_filled": keep.first_word} if keep else {}
 
 
 def _log_range(keep: LandingMemory | None) -> dict[str, Range]:

@@ -1,4 +1,5 @@
-"""Matrix times vector for quantised matrices: plain (q/k/v, router, output head) and with residual.
+"""Matrix times vector for quantised matrices: plain (q/k/v, router, output head), with residual,
+and for stacks of one matrix per head.
 
 Shader: matvec.comp. Twins: vkmoe/reference/matvec.py.
 """
@@ -15,19 +16,20 @@ from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL, TYPES
 
-__all__ = ["Matrix", "matvec", "matvec_residual"]
+__all__ = ["Matrix", "matvec", "matvec_heads", "matvec_residual"]
 
 MATVEC = kernel(
     "matvec",
     "r:x w:y r:norm_partials",
-    "address:weights0 address:weights1 address:weights2 u32:rows_end0 u32:rows_end1 u32:n_rows "
-    "u32:row_bytes u32:n_blocks u32:output_offset u32:n_partials f32:inverse_width f32:eps",
+    "address:weights0 address:weights1 address:weights2 address:bias u32:rows_end0 u32:rows_end1 "
+    "u32:n_rows u32:row_bytes u32:n_blocks u32:output_offset u32:x_offset u32:x_stride "
+    "u32:n_partials f32:inverse_width f32:eps",
     "workgroup_size rows",
 )
 MATVEC_RESIDUAL = kernel(
     "matvec_residual",
     "r:x rw:hidden w:gained w:partials",
-    "address:weights address:gain u32:n_rows u32:row_bytes u32:n_blocks",
+    "address:weights address:gain address:bias u32:n_rows u32:row_bytes u32:n_blocks",
     "workgroup_size rows",
 )
 
@@ -63,6 +65,13 @@ class Matrix:
         return memory_range(self.address, self.n_bytes)
 
 
+# What matvec is told where there are neither biases, a norm, nor heads.
+PLAIN: dict[str, int | float] = {
+    **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride", "n_partials"), 0),
+    **dict.fromkeys(("inverse_width", "eps"), 0.0),
+}
+
+
 def matvec(
     program: Program,
     tuning: Tuning,
@@ -72,11 +81,14 @@ def matvec(
     label: str,
     norm: NormInput | None = None,
     scratch: TensorRef | None = None,
+    *,
+    bias: int = 0,
 ) -> None:
-    """y = concatenation of matrix @ x over the matrices, all with the same columns.
+    """y = concatenation of matrix @ x over the matrices, all with the same columns, plus bias.
 
     Neighbouring matrices of one type (up to three) share a dispatch; others get their own, with no
     barrier between. Without `norm`, any tensor may stand as `scratch` for the unused binding.
+    `bias` is the address of f32 [all rows], 0 for none.
     """
     assert x.n_words >= matrices[0].n_columns
     assert y.n_words >= sum(matrix.n_rows for matrix in matrices)
@@ -85,7 +97,7 @@ def matvec(
         group = list(same_type)
         for start in range(0, len(group), 3):
             offset = _matvec_group(
-                program, tuning, group[start : start + 3], x, y, offset, label, norm, scratch
+                program, tuning, group[start : start + 3], x, y, offset, label, norm, scratch, bias
             )
 
 
@@ -105,6 +117,7 @@ def _matvec_group(
     label: str,
     norm: NormInput | None,
     scratch: TensorRef | None,
+    bias: int,
 ) -> int:
     """One dispatch for up to three matrices of one type; returns the offset behind its output."""
     first = group[0]
@@ -120,18 +133,18 @@ def _matvec_group(
             {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
             {"x": x, "y": y, "norm_partials": partials},
             {
+                **PLAIN,
                 "weights0": padded[0].address,
                 "weights1": padded[1].address,
                 "weights2": padded[2].address,
+                "bias": bias,
                 "rows_end0": ends[0],
                 "rows_end1": ends[1] if len(ends) > 1 else n_rows,
                 "n_rows": n_rows,
                 "row_bytes": first.row_bytes,
                 "n_blocks": first.n_blocks,
                 "output_offset": offset,
-                "n_partials": norm.n_partials if norm else 0,
-                "inverse_width": 1.0 / norm.width if norm else 1.0,
-                "eps": norm.eps if norm else 0.0,
+                **(_norm_push(norm) if norm else {}),
             },
             _grid(-(-n_rows // tuning.rows)),
             label,
@@ -139,10 +152,66 @@ def _matvec_group(
                 "y": y.words(offset, n_rows),
                 "norm_partials": partials.words(0, norm.n_partials if norm else 0),
             },
-            memory_reads=tuple(m.memory for m in group),
+            memory_reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
         )
     )
     return offset + n_rows
+
+
+def _norm_push(norm: NormInput) -> dict[str, int | float]:
+    return {"n_partials": norm.n_partials, "inverse_width": 1.0 / norm.width, "eps": norm.eps}
+
+
+def _bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
+    """The memory of some biases; nothing where there are none."""
+    assert bias % 4 == 0, bias
+    return (memory_range(bias + 4 * first, 4 * count),) if bias else ()
+
+
+def matvec_heads(
+    program: Program,
+    tuning: Tuning,
+    stack: Matrix,
+    n_heads: int,
+    x: TensorRef,
+    y: TensorRef,
+    label: str,
+    scratch: TensorRef,
+    *,
+    x_offset: int = 0,
+    x_stride: int,
+) -> None:
+    """y[head] = W[head] @ x[x_offset + head * x_stride :][:n_columns] for every head.
+
+    `stack` is [n_heads * rows, n_columns], a head's rows behind those of the head before; y is
+    [n_heads * rows]. Offset and stride are words, multiples of 4. `scratch` is any tensor.
+    """
+    assert stack.n_rows % n_heads == 0 and x_offset % 4 == 0 and x_stride % 4 == 0
+    n_rows = stack.n_rows // n_heads
+    program.append(
+        MATVEC.dispatch(
+            f"matvec.{stack.type.lower()}{tuning.dot_suffix}",
+            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
+            {"x": x, "y": y, "norm_partials": scratch},
+            {
+                **PLAIN,
+                **dict.fromkeys(("weights0", "weights1", "weights2"), stack.address),
+                **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), n_rows),
+                "row_bytes": stack.row_bytes,
+                "n_blocks": stack.n_blocks,
+                "x_offset": x_offset // 4,
+                "x_stride": x_stride // 4,
+            },
+            (*_grid(-(-n_rows // tuning.rows))[:2], n_heads),
+            label,
+            ranges={
+                "x": x.words(x_offset, (n_heads - 1) * x_stride + stack.n_columns),
+                "y": y.words(0, stack.n_rows),
+                "norm_partials": scratch.words(0, 0),
+            },
+            memory_reads=(stack.memory,),
+        )
+    )
 
 
 def matvec_residual(
@@ -152,8 +221,13 @@ def matvec_residual(
     x: TensorRef,
     output: NormOutput,
     label: str,
+    *,
+    bias: int = 0,
 ) -> int:
-    """hidden += matrix @ x; gained = hidden * gain. Returns the number of partials it leaves."""
+    """hidden += matrix @ x + bias; gained = hidden * gain. Returns the number of partials left.
+
+    `bias` is the address of f32 [n_rows], 0 for none.
+    """
     n_groups = -(-matrix.n_rows // tuning.rows)
     program.append(
         MATVEC_RESIDUAL.dispatch(
@@ -163,13 +237,18 @@ def matvec_residual(
             {
                 "weights": matrix.address,
                 "gain": output.gain,
+                "bias": bias,
                 "n_rows": matrix.n_rows,
                 "row_bytes": matrix.row_bytes,
                 "n_blocks": matrix.n_blocks,
             },
             _grid(n_groups),
             label,
-            memory_reads=(matrix.memory, memory_range(output.gain, 4 * matrix.n_rows)),
+            memory_reads=(
+                matrix.memory,
+                memory_range(output.gain, 4 * matrix.n_rows),
+                *_bias_range(bias, 0, matrix.n_rows),
+            ),
         )
     )
     return output.n_partials(n_groups)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, Range, TensorRef
+from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
@@ -20,27 +20,30 @@ __all__ = [
     "log_words",
     "router_topk",
     "routing_words",
+    "shared_weight_word",
 ]
 
 ROUTER_TOPK = kernel(
     "router_topk",
     "r:logits r:params w:routing w:log",
-    "address:shared_address u32:layer u32:n_experts u32:n_used u32:flags f32:scale "
-    "u32:first_landing u32:n_landing",
+    "address:selection_bias u32:layer u32:n_experts u32:n_used u32:flags f32:scale "
+    "u32:first_landing u32:n_landing u32:n_groups u32:n_groups_used",
     "workgroup_size",
 )
 
 MAX_EXPERTS, MAX_USED = 1024, 32  # shared arrays of router_topk.comp
 LOG_HEADER_WORDS = 4  # word 0 is the serial number that `finish` writes
-RENORMALISE, SIGMOID, SHARED, SHARED_GATE, GATHER = 1, 2, 4, 8, 16
+RENORMALISE, SIGMOID, SHARED_GATE, GATHER = 1, 2, 4, 8
 
 
 @dataclass(frozen=True)
 class RouterShape:
     """How a layer routes.
 
-    With `shared_gate` the logits have one more row, the shared expert's gate; without, a shared
-    expert has weight 1.
+    Scores are the softmax or sigmoid of the logits. With `n_groups` > 1 only experts of the
+    `n_groups_used` best groups are used: those with the largest score (softmax, DeepSeek-V2,
+    arXiv:2405.04434, section 2.1.3) or sum of two scores (sigmoid, DeepSeek-V3, arXiv:2412.19437).
+    With `shared_gate` the logits have one more row, whose sigmoid is the shared expert's weight.
     """
 
     n_experts: int
@@ -48,18 +51,16 @@ class RouterShape:
     gating: Literal["softmax", "sigmoid"] = "softmax"
     renormalise: bool = True
     scale: float = 1.0
-    shared: bool = False
     shared_gate: bool = False
+    n_groups: int = 1
+    n_groups_used: int = 1
 
     def __post_init__(self) -> None:
         assert 1 <= self.n_used <= min(self.n_experts, MAX_USED), self
         assert self.n_experts <= MAX_EXPERTS, self
-        assert self.shared or not self.shared_gate, self
-
-    @property
-    def n_slots(self) -> int:
-        """Experts computed per token; the shared expert is the last slot."""
-        return self.n_used + int(self.shared)
+        assert 1 <= self.n_groups_used <= self.n_groups, self
+        assert self.n_experts % self.n_groups == 0, self
+        assert self.n_used <= self.n_experts // self.n_groups * self.n_groups_used, self
 
     @property
     def n_logits(self) -> int:
@@ -70,7 +71,6 @@ class RouterShape:
         return (
             RENORMALISE * self.renormalise
             | SIGMOID * (self.gating == "sigmoid")
-            | SHARED * self.shared
             | SHARED_GATE * self.shared_gate
         )
 
@@ -91,9 +91,14 @@ class Landing:
 def routing_words(shape: RouterShape) -> int:
     """Words of the routing tensor: ids and weights, then addresses and partners of two words.
 
-    [n_slots] each.
+    [n_used] each; with `shared_gate` the shared expert's weight behind them.
     """
-    return 6 * shape.n_slots
+    return shared_weight_word(shape.n_used) + int(shape.shared_gate)
+
+
+def shared_weight_word(n_used: int) -> int:
+    """Where the shared expert's weight is: of its slot, that behind the used ones, all there is."""
+    return 6 * n_used
 
 
 def log_words(n_layers: int, n_used: int) -> int:
@@ -121,11 +126,14 @@ def router_topk(
     routing: TensorRef,
     log: TensorRef,
     label: str,
-    shared_address: int = 0,
     landing: Landing | None = None,
+    *,
+    selection_bias: int = 0,
 ) -> None:
     """routing = the n_used experts of largest logit, weights, addresses, partners; log = their ids.
 
+    `selection_bias` is the address of f32 [n_experts]; then they are those of largest score + bias,
+    while weights are made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16); 0 for none.
     `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
     places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
     table and the log do. Without `landing` no slot has a partner.
@@ -134,7 +142,7 @@ def router_topk(
     landing = landing or Landing(layer + 1, 0)
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
-    assert bool(shared_address) == shape.shared
+    biases = (memory_range(selection_bias, 4 * shape.n_experts),) if selection_bias else ()
     log_range = log.words(LOG_HEADER_WORDS + layer * shape.n_used, shape.n_used)
     program.append(
         ROUTER_TOPK.dispatch(
@@ -142,7 +150,7 @@ def router_topk(
             {"workgroup_size": tuning.workgroup_size},
             {"logits": logits, "params": params, "routing": routing, "log": log},
             {
-                "shared_address": shared_address,
+                "selection_bias": selection_bias,
                 "layer": layer,
                 "n_experts": shape.n_experts,
                 "n_used": shape.n_used,
@@ -150,6 +158,8 @@ def router_topk(
                 "scale": shape.scale,
                 "first_landing": landing.n_layers * shape.n_experts + layer * landing.n_places,
                 "n_landing": landing.n_places,
+                "n_groups": shape.n_groups,
+                "n_groups_used": shape.n_groups_used,
             },
             (1, 1, 1),
             label,
@@ -158,6 +168,6 @@ def router_topk(
                 "routing": routing.words(0, routing_words(shape)),
                 "log": log_range,
             },
-            memory_reads=(table,),
+            memory_reads=(table, *biases),
         )
     )

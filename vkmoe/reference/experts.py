@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.reference.matvec import Floats, HiddenState
+from vkmoe.reference.matvec import Floats, HiddenState, matvec
 
-__all__ = ["expert_down", "expert_gate_up", "silu"]
+__all__ = ["activated", "expert_down", "expert_gate_up", "silu"]
 
 
 def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -16,10 +16,36 @@ def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
         return value / (1.0 + np.exp(-value))
 
 
-def expert_gate_up(gate: Floats, up: Floats, x: Floats, scale: float) -> NDArray[np.float64]:
-    """silu(scale * gate @ x) * (scale * up @ x); gate, up [n_slots, n_rows, n_columns]."""
-    wide = x.astype(np.float64)
-    return silu(scale * (gate.astype(np.float64) @ wide)) * (scale * (up.astype(np.float64) @ wide))
+def activated(
+    gate: NDArray[np.float64], up: NDArray[np.float64], activation: str = "silu"
+) -> NDArray[np.float64]:
+    """silu(gate) * up, or for "swiglu_oai" the clamped SwiGLU of gpt-oss.
+
+    That is g * sigmoid(1.702 * g) * (u + 1) of g = min(gate, 7) and u = up within [-7, 7].
+    """
+    if activation == "silu":
+        return silu(gate) * up
+    low, limited = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return silu(1.702 * low) / 1.702 * (limited + 1.0)
+
+
+def expert_gate_up(
+    gate: Floats,
+    up: Floats,
+    x: Floats,
+    scale: float,
+    biases: tuple[Floats | None, Floats | None] = (None, None),
+    activation: str = "silu",
+) -> NDArray[np.float64]:
+    """activated(scale * gate @ x, scale * up @ x), biases added before.
+
+    gate, up [n_slots, n_rows, n_columns], their biases [n_slots, n_rows].
+    """
+    parts = []
+    for matrix, bias in zip((gate, up), biases, strict=True):
+        part = matvec(matrix, x, scale)
+        parts.append(part if bias is None else part + bias.astype(np.float64))
+    return activated(parts[0], parts[1], activation)
 
 
 def expert_down(
@@ -28,9 +54,15 @@ def expert_down(
     weights: Floats,
     hidden: Floats,
     gain: Floats,
+    biases: Floats | None = None,
 ) -> HiddenState:
-    """hidden + sum of weights[s] * down[s] @ act[s]; down [n_slots, n_rows, n_columns]."""
+    """hidden + sum of weights[s] * (down[s] @ act[s] + biases[s]).
+
+    down [n_slots, n_rows, n_columns], biases [n_slots, n_rows].
+    """
     result = hidden.astype(np.float64).copy()
     for slot_down, slot_act, weight in zip(down, act, weights, strict=True):
         result += float(weight) * (slot_down.astype(np.float64) @ slot_act.astype(np.float64))
+    if biases is not None:
+        result += weights.astype(np.float64) @ biases.astype(np.float64)
     return HiddenState(result, result * gain.astype(np.float64))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HiddenState", "embed", "matvec", "matvec_residual"]
+__all__ = ["HiddenState", "embed", "matvec", "matvec_heads", "matvec_residual"]
 
 Floats = NDArray[np.floating]
 
@@ -19,14 +19,26 @@ class HiddenState(NamedTuple):
     gained: NDArray[np.float64]  # [width], hidden * gain of the next norm
 
 
-def matvec(weights: Floats, x: Floats, scale: float = 1.0) -> NDArray[np.float64]:
-    """scale * weights @ x; weights [n_rows, n_columns], x [n_columns]."""
-    return scale * (weights.astype(np.float64) @ x.astype(np.float64))
+def matvec(
+    weights: Floats, x: Floats, scale: float = 1.0, bias: Floats | None = None
+) -> NDArray[np.float64]:
+    """scale * weights @ x + bias; weights [n_rows, n_columns], x [n_columns], bias [n_rows]."""
+    product = scale * (weights.astype(np.float64) @ x.astype(np.float64))
+    return product if bias is None else product + bias.astype(np.float64)
 
 
-def matvec_residual(weights: Floats, x: Floats, hidden: Floats, gain: Floats) -> HiddenState:
-    """hidden + weights @ x, with the next norm's gain applied beside it."""
-    return _leave(hidden.astype(np.float64) + matvec(weights, x), gain)
+def matvec_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
+    """weights [n_heads, n_rows, n_columns] times x [n_heads, n_columns]: [n_heads, n_rows]."""
+    product = weights.astype(np.float64) @ x.astype(np.float64)[:, :, None]
+    result: NDArray[np.float64] = product[:, :, 0]
+    return result
+
+
+def matvec_residual(
+    weights: Floats, x: Floats, hidden: Floats, gain: Floats, bias: Floats | None = None
+) -> HiddenState:
+    """hidden + weights @ x + bias, with the next norm's gain applied beside it."""
+    return _leave(hidden.astype(np.float64) + matvec(weights, x, bias=bias), gain)
 
 
 def embed(embeddings: Floats, token: int, gain: Floats) -> HiddenState:

@@ -14,11 +14,11 @@ AT_HOME = np.uint64(1)  # in an entry of the expert table
 
 
 class Routing(NamedTuple):
-    """The chosen experts, in order of falling logit."""
+    """The chosen experts, in order of falling logit, or of score + bias."""
 
     ids: NDArray[np.int64]  # [n_used]
     weights: NDArray[np.float64]  # [n_used]
-    shared_weight: float
+    shared_weight: float | None
 
 
 class Found(NamedTuple):
@@ -54,22 +54,47 @@ def router_topk(
     renormalise: bool = True,
     scale: float = 1.0,
     gate_logit: float | None = None,
+    selection_bias: NDArray[np.float32] | None = None,
+    n_groups: int = 1,
+    n_groups_used: int = 1,
 ) -> Routing:
     """The n_used largest logits [n_experts] (lower id wins ties) and their weights.
 
-    NaN counts as -inf; infinities count as the largest finite float, so weights are always finite.
+    With `selection_bias` [n_experts] those of largest score + bias, and of the best groups only
+    (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). NaN counts as -inf; infinities count as the
+    largest finite float, so weights are always finite.
     """
     values = _finite(logits)
-    ids = np.argsort(-values, kind="stable")[:n_used]
-    scores = _sigmoid(values) if gating == "sigmoid" else _softmax(values)
+    sigmoid = gating == "sigmoid"
+    scores = _sigmoid(values) if sigmoid else _softmax(values)
+    keys = values
+    if selection_bias is not None or (sigmoid and n_groups > 1):
+        # In float32: what rounds to the same is a tie.
+        bias = np.float32(0.0) if selection_bias is None else selection_bias
+        keys = _finite(scores.astype(np.float32) + bias)
+    if n_groups > 1:
+        keys = np.where(_in_groups(keys, n_groups, n_groups_used, 1 + sigmoid), keys, -np.inf)
+    ids = np.argsort(-keys, kind="stable")[:n_used]
     weights = scores[ids]
     if renormalise:
         total = weights.sum()
         weights = weights / total if total > 0 else np.full(n_used, 1.0 / n_used)
-    shared = 1.0
+    shared = None
     if gate_logit is not None:
         shared = float(_sigmoid(_finite(np.array([gate_logit], np.float32)))[0])
     return Routing(ids, scale * weights, shared)
+
+
+def _in_groups(
+    keys: NDArray[np.float64], n_groups: int, n_groups_used: int, n_best: int
+) -> NDArray[np.bool_]:
+    """Which experts [n_experts] are in the groups with the largest sum of their `n_best` keys."""
+    groups = np.sort(keys.astype(np.float32).reshape(n_groups, -1), axis=1)
+    with np.errstate(over="ignore"):
+        sums = groups[:, -n_best:].sum(axis=1, dtype=np.float32)
+    kept = np.zeros(n_groups, np.bool_)
+    kept[np.argsort(-sums, kind="stable")[:n_groups_used]] = True
+    return np.repeat(kept, groups.shape[1])
 
 
 def _finite(logits: NDArray[np.float32]) -> NDArray[np.float64]:

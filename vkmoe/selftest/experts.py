@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.experts import expert_down, expert_gate_up
+from vkmoe.ops.experts import Activation, expert_down, expert_gate_up
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.experts import expert_down as down_twin
 from vkmoe.reference.experts import expert_gate_up as gate_up_twin
 from vkmoe.reference.experts import silu
+from vkmoe.reference.matvec import matvec as matvec_twin
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.matvec import LeftState, NormedInput
 from vkmoe.selftest.spans import Experts, Use
@@ -31,7 +32,7 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class GateUpCase:
-    """act = silu(gate @ x) * (up @ x); gates and ups of different types take two dispatches."""
+    """act = f(gate @ x, up @ x); gates and ups of different types take two dispatches."""
 
     tuning: Tuning
     types: tuple[str, str]
@@ -40,6 +41,7 @@ class GateUpCase:
     n_columns: int
     n_partials: int = 3
     seed: int = 0
+    activation: Activation = "silu"
 
     def run(self, runner: Runner) -> Checks:
         """Compare; values that damaged weights decide are left out."""
@@ -95,19 +97,28 @@ class GateUpCase:
             "gate/up",
             experts.span,
             experts.landing,
+            self.activation,
         )
         return program, experts, source, act
 
     def _twin(self, experts: Experts, source: NormedInput) -> tuple[Wide, Wide]:
-        """The wanted values and how far each may be off: |silu'| <= 1.1 carries gate's error."""
-        gate, up, x = experts.of_slots(0), experts.of_slots(1), source.x.astype(np.float64)
-        scale = source.scale
-        g, u = (scale * (values.astype(np.float64) @ x) for values in (gate, up))
-        g_size, u_size = (
-            scale * (np.abs(values.astype(np.float64)) @ np.abs(x)) for values in (gate, up)
-        )
-        magnitude = 1.1 * g_size * np.abs(u) + np.abs(silu(g)) * u_size
-        return gate_up_twin(gate, up, source.x, scale), magnitude
+        """The wanted values, and how far each may be off.
+
+        |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is. The clamped
+        kind adds 1 to up, and its slopes are no larger.
+        """
+        gate, up, scale = experts.of_slots(0), experts.of_slots(1), source.scale
+        biases = experts.biases_of_slots(0), experts.biases_of_slots(1)
+        parts, sizes = [], []
+        for matrix, bias in zip((gate, up), biases, strict=True):
+            added = np.zeros(1) if bias is None else bias.astype(np.float64)
+            parts.append(matvec_twin(matrix, source.x, scale) + added)
+            sizes.append(matvec_twin(np.abs(matrix), np.abs(source.x), scale) + np.abs(added))
+        shift = 0.0 if self.activation == "silu" else 1.0
+        of_gate = 1.1 * sizes[0] * (np.abs(parts[1]) + shift)
+        of_up = (np.abs(parts[0]) if shift else np.abs(silu(parts[0]))) * (sizes[1] + shift)
+        wanted = gate_up_twin(gate, up, source.x, scale, biases, self.activation)
+        return wanted, of_gate + of_up
 
 
 @dataclass(frozen=True)
@@ -124,8 +135,11 @@ class DownCase:
     def run(self, runner: Runner) -> Checks:
         experts, left, act, (*words, log) = self._run(runner)
         down = experts.of_slots(2)
-        wanted = down_twin(down, act, experts.weights, left.before, left.gain)
+        biases = experts.biases_of_slots(2)
+        wanted = down_twin(down, act, experts.weights, left.before, left.gain, biases)
         terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(act))
+        if biases is not None:
+            terms += np.abs(biases)
         magnitude = np.abs(left.before) + np.abs(experts.weights).astype(np.float64) @ terms
         checks = Checks()
         if experts.landing:
@@ -178,6 +192,7 @@ class DownCase:
             "down",
             experts.span,
             experts.landing,
+            weight_slot=self.use.weight_slot,
         )
         return program, experts, left, act, act_ref
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -22,9 +22,11 @@ from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.embed import EmbedCase
 from vkmoe.selftest.experts import DownCase, GateUpCase
 from vkmoe.selftest.gather import GatherCase
+from vkmoe.selftest.heads import HeadsCase
 from vkmoe.selftest.link import ReadCase
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
-from vkmoe.selftest.router import RouterCase
+from vkmoe.selftest.rms_norm import RmsNormCase
+from vkmoe.selftest.router import RouterCase, random_bias
 from vkmoe.selftest.spans import Use
 from vkmoe.selftest.vocabulary import CandidatesCase, FinishCase
 from vkmoe.selftest.weights import WEIGHT_TYPES
@@ -37,13 +39,33 @@ MIXED_TYPE = "Q4_K"  # the one whose gate goes with an up of another type in eve
 WIDTH, INNER, N_SLOTS = 2048, 768, 4  # of the measured shapes
 ROUTERS = (  # and places for misses: for each to be gathered to, for some to be stored to
     (RouterShape(128, 8), 2),
-    (RouterShape(60, 4, renormalise=False, shared=True, shared_gate=True), 4),
-    (RouterShape(257, 7, gating="sigmoid", shared=True, scale=0.5), 0),
+    (RouterShape(60, 4, renormalise=False, shared_gate=True), 4),
+    (RouterShape(257, 7, gating="sigmoid", scale=0.5), 0),
+    (RouterShape(160, 6, renormalise=False, scale=16.0, n_groups=8, n_groups_used=3), 0),
+    (RouterShape(256, 8, gating="sigmoid", scale=2.5, n_groups=8, n_groups_used=4), 0, True),
+    (RouterShape(33, 5), 0, True),
 )
-ROUTED, FIXED = Use(6, 3), Use(6, 1, routed=False)
-ALL_USED = Use(N_SLOTS, N_SLOTS)
-KEPT, ALL_KEPT = Use(6, 3, kept=(0, 2)), Use(N_SLOTS, N_SLOTS, kept=tuple(range(N_SLOTS)))
 POSITIONS = (0, 31, 32, 150)
+
+
+class Uses(NamedTuple):
+    """What the experts' kernels are compared with in all types and in one, and timed with."""
+
+    all_types: tuple[Use, ...]
+    biased: Use
+    timed: Use
+
+
+PLAIN = Uses(
+    (Use(6, 3), Use(6, 1, routed=False), Use(6, 1, routed=False, weight_slot=4)),
+    Use(6, 3, biased=True),
+    Use(N_SLOTS, N_SLOTS),
+)
+KEEPING = Uses(
+    (Use(6, 3, kept=(0, 2)),),
+    Use(6, 3, kept=(0, 2), biased=True),
+    Use(N_SLOTS, N_SLOTS, kept=tuple(range(N_SLOTS))),
+)
 
 
 @dataclass(frozen=True)
@@ -105,15 +127,16 @@ def _time(setting: Setting, measured: Measured, time: Callable[[Runner], float |
 
 def _matvec(setting: Setting) -> Iterator[Measured]:
     kind, tuning = setting.axis, setting.tuning
-    stacked = MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3)
+    stacked = MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3, biased=True)
     single = MatvecCase(tuning, ((kind, 1),), 256)
+    heads = HeadsCase(tuning, kind, 3, 11, 512, x_offset=8, x_gap=4)
     large = MatvecCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, 1)
-    yield _time(setting, _compare(setting, "", stacked.run, single.run), large.time)
+    yield _time(setting, _compare(setting, "", stacked.run, single.run, heads.run), large.time)
 
 
 def _matvec_residual(setting: Setting) -> Iterator[Measured]:
     kind, tuning = setting.axis, setting.tuning
-    small = ResidualCase(tuning, kind, 13, 512)
+    small = ResidualCase(tuning, kind, 13, 512, biased=True)
     large = ResidualCase(tuning, kind, setting.rows_of(WIDTH, 1), WIDTH)
     yield _time(setting, _compare(setting, "", small.run), large.time)
 
@@ -124,24 +147,31 @@ def _embed(setting: Setting) -> Iterator[Measured]:
     )
 
 
-def _gate_up(setting: Setting, uses: Sequence[Use], large: Use) -> Iterator[Measured]:
-    """Compared with each of `uses`, timed with `large`."""
+def _gate_up(setting: Setting, uses: Uses) -> Iterator[Measured]:
+    """One type is also compared with up of another type, and as gpt-oss has it."""
     # Gate and up in one dispatch have half the rows each: two at least, so that they can be mixed.
     kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
-    cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses]
-    timed = GateUpCase(tuning, (kind, kind), large, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
+    cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses.all_types]
+    timed = GateUpCase(tuning, (kind, kind), uses.timed, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
     yield _time(setting, _compare(setting, "", *(case.run for case in cases)), timed.time)
     if kind == MIXED_TYPE:
         other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
-        yield _compare(setting, f"with up {other}", replace(cases[0], types=(kind, other)).run)
+        mixed = replace(cases[0], types=(kind, other))
+        yield _compare(setting, f"with up {other}", mixed.run)
+        clamped = [
+            replace(case, use=uses.biased, activation="swiglu_oai") for case in (cases[0], mixed)
+        ]
+        yield _compare(setting, "with biases", *(case.run for case in clamped))
 
 
-def _down(setting: Setting, n_columns: int, uses: Sequence[Use], large: Use) -> Iterator[Measured]:
-    """Compared with each of `uses`, timed with `large`."""
+def _down(setting: Setting, n_columns: int, uses: Uses) -> Iterator[Measured]:
+    """One type is also compared with biases."""
     kind, tuning = setting.axis, setting.tuning
-    cases = [DownCase(tuning, kind, use, 13, n_columns) for use in uses]
-    timed = DownCase(tuning, kind, large, setting.rows_of(INNER, N_SLOTS), INNER)
+    cases = [DownCase(tuning, kind, use, 13, n_columns) for use in uses.all_types]
+    timed = DownCase(tuning, kind, uses.timed, setting.rows_of(INNER, N_SLOTS), INNER)
     yield _time(setting, _compare(setting, "", *(case.run for case in cases)), timed.time)
+    if kind == MIXED_TYPE:
+        yield _compare(setting, "with biases", replace(cases[0], use=uses.biased).run)
 
 
 def _attention(setting: Setting) -> Iterator[Measured]:
@@ -160,10 +190,11 @@ def _attention(setting: Setting) -> Iterator[Measured]:
 
 
 def _router_topk(setting: Setting) -> Iterator[Measured]:
-    def compare(shape: RouterShape, n_landing: int) -> Compare:
+    def compare(shape: RouterShape, n_landing: int, biased: bool = False) -> Compare:
         def run(runner: Runner) -> Checks:
             gather = n_landing == shape.n_used
-            case = RouterCase(runner, setting.tuning, shape, n_landing, gather)
+            bias = random_bias(shape.n_experts) if biased else None
+            case = RouterCase(runner, setting.tuning, shape, n_landing, gather, bias)
             checks = Checks()
             case.run(case.random_logits(1), checks)
             case.run(case.random_logits(2).round(), checks)  # ties
@@ -172,6 +203,10 @@ def _router_topk(setting: Setting) -> Iterator[Measured]:
         return run
 
     yield _compare(setting, "", *(compare(*router) for router in ROUTERS))
+
+
+def _rms_norm(setting: Setting) -> Iterator[Measured]:
+    yield _compare(setting, "", RmsNormCase(setting.tuning, 1531, x_offset=5).run)
 
 
 def _gather(setting: Setting) -> Iterator[Measured]:
@@ -222,15 +257,12 @@ def _read_words(setting: Setting) -> Iterator[Measured]:
 FAMILIES = {
     "matvec": Family(_matvec, "dot_suffix"),
     "matvec_residual": Family(_matvec_residual, "dot_suffix"),
-    "expert_gate_up": Family(partial(_gate_up, uses=(ROUTED, FIXED), large=ALL_USED), "dot_suffix"),
-    "expert_down": Family(
-        partial(_down, n_columns=512, uses=(ROUTED, FIXED), large=ALL_USED), "dot_suffix"
-    ),
-    "expert_gate_up_keep": Family(partial(_gate_up, uses=(KEPT,), large=ALL_KEPT), "dot_suffix"),
-    "expert_down_keep": Family(
-        partial(_down, n_columns=768, uses=(KEPT,), large=ALL_KEPT), "dot_suffix"
-    ),
+    "expert_gate_up": Family(partial(_gate_up, uses=PLAIN), "dot_suffix"),
+    "expert_down": Family(partial(_down, n_columns=512, uses=PLAIN), "dot_suffix"),
+    "expert_gate_up_keep": Family(partial(_gate_up, uses=KEEPING), "dot_suffix"),
+    "expert_down_keep": Family(partial(_down, n_columns=768, uses=KEEPING), "dot_suffix"),
     "embed": Family(_embed, "nothing"),
+    "rms_norm": Family(_rms_norm, "reduce_suffix"),
     "attention": Family(_attention, "reduce_suffix"),
     "attention_combine": Family(_attention, "nothing"),
     "router_topk": Family(_router_topk, "reduce_suffix"),

@@ -109,13 +109,23 @@ class LeftState:
 
 @dataclass(frozen=True)
 class MatvecCase:
-    """Matrices [(type, rows)] of `n_columns` times one x. `n_partials` 0: without the norm."""
+    """Matrices [(type, rows)] of `n_columns` times one x, plus biases if it is `biased`.
+
+    `n_partials` 0: without the norm.
+    """
 
     tuning: Tuning
     segments: tuple[tuple[str, int], ...]
     n_columns: int
     n_partials: int = 0
     seed: int = 0
+    biased: bool = False
+
+    @property
+    def biases(self) -> Floats:
+        """float32 [rows of all matrices], of the size of the products."""
+        n_rows = sum(n_rows for _, n_rows in self.segments)
+        return _biases(n_rows, self.seed) * np.float32(self.biased)
 
     def run(self, runner: Runner, file_rows: Sequence[Bytes] | None = None) -> Checks:
         """Compare; `file_rows` are given matrices in place of random ones.
@@ -126,6 +136,7 @@ class MatvecCase:
         checks = Checks()
         parts = [_twin_rows(item, source.x, source.scale) for item in placed]
         wanted, magnitude = (np.concatenate(part) for part in zip(*parts, strict=True))
+        wanted, magnitude = wanted + self.biases, magnitude + np.abs(self.biases)
         sound = np.isfinite(wanted)
         checks.n_left_out = int(np.count_nonzero(~sound))
         found = words[:-1].view(np.float32)
@@ -148,7 +159,8 @@ class MatvecCase:
             for (kind, n_rows), rows in zip(self.segments, given, strict=True)
         ]
         y = TensorRef("y", sum(n_rows for _, n_rows in self.segments) + 1)
-        (words,) = runner.run(self._program(placed, source, y), source.inputs, y)
+        program = self._program(runner, placed, source, y)
+        (words,) = runner.run(program, source.inputs, y)
         return placed, source, words
 
     def time(self, runner: Runner) -> float | None:
@@ -160,13 +172,15 @@ class MatvecCase:
         ]
         source = NormedInput(self.n_columns, self.n_partials, rng)
         y = TensorRef("y", sum(n_rows for _, n_rows in self.segments) + 1)
-        program = self._program(placed, source, y)
+        program = self._program(runner, placed, source, y)
         runner.run(program, source.inputs)
         runtime = runner.nanoseconds(program)
         n_bytes = sum(item.matrix.n_bytes for item in placed)
         return n_bytes / runtime if runtime else None
 
-    def _program(self, placed: Sequence[Placed], source: NormedInput, y: TensorRef) -> Program:
+    def _program(
+        self, runner: Runner, placed: Sequence[Placed], source: NormedInput, y: TensorRef
+    ) -> Program:
         program = Program("matvec")
         matvec(
             program,
@@ -177,8 +191,13 @@ class MatvecCase:
             "matvec",
             source.norm if self.n_partials else None,
             source.partials_ref,
+            bias=runner.place(self.biases) if self.biased else 0,
         )
         return program
+
+
+def _biases(n_rows: int, seed: int) -> Floats:
+    return np.random.default_rng([seed, 7]).standard_normal(n_rows).astype(np.float32)
 
 
 def _twin_rows(placed: Placed, x: Floats, scale: float) -> tuple[Wide, Wide]:
@@ -196,21 +215,27 @@ def _twin_rows(placed: Placed, x: Floats, scale: float) -> tuple[Wide, Wide]:
 
 @dataclass(frozen=True)
 class ResidualCase:
-    """hidden += one matrix times x."""
+    """hidden += one matrix times x, plus biases if it is `biased`."""
 
     tuning: Tuning
     type: str
     n_rows: int
     n_columns: int
     seed: int = 0
+    biased: bool = False
+
+    @property
+    def biases(self) -> Floats:
+        """float32 [n_rows]."""
+        return _biases(self.n_rows, self.seed) * np.float32(self.biased)
 
     def run(self, runner: Runner) -> Checks:
         program, left, placed, x, x_ref = self._make(runner)
         words = runner.run(program, {x_ref: x, left.refs.hidden: left.before}, *left.outputs)
         checks = Checks()
         values = np.resize(placed.values, (self.n_rows, self.n_columns))
-        wanted = residual_twin(values, x, left.before, left.gain)
-        magnitude = np.abs(left.before) + _twin_rows(placed, x, 1.0)[1]
+        wanted = residual_twin(values, x, left.before, left.gain, self.biases)
+        magnitude = np.abs(left.before) + _twin_rows(placed, x, 1.0)[1] + np.abs(self.biases)
         left.compare(checks, words, wanted, magnitude, self.tuning.rows)
         return checks
 
@@ -227,5 +252,8 @@ class ResidualCase:
         x, x_ref = NormedInput(self.n_columns, 0, rng).x, TensorRef("x", self.n_columns)
         left = LeftState(runner, self.n_rows, -(-self.n_rows // self.tuning.rows), rng)
         program = Program("matvec_residual")
-        matvec_residual(program, self.tuning, placed.matrix, x_ref, left.refs, "residual")
+        bias = runner.place(self.biases) if self.biased else 0
+        matvec_residual(
+            program, self.tuning, placed.matrix, x_ref, left.refs, "residual", bias=bias
+        )
         return program, left, placed, x, x_ref

@@ -21,15 +21,14 @@ from vkmoe.reference.router import router_topk as router_twin
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.parameters import PARAMS, params_words
 
-__all__ = ["RouterCase"]
+__all__ = ["RouterCase", "random_bias"]
 
 N_LAYERS, LAYER = 3, 1
-SHARED_ADDRESS = 0x1234_5678_9ABC_DE00
 WEIGHT_LIMIT = 2e-5  # of a weight: the exponential of a float32 driver
 
 
 class RouterCase:
-    """One router of a three-layer model, run with any logits.
+    """One router of a three-layer model, run with any logits; `bias` [n_experts] is for choosing.
 
     About half of the experts are at home. Landing places, if any, are `gather`ed to or not; the
     first place of a few is null.
@@ -42,8 +41,9 @@ class RouterCase:
         shape: RouterShape,
         n_landing: int = 0,
         gather: bool = False,
+        bias: NDArray[np.float32] | None = None,
     ) -> None:
-        self.shape, self._runner = shape, runner
+        self.shape, self._runner, self._bias = shape, runner, bias
         rng = np.random.default_rng([shape.n_experts, n_landing])
         self.table = rng.integers(1, 1 << 63, (N_LAYERS, shape.n_experts), np.uint64)
         self.landing_places = 256 * rng.integers(1, 1 << 55, (N_LAYERS, n_landing), np.uint64)
@@ -66,8 +66,8 @@ class RouterCase:
             self.routing,
             self.log,
             "router",
-            SHARED_ADDRESS if shape.shared else 0,
             self.landing,
+            selection_bias=0 if bias is None else runner.place(bias),
         )
 
     def run(self, logits: NDArray[np.float32], checks: Checks) -> None:
@@ -86,25 +86,25 @@ class RouterCase:
             shape.renormalise,
             shape.scale,
             gate,
+            self._bias,
+            shape.n_groups,
+            shape.n_groups_used,
         )
-        n_slots = shape.n_slots
-        ids = routing[: shape.n_used].astype(np.int64)
-        weights = routing[n_slots : 2 * n_slots].view(np.float32)
-        addresses, partners = routing[2 * n_slots :].view(np.uint64).reshape(2, n_slots)
-        checks.equal("ids", ids, wanted.ids)
+        ids, weights, *pairs = np.split(routing, np.array([1, 2, 4, 6]) * shape.n_used)
+        checks.equal("ids", ids.astype(np.int64), wanted.ids)
         checks.close(
-            "weights", weights[: shape.n_used], wanted.weights, wanted.weights + 1e-4, WEIGHT_LIMIT
+            "weights", weights.view(np.float32), wanted.weights, wanted.weights + 1e-4, WEIGHT_LIMIT
         )
         found = look_up(
             self.table[LAYER, wanted.ids], self.landing_places[LAYER], self.landing.gather
         )
-        checks.equal("addresses", addresses[: shape.n_used], found.addresses)
-        checks.equal("partners", partners[: shape.n_used], found.partners)
-        if shape.shared:
+        addresses, partners, shared_weight = pairs
+        checks.equal("addresses", addresses.view(np.uint64), found.addresses)
+        checks.equal("partners", partners.view(np.uint64), found.partners)
+        if wanted.shared_weight is not None:
             shared = np.array([wanted.shared_weight])
-            checks.close("shared weight", weights[-1:], shared, shared, WEIGHT_LIMIT)
-            checks.equal("shared address", addresses[-1:], np.array([SHARED_ADDRESS], np.uint64))
-            checks.equal("shared partner", partners[-1:], np.array([0], np.uint64))
+            found_weight = shared_weight.view(np.float32)
+            checks.close("shared weight", found_weight, shared, shared, WEIGHT_LIMIT)
         expected_log = np.full(self.log.n_words, SENTINEL, np.uint32)
         ids_end = LOG_HEADER_WORDS + N_LAYERS * shape.n_used
         rows = expected_log[LOG_HEADER_WORDS:ids_end].reshape(N_LAYERS, -1)
@@ -114,3 +114,9 @@ class RouterCase:
     def random_logits(self, seed: int) -> NDArray[np.float32]:
         """float32 [n_logits]."""
         return np.random.default_rng(seed).normal(0, 2, self.shape.n_logits).astype(np.float32)
+
+
+def random_bias(n_experts: int, seed: int = 0) -> NDArray[np.float32]:
+    """float32 [n_experts] in quarters, so that equal logits often have equal biases."""
+    rng = np.random.default_rng([seed, n_experts])
+    return (rng.integers(-2, 3, n_experts) / 4).astype(np.float32)

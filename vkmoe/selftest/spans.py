@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Range, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.experts import ExpertShape, SpanMatrix, kept_bytes
+from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
 from vkmoe.ops.gather import LandingMemory
-from vkmoe.ops.router import LOG_HEADER_WORDS, filled_words, log_words
+from vkmoe.ops.router import LOG_HEADER_WORDS, filled_words, log_words, shared_weight_word
 from vkmoe.quants import device_row_bytes, to_device
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.weights import Bytes, decode_rows, random_rows
 
 __all__ = ["Experts", "Use"]
 
-SPAN_ALIGNMENT = 256
+SPAN_ALIGNMENT, BIAS_ALIGNMENT = 256, 16
 POISON = 0xFF  # bytes that are NaN in every type
 N_LAYERS, LAYER = 3, 1  # of the log
 
@@ -34,7 +34,8 @@ class Use:
 
     Every slot has an expert of its own if there are as many, else they are drawn. `damaged_row` is
     a row that is NaN in every matrix of every expert. The slots of `kept`, if it is given, have a
-    landing place that what is read of them is stored to; only slots below `n_used` may.
+    landing place that what is read of them is stored to. Spans may have biases; the weight of the
+    fixed span may be that of a routing slot.
     """
 
     n_experts: int
@@ -42,11 +43,8 @@ class Use:
     routed: bool = True
     damaged_row: int | None = None
     kept: tuple[int, ...] | None = None
-    n_shared: int = 0  # slots behind the used ones, of which nothing is noted
-
-    @property
-    def n_used(self) -> int:
-        return self.n_slots - self.n_shared
+    biased: bool = False
+    weight_slot: int | None = None
 
 
 class Experts:
@@ -65,22 +63,29 @@ class Experts:
         rng: np.random.Generator,
     ) -> None:
         self._rng, self._use = rng, use
-        self.shape = _layout(types, inner, width)
+        self.shape = _layout(types, inner, width, use.biased)
         self.ids = self._draw_ids()
         self.n_slots = len(self.ids)
         self.weights = rng.uniform(-1.0, 1.0, self.n_slots).astype(np.float32)
         spans = np.full((use.n_experts, self.shape.span_bytes), POISON, np.uint8)
         matrices = (self.shape.gate, self.shape.up, self.shape.down)
         self._rows = [self._fill(spans, matrix) for matrix in matrices]
+        self._biases = [
+            self._fill_biases(spans, start, matrix.n_rows)
+            for start, matrix in zip(self.shape.biases or (), matrices, strict=False)
+        ]
         spans[np.setdiff1d(np.arange(use.n_experts), self.ids)] = POISON
         address = runner.place(spans)
         self._spans, self._address = spans, address
-        self.log_ref = TensorRef("log", log_words(N_LAYERS, use.n_used))
+        self.log_ref = TensorRef("log", log_words(N_LAYERS, use.n_slots))
         self._landing_address = 0
         self.landing = self._land(runner)
         self.homes: tuple[Range, ...] = (memory_range(address, spans.nbytes),)
         self.span = 0 if use.routed else address
-        self.routing_ref = TensorRef("routing", 6 * self.n_slots)
+        n_words = 6 * self.n_slots
+        if use.weight_slot is not None:
+            n_words = shared_weight_word(use.weight_slot) + 1
+        self.routing_ref = TensorRef("routing", n_words)
         self.routing = self._routing(address)
 
     def of_slots(self, which: int) -> NDArray[np.float32]:
@@ -88,6 +93,10 @@ class Experts:
         matrix = (self.shape.gate, self.shape.up, self.shape.down)[which]
         values = decode_rows(matrix.type, self._rows[which], matrix.n_columns)
         return values.reshape(-1, matrix.n_rows, matrix.n_columns)[self.ids]
+
+    def biases_of_slots(self, which: int) -> NDArray[np.float32] | None:
+        """Biases of gate (0), up (1) or down (2) of every slot [n_slots, n_rows], if it has any."""
+        return self._biases[which][self.ids] if self._biases else None
 
     def compare_landing(
         self, runner: Runner, log: NDArray[np.uint32], half: int, checks: Checks
@@ -106,8 +115,8 @@ class Experts:
         homes = runner.fetch(self._address, self._spans.size).reshape(self._spans.shape)
         checks.equal("homes", homes, self._spans)
         expected = np.full(self.log_ref.n_words, SENTINEL, np.uint32)
-        start = LOG_HEADER_WORDS + (N_LAYERS + 2 * LAYER) * use.n_used + half
-        words = expected[start:][: 2 * use.n_used : 2]
+        start = LOG_HEADER_WORDS + (N_LAYERS + 2 * LAYER) * use.n_slots + half
+        words = expected[start:][: 2 * use.n_slots : 2]
         words[:] = 0
         words[list(use.kept)] = 1 + self.ids[list(use.kept)]
         checks.equal("log", log, expected)
@@ -123,7 +132,7 @@ class Experts:
             return None
         places = np.full(max(1, len(self._use.kept)) * self.shape.span_bytes, POISON, np.uint8)
         self._landing_address = runner.place(places)
-        filled = filled_words(self.log_ref, LAYER, self._use.n_used)
+        filled = filled_words(self.log_ref, LAYER, self._use.n_slots)
         memory = memory_range(self._landing_address, places.size)
         return LandingMemory((memory,), self.log_ref, filled)
 
@@ -147,11 +156,25 @@ class Experts:
         spans[:, matrix.offset : matrix.offset + matrix.n_bytes] = laid_out
         return rows
 
+    def _fill_biases(self, spans: Bytes, start: int, n_rows: int) -> NDArray[np.float32]:
+        """Write biases [n_experts, n_rows] into every span, some beyond where gpt-oss clamps."""
+        values = self._rng.uniform(-9.0, 9.0, (len(spans), n_rows)).astype(np.float32)
+        spans[:, start : start + 4 * n_rows] = values.view(np.uint8)
+        return values
+
+    def _fixed_routing(self) -> NDArray[np.uint32]:
+        """Nothing that may be read but perhaps a weight."""
+        words = np.full(self.routing_ref.n_words, SENTINEL, np.uint32)
+        if self._use.weight_slot is None:
+            self.weights = np.ones(1, np.float32)
+        else:
+            words[-1:] = self.weights.view(np.uint32)
+        return words
+
     def _routing(self, address: int) -> NDArray[np.uint32]:
         """Words of ids, weights, addresses and partners, as router_topk leaves them."""
         if not self._use.routed:
-            self.weights = np.ones(1, np.float32)
-            return np.full(self.routing_ref.n_words, SENTINEL, np.uint32)
+            return self._fixed_routing()
         span_bytes = np.uint64(self.shape.span_bytes)
         addresses = np.uint64(address) + self.ids.astype(np.uint64) * span_bytes
         partners = np.zeros(self.n_slots, np.uint64)
@@ -161,8 +184,8 @@ class Experts:
         return np.concatenate([part.view(np.uint32) for part in parts])
 
 
-def _layout(types: Sequence[str | None], inner: int, width: int) -> ExpertShape:
-    """Gate, up and down one after another, each at a multiple of SPAN_ALIGNMENT."""
+def _layout(types: Sequence[str | None], inner: int, width: int, biased: bool) -> ExpertShape:
+    """Gate, up and down one after another, each at a multiple of SPAN_ALIGNMENT; then biases."""
     matrices: list[SpanMatrix] = []
     end = 0
     shapes = ((inner, width), (inner, width), (width, inner))
@@ -172,4 +195,10 @@ def _layout(types: Sequence[str | None], inner: int, width: int) -> ExpertShape:
         matrices.append(SpanMatrix(name, end, n_rows if kind else 0, n_columns, row_bytes))
         end = -(-(end + matrices[-1].n_bytes) // SPAN_ALIGNMENT) * SPAN_ALIGNMENT
     gate, up, down = matrices
-    return ExpertShape(gate, up, down, end)
+    if not biased:
+        return ExpertShape(gate, up, down, end)
+    starts = []  # with a gap of a byte at least behind each
+    for matrix in matrices:
+        starts.append(end)
+        end = -(-(end + 4 * matrix.n_rows + 1) // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
+    return ExpertShape(gate, up, down, end, SpanBiases(*starts))

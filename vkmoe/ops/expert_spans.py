@@ -1,0 +1,73 @@
+"""How the tensors of one expert lie in its span, which moves as a whole.
+
+Owns no kernel; expert_gate_up and expert_down read spans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.ops.matvec import BLOCK_WEIGHTS
+from vkmoe.quants.types import TYPES
+
+__all__ = ["ExpertShape", "SpanBiases", "SpanMatrix", "kept_bytes"]
+
+
+@dataclass(frozen=True)
+class SpanMatrix:
+    """One matrix of an expert: where it starts in the span, and its form."""
+
+    type: str
+    offset: int
+    n_rows: int
+    n_columns: int
+    row_bytes: int
+
+    @property
+    def n_blocks(self) -> int:
+        return self.n_columns // BLOCK_WEIGHTS[self.type]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_rows * self.row_bytes
+
+
+class SpanBiases(NamedTuple):
+    """Where the biases start in a span, in bytes: f32 vectors, one number for each row."""
+
+    gate: int
+    up: int
+    down: int
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """The layout of one expert's span, the same for all experts of a layer."""
+
+    gate: SpanMatrix
+    up: SpanMatrix
+    down: SpanMatrix
+    span_bytes: int
+    biases: SpanBiases | None = None
+
+
+def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
+    """Which bytes of a span [span_bytes] kernels read, and so store in landing places.
+
+    All of its biases, and of its matrices but the padding at the end of rows, which no kernel looks
+    at.
+    """
+    kept = np.zeros(shape.span_bytes, np.bool_)
+    for matrix in (shape.gate, shape.up, shape.down):
+        row_bytes = TYPES[matrix.type].row_bytes(matrix.n_columns)
+        rows = kept[matrix.offset : matrix.offset + matrix.n_bytes]
+        rows.reshape(matrix.n_rows, matrix.row_bytes)[:, : -(-row_bytes // 4) * 4] = True
+    if biases := shape.biases:
+        starts = ((biases.gate, shape.gate), (biases.up, shape.up), (biases.down, shape.down))
+        for start, matrix in starts:
+            kept[start : start + 4 * matrix.n_rows] = True
+    return kept
