@@ -14,10 +14,15 @@ from .conftest import Run
 def invent(monkeypatch: pytest.MonkeyPatch, *, ok: bool) -> None:
     cases = [
         SimpleNamespace(name="matvec.q4_k", ok=True, error=1e-7, limit=1e-5,
-                        gigabytes_per_second=2.5),
-        SimpleNamespace(name="finish", ok=ok, error=0.5, limit=1.0, gigabytes_per_second=None),
+                        gigabytes_per_second=2.5, where=""),
+        SimpleNamespace(name="finish", ok=ok, error=0.5, limit=1.0, gigabytes_per_second=None,
+                        where="" if ok else "log; element [0]: expected 1, found 2"),
     ]  # fmt: skip
-    module = SimpleNamespace(run=lambda device: iter(cases))
+
+    def chosen(device: str | None, only: str) -> object:
+        return (case for case in cases if only in case.name)
+
+    module = SimpleNamespace(run=chosen)
     monkeypatch.setitem(sys.modules, "vkmoe.selftest", module)
 
 
@@ -30,7 +35,7 @@ def test_a_line_for_every_case(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         ["finish", "ok"],
     ]
     assert "2.50 GB/s" in done.out
-    assert "all 2 kernels agree" in done.err
+    assert "all 2 cases agree" in done.err
 
 
 def test_json_is_one_document(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,5 +49,16 @@ def test_a_wrong_kernel_is_named_and_fails(run: Run, monkeypatch: pytest.MonkeyP
     done = run("selftest")
     assert done.code == 1
     assert "WRONG" in done.out
-    assert "error: 1 of 2 kernels compute wrongly" in done.err
+    assert "error: 1 of 2 cases compute wrongly" in done.err
     assert "finish" in done.err
+    assert done.out.splitlines()[-1].endswith("; log; element [0]: expected 1, found 2")
+
+
+def test_some_kernels_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    invent(monkeypatch, ok=True)
+    done = run("selftest", "--only", "matvec")
+    assert done.out.startswith("matvec.q4_k") and len(done.out.splitlines()) == 1
+    monkeypatch.undo()
+    nothing = run("selftest", "--only", "matmul")
+    assert nothing.code == 2 and "no kernel has 'matmul' in its name" in nothing.err
+    assert "matvec_residual" in nothing.err, "the hint lists what there is"

@@ -22,11 +22,16 @@ def selftest(
     device: Annotated[
         str | None, option("--device", help="Vulkan device: its index or part of its name.")
     ] = None,
+    only: Annotated[
+        str,
+        option("--only", help="Only kernels with this in their name: matvec, attention, mxfp4."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Run every kernel variant against its NumPy twin on a device: error and GB/s.
 
-    Exits with 1 when a kernel's error is above its limit.
+    A variant is a kernel for one type of weights or cache, and one way to spread the work; a name
+    says so: expert_down.q4_k+subgroup. Exits with 1 when a kernel's error is above its limit.
     """
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.selftest import run
@@ -34,7 +39,7 @@ def selftest(
     chosen = choose_device(list_devices(), device)
     note(f"device {chosen.index}: {chosen.name} ({chosen.driver})")
     cases: list[Case] = []
-    for case in run(device):
+    for case in run(device, only):
         cases.append(case)
         if not as_json:
             typer.echo(_line(case))
@@ -44,17 +49,18 @@ def selftest(
     wrong = [case.name for case in cases if not case.ok]
     if wrong:
         raise VkmoeError(
-            f"{len(wrong)} of {len(cases)} kernels compute wrongly on {chosen.name}: "
+            f"{len(wrong)} of {len(cases)} cases compute wrongly on {chosen.name}: "
             f"{', '.join(wrong)}",
             "update the driver, or choose another device; do not trust what this one generates",
         )
-    note(f"all {len(cases)} kernels agree with NumPy")
+    note("the one case agrees with NumPy" if len(cases) == 1 else f"all {len(cases)} cases agree with NumPy")
 
 
 def _line(case: Case) -> str:
     speed = f" {case.gigabytes_per_second:8.2f} GB/s" if case.gigabytes_per_second else ""
     verdict = "ok" if case.ok else "WRONG"
-    return f"{case.name:42} {verdict:5}  error {case.error:.1e} of {case.limit:.1e}{speed}"
+    where = f"; {case.where}" if case.where else ""
+    return f"{case.name:44} {verdict:5}  error {case.error:.1e} of {case.limit:.1e}{speed}{where}"
 
 
 def _plain(case: Case) -> dict[str, Any]:
@@ -64,4 +70,5 @@ def _plain(case: Case) -> dict[str, Any]:
         "error": case.error,
         "limit": case.limit,
         "gigabytes_per_second": case.gigabytes_per_second,
+        "where": case.where,
     }

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.kernels import spirv_folder
@@ -20,13 +21,17 @@ __all__ = ["Case", "Variant", "compiled_variants", "run", "runnable"]
 
 @dataclass(frozen=True)
 class Case:
-    """One result: `error` in the unit of `limit`, and GB of weights per second where measured."""
+    """One result: `error` in the unit of `limit`, and GB of weights per second where measured.
+
+    `where` names what is wrong: which output, which element, what was expected there.
+    """
 
     name: str
     ok: bool
     error: float
     limit: float
     gigabytes_per_second: float | None
+    where: str = ""
 
 
 class Variant(NamedTuple):
@@ -64,13 +69,17 @@ def runnable(variant: Variant, info: DeviceInfo) -> bool:
     return adds_over_subgroups(info)
 
 
-def run(device: str | None) -> Iterator[Case]:
-    """Run all cases on a device chosen by index or name, one after another.
+def run(device: str | None, only: str = "") -> Iterator[Case]:
+    """Run the cases of all variants that have `only` in their name, one after another.
 
-    Raises NoDeviceError, NoDriverError, and other GpuErrors if the device fails.
+    `device` is an index or a name. Raises UsageError if there is no such variant, NoDeviceError,
+    NoDriverError, and other GpuErrors if the device fails.
     """
+    variants = [variant for variant in compiled_variants() if only.lower() in variant.name]
+    if not variants:
+        raise UsageError(f"no kernel has {only!r} in its name", f"there is {', '.join(FAMILIES)}")
     with Device(device) as opened:
-        for variant in compiled_variants():
+        for variant in variants:
             if runnable(variant, opened.info):
                 yield from run_variant(variant, opened)
 
@@ -87,7 +96,8 @@ def run_variant(variant: Variant, device: Device) -> Iterator[Case]:
         assert variant.name in measured.variants, (variant.name, measured.variants)
         worst = measured.checks.worst
         name = f"{variant.name} {measured.what}".strip()
-        yield Case(name, worst.ok, worst.error, worst.limit, measured.gigabytes_per_second)
+        speed, where = measured.gigabytes_per_second, "" if worst.ok else worst.what + worst.where
+        yield Case(name, worst.ok, worst.error, worst.limit, speed, where)
 
 
 def tuning_of(variant: Variant, family: Family, info: DeviceInfo) -> Tuning:
