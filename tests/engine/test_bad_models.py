@@ -46,7 +46,7 @@ METADATA: list[tuple[str, Any, str]] = [
     ("attention.head_count", 64, "expected [2048, 64]"),
     ("attention.head_count_kv", 0, "between 1 and"),
     ("attention.head_count_kv", 3, "3 KV heads"),
-    ("attention.key_length", 33, "multiple of 32"),
+    ("attention.key_length", 33, "multiple of 8"),
     ("attention.key_length", 512, "between 1 and 256"),
     ("attention.value_length", 64, "widths equal"),
     ("attention.layer_norm_rms_epsilon", 0.0, "must be positive"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,15 +16,30 @@ from vkmoe.models.rope import rope_table
 N_POSITIONS = 300
 
 
+LONG = RopeSpec(
+    8,
+    scaling="longrope",
+    attention_factor=1.25,
+    factors=(1.0, 1.1, 1.2, 1.3),
+    long_factors=(1.0, 2.0, 4.0, 64.0),
+)
+
+
 def turns_per_position(rope: RopeSpec, pair: int) -> float:
     """How many radians pair `pair` advances from one position to the next.
 
     yarn (Peng et al. 2023, section 3.2): pairs that make more than beta_fast turns over the
     original context stay, those with fewer than beta_slow are slowed by the factor, a linear ramp
-    over the pair's index in between, whose ends are rounded outwards.
+    over the pair's index in between, whose ends are rounded outwards (not by gpt-oss). longrope:
+    this table is longer than the original context where that is shorter.
     """
     plain: float = rope.base ** (-2 * pair / rope.dim)
-    if rope.scaling == "none":
+    factors = rope.factors
+    if rope.scaling == "longrope" and rope.original_context < N_POSITIONS:
+        factors = rope.long_factors
+    if factors:
+        plain /= factors[pair]
+    if rope.scaling in ("none", "longrope"):
         return plain
     if rope.scaling == "linear":
         return plain / rope.factor
@@ -33,8 +49,9 @@ def turns_per_position(rope: RopeSpec, pair: int) -> float:
         wanted = 2 * math.pi * n_turns / rope.original_context
         return -rope.dim / 2 * math.log(wanted, rope.base)
 
-    first = max(0, math.floor(index_of(rope.beta_fast)))
-    last = min(rope.dim - 1, math.ceil(index_of(rope.beta_slow)))
+    begin, end = index_of(rope.beta_fast), index_of(rope.beta_slow)
+    first = max(0, math.floor(begin) if rope.truncate else begin)
+    last = min(rope.dim - 1, math.ceil(end) if rope.truncate else end)
     if pair <= first:
         slowed = 0.0
     elif pair >= last:
@@ -45,8 +62,8 @@ def turns_per_position(rope: RopeSpec, pair: int) -> float:
 
 
 def magnitude(rope: RopeSpec) -> float:
-    """yarn's temperature, folded into sines and cosines (section 3.4)."""
-    if rope.scaling != "yarn":
+    """yarn's temperature, folded into sines and cosines (section 3.4); longrope's is given."""
+    if rope.scaling not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
@@ -75,6 +92,11 @@ def spelled_out(rope: RopeSpec, position: int, pair: int) -> tuple[float, float]
         RopeSpec(
             96, 5e5, scaling="yarn", factor=16.0, original_context=8192, beta_fast=8, beta_slow=2
         ),
+        RopeSpec(64, 1.5e5, scaling="yarn", factor=32.0, original_context=4096, truncate=False),
+        RopeSpec(8, factors=(1.0, 2.0, 8.0, 0.5)),
+        RopeSpec(8, scaling="linear", factor=2.0, factors=(1.0, 3.0, 8.0, 0.5)),
+        replace(LONG, original_context=N_POSITIONS - 1),
+        replace(LONG, original_context=N_POSITIONS),
     ],
     ids=str,
 )
@@ -127,3 +149,18 @@ def test_a_long_table_holds_no_second_one() -> None:
         tracemalloc.stop()
     assert table.nbytes == 32 << 20
     assert peak_bytes < table.nbytes + (16 << 20)
+
+
+def test_gpt_oss_does_not_round_the_ramp() -> None:
+    """Angles of a position that transformers 5 computes for the published configuration."""
+    rope = RopeSpec(64, 1.5e5, scaling="yarn", factor=32.0, original_context=4096, truncate=False)
+    table = rope_table(rope, 2)
+    scale = 1.3465735902799727
+    np.testing.assert_allclose(table[0, :, 0], scale, rtol=1e-6)
+    wanted = {0: 1.0, 8: 5.081327259540558e-2, 9: 3.1705696135759354e-2, 12: 6.794959306716919e-3,
+              16: 4.564839182421565e-4, 17: 1.2931869423482567e-4, 18: 3.830881178146228e-5,
+              31: 3.023511396804679e-7}  # fmt: skip
+    for pair, angle in wanted.items():
+        assert math.atan2(table[1, pair, 1], table[1, pair, 0]) == pytest.approx(angle, rel=1e-6)
+    rounded = rope_table(replace(rope, truncate=True), 2)
+    assert not np.allclose(table[1, 9:17], rounded[1, 9:17], rtol=0, atol=1e-5)

@@ -1,0 +1,307 @@
+"""What is read from the metadata of each architecture, and what is taken where a file is silent."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.tiny import Tensor, model_path, rewrite, with_metadata
+from vkmoe.errors import VkmoeError
+from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.gguf_file import open_gguf
+from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models.tensors import read_tensors
+
+
+def spec_of(path: Path) -> ModelSpec:
+    """The spec of a file whose tensors are as it says."""
+    with open_gguf(path) as file:
+        spec = read_spec(file)
+        read_tensors(file, spec)
+        return spec
+
+
+def changed(folder: Path, name: str, **changes: Any) -> ModelSpec:
+    """The spec of a tiny model after changes of keys below its architecture; `__` stands for ."""
+    with open_gguf(model_path(name)) as file:
+        prefix = file.require("general.architecture", str)
+    keys = {f"{prefix}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return spec_of(rewrite(model_path(name), folder / "changed.gguf", with_metadata(keys)))
+
+
+def experts_of(spec: ModelSpec) -> ExpertSpec:
+    assert spec.experts is not None
+    return spec.experts
+
+
+def test_every_architecture_is_read_here() -> None:
+    names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
+             "qwen2moe_plain", "gptoss_plain", "deepseek2_v3")  # fmt: skip
+    assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
+
+
+# ----- grouped attention -----
+
+
+def test_olmoe(tmp_path: Path) -> None:
+    spec = spec_of(model_path("olmoe_plain"))
+    assert spec.qk_norm == "full_width" and spec.rope.style == "neox" and not spec.qkv_bias
+    assert experts_of(spec) == ExpertSpec(4, 2, 32, renormalise=False)
+    assert experts_of(changed(tmp_path, "olmoe_plain", expert_weights_norm=True)).renormalise
+
+
+def test_llama() -> None:
+    spec = spec_of(model_path("llama_plain"))
+    assert (
+        spec.experts is None and spec.qk_norm == "none" and spec.rope == RopeSpec(32, 1e4, "normal")
+    )
+    assert not (spec.qkv_bias or spec.output_bias or spec.feed_forward_bias)
+    biased = spec_of(model_path("llama_biases"))
+    assert biased.qkv_bias and biased.output_bias and not biased.feed_forward_bias
+    assert spec_of(model_path("llama_mlp_biases")).feed_forward_bias
+
+
+def test_llama_with_a_count_of_no_experts(tmp_path: Path) -> None:
+    spec = changed(tmp_path, "llama_plain", expert_count=0, expert_used_count=0)
+    assert spec.experts is None
+
+
+def test_mixtral(tmp_path: Path) -> None:
+    wanted = ExpertSpec(8, 2, 32, renormalise=True)
+    assert experts_of(spec_of(model_path("mixtral_plain"))) == wanted
+    scaled = changed(tmp_path, "mixtral_plain", expert_weights_scale=2.5, expert_weights_norm=False)
+    assert experts_of(scaled) == ExpertSpec(8, 2, 32, renormalise=False, scale=2.5)
+
+
+def test_heads_are_as_wide_as_the_hidden_state_allows_unless_a_file_says_so() -> None:
+    with open_gguf(model_path("olmoe_plain")) as file:
+        assert "olmoe.attention.key_length" not in file.metadata
+    spec = spec_of(model_path("olmoe_plain"))
+    assert spec.head_dim == spec.rope.dim == spec.width // spec.n_heads
+
+
+def test_as_many_heads_as_one_likes_share_keys_and_values(tmp_path: Path) -> None:
+    """Files with more than 16 heads per KV head were refused once, and narrow heads."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata["llama.attention.head_count"] = 24
+        metadata["llama.attention.head_count_kv"] = 1
+        for key in ("key_length", "value_length"):
+            metadata[f"llama.attention.{key}"] = 8
+        metadata["llama.rope.dimension_count"] = 8
+        width = metadata["llama.embedding_length"]
+        shapes = {"q": (192, width), "k": (8, width), "v": (8, width), "output": (width, 192)}
+        for layer in range(metadata["llama.block_count"]):
+            for name, shape in shapes.items():
+                zeros = np.zeros(4 * shape[0] * shape[1], np.uint8)
+                tensors[f"blk.{layer}.attn_{name}.weight"] = Tensor("F32", shape, zeros)
+
+    spec = spec_of(rewrite(model_path("llama_plain"), tmp_path / "many.gguf", change))
+    assert (spec.n_heads, spec.n_kv_heads, spec.head_dim) == (24, 1, 8)
+
+
+def test_qwen2moe(tmp_path: Path) -> None:
+    spec = spec_of(model_path("qwen2moe_plain"))
+    assert spec.qkv_bias and not spec.output_bias and spec.qk_norm == "none"
+    wanted = ExpertSpec(4, 2, 32, renormalise=False, shared_width=64, shared_gate=True)
+    assert experts_of(spec) == wanted
+    silent = {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None}
+    early = changed(tmp_path, "qwen2moe_plain", **silent, feed_forward_length=64)
+    assert experts_of(early) == wanted, "widths as the tensors and a dense layer have them"
+
+
+def test_gpt_oss() -> None:
+    spec = spec_of(model_path("gptoss_plain"))
+    assert spec.qkv_bias and spec.output_bias and spec.sinks and spec.activation == "swiglu_oai"
+    experts = experts_of(spec)
+    assert experts.router_bias and experts.biases and experts.renormalise
+    assert spec.windows == tuple((spec.windows[0], 0)[i % 2] for i in range(spec.n_layers))
+    assert spec.window(0) > 0 == spec.window(1)
+    assert spec.rope.style == "neox" and not spec.rope.truncate
+
+
+# ----- latent attention -----
+
+
+def test_deepseek2_of_the_third_version() -> None:
+    spec = spec_of(model_path("deepseek2_v3"))
+    experts, latent = experts_of(spec), spec.latent
+    assert latent is not None and latent.q_rank > 0
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert experts.n_groups > experts.n_groups_used >= 1
+    assert experts.shared_width % experts.width == 0 < experts.shared_width
+    assert not experts.shared_gate and spec.n_dense_layers >= 1
+    assert spec.n_kv_heads == 1 and spec.head_dim == latent.query_dim
+    assert spec.rope.style == "normal" and spec.rope.dim == latent.rope_dim
+
+
+def test_deepseek2_of_the_second_version() -> None:
+    experts = experts_of(spec_of(model_path("deepseek2_v2")))
+    assert experts.gating == "softmax" and not experts.selection_bias and not experts.renormalise
+
+
+def test_deepseek2_files_of_before_the_absorbed_form() -> None:
+    spec = spec_of(model_path("deepseek2_unsplit"))
+    assert spec.latent == LatentSpec(32, spec.latent.nope_dim, 16, 32) if spec.latent else False
+    assert experts_of(spec).gating == "softmax" and experts_of(spec).n_groups == 1
+
+
+def test_deepseek2_without_experts(tmp_path: Path) -> None:
+    """Layers of nothing but dense blocks."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata["deepseek2.block_count"] = metadata["deepseek2.leading_dense_block_count"] = 1
+        metadata["deepseek2.expert_shared_count"] = 0
+        told = {"deepseek2.expert_shared_count", "deepseek2.expert_feed_forward_length"}
+        for key in [key for key in metadata if key.startswith("deepseek2.expert_")]:
+            if key not in told:
+                del metadata[key]
+        for name in [name for name in tensors if name.startswith(("blk.1.", "blk.2."))]:
+            del tensors[name]
+
+    spec = spec_of(rewrite(model_path("deepseek2_v2"), tmp_path / "dense.gguf", change))
+    assert spec.experts is None and spec.n_dense_layers == 0 and not spec.has_experts(0)
+
+
+@pytest.mark.parametrize("multiplier", [0.0707, 0.1])
+def test_yarn_of_deepseek2_scales_scores_by_a_square(multiplier: float, tmp_path: Path) -> None:
+    """Of 0.1 m ln(factor) + 1; a file has 0.1 m. Sines and cosines are left alone."""
+    spec = changed(
+        tmp_path,
+        "deepseek2_lite",
+        rope__scaling__type="yarn",
+        rope__scaling__factor=40.0,
+        rope__scaling__original_context_length=32,
+        rope__scaling__yarn_log_multiplier=multiplier,
+    )
+    growth = multiplier * math.log(40) + 1
+    assert spec.attention_scale == pytest.approx(growth**2 / math.sqrt(spec.head_dim), rel=1e-6)
+    assert spec.rope.attention_factor == 1.0
+
+
+def test_without_yarn_the_scale_is_that_of_the_width(tmp_path: Path) -> None:
+    keys = ("type", "factor", "original_context_length", "yarn_log_multiplier")
+    with open_gguf(model_path("deepseek2_lite")) as file:
+        there = [key for key in keys if f"deepseek2.rope.scaling.{key}" in file.metadata]
+    spec = changed(tmp_path, "deepseek2_lite", **{f"rope__scaling__{key}": None for key in there})
+    assert spec.attention_scale == pytest.approx(spec.head_dim**-0.5)
+    assert spec.rope.attention_factor is None
+
+
+# ----- rotary embedding -----
+
+
+def test_frequencies_are_divided_by_factors_of_the_file() -> None:
+    rope = spec_of(model_path("llama_rope_freqs")).rope
+    assert rope.scaling == "none" and len(rope.factors) == rope.dim // 2
+    assert rope.factors[0] == 1.0 and rope.factors[-1] == 8.0
+
+
+def test_longrope_has_two_rows_of_factors() -> None:
+    spec = spec_of(model_path("llama_longrope_long"))
+    rope = spec.rope
+    assert rope.scaling == "longrope" and rope.original_context == 32
+    assert len(rope.factors) == len(rope.long_factors) == rope.dim // 2
+    assert rope.factors[1] < rope.long_factors[1]
+    stretch = 1 + math.log(spec.context_length / 32) / math.log(32)
+    assert rope.attention_factor == pytest.approx(math.sqrt(stretch))
+
+
+def test_longrope_without_an_attention_factor_has_that_of_its_paper(tmp_path: Path) -> None:
+    plain = spec_of(model_path("llama_longrope_long")).rope.attention_factor
+    silent = changed(tmp_path, "llama_longrope_long", rope__scaling__attn_factor=None)
+    assert silent.rope.attention_factor == pytest.approx(plain)
+
+
+@pytest.mark.parametrize("key", ["rope__scaling__factor", "rope__scale_linear"])
+def test_a_factor_without_a_kind_is_linear(key: str, tmp_path: Path) -> None:
+    rope = changed(tmp_path, "llama_plain", **{key: 4.0}).rope
+    assert (rope.scaling, rope.factor) == ("linear", 4.0)
+
+
+def test_yarn_takes_the_attention_factor_of_a_file(tmp_path: Path) -> None:
+    factors = [
+        changed(tmp_path, "moe_yarn_top1", **{f"rope__scaling__{key}": 1.5}).rope.attention_factor
+        for key in ("yarn_attn_factor", "attn_factor")
+    ]
+    assert factors == [1.5, 1.5]
+    assert spec_of(model_path("moe_yarn_top1")).rope.attention_factor is None
+
+
+# ----- what cannot be -----
+
+WRONG = [
+    ("olmoe_plain", {"attention__clamp_kqv": 8.0}, "unknown metadata"),
+    ("olmoe_plain", {"expert_gating_func": 2}, "expert_gating_func is 2"),
+    ("llama_plain", {"expert_used_count": 2}, "expert_used_count is 2"),
+    ("llama_plain", {"attention__key_length": 12, "attention__value_length": 12}, "multiple of 8"),
+    ("llama_plain", {"attention__sliding_window": 64}, "unknown metadata"),
+    ("llama_plain", {"rope__scaling__type": "longrope"}, "rope_factors_short.weight is missing"),
+    ("llama_plain", {"rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+    ("llama_rope_freqs", {"rope__dimension_count": 16}, "expected [8]"),
+    ("llama_rope_freqs", {"rope__scaling__type": "longrope"}, "rope_factors_short"),
+    ("llama_longrope_long", {"rope__scaling__type": "none"}, "tensors vkmoe does not know"),
+    ("llama_longrope_long", {"rope__scaling__attn_factor": -1.0}, "must not be negative"),
+    ("mixtral_plain", {"expert_used_count": 9}, "9 experts used of 8"),
+    ("mixtral_one_by_one", {"expert_count": 4}, "blk.0.ffn_gate.3.weight is missing"),
+    ("mixtral_one_by_one", {"expert_count": 2, "expert_used_count": 1}, "expected [2, 32]"),
+    ("qwen2moe_plain", {"expert_shared_feed_forward_length": 32}, "expected [32, 32]"),
+    ("gptoss_plain", {"attention__sliding_window": 0}, "between 1 and"),
+    ("gptoss_plain", {"attention__sliding_window": None}, "no metadata key"),
+    ("gptoss_plain", {"expert_gating_func": 2}, "expert_gating_func is 2"),
+    ("deepseek2_v3", {"attention__key_length_mla": 16}, "heads of 0 + 16"),
+    ("deepseek2_v3", {"attention__key_length_mla": 40}, "heads of 24 + 16"),
+    ("deepseek2_v3", {"attention__key_length": 40}, "follows from the other keys"),
+    ("deepseek2_v3", {"attention__head_count_kv": 3}, "1 follows from the other keys"),
+    ("deepseek2_v3", {"attention__kv_lora_rank": 0}, "between 1 and"),
+    ("deepseek2_v3", {"attention__kv_lora_rank": 2048}, "between 1 and 1024"),
+    ("deepseek2_v3", {"attention__q_lora_rank": None}, "attn_q.weight is missing"),
+    ("deepseek2_v3", {"rope__dimension_count": 2}, "66 follows from the other keys"),
+    ("deepseek2_v3", {"rope__dimension_count": None}, "no metadata key"),
+    ("deepseek2_v3", {"leading_dense_block_count": 99}, "must be at most"),
+    ("deepseek2_v3", {"expert_group_count": 5}, "groups of"),
+    ("deepseek2_v3", {"expert_group_count": 1 << 20}, "must be at most"),
+    ("deepseek2_v3", {"expert_group_used_count": 99}, "must be at most"),
+    ("deepseek2_v3", {"expert_shared_count": 3}, "shexp.weight has shape"),
+    ("deepseek2_v3", {"expert_gating_func": 3}, "expert_gating_func is 3"),
+    ("deepseek2_v3", {"nextn_predict_layers": 1}, "unknown metadata"),
+    ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), WRONG)
+def test_wrong_values_are_named(
+    name: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(VkmoeError) as caught:
+        changed(tmp_path, name, **changes)
+    message = str(caught.value)
+    assert words in message and "\n" not in message and str(tmp_path) in message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0] * 16, [math.nan] * 16, [math.inf] * 16, [-1.0] * 16, [1e-30] * 16, [1.0] * 15]
+)
+def test_factors_that_cannot_be_are_refused(values: list[float], tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        data = np.array(values, np.float32)
+        tensors["rope_freqs.weight"] = Tensor("F32", data.shape, data.view(np.uint8))
+
+    with pytest.raises(VkmoeError, match="rope_freqs"):
+        spec_of(rewrite(model_path("llama_rope_freqs"), tmp_path / "bad.gguf", change))
+
+
+def test_factors_are_not_asked_for_twice(tmp_path: Path) -> None:
+    """An architecture of neox style divides by them too; none is left over as unknown."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        data = np.full(16, 2.0, np.float16)
+        tensors["rope_freqs.weight"] = Tensor("F16", data.shape, data.view(np.uint8))
+
+    spec = spec_of(rewrite(model_path("moe_plain"), tmp_path / "more.gguf", change))
+    assert spec.rope.factors == (2.0,) * 16
