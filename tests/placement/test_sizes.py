@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.engine.tiny import model_path
+from tests.engine.other_types import UNEVEN, of_types
+from tests.engine.tiny import ONE_OF_EACH, model_path, rewrite
 from vkmoe.config import EngineConfig
-from vkmoe.engine import Engine
 from vkmoe.gguf_file import TensorInfo, open_gguf
 from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
+from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
+from vkmoe.placement.decide import decide
+from vkmoe.placement.loader import load_weights
 from vkmoe.placement.sizes import expert_shape, weight_bytes
 from vkmoe.quants import device_row_bytes
 
@@ -52,9 +57,15 @@ def test_weight_bytes_of_the_demo_model() -> None:
     assert sum(sizes.pieces) == sizes.trunk
 
 
-@pytest.mark.parametrize("name", ["moe_odd", "dense_tied", "dense_linear"])
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with Device() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, "converted"])
 def test_the_loader_places_the_trunk_piece_by_piece_as_planned(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, device: Device, tmp_path: Path
 ) -> None:
     """Where chunks end depends on the order, so the plan must know it; the rotary table is last."""
     placed: list[int] = []
@@ -66,10 +77,19 @@ def test_the_loader_places_the_trunk_piece_by_piece_as_planned(
         return place(self, n_bytes)
 
     monkeypatch.setattr(Arena, "place", noted)
-    with Engine(model_path(name), EngineConfig(ctx_size=16)) as engine:
-        sizes = weight_bytes(read_tensors(engine.file, engine.spec))
-        rope = rounded(16 * engine.spec.rope.dim * 4)
-    assert placed == [*sizes.pieces, rope]
+    path = (
+        rewrite(model_path("moe_plain"), tmp_path / "m.gguf", of_types(UNEVEN))
+        if name == "converted"
+        else model_path(name)
+    )
+    with open_gguf(path) as file:
+        spec = read_spec(file)
+        tensors = read_tensors(file, spec)
+        made = decide(EngineConfig(ctx_size=16), spec, tensors, device.info).plan
+        load_weights(device, file, spec, tensors, made).close()
+    *pieces, rope = placed
+    assert tuple(pieces) == weight_bytes(tensors).pieces
+    assert rope == rounded(16 * spec.rope.dim * 4)
 
 
 def test_an_expert_s_span_is_gate_up_down() -> None:
