@@ -22,7 +22,8 @@ from bench.environment import describe, print_card
 from bench.measure import MIN_REPEATS, Summary, command_line, finish, run_main
 from bench.parts.kernel_shapes import MODELS, TINY
 from bench.parts.kernel_times import Clock, Floor, check_or_raise
-from bench.parts.kernel_works import WORKS, Setting, Work, tuning_for
+from bench.parts.kernel_work import Setting, Work, tuning_for
+from bench.parts.kernel_works import WORKS
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vkmoe.facts import LatentSpec
+from vkmoe.ops.experts import Activation
 from vkmoe.ops.router import RouterShape
 
 __all__ = ["MODELS", "TINY", "ModelShapes"]
@@ -31,6 +33,9 @@ class ModelShapes:
     rope_style: Literal["neox", "normal"] = "neox"
     shared_inner: int = 0  # of a shared expert; 0: none
     contexts: tuple[int, ...] = (512, 4096)
+    biased: bool = False  # all matrices but the head's
+    activation: Activation = "silu"
+    latent: LatentSpec | None = None
 
 
 MODELS = {
@@ -51,19 +56,23 @@ MODELS = {
         ModelShapes(
             *("gpt-oss-20b", 2880, (4096, 512, 512), 4096, 64, 8, 64, "none"),
             *(RouterShape(32, 4), 2880, 201088),
+            biased=True,
+            activation="swiglu_oai",
         ),
-        # Latent attention: the compressed keys and values stand in the place of k and v.
+        # The compressed keys and values stand in the place of k and v.
         ModelShapes(
             *("deepseek-v2-lite", 2048, (3072, 576), 2048, 16, 16, 128, "none"),
             *(RouterShape(64, 6, renormalise=False), 1408, 102400, "normal", 2816),
+            latent=LatentSpec(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
         ),
         ModelShapes(
             *("qwen1.5-moe", 2048, (2048, 2048, 2048), 2048, 16, 16, 128, "none"),
-            *(RouterShape(60, 4, renormalise=False), 1408, 151936, "neox", 5632),
+            *(RouterShape(60, 4, renormalise=False, shared_gate=True), 1408, 151936, "neox", 5632),
         ),
     )
 }
 TINY = ModelShapes(
     *("tiny", 512, (256, 128, 128), 256, 4, 2, 64, "per_head"),
     *(RouterShape(8, 2), 256, 1000, "neox", 512, (64,)),
+    latent=LatentSpec(kv_rank=256, nope_dim=256, rope_dim=32, value_dim=64),
 )

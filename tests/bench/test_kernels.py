@@ -11,7 +11,8 @@ from bench import kernels as bench
 from bench.measure import Mode
 from bench.parts.kernel_shapes import MODELS, TINY
 from bench.parts.kernel_times import Clock, WrongKernelError
-from bench.parts.kernel_works import WORKS, Setting, tuning_for
+from bench.parts.kernel_work import Setting, tuning_for
+from bench.parts.kernel_works import WORKS
 from tests.gpu.invented import device
 from vkmoe.errors import UsageError
 from vkmoe.gpu import backend, kernels
@@ -47,7 +48,9 @@ def test_a_quick_run_ends_with_one_json_line(
     """With timestamps, and on a device that has none."""
     if mode == "wall":
         monkeypatch.setattr("bench.parts.kernel_times._has_timestamps", lambda device: False)
-    monkeypatch.setattr("sys.argv", [*QUICK, "--family", "matvec,router_topk", "--type", "q8_0,"])
+    monkeypatch.setattr(
+        "sys.argv", [*QUICK, *["--family", "matvec,finish", "--type", "q8_0", "--shape", "q/k/v"]]
+    )
     bench.main()
     out, err = capsys.readouterr()
     found = json.loads(out.splitlines()[-1])
@@ -55,12 +58,12 @@ def test_a_quick_run_ends_with_one_json_line(
     assert found["benchmark"] == "kernels" and results["latency_mode"] == mode
     assert results["copy_gb_per_s"]["median"] > 0 and results["empty_dispatch_us"]["median"] > 0
     names = [result["variant"].partition("+")[0] for result in results["kernels"]]
-    assert names == ["matvec.q8_0", "matvec.q8_0"], "q/k/v and the head; the router has no type"
+    assert names == ["matvec.q8_0"]
     for result in results["kernels"]:
         assert result["error"] <= result["error_limit"] and result["us"]["n"] == 2
         assert result["gb_per_s"]["median"] > 0 and 0 < result["share_of_copy"] < 10
     assert out.index("latency mode") < out.index("roofline") < out.index("us per dispatch")
-    assert err.splitlines()[-1].startswith("2/2, "), "progress goes to stderr"
+    assert err.splitlines()[-1].startswith("1/1, "), "progress goes to stderr"
 
 
 def test_a_wrong_kernel_ends_the_run_before_it_is_timed(
