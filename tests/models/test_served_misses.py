@@ -76,9 +76,9 @@ def test_what_was_filled_has_its_own_words_in_the_log(misses: MissService) -> No
 @pytest.mark.parametrize("misses", [KEEP, GATHER], ids=["keep", "gather"])
 def test_the_look_up_is_told_where_landing_places_are(misses: MissService) -> None:
     fields = [item.name for item in KERNELS["router_topk"].push]
-    assert fields[-2:] == ["first_landing", "n_landing"]
+    assert fields[-4:] == ["first_landing", "n_landing", "n_groups", "n_groups_used"]
     program = token_program(MIXED, misses=misses)
-    told = [struct.unpack_from("<II", command.push, len(command.push) - 8)
+    told = [struct.unpack_from("<II", command.push, len(command.push) - 16)
             for command in program.commands
             if isinstance(command, Dispatch) and command.kernel == "router_topk"]  # fmt: skip
     entries = 3 * EXPERTS.n_experts

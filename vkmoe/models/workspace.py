@@ -2,58 +2,125 @@
 
 from __future__ import annotations
 
-from vkmoe.facts import ModelSpec
+from typing import Literal
+
+from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import PARAM_WORDS
 from vkmoe.ops.attention import AttentionShape, AttentionSplit
+from vkmoe.ops.attention_shapes import LatentShape
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
 from vkmoe.ops.router import RouterShape, log_words, routing_words
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["Workspace", "attention_shape", "router_shape"]
+__all__ = ["LatentTensors", "Workspace", "attention_shape", "router_shape"]
+
+
+class LatentTensors:
+    """What latent attention needs besides: of its heads, and of compressed queries.
+
+    `qkv` of the workspace has q_down or the heads' q in front, then the compressed keys and values.
+    """
+
+    def __init__(self, n_heads: int, latent: LatentSpec) -> None:
+        self.absorbed = TensorRef("absorbed", n_heads * latent.kv_rank)
+        self.mixed = TensorRef("mixed", n_heads * latent.kv_rank)
+        self.q_normed = self.q = None
+        if latent.q_rank:
+            self.q_normed = TensorRef("q_normed", latent.q_rank)
+            self.q = TensorRef("q", n_heads * latent.query_dim)
+
+    @property
+    def tensors(self) -> list[TensorRef]:
+        return [value for value in vars(self).values() if isinstance(value, TensorRef)]
 
 
 class Workspace:
     """The descriptor-bound tensors of a model, reused by every layer and program."""
 
     def __init__(
-        self, spec: ModelSpec, tuning: Tuning, split: AttentionSplit, shape: AttentionShape
+        self,
+        spec: ModelSpec,
+        tuning: Tuning,
+        split: AttentionSplit,
+        shape: AttentionShape | LatentShape,
     ) -> None:
         experts = spec.experts
-        n_slots = experts.n_used if experts else 1
-        inner = experts.width if experts else spec.feed_forward_width
-        n_logits = experts.n_experts if experts else 1
+        router = router_shape(spec) if experts else None
+        n_used = experts.n_used if experts else 1
         # One partial per workgroup of whichever producer has most.
         n_partials = max(
             -(-spec.width // tuning.rows), -(-spec.width // (32 * tuning.workgroup_size))
         )
-        n_log_layers = spec.n_layers if experts else 0
+        n_log_layers = spec.n_layers - spec.n_dense_layers if experts else 0
         self.params = TensorRef("params", PARAM_WORDS)
         self.hidden = TensorRef("hidden", spec.width)
         self.gained = TensorRef("gained", spec.width)
         self.norm_partials = TensorRef("norm_partials", n_partials)
-        self.qkv = TensorRef("qkv", spec.qkv_width)
+        self.qkv = TensorRef("qkv", _qkv_words(spec))
+        self.latent = LatentTensors(spec.n_heads, spec.latent) if spec.latent else None
         self.attention_partials = TensorRef("attention_partials", split.partials_words(shape))
         self.attended = TensorRef("attended", spec.attention_width)
-        self.router_logits = TensorRef("router_logits", n_logits)
-        self.routing = TensorRef("routing", routing_words(router_shape(spec)) if experts else 4)
-        self.act = TensorRef("act", n_slots * inner)
+        self.router_logits = TensorRef("router_logits", router.n_logits if router else 1)
+        self.routing = TensorRef("routing", routing_words(router) if router else 4)
+        self.act = TensorRef("act", _act_words(spec))
+        self.shared_act = _shared_act(experts)
         self.logits = TensorRef("logits", spec.n_vocab)
         self.candidate_lists = TensorRef("candidate_lists", list_words(tuning, spec.n_vocab))
         self.candidates = TensorRef("candidates", CANDIDATE_WORDS)
-        self.log = TensorRef("log", log_words(n_log_layers, n_slots))
+        self.log = TensorRef("log", log_words(n_log_layers, n_used))
 
     @property
     def tensors(self) -> list[TensorRef]:
-        return [value for value in vars(self).values() if isinstance(value, TensorRef)]
+        own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
+        return own + (self.latent.tensors if self.latent else [])
 
     @property
     def n_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
 
-def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionShape:
-    """One layer's attention with `ctx_size` places in its cache; `kv_type` is f16 or f32."""
+def _qkv_words(spec: ModelSpec) -> int:
+    latent = spec.latent
+    if latent is None:
+        return spec.qkv_width
+    return (latent.q_rank or spec.n_heads * latent.query_dim) + latent.row
+
+
+def _act_words(spec: ModelSpec) -> int:
+    """Of the used experts, or of a layer without any."""
+    experts = spec.experts
+    if experts is None:
+        return spec.feed_forward_width
+    dense = spec.feed_forward_width if spec.n_dense_layers else 0
+    return max(experts.n_used * experts.width, dense)
+
+
+def _shared_act(experts: ExpertSpec | None) -> TensorRef | None:
+    if experts is None or not experts.shared_width:
+        return None
+    return TensorRef("shared_act", experts.shared_width)
+
+
+def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionShape | LatentShape:
+    """One layer's attention with `ctx_size` places in its cache; `kv_type` is f16 or f32.
+
+    Without a window: layers that have one differ in nothing else.
+    """
+    scale = spec.attention_scale or spec.head_dim**-0.5
+    cache_type: Literal["F16", "F32"] = "F16" if kv_type == "f16" else "F32"
+    if (latent := spec.latent) is not None:
+        return LatentShape(
+            n_heads=spec.n_heads,
+            kv_rank=latent.kv_rank,
+            rope_dim=latent.rope_dim,
+            nope_dim=latent.nope_dim,
+            context=ctx_size,
+            eps=spec.norm_eps,
+            scale=scale,
+            kv_type=cache_type,
+            rope_style=spec.rope.style,
+        )
     return AttentionShape(
         n_heads=spec.n_heads,
         n_kv_heads=spec.n_kv_heads,
@@ -63,8 +130,9 @@ def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionSh
         rope_style=spec.rope.style,
         norm=spec.qk_norm,
         eps=spec.norm_eps,
-        scale=spec.head_dim**-0.5,
-        kv_type="F16" if kv_type == "f16" else "F32",
+        scale=scale,
+        kv_type=cache_type,
+        sinks=spec.sinks,
     )
 
 
@@ -73,5 +141,12 @@ def router_shape(spec: ModelSpec) -> RouterShape:
     experts = spec.experts
     assert experts is not None, spec.name
     return RouterShape(
-        experts.n_experts, experts.n_used, experts.gating, experts.renormalise, experts.scale
+        experts.n_experts,
+        experts.n_used,
+        experts.gating,
+        experts.renormalise,
+        experts.scale,
+        shared_gate=experts.shared_gate,
+        n_groups=experts.n_groups,
+        n_groups_used=experts.n_groups_used,
     )

@@ -14,6 +14,7 @@ from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models.tensors import ModelTensors
 from vkmoe.models.workspace import Workspace, attention_shape
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
+from vkmoe.ops.attention_shapes import LatentShape
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.allocations import heap_of
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
@@ -33,7 +34,7 @@ class Decision:
     """How a model will run on a device."""
 
     tuning: Tuning
-    attention_shape: AttentionShape
+    attention_shape: AttentionShape | LatentShape
     attention_split: AttentionSplit
     workspace: Workspace
     plan: MemoryPlan
