@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tools.make_demo_model import make as make_demo_model
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.llm import LLM, demo_model_path
+from vkmoe.models import ARCHITECTURES
 from vkmoe.ops.tuning import Tuning
 
 Floats = NDArray[np.float32]
@@ -45,7 +47,12 @@ def load(name: str) -> dict[str, NDArray[Any]]:
         return dict(stored)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Every model as this driver runs it, one of each kind as real GPUs do.
+CASES = [("default", name) for name in NAMES]
+CASES += [(tuning, name) for tuning in ("lanes", "lanes+subgroup") for name in ONE_OF_EACH]
+
+
+@pytest.mark.parametrize(("tuning", "name"), CASES, indirect=["tuning"])
 def test_tiny_models_agree_with_transformers(name: str, tuning: Tuning | None) -> None:
     wanted = expected(name)
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
@@ -63,10 +70,14 @@ def test_tiny_models_agree_with_transformers(name: str, tuning: Tuning | None) -
 
 
 def test_every_kind_of_model_is_among_them() -> None:
-    """What the parametrised test above relies on."""
-    assert len(NAMES) >= 7
-    assert sum(name.startswith("moe") for name in NAMES) >= 4
-    for part in ("dense", "tied", "odd", "yarn", "linear", "unnormalised"):
+    """What the parametrised test above relies on: plain and odd ones of each architecture."""
+    counts = Counter(architecture(name) for name in NAMES)
+    assert set(counts) == set(ARCHITECTURES) and min(counts.values()) >= 2, counts
+    assert {architecture(name) for name in ONE_OF_EACH} == set(ARCHITECTURES)
+    odd = ("tied", "odd", "yarn", "linear", "unnormalised", "one_kv_head", "top1", "all_experts",
+           "rope_freqs", "longrope_short", "longrope_long", "biases", "one_by_one", "mxfp4",
+           "unsplit", "lite", "v2", "v3")  # fmt: skip
+    for part in odd:
         assert any(part in name for name in NAMES), part
 
 
