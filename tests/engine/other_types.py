@@ -63,8 +63,13 @@ def converted_before(types: Mapping[str, str]) -> Change:
         first(metadata, tensors)
         for name, tensor in tensors.items():
             if name.endswith(tuple(types)):
-                data = round_q8_0(_values(tensor).reshape(-1)).reshape(-1)
-                tensors[name] = Tensor("Q8_0", tensor.shape, data)
+                values = _values(tensor).reshape(-1)
+                blocks = round_q8_0(values)
+                if tensor.type == "Q5_0":  # is kept exactly, with its own steps
+                    blocks[:, :2] = tensor.data.reshape(-1, 22)[:, :2]
+                    step = np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
+                    blocks[:, 2:] = (values.reshape(-1, 32) / step).astype(np.int8).view(np.uint8)
+                tensors[name] = Tensor("Q8_0", tensor.shape, blocks.reshape(-1))
 
     return change
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.engine.other_types import UNEVEN, noisy_demo, of_types, one_by_one
-from tests.engine.tiny import ONE_OF_EACH, Tensor, model_path, retyped, rewrite
+from tests.engine.tiny import ONE_OF_EACH, Change, Tensor, model_path, retyped, rewrite
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Placement, round_up
 from vkmoe.models import read_spec
@@ -81,7 +81,7 @@ def placers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         placer.finish()
 
 
-def half_biases(kind: str) -> Any:
+def half_biases(kind: str) -> Change:
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if name.endswith("_exps.bias")]:
             tensors[name] = retyped(tensors[name], kind)
@@ -89,9 +89,18 @@ def half_biases(kind: str) -> Any:
     return change
 
 
+def both(first: Change, second: Change) -> Change:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        first(metadata, tensors)
+        second(metadata, tensors)
+
+    return change
+
+
 CHANGES = {
     "types without kernels": ("moe_plain", of_types(UNEVEN)),
     "one by one": ("mixtral_plain", one_by_one),
+    "one by one, without kernels": ("mixtral_plain", both(of_types(UNEVEN), one_by_one)),
     "biases in F16": ("gptoss_odd", half_biases("F16")),
     "biases in BF16": ("gptoss_odd", half_biases("BF16")),
 }
