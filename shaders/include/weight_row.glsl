@@ -16,11 +16,10 @@ uvec4 row_words4(WeightRow row, uint offset) {
     return words;
 }
 
-// The word that a block shares with its neighbour (d of types laid out in planes). The even one of the two stores it.
-uint row_pair(WeightRow row, uint offset, uint block) {
-    const uvec2 at = uvec2(offset + (block >> 1u) * 4u, block & 1u);
-    const uint word = load_word(address_add(row.address, at.x));
-    if (at.y == 0u && !is_null(row.landing)) store_word(address_add(row.landing, at.x), word);
+// One word of 4 bytes. Of several lanes that read the same word, one must have it stored.
+uint row_word(WeightRow row, uint offset, bool stored) {
+    const uint word = load_word(address_add(row.address, offset));
+    if (stored && !is_null(row.landing)) store_word(address_add(row.landing, offset), word);
     return word;
 }
 #else
@@ -28,8 +27,12 @@ uint row_pair(WeightRow row, uint offset, uint block) {
 
 uvec4 row_words4(WeightRow row, uint offset) { return load_words4(address_add(row, offset)); }
 
-uint row_pair(WeightRow row, uint offset, uint block) { return load_word(address_add(row, offset + (block >> 1u) * 4u)); }
+uint row_word(WeightRow row, uint offset, bool stored) { return load_word(address_add(row, offset)); }
 #endif
+
+// The word that a block shares with its neighbour (2 bytes each, in planes), or with three (1 byte). The first stores it.
+uint row_pair(WeightRow row, uint offset, uint block) { return row_word(row, offset + (block >> 1u) * 4u, (block & 1u) == 0u); }
+uint row_quad(WeightRow row, uint offset, uint block) { return row_word(row, offset + (block & ~3u), (block & 3u) == 0u); }
 
 // A row of the matrix that begins `offset` bytes into a span. Rows behind the last are the last once more, not stored.
 WeightRow span_row(uvec2 span, uvec2 landing, uint offset, uint row, uint n_rows, uint row_bytes) {

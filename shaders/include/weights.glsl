@@ -15,6 +15,23 @@ vec4 bytes_to_vec4(uint word) {
     return vec4(ivec4(word & 0xFFu, (word >> 8u) & 0xFFu, (word >> 16u) & 0xFFu, word >> 24u));
 }
 
+// The f16 of a block in a word that it shares with its neighbour.
+float half_of_pair(uint pair, uint block) {
+    const vec2 both = unpackHalf2x16(pair);
+    return (block & 1u) == 0u ? both.x : both.y;
+}
+
+// Staged word i < 4 of the block at hand of dot r. Indices are constants where the words are in registers.
+uvec4 staged_of_four(uint r, uint i) {
+#ifdef BLOCK_PER_LANE
+    const uvec4 lower = i == 0u ? staged_word4(r, 0u) : staged_word4(r, 1u);
+    const uvec4 upper = i == 2u ? staged_word4(r, 2u) : staged_word4(r, 3u);
+    return i < 2u ? lower : upper;
+#else
+    return staged_word4(r, i);
+#endif
+}
+
 #if defined(TYPE_Q4_K)
 #include "types/q4_k.glsl"
 #elif defined(TYPE_Q5_K)
@@ -23,6 +40,18 @@ vec4 bytes_to_vec4(uint word) {
 #include "types/q6_k.glsl"
 #elif defined(TYPE_Q8_0)
 #include "types/q8_0.glsl"
+#elif defined(TYPE_Q2_K)
+#include "types/q2_k.glsl"
+#elif defined(TYPE_Q3_K)
+#include "types/q3_k.glsl"
+#elif defined(TYPE_Q4_0)
+#include "types/q4_0.glsl"
+#elif defined(TYPE_IQ4_NL)
+#include "types/iq4_nl.glsl"
+#elif defined(TYPE_IQ4_XS)
+#include "types/iq4_xs.glsl"
+#elif defined(TYPE_MXFP4)
+#include "types/mxfp4.glsl"
 #elif defined(TYPE_F16)
 #include "types/f16.glsl"
 #elif defined(TYPE_BF16)

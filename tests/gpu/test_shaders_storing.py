@@ -33,7 +33,7 @@ STORING_FAMILIES = {"attention", "gather"} | KEEP_FAMILIES
 
 @every_variant
 def test_memory_reached_by_address_is_only_read(name: str) -> None:
-    """But for STORING_FAMILIES: whole 16-byte words, and d of types in planes as it is loaded."""
+    """But for STORING_FAMILIES: whole 16-byte words, and scales of types in planes as loaded."""
     stores = {access for access in module(name).accesses if access.opcode != LOAD}
     wide = Access(STORE, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
     wanted = {wide} if family(name) in STORING_FAMILIES else set()

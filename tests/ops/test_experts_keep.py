@@ -91,10 +91,10 @@ def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_every_word_is_stored_once(
     runner: Runner, counting: None, kind: str, tuning: Tuning
 ) -> None:
-    """One block a row and three of them; the last workgroup has fewer rows than it could take."""
+    """One block a row and five of them; the last workgroup has fewer rows than it could take."""
     use = Use(3, 2, kept=(1, 0))
     cases: list[DownCase | GateUpCase] = [
-        DownCase(tuning, kind, use, 5, n_blocks * least_columns(kind)) for n_blocks in (1, 3)
+        DownCase(tuning, kind, use, 5, n_blocks * least_columns(kind)) for n_blocks in (1, 5)
     ]
     if kind == "Q6_K":  # staged words, and pairs of d
         cases.append(GateUpCase(tuning, (kind, kind), use, 5, 768))

@@ -115,12 +115,15 @@ def test_with_and_without_subgroups(runner: Runner, workgroup_size: int) -> None
 
 def damaged(kind: str, rows: Bytes, value: float) -> Bytes:
     """Rows 1 and 4 of file rows [6, row_bytes] with a scale or weight that is not finite."""
-    half_at = {"Q4_K": 0, "Q5_K": 2, "Q6_K": 208, "Q8_0": 0, "F16": 6}
+    half_at = {"Q4_K": 0, "Q5_K": 2, "Q6_K": 208, "Q8_0": 0, "F16": 6, "Q2_K": 82, "Q3_K": 108}
+    half_at |= {"Q4_0": 0, "IQ4_NL": 0, "IQ4_XS": 0}
     rows = rows.copy()
     for row in (1, 4):
         if kind in half_at:
             at = half_at[kind]
             rows[row, at : at + 2] = np.array([value], "<f2").view(np.uint8)
+        elif kind == "MXFP4":
+            rows[row, 0] = 255  # too large for float32 but for the values 0 and 1/2
         else:
             bits = np.array([value], "<f4").view(np.uint8)
             width = 4 if kind == "F32" else 2

@@ -20,7 +20,10 @@ from vkmoe.quants.types import TYPES
 
 __all__ = ["WEIGHT_TYPES", "Placed", "decode_rows", "place_matrix", "random_rows"]
 
-WEIGHT_TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "F32")
+WEIGHT_TYPES = (
+    *("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
+    *("F16", "BF16", "F32"),
+)
 
 
 class Scales(NamedTuple):

@@ -17,8 +17,7 @@ vec4 signed_bytes(uint word) {
 void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 first = row_words4(row, block * 32u);
     const uvec4 second = row_words4(row, block * 32u + 16u);
-    const vec2 pair = unpackHalf2x16(row_pair(row, n_blocks * 32u, block));
-    const float d = (block & 1u) == 0u ? pair.x : pair.y;
+    const float d = half_of_pair(row_pair(row, n_blocks * 32u, block), block);
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = signed_bytes(first[i]);

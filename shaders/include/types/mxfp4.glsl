@@ -1,0 +1,33 @@
+// MXFP4 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 32 the planes of nibbles (n x 1 uvec4; low
+// ones are weights 0..15, high ones 16..31) and exponents e (n x 1 byte). A nibble is E2M1: sign, two bits of exponent, one
+// of mantissa; q is twice its value. weight = 2^(e - 128)*q. One chunk is one block.
+#define BLOCK_CHUNKS 1u
+#define STAGED_WORDS4 0u
+#define GROUP_B_OFFSET 4u
+
+uint chunk_x(uint block, uint t) { return block * 8u; }
+
+uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+
+// 12 + q of four nibbles in bytes: q is 0, 1, 2, 3, 4, 6, 8, 12 for the lower three bits, the fourth is the sign.
+uint e2m1_plus_12(uint codes) {
+    const uint magnitude = codes & 0x07070707u;
+    const uint over_4 = magnitude & (((magnitude >> 2u) & 0x01010101u) * 3u);  // 0, 1, 2, 3 for the codes from 4 up
+    const uint doubled = magnitude + over_4 + ((over_4 & (over_4 >> 1u) & 0x01010101u) << 1u);
+    const uint flip = ((codes >> 3u) & 0x01010101u) * 31u;  // negative: 31 - q, then less 31
+    return (doubled ^ flip) + 0x0C0C0C0Cu - flip;
+}
+
+// The exponents 0 and 1 give subnormal numbers, which a device may take for zero; 255 is a number here.
+float exponent_scale(uint e) { return uintBitsToFloat(e < 2u ? 0x200000u << e : (e - 1u) << 23u); }
+
+void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 nibbles = row_words4(row, block * 16u);
+    const uint exponents = row_quad(row, n_blocks * 16u, block);
+    const float d = exponent_scale((exponents >> ((block & 3u) * 8u)) & 0xFFu);
+    scale = vec4(d, 0.0, d, 0.0);
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+        q[i] = -12.0 + bytes_to_vec4(e2m1_plus_12(nibbles[i] & 0x0F0F0F0Fu));
+        q[i + 4u] = -12.0 + bytes_to_vec4(e2m1_plus_12((nibbles[i] >> 4u) & 0x0F0F0F0Fu));
+    }
+}
