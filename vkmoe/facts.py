@@ -196,6 +196,7 @@ class ModelSpec:
     experts: ExpertSpec | None
     tied_embeddings: bool
     n_dense_layers: int = 0  # the first ones of a model with experts that have none
+    n_ahead_layers: int = 0  # behind the others, to guess tokens ahead with: they are left out
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
     feed_forward_bias: bool = False  # of gate, up and down in layers without experts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,28 @@ def test_deepseek2_without_experts(tmp_path: Path) -> None:
         for name in [name for name in tensors if name.startswith(("blk.1.", "blk.2."))]:
             del tensors[name]
 
-    spec = spec_of(rewrite(model_path("deepseek2_v2"), tmp_path / "dense.gguf", change))
+    spec = spec_of(rewrite(model_path("deepseek2_v3"), tmp_path / "dense.gguf", change))
     assert spec.experts is None and spec.n_dense_layers == 0 and not spec.has_experts(0)
+
+
+def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
+    """As files of GLM-4.7-Flash have one, and V3's own do not."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        n_layers = metadata["deepseek2.block_count"]
+        metadata["deepseek2.block_count"] = n_layers + 1
+        metadata["deepseek2.nextn_predict_layers"] = 1
+        tensors[f"blk.{n_layers}.nextn.eh_proj.weight"] = tensors["blk.0.attn_norm.weight"]
+
+    path = rewrite(model_path("deepseek2_v3"), tmp_path / "ahead.gguf", change)
+    wanted = replace(spec_of(model_path("deepseek2_v3")), n_ahead_layers=1)
+    assert spec_of(path) == wanted
+
+
+@pytest.mark.parametrize(("name", "gating"), [("v3", "sigmoid"), ("v2", "softmax")])
+def test_files_that_do_not_name_their_gating(name: str, gating: str, tmp_path: Path) -> None:
+    spec = changed(tmp_path, f"deepseek2_{name}", expert_gating_func=None)
+    assert experts_of(spec).gating == gating
 
 
 @pytest.mark.parametrize("multiplier", [0.0707, 0.1])
@@ -268,7 +289,8 @@ WRONG = [
     ("deepseek2_v3", {"expert_group_used_count": 99}, "must be at most"),
     ("deepseek2_v3", {"expert_shared_count": 3}, "shexp.weight has shape"),
     ("deepseek2_v3", {"expert_gating_func": 3}, "expert_gating_func is 3"),
-    ("deepseek2_v3", {"nextn_predict_layers": 1}, "unknown metadata"),
+    ("deepseek2_v3", {"nextn_predict_layers": 99}, "must be at most"),
+    ("deepseek2_v3", {"block_count": 99, "nextn_predict_layers": 1}, "is missing"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

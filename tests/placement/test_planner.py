@@ -19,7 +19,7 @@ from tests.gpu.invented import (
 )
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.facts import DeviceInfo, Heap, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.facts import DeviceInfo, Heap, LatentSpec, MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.placement.planner import DEFAULT_CTX_SIZE, context_size, device_budget, plan
 
 from .invented_models import DENSE, N_EXPERTS, SCRATCH, SPEC, WEIGHTS, expert_bytes
@@ -210,3 +210,22 @@ def test_a_layer_s_cache_stays_below_4_gib() -> None:
     largest = int(caught.value.hint.split("--ctx-size ")[1].split()[0])
     assert context_size(EngineConfig(ctx_size=largest), wide) == largest
     assert (largest + 1) * 8 * 128 * 2 >= 1 << 32
+
+
+def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
+    """DeepSeek-V2-Lite's 512 + 64 elements a position, in place of 16 heads' keys and values."""
+    latent = replace(SPEC, latent=LatentSpec(512, 128, 64, 128), n_kv_heads=1, head_dim=192)
+    grouped = replace(SPEC, n_kv_heads=16, head_dim=128)
+    found = [
+        next(line.n_bytes for line in made.lines if line.item.startswith("KV cache"))
+        for made in (
+            plan(EngineConfig(ctx_size=4096), spec, DISCRETE_12, WEIGHTS, SCRATCH, RAM)
+            for spec in (latent, grouped)
+        )
+    ]
+    assert 0 <= found[0] - SPEC.n_layers * 4096 * 576 * 2 < 4 * MIB
+    assert 0 <= found[1] - 2 * SPEC.n_layers * 4096 * 16 * 128 * 2 < 4 * MIB
+    largest = (2**32 - 1) // (576 * 2)
+    assert context_size(EngineConfig(ctx_size=largest), replace(latent, context_length=10**7))
+    with pytest.raises(UsageError, match=r"4 GiB"):
+        context_size(EngineConfig(ctx_size=largest + 1), replace(latent, context_length=10**7))

@@ -36,16 +36,19 @@ def read_spec(file: GgufFile) -> ModelSpec:
     metadata = Metadata(file)
     n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
     latent = _latent(metadata, n_heads)
-    n_layers = metadata.size("block_count", largest=4096)
-    n_dense = metadata.count("leading_dense_block_count", n_layers)
+    n_all = metadata.size("block_count", largest=4096)
+    n_ahead = metadata.count("nextn_predict_layers", n_all - 1)
+    n_dense = metadata.count("leading_dense_block_count", n_all)
     experts = _experts(metadata, f"blk.{n_dense}.exp_probs_b.bias" in file.tensors)
-    if n_dense == n_layers:
+    if n_dense >= n_all - n_ahead:
         experts = None
     rope, scale = _rope(metadata, latent)
     spec = base_spec(metadata, (n_heads, 1, latent.query_dim), rope, experts)
     metadata.finish()
     return replace(
         spec,
+        n_layers=n_all - n_ahead,
+        n_ahead_layers=n_ahead,
         n_dense_layers=n_dense if experts else 0,
         latent=latent,
         attention_scale=scale,
@@ -87,7 +90,9 @@ def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
         for key in ("expert_used_count", "expert_feed_forward_length"):
             metadata.count(key, 1 << 24)
         return None
-    experts = expert_spec(metadata, renormalise=False, gatings=(SOFTMAX, SIGMOID))
+    # Files that do not name their function are of V2, or of V3's kind: those have the bias.
+    gatings = (SIGMOID, SOFTMAX) if selection_bias else (SOFTMAX, SIGMOID)
+    experts = expert_spec(metadata, renormalise=False, gatings=gatings)
     n_groups = metadata.count("expert_group_count", experts.n_experts) or 1
     n_groups_used = metadata.count("expert_group_used_count", n_groups) or n_groups
     in_group = experts.n_experts // n_groups

@@ -32,6 +32,11 @@ class Finder:
         """A tensor that changes nothing, if it is there."""
         self._used.add(name)
 
+    def ignore_layer(self, index: int) -> None:
+        """A layer that is not run."""
+        prefix = f"blk.{index}."
+        self._used |= {name for name in self._tensors if name.startswith(prefix)}
+
     def matrix(self, name: str, *shape: int) -> TensorInfo:
         """Weights [..., rows, columns]. Raises UnsupportedModelError if they cannot be run."""
         tensor = self._find(name, shape)

@@ -47,6 +47,8 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
         embeddings if spec.tied_embeddings else finder.matrix("output.weight", spec.n_vocab, width)
     )
     layers = tuple(_layer(finder, spec, index) for index in range(spec.n_layers))
+    for index in range(spec.n_layers, spec.n_layers + spec.n_ahead_layers):
+        finder.ignore_layer(index)
     for name in factor_tensors(spec.rope):
         finder.ignore(name)  # read with the spec
     finder.finish()
