@@ -10,7 +10,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,8 @@ def chosen_model(options: argparse.Namespace) -> Path:
     """The user's model, or the synthetic one, made if it is not in the cache yet."""
     if options.model is not None:
         return Path(options.model)
-    name = f"{options.preset}-{options.layers}-{options.types}"
+    architecture = PRESETS[options.preset].architecture
+    name = f"{options.preset}-{architecture}-{options.layers}-{options.types}"
     target = Path(options.cache) / f"{name}.gguf"
     if not target.exists():
         print(f"making the synthetic model {name} (once) ...", flush=True)
@@ -95,7 +96,7 @@ def custom_model(name: str, shape: ModelShape, mix: str, cache: Path) -> Path:
     return target
 
 
-def shape_of(preset: str, **changes: int) -> ModelShape:
+def shape_of(preset: str, **changes: Any) -> ModelShape:
     """A preset with some numbers changed."""
     return replace(PRESETS[preset], **changes)
 

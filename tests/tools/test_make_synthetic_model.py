@@ -12,21 +12,27 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import tools.make_synthetic_model as tool
+from tools.synthetic.vocabulary import byte_tokens, vocabulary
 from vkmoe.gguf_file import open_gguf
 from vkmoe.gguf_file.writing import describe_tensor
+from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models.tensors import read_tensors
 from vkmoe.quants import decode
+
+TINY = sorted(name for name in tool.PRESETS if name.startswith("tiny"))
 
 
 @pytest.mark.parametrize("mix", sorted(tool.MIXES))
 def test_tensors_of_a_small_model(tmp_path: Path, mix: str) -> None:
     tool.make("tiny", tmp_path / "tiny.gguf", None, mix, 0)
-    most, more_bits, _ = tool.MIXES[mix]
+    types = tool.MIXES[mix]
     with open_gguf(tmp_path / "tiny.gguf") as file:
         tensors = file.tensors
         assert len(tensors) == 3 + 12 * 2
-        assert tensors["blk.1.ffn_down_exps.weight"].type == more_bits
-        assert tensors["blk.1.attn_output.weight"].type == most
-        assert tensors["output.weight"].type == more_bits
+        assert tensors["blk.1.ffn_down_exps.weight"].type == (types.experts or types.more_bits)
+        assert tensors["blk.1.attn_v.weight"].type == types.more_bits
+        assert tensors["blk.1.attn_output.weight"].type == types.most
+        assert tensors["output.weight"].type == types.output
         for name, tensor in tensors.items():
             weights = decode(tensor.type, file.data(name), tensor.n_weights)
             if len(tensor.shape) == 1:
@@ -34,14 +40,51 @@ def test_tensors_of_a_small_model(tmp_path: Path, mix: str) -> None:
                 continue
             gain = tool.ROUTER_GAIN if "gate_inp" in name else 1
             assert weights.std() * tensor.shape[-1] ** 0.5 == pytest.approx(gain, rel=0.06)
-        experts = decode(most, file.data("blk.0.ffn_up_exps.weight"), 8 * 256 * 256)
+        up = tensors["blk.0.ffn_up_exps.weight"]
+        assert up.type == (types.experts or types.most)
+        experts = decode(up.type, file.data(up.name), 8 * 256 * 256)
         assert not np.array_equal(experts[:65536], experts[65536 : 2 * 65536])
+
+
+def test_there_is_a_tiny_model_of_every_architecture_with_experts() -> None:
+    found = {tool.PRESETS[name].architecture for name in TINY}
+    assert found == set(ARCHITECTURES) - {"qwen3"}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_engine_needs_every_tensor_and_key(tmp_path: Path, name: str) -> None:
+    tool.make(name, tmp_path / "tiny.gguf", None, "q4_k_m", 0)
+    shape = tool.PRESETS[name]
+    with open_gguf(tmp_path / "tiny.gguf") as file:
+        spec = read_spec(file)
+        assert spec.architecture == shape.architecture and spec.experts is not None
+        assert spec.experts.n_used == shape.n_experts_used
+        assert spec.experts.shared_width == shape.shared_size
+        assert len(read_tensors(file, spec).layers) == 2
+
+
+def test_rows_that_are_no_multiple_of_a_block_take_smaller_blocks() -> None:
+    tensors = tool.tensor_list(tool.PRESETS["deepseek-v2-lite"], "q4_k_m")
+    types = {tensor.name: tensor.type for tensor in tensors}
+    assert types["blk.1.ffn_gate_exps.weight"] == "Q4_K"
+    assert types["blk.1.ffn_down_exps.weight"] == "Q8_0"  # rows of 1408
+
+
+def test_mxfp4_is_for_experts() -> None:
+    tensors = tool.tensor_list(tool.PRESETS["gpt-oss-20b"], "mxfp4")
+    types = {tensor.name.split(".", 2)[-1]: tensor.type for tensor in tensors}
+    found = {name for name, kind in types.items() if kind == "MXFP4"}
+    assert found == {f"ffn_{part}_exps.weight" for part in ("gate", "up", "down")}
+    assert types["attn_q.weight"] == "Q8_0" and types["ffn_gate_exps.bias"] == "F32"
 
 
 @pytest.mark.parametrize(("name", "n_weights", "experts"), [
     ("olmoe-1b-7b", 6.92e9, (64, 1024, 2048)),
     ("qwen3-30b-a3b", 30.5e9, (128, 768, 2048)),
     ("mixtral-8x7b", 46.7e9, (8, 14336, 4096)),
+    ("qwen1.5-moe-a2.7b", 14.3e9, (60, 1408, 2048)),
+    ("gpt-oss-20b", 20.9e9, (32, 2880, 2880)),
+    ("deepseek-v2-lite", 15.7e9, (64, 1408, 2048)),
 ])  # fmt: skip
 def test_shapes_of_the_real_models(name: str, n_weights: float, experts: tuple[int, ...]) -> None:
     shape = tool.PRESETS[name]
@@ -49,16 +92,16 @@ def test_shapes_of_the_real_models(name: str, n_weights: float, experts: tuple[i
     assert sum(tensor.n_weights for tensor in tensors.values()) == pytest.approx(
         n_weights, rel=0.01
     )
-    assert tensors["blk.0.ffn_gate_exps.weight"].shape == experts
-    assert tensors["blk.0.ffn_down_exps.weight"].shape == (experts[0], experts[2], experts[1])
+    assert tensors["blk.1.ffn_gate_exps.weight"].shape == experts
+    assert tensors["blk.1.ffn_down_exps.weight"].shape == (experts[0], experts[2], experts[1])
     assert f"blk.{shape.n_layers - 1}.attn_q.weight" in tensors
 
 
 def test_layers_and_types_are_options(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "model.gguf"
-    script = Path(tool.__file__)
-    command = [sys.executable, str(script), "tiny", "--layers", "3", "--types", "q8_0"]
-    subprocess.run([*command, "--out", str(out)], check=True, cwd=script.parent.parent)
+    root = Path(tool.__file__).parent.parent
+    command = [sys.executable, "-m", "tools.make_synthetic_model", "tiny", "--layers", "3"]
+    subprocess.run([*command, "--types", "q8_0", "--out", str(out)], check=True, cwd=root)
     with open_gguf(out) as file:
         assert file.require("qwen3moe.block_count", int) == 3
         assert file.tensors["blk.2.attn_k.weight"].type == "Q8_0"
@@ -89,9 +132,9 @@ def tool_list() -> list[object]:
 
 @pytest.mark.parametrize("n_tokens", [1024, 32000])
 def test_the_vocabulary_tokenizes_any_text(n_tokens: int) -> None:
-    tokens, merges = tool.vocabulary(n_tokens)
+    tokens, merges = vocabulary(n_tokens)
     assert len(tokens) == len(set(tokens)) == n_tokens
-    assert tokens[:256] == tool.byte_tokens()
+    assert tokens[:256] == byte_tokens()
     assert sorted(tokens[:256]) == sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = {token: index for index, token in enumerate(tokens)}
     pairs = [(left, right) for left, _, right in (rule.partition(" ") for rule in merges)]
@@ -105,6 +148,6 @@ def test_the_vocabulary_tokenizes_any_text(n_tokens: int) -> None:
 
 
 def test_byte_tokens_stand_in_the_order_of_bytes() -> None:
-    tokens = tool.byte_tokens()
+    tokens = byte_tokens()
     assert tokens[ord("A")] == "A" and tokens[ord(" ")] == "Ġ" and tokens[ord("\n")] == "Ċ"
     assert len(set(tokens)) == 256

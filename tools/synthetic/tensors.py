@@ -1,0 +1,89 @@
+"""Which tensors a model of some shape has, in the order of the file."""
+
+from __future__ import annotations
+
+from tools.synthetic.mixes import MIXES, choose_type
+from tools.synthetic.shapes import LatentShape, ModelShape
+from vkmoe.gguf_file.header import TensorInfo
+from vkmoe.gguf_file.writing import describe_tensor
+
+__all__ = ["tensor_list"]
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def tensor_list(shape: ModelShape, mix: str) -> list[TensorInfo]:
+    """Every tensor of the model, in file order."""
+    shapes: Shapes = {"token_embd.weight": (shape.n_tokens, shape.hidden)}
+    for index in range(shape.n_layers):
+        block = _attention(shape) | _feed_forward(shape, index < shape.n_dense_layers)
+        shapes |= {f"blk.{index}.{name}": size for name, size in block.items()}
+    shapes |= {"output_norm.weight": (shape.hidden,)}
+    shapes |= {"output.weight": (shape.n_tokens, shape.hidden)}
+    chosen = MIXES[mix]
+    return [
+        describe_tensor(name, choose_type(chosen, name, size), size)
+        for name, size in shapes.items()
+    ]
+
+
+def _attention(shape: ModelShape) -> Shapes:
+    if shape.latent is not None:
+        return _latent(shape, shape.latent)
+    q_size, kv_size = shape.n_heads * shape.head_size, shape.n_kv_heads * shape.head_size
+    block: Shapes = {
+        "attn_norm.weight": (shape.hidden,),
+        "attn_q.weight": (q_size, shape.hidden),
+        "attn_k.weight": (kv_size, shape.hidden),
+        "attn_v.weight": (kv_size, shape.hidden),
+        "attn_output.weight": (shape.hidden, q_size),
+    }
+    norms = {"qwen3moe": (shape.head_size, shape.head_size), "olmoe": (q_size, kv_size)}
+    for name, width in zip("qk", norms.get(shape.architecture, ()), strict=False):
+        block[f"attn_{name}_norm.weight"] = (width,)
+    biased = {"qwen2moe": ("q", "k", "v"), "gpt-oss": ("q", "k", "v", "output")}
+    for name in biased.get(shape.architecture, ()):
+        block[f"attn_{name}.bias"] = block[f"attn_{name}.weight"][:1]
+    if shape.architecture == "gpt-oss":
+        block["attn_sinks.weight"] = (shape.n_heads,)
+    return block
+
+
+def _latent(shape: ModelShape, latent: LatentShape) -> Shapes:
+    heads, rank = shape.n_heads, latent.kv_rank
+    return {
+        "attn_norm.weight": (shape.hidden,),
+        "attn_q.weight": (heads * (shape.head_size + latent.rope_size), shape.hidden),
+        "attn_kv_a_mqa.weight": (rank + latent.rope_size, shape.hidden),
+        "attn_kv_a_norm.weight": (rank,),
+        "attn_k_b.weight": (heads, rank, shape.head_size),
+        "attn_v_b.weight": (heads, latent.value_size, rank),
+        "attn_output.weight": (shape.hidden, heads * latent.value_size),
+    }
+
+
+def _feed_forward(shape: ModelShape, dense: bool) -> Shapes:
+    norm = "post_attention_norm" if shape.architecture == "gpt-oss" else "ffn_norm"
+    block: Shapes = {f"{norm}.weight": (shape.hidden,)}
+    if dense:
+        return block | _matrices(shape.hidden, shape.dense_size, "")
+    block["ffn_gate_inp.weight"] = (shape.n_experts, shape.hidden)
+    for name, size in _matrices(shape.hidden, shape.expert_size, "_exps").items():
+        block[name] = (shape.n_experts, *size)
+    if shape.architecture == "gpt-oss":
+        for name in ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+            block[f"{name}.bias"] = block[f"{name}.weight"][:-1]
+    if shape.architecture == "qwen2moe":
+        block["ffn_gate_inp_shexp.weight"] = (shape.hidden,)
+    if shape.shared_size:
+        block |= _matrices(shape.hidden, shape.shared_size, "_shexp")
+    return block
+
+
+def _matrices(hidden: int, width: int, suffix: str) -> Shapes:
+    """Gate, up and down of a feed-forward block."""
+    return {
+        f"ffn_gate{suffix}.weight": (width, hidden),
+        f"ffn_up{suffix}.weight": (width, hidden),
+        f"ffn_down{suffix}.weight": (hidden, width),
+    }
