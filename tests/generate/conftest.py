@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.needs import missing
-from vkmoe.generate.tokenizer import Tokenizer, byte_alphabet
+from vkmoe.generate.byte_level import byte_alphabet
+from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.generate.vocabulary import TokenType
 
 
@@ -32,6 +33,32 @@ def tiny_metadata(**changes: Any) -> dict[str, Any]:
         **changes,
     }
     return {f"tokenizer.ggml.{name}": value for name, value in values.items() if value is not None}
+
+
+def spm_metadata(words: list[str], **changes: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary: <unk>, <s>, </s>, 256 byte tokens, then `words`, best first.
+
+    `changes` replace `tokenizer.ggml.<name>`; None removes it.
+    """
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    types += [TokenType.USER_DEFINED if "<t" in word else TokenType.NORMAL for word in words]
+    values: dict[str, Any] = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": [0.0] * 259 + [-99.0 if "▁▁" in x else -i for i, x in enumerate(words, 1)],
+        "token_type": [int(kind) for kind in types],
+        **changes,
+    }
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items() if value is not None}
+
+
+def tokens_with(**places: str) -> list[str]:
+    """The tokens of `tiny_metadata`, some replaced: _5="x" puts "x" in place of token 5."""
+    tokens = list(tiny_metadata()["tokenizer.ggml.tokens"])
+    for place, text in places.items():
+        tokens[int(place[1:])] = text
+    return tokens
 
 
 @pytest.fixture(scope="session")

@@ -18,20 +18,29 @@ __all__ = ["StopMatcher", "StreamDetokenizer"]
 class StreamDetokenizer:
     """Turns ids into text, one at a time.
 
-    The pieces of `feed` and `finish` joined are exactly what decoding all ids at once gives. The
-    replacement character appears for bytes that can never become UTF-8, and at the very end.
+    The pieces of `feed` and `finish` joined are exactly what decoding all ids at once gives, but
+    for the blank before the first word of a SentencePiece model: it stays unless `at_start`, as
+    generated text goes on from a prompt. The replacement character appears for bytes that can
+    never become UTF-8, and at the very end.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_control: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_control: bool = True, at_start: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = tokenizer.control_ids if skip_control else frozenset()
+        self._after_special = at_start
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_id: int) -> str:
         """Text that is certain after this token; often empty inside a character. Mutates."""
-        if token_id in self._skip or token_id >= self._tokenizer.n_vocab:
+        if token_id >= self._tokenizer.n_vocab:
             return ""  # models may have more rows than their vocabulary has tokens
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        after_special, tokenizer = self._after_special, self._tokenizer
+        self._after_special = token_id in tokenizer.special_ids
+        if token_id in self._skip:
+            return ""
+        return self._decoder.decode(tokenizer.piece(token_id, after_special))
 
     def finish(self) -> str:
         """What is left: a replacement character if the last character is incomplete."""

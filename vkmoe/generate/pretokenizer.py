@@ -1,7 +1,9 @@
 """How text is cut into words before byte-pair merging, by the name a GGUF file gives it.
 
-Owns the table of `tokenizer.ggml.pre` names and what each means for the `tokenizers` package.
-Does not own merging, special tokens or the vocabulary (see tokenizer.py).
+Owns the table of `tokenizer.ggml.pre` names and what each means for the `tokenizers` package. The
+cuts are those llama.cpp makes, for which the names were invented: no Unicode normalisation, and
+in the newer OpenAI and Mistral kinds combining marks are symbols. Does not own merging, special
+tokens or the vocabulary (see byte_level.py, vocabulary.py).
 """
 
 from __future__ import annotations
@@ -12,30 +14,60 @@ from typing import TYPE_CHECKING
 from vkmoe.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizerSpec", "pre_tokenizer_spec"]
+__all__ = ["DEFAULT_NAME", "PRE_TOKENIZERS", "PreTokenizerSpec", "pre_tokenizer_spec"]
 
-# Contractions, then a word with at most one leading non-letter, digits, symbols, line ends, blanks.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+DEFAULT_NAME = "default"  # what a byte-level file without a name gets
+
+# English endings in either case; spelled out, as (?i:s) would match the long s (U+017F) too.
+_ENDINGS = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+# Line ends with the blanks before them; blanks but the last before a word; other blanks.
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _words(letters: str, digits: str, rest: str) -> str:
+    """Endings, a word with at most one leading other character, digits, symbols, blanks."""
+    return (
+        rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}| ?[^\s{rest}]+[\r\n]*|{_BLANKS}"
+    )
+
+
+def _cased(ending: str, digits: str) -> str:
+    """Words cut before an ASCII capital that follows a small letter; a slash joins symbols."""
+    lead, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
+    return (
+        rf"{lead}{upper}*{lower}+{ending}|{lead}{upper}+{lower}*{ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
+    )
+
+
+# Letters with case, without the scripts and additions that Unicode 11 or DeepSeek's list lacks.
+_DEEPSEEK_LETTERS = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2F}"
+    r"\x{A78F}-\x{AB6F}\x{10570}-\x{105BF}\x{10D50}-\x{10D8F}\x{16E40}-\x{1DFFF}]]"
 )
+_DEEPSEEK_MARKS = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3001}\x{3002}]"
+_ASIAN = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}&&\S]+"
+_DEEPSEEK3 = (
+    r"[!-/:-~&&[^A-Za-z]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    + _BLANKS
+)
+_LLAMA3 = _words(r"\p{L}", r"\p{N}{1,3}", r"\p{L}\p{N}")
+_QWEN2 = _words(r"\p{L}", r"\p{N}", r"\p{L}\p{N}")
 
 
 @dataclass(frozen=True)
 class PreTokenizerSpec:
     """One kind of pre-tokenization.
 
-    `pattern` is the regular expression of the words; None means GPT-2's own, built into the
-    package's ByteLevel step.
+    `patterns` are regular expressions (Oniguruma): each cuts the pieces the ones before it left
+    into its matches and what lies between them.
     """
 
     name: str
-    pattern: str | None = None
-    single_digits: bool = False  # every digit is a word of its own, before the pattern applies
-    compose: bool = False  # Unicode NFC first, as the published tokenizers of these models do
+    patterns: tuple[str, ...]
     whole_words: bool = False  # a word that is a token is taken whole, without merging
     adds_bos: bool = False  # what holds when the file does not say
 
@@ -43,34 +75,80 @@ class PreTokenizerSpec:
         """Build the splitting step; its last stage maps bytes to printable characters."""
         from tokenizers import Regex, pre_tokenizers
 
-        steps: list[PreTokenizer] = []
-        if self.single_digits:
-            steps.append(pre_tokenizers.Digits(individual_digits=True))
-        if self.pattern is not None:
-            steps.append(pre_tokenizers.Split(Regex(self.pattern), behavior="isolated"))
-        steps.append(
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pattern is None)
-        )
-        return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+        steps: list[PreTokenizer] = [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns
+        ]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        return pre_tokenizers.Sequence(steps)
 
-    def normalizer(self) -> Normalizer | None:
-        """The step before splitting, if this kind has one."""
-        from tokenizers import normalizers
 
-        return normalizers.NFC() if self.compose else None
-
+# Each kind with all the names that mean it.
+_KINDS: tuple[tuple[PreTokenizerSpec, str], ...] = (
+    (
+        PreTokenizerSpec("gpt-2", (_GPT2,)),
+        "phi-2 olmo mpt jais gigachat a.x-4.0 mellum exaone4 trillion granite-docling",
+    ),
+    (
+        PreTokenizerSpec(DEFAULT_NAME, (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
+        "",
+    ),
+    (
+        PreTokenizerSpec("llama-bpe", (_LLAMA3,), whole_words=True, adds_bos=True),
+        "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+    ),
+    (PreTokenizerSpec("chatglm-bpe", (_LLAMA3,)), "smaug-bpe dbrx"),
+    (PreTokenizerSpec("glm4", (_LLAMA3,), whole_words=True), "glm5"),
+    (
+        PreTokenizerSpec("qwen2", (_QWEN2,)),
+        "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2 kormo f2llmv2",
+    ),
+    (
+        PreTokenizerSpec("qwen35", (_words(r"\p{L}\p{M}", r"\p{N}", r"\p{L}\p{M}\p{N}"),)),
+        "",
+    ),
+    (
+        PreTokenizerSpec("smollm", (r"\p{N}", _GPT2)),
+        "starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    ),
+    (
+        PreTokenizerSpec("tekken", (_cased("", r"\p{N}"),), whole_words=True, adds_bos=True),
+        "",
+    ),
+    (
+        PreTokenizerSpec("gpt-4o", (_cased(f"(?:{_ENDINGS})?", r"\p{N}{1,3}"),)),
+        "llama4 kanana2 talkie minimax-m2",
+    ),
+    (
+        PreTokenizerSpec(
+            "deepseek-llm",
+            (
+                r"[\r\n]",
+                rf"\s?{_DEEPSEEK_LETTERS}+",
+                rf"\s?{_DEEPSEEK_MARKS}+",
+                r"\s+$",
+                _ASIAN,
+                r"\p{N}+",
+            ),
+        ),
+        "",
+    ),
+    (
+        PreTokenizerSpec(
+            "deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}")
+        ),
+        "",
+    ),
+    (
+        PreTokenizerSpec(
+            "deepseek-v3",
+            (r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", _DEEPSEEK3),
+        ),
+        "hunyuan-dense joyai-llm hy_v4",
+    ),
+)
 
 PRE_TOKENIZERS: dict[str, PreTokenizerSpec] = {
-    spec.name: spec
-    for spec in (
-        PreTokenizerSpec("gpt-2"),
-        PreTokenizerSpec("qwen2", pattern=_WORDS % r"\p{N}", compose=True),
-        PreTokenizerSpec(
-            "llama-bpe", pattern=_WORDS % r"\p{N}{1,3}", whole_words=True, adds_bos=True
-        ),
-        PreTokenizerSpec("olmo", compose=True),
-        PreTokenizerSpec("smollm", single_digits=True),
-    )
+    name: spec for spec, aliases in _KINDS for name in (spec.name, *aliases.split())
 }
 
 

@@ -1,0 +1,160 @@
+"""SentencePiece vocabularies small enough to reason about: merging, bytes, blanks, damage."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkmoe.errors import ModelFileError
+from vkmoe.generate.detokenizer import StreamDetokenizer
+from vkmoe.generate.tokenizer import Tokenizer
+
+from .conftest import spm_metadata
+
+UNK, BOS, EOS = 0, 1, 2
+BYTE = 3  # the first of 256
+BLANK = 259
+WORDS = ["▁", "a", "b", "ab", "▁a", "▁ab", "ba", "▁▁", "▁▁▁", "<think>", "<0"]
+
+
+def spm(**changes: Any) -> Tokenizer:
+    return Tokenizer.from_metadata(spm_metadata(WORDS, **changes))
+
+
+def texts(tokenizer: Tokenizer, text: str | bytes, **options: bool) -> list[str]:
+    ids = tokenizer.encode(text, add_special=False, **options)
+    return [tokenizer.token_text(i) for i in ids]
+
+
+def scored(**scores: float) -> list[float]:
+    """Scores: 0 for special and byte tokens, -1 for every word but those given."""
+    words = {word: -1.0 for word in WORDS} | {k.replace("_", "▁"): v for k, v in scores.items()}
+    return [0.0] * BLANK + list(words.values())
+
+
+def test_the_best_score_is_merged_first_whatever_its_place() -> None:
+    assert texts(spm(scores=scored(ab=-2, ba=-3), add_space_prefix=False), "aba") == ["ab", "a"]
+    assert texts(spm(scores=scored(ab=-3, ba=-2), add_space_prefix=False), "aba") == ["a", "ba"]
+
+
+def test_a_blank_is_put_before_a_text_and_taken_away_again() -> None:
+    assert texts(spm(), "ab") == ["▁ab"]
+    assert texts(spm(add_space_prefix=False), "ab") == ["ab"]
+    for flag in (True, False):
+        tokenizer = spm(add_space_prefix=flag)
+        for text in ("ab", " ab", "", " ", "a b", "</s>ab", "ab<s> <s>b "):
+            assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
+
+
+def test_a_blank_is_put_after_every_special_token() -> None:
+    assert texts(spm(), "ab<think>ab</s>") == ["▁ab", "<think>", "▁ab", "</s>"]
+    assert texts(spm(), "<think> ab") == ["<think>", "▁", "▁ab"]
+
+
+def test_runs_of_blanks_grow_from_the_left() -> None:
+    assert texts(spm(add_space_prefix=False), " " * 7) == ["▁▁▁", "▁▁▁", "▁"]
+    assert texts(spm(), " " * 4) == ["▁▁▁", "▁▁"]
+
+
+def test_characters_without_a_token_become_their_bytes() -> None:
+    tokenizer = spm()
+    assert texts(tokenizer, "é") == ["▁", "<0xC3>", "<0xA9>"]
+    assert texts(tokenizer, "\n\0") == ["▁", "<0x0A>", "<0x00>"]
+    assert tokenizer.decode(tokenizer.encode("aé🦙\n")) == "<s>aé🦙\n"
+
+
+def test_a_token_is_reached_through_characters_that_are_none() -> None:
+    """`xy` is a token, `x` and `y` are not."""
+    tokenizer = Tokenizer.from_metadata(spm_metadata(["▁", "xy"]))
+    assert texts(tokenizer, "xyx") == ["▁", "xy", "<0x78>"]
+
+
+def test_bytes_that_are_no_utf8_become_byte_tokens() -> None:
+    tokenizer = spm(add_space_prefix=False)
+    assert texts(tokenizer, b"ab\xffab") == ["ab", "<0xFF>", "<0x61>", "<0x62>"]  # "4 bytes long"
+    assert texts(tokenizer, b"\x80a") == ["<0x80>", "a"]
+    assert texts(tokenizer, b"a\xc3") == ["a", "<0xC3>"]
+    assert texts(tokenizer, b"\xff</s>") == ["<0xFF>", "</s>"]
+    raw = b"".join(
+        tokenizer.token_bytes(i) for i in tokenizer.encode(b"a\xe4bc \xed\xa0\x80", False)
+    )
+    assert raw == b"a\xe4bc \xed\xa0\x80"
+
+
+def test_control_tokens_are_parsed_on_request_and_user_defined_ones_always() -> None:
+    assert texts(spm(), "<s>ab<think>") == ["<s>", "▁ab", "<think>"]
+    plain = texts(spm(), "<s>ab<think>", parse_special=False)
+    assert plain[0] == "▁" and plain[-1] == "<think>" and "<s>" not in plain
+
+
+def test_bos_is_added_and_the_usual_ids_are_bos_and_eos() -> None:
+    assert spm().encode("ab") == [BOS, *spm().encode("ab", add_special=False)]
+    assert spm(add_bos_token=False, add_eos_token=True).encode("")[-1:] == [EOS]
+    assert spm().end_ids == {EOS}
+    assert spm(bos_token_id=EOS).bos_id == EOS
+
+
+def test_streaming_shows_whole_characters_and_no_control_tokens() -> None:
+    tokenizer = spm()
+    ids = tokenizer.encode("ab é</s>")
+    stream = StreamDetokenizer(tokenizer, at_start=True)
+    assert [*map(stream.feed, ids), stream.finish()] == ["", "ab", " ", "", "é", "", ""]
+
+
+def test_any_ids_stream_to_what_they_decode_to() -> None:
+    tokenizer, rng = spm(), random.Random(0)
+    for _ in range(200):
+        ids = [rng.randrange(tokenizer.n_vocab) for _ in range(30)]
+        for skip in (True, False):
+            stream = StreamDetokenizer(tokenizer, skip, at_start=True)
+            pieces = [*map(stream.feed, ids), stream.finish()]
+            assert "".join(pieces) == tokenizer.decode(ids, skip_control=skip)
+
+
+def test_unused_tokens_have_no_text() -> None:
+    metadata = spm_metadata(WORDS)
+    metadata["tokenizer.ggml.token_type"][BLANK + 1] = 5
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.decode([BLANK + 1, BLANK + 2]) == "b"
+    assert texts(tokenizer, "ba") == ["▁", "ba"]
+    assert texts(tokenizer, "bca")[-1] == "a"  # but it is still read
+
+
+def test_phi3_drops_the_blanks_after_its_special_tokens() -> None:
+    metadata = spm_metadata(WORDS)
+    assert texts(Tokenizer.from_metadata(metadata), "<think>  ab") == ["<think>", "▁▁", "▁ab"]
+    metadata["general.name"] = "Phi3 Mini"
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert texts(tokenizer, "<think>  ab") == ["<think>", "▁ab"]
+    assert texts(tokenizer, "<think> \n") == ["<think>"]
+    assert texts(tokenizer, "<s>  ab") == ["<s>", "▁▁", "▁ab"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": None}, "no tokenizer.ggml.scores"),
+        ({"scores": [0.0] * 3}, "270 tokens but 3 scores"),
+        ({"scores": [float("nan")] * 270}, "token 0 the score nan"),
+        ({"scores": [0.0] * 269 + [float("inf")]}, "token 269 the score inf"),
+        ({"scores": "abc"}, "scores is not a list of numbers"),
+        ({"scores": np.zeros((270, 1))}, "scores"),
+        ({"tokens": None}, "no tokenizer.ggml.tokens"),
+        ({"add_space_prefix": 1}, "add_space_prefix is not true or false"),
+        ({"bos_token_id": 270}, "bos_token_id is 270"),
+    ],
+)
+def test_damaged_metadata_is_one_clear_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFileError, match=message) as caught:
+        spm(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_byte_tokens_are_named() -> None:
+    metadata = spm_metadata(WORDS)
+    metadata["tokenizer.ggml.tokens"][BYTE + 10] = "other"
+    with pytest.raises(ModelFileError, match=r"no byte token <0x0A> \(1 of 256 are missing\)"):
+        Tokenizer.from_metadata(metadata)

@@ -1,0 +1,131 @@
+"""Real vocabularies, token for token: the ids published with them and what llama.cpp makes of
+difficult strings (stored by tools/make_tokenizer_goldens.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import lzma
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.tokenizer_strings import difficult_strings
+from vkmoe.generate.detokenizer import StreamDetokenizer
+from vkmoe.generate.pretokenizer import PRE_TOKENIZERS
+from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.vocabulary import Vocabulary, read_vocabulary
+from vkmoe.gguf_file import open_gguf
+
+GOLDENS = Path(__file__).with_name("tokens")
+NAMES = (
+    *("deepseek-coder", "deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2"),
+    "qwen35",
+)
+BORROWED = ("default", "smollm", "chatglm-bpe", "glm4", "tekken", "gpt-4o", "deepseek-v3")
+SENTENCEPIECE = ("llama-spm", "phi-3")
+pytestmark = pytest.mark.shared
+
+
+def golden(name: str) -> Any:
+    return json.loads(lzma.decompress((GOLDENS / f"{name}.json.xz").read_bytes()))
+
+
+@cache
+def vocabulary(folder: Path, name: str) -> Vocabulary:
+    with open_gguf(folder / "vocab" / f"ggml-vocab-{name}.gguf") as file:
+        return read_vocabulary(file.metadata)
+
+
+@pytest.fixture(scope="module")
+def subject(shared: Path, name: str) -> Tokenizer:
+    """The tokenizer of one vocabulary: large ones take a second, so all its tests follow."""
+    if name in NAMES:
+        return Tokenizer(vocabulary(shared, name))
+    pre = PRE_TOKENIZERS[name]
+    borrowed = vocabulary(shared, golden(name)["vocabulary"])
+    adds_bos = borrowed.adds_bos if name == "deepseek-v3" else pre.adds_bos  # its file says so
+    return Tokenizer(dataclasses.replace(borrowed, pre=pre, adds_bos=adds_bos))
+
+
+def published(folder: Path, name: str) -> list[tuple[str, list[int]]]:
+    path = folder / "vocab" / f"ggml-vocab-{name}.gguf"
+    texts = Path(f"{path}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{path}.out").read_text().split("\n")
+    ids = [[int(word) for word in line.split()] for line in lines]
+    assert len(texts) == len(ids) > 40
+    return list(zip(texts, ids, strict=True))
+
+
+def test_every_vocabulary_there_is_tested(shared: Path) -> None:
+    paths = (shared / "vocab").glob("*.gguf")
+    assert sorted(path.stem.removeprefix("ggml-vocab-") for path in paths) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES, scope="module")
+def test_the_published_ids(shared: Path, name: str, subject: Tokenizer) -> None:
+    for text, ids in published(shared, name):
+        for parse_special in (True, False):
+            found = subject.encode(text, False, parse_special)
+            assert found == ids, text
+        assert subject.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", [*NAMES, *BORROWED], scope="module")
+def test_difficult_strings_become_what_llama_cpp_makes_of_them(
+    name: str, subject: Tokenizer
+) -> None:
+    expected = golden(name)
+    strings = [text.encode("latin-1") for text in golden("strings") + expected["special"]]
+    assert len(strings) > 500
+    for parse_special, key in ((True, "parsed"), (False, "plain")):
+        found = [subject.encode(text, False, parse_special) for text in strings]
+        wrong = [
+            (text, ids, right)
+            for text, ids, right in zip(strings, found, expected[key], strict=True)
+            if ids != right
+        ]
+        assert wrong == []
+
+
+@pytest.mark.parametrize("name", [*NAMES, *BORROWED], scope="module")
+def test_how_a_text_begins_and_what_ends_one(name: str, subject: Tokenizer) -> None:
+    expected = golden(name)
+    assert subject.encode("Hello") == expected["started"]
+    assert sorted(subject.end_ids) == expected["ends"]
+
+
+def test_the_stored_strings_are_those_of_the_script() -> None:
+    assert golden("strings") == [text.decode("latin-1") for text in difficult_strings()]
+
+
+@pytest.mark.parametrize("name", NAMES, scope="module")
+def test_text_survives_and_streams(shared: Path, name: str, subject: Tokenizer) -> None:
+    rng = random.Random(3)
+    texts = [text for text, _ in published(shared, name)] + ["", " ", "  x", "▁x"]
+    texts += ["".join(rng.choices("aé中🦙 \n\t1▁", k=30)) for _ in range(50)]
+    for text in texts:
+        ids = subject.encode(text, add_special=False)
+        is_exact = name not in SENTENCEPIECE or "▁" not in text  # that mark is a blank there
+        assert subject.decode(ids) == (text if is_exact else text.replace("▁", " "))
+        stream = StreamDetokenizer(subject, at_start=True)
+        pieces = [*(stream.feed(i) for i in ids), stream.finish()]
+        assert "".join(pieces) == subject.decode(ids)
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE, scope="module")
+def test_a_generated_word_keeps_its_blank(subject: Tokenizer) -> None:
+    ids = subject.encode("France is Paris", add_special=False)
+    stream = StreamDetokenizer(subject)
+    assert "".join(map(stream.feed, ids[2:])) == " Paris"
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE, scope="module")
+def test_a_character_of_byte_tokens_appears_with_its_last(subject: Tokenizer) -> None:
+    ids = subject.encode("🦙x", add_special=False)
+    stream = StreamDetokenizer(subject, at_start=True)
+    assert [stream.feed(i) for i in ids] == ["", "", "", "", "🦙", "x"]

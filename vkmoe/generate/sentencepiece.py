@@ -1,0 +1,102 @@
+"""SentencePiece vocabularies with scores: text to ids by merging the best-scored pair, and back.
+
+Owns how scores become the merges that the `tokenizers` package wants, the spelling of blanks, and
+bytes for characters without a token. Does not own special tokens (special_tokens.py). The rules
+are those of Kudo and Richardson's BPE model (arXiv:1808.06226) as llama.cpp applies them: every
+token can come out of a merge, and text is not normalised.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from vkmoe.errors import ModelFileError
+from vkmoe.generate.damaged_text import text_and_bytes
+from vkmoe.generate.vocabulary import Vocabulary
+
+__all__ = ["SentencePieceCodec"]
+
+_BLANK = "\u2581"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class SentencePieceCodec:
+    """Encodes plain text; raises ModelFileError for a vocabulary without all byte tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        absent = [name for name in names if name not in vocabulary.ids]
+        if absent:
+            raise ModelFileError(
+                f"the model file's vocabulary has no byte token {absent[0]} ({len(absent)} of 256 "
+                "are missing)",
+                "the file is damaged or was converted wrongly",
+            )
+        self._byte_ids = [vocabulary.ids[name] for name in names]
+        self._adds_space = vocabulary.adds_space
+        self._n_tokens = len(vocabulary.tokens)
+        chars = _chars_without_token(vocabulary)
+        self._char_bytes = [char.encode() for char in chars]
+        ids = vocabulary.ids | {char: self._n_tokens + i for i, char in enumerate(chars)}
+        merges = _merges(vocabulary, ids)
+        self._backend = Backend(models.BPE(vocab=ids, merges=merges, byte_fallback=True))
+
+    def encode(self, text: str, after_special: bool) -> list[int]:
+        """Token ids of `text`, a piece between special tokens or at the start."""
+        prefix = _BLANK if after_special and self._adds_space else ""
+        return self._encode_spelled(prefix + text.replace(" ", _BLANK))
+
+    def encode_damaged(self, raw: bytes, after_special: bool) -> list[int]:
+        """Token ids of bytes that are no UTF-8: bad ones become byte tokens."""
+        prefix = b" " if after_special and self._adds_space else b""
+        ids: list[int] = []
+        for part in text_and_bytes((prefix + raw).replace(b" ", _BLANK.encode())):
+            if isinstance(part, str):
+                ids += self._encode_spelled(part)
+            else:
+                ids += (self._byte_ids[byte] for byte in part)
+        return ids
+
+    def token_bytes(self, text: str) -> bytes:
+        """The bytes a token with this text stands for."""
+        byte = _BYTE_TOKEN.fullmatch(text)
+        return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
+
+    def _encode_spelled(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if not self._char_bytes:
+            return ids
+        spelled: list[int] = []
+        for i in ids:
+            if i < self._n_tokens:
+                spelled.append(i)
+            else:
+                spelled += (self._byte_ids[b] for b in self._char_bytes[i - self._n_tokens])
+        return spelled
+
+
+def _chars_without_token(vocabulary: Vocabulary) -> list[str]:
+    """Characters of longer tokens that have no token: a merge needs an id for them."""
+    return sorted({char for text in vocabulary.tokens for char in text} - vocabulary.ids.keys())
+
+
+def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, the best score first.
+
+    Where scores are equal, as those of runs of blanks are, the longest comes first: the run then
+    grows from its left end, as it does where equal pairs are taken from the left.
+    """
+    tokens = vocabulary.tokens
+    lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    pairs: list[tuple[str, str]] = []
+    for i in np.lexsort((-lengths, -vocabulary.scores)).tolist():
+        text = tokens[i]
+        for split in range(len(text) - 1, 0, -1):
+            left, right = text[:split], text[split:]
+            if left in ids and right in ids:
+                pairs.append((left, right))
+    return pairs
