@@ -1,5 +1,5 @@
-// Reading and writing K and V rows of attention.comp: f16 with KV_F16, f32 without.
-// Needs: attention_input.glsl, half.glsl is included here.
+// Reading and writing rows of the caches of attention.comp and latent_attention.comp: f16 with KV_F16, f32 without.
+// Needs: attention_state.glsl, the push constant `context`; half.glsl is included here.
 #include "half.glsl"
 
 const uint UNIT_BYTES = UNIT_RAW * 16u;
@@ -27,29 +27,8 @@ uvec4 encode(const float values[8], uint word) {
 }
 #endif
 
-// Keeps this token's k and v in shared memory for this workgroup and, if `writes`, appends them to the caches.
-void append_position(uint kv_head, uint position, bool writes) {
-    const uint v_row = Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM;
-    for (uint unit = lane; unit < UNITS; unit += WORKGROUP_LANES) {
-        float key[8], value[8];
-        [[unroll]] for (uint i = 0u; i < 8u; ++i) {
-            key[i] = stage[WORKGROUP_HEADS * HEAD_DIM + unit * 8u + i] * key_inverse_rms;
-            value[i] = qkv[v_row + unit * 8u + i];
-        }
-        [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) {
-            own_key[unit * UNIT_RAW + word] = encode(key, word);
-            own_value[unit * UNIT_RAW + word] = encode(value, word);
-            if (writes) {
-                CacheWords4(address_add(unit_address(k_cache, kv_head, position, unit), word * 16u)).words = encode(key, word);
-                CacheWords4(address_add(unit_address(v_cache, kv_head, position, unit), word * 16u)).words = encode(value, word);
-            }
-        }
-    }
-    barrier();
-}
-
-// Loads this lane's units of the step's positions; zeros beyond the end, so that a weight of 0 cannot meet a NaN.
-// This token's own row comes from shared memory: what was just stored by address is never read back.
+// Loads this lane's units of the step's positions; zeros beyond the end and the row, so that no 0 meets a NaN.
+// This token's row `own` comes from shared memory: what was just stored by address is never read back.
 #define LOAD_STEP(cache, own, kv_head, first, end, position, raw) \
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) { \
         [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) { \
@@ -57,7 +36,7 @@ void append_position(uint kv_head, uint position, bool writes) {
             const uvec2 address = unit_address(cache, kv_head, first + i, unit); \
             [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) { \
                 uvec4 loaded = uvec4(0u); \
-                if (first + i < end) { \
+                if (first + i < end && (UNITS % TEAM_LANES == 0u || unit < UNITS)) { \
                     if (first + i == position) loaded = own[unit * UNIT_RAW + word]; \
                     else loaded = load_words4(address_add(address, word * 16u)); \
                 } \

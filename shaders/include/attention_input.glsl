@@ -1,6 +1,5 @@
-// Norm and RoPE of the query heads and of this token's k, and the appended cache row, for attention.comp.
-// Needs: attention_state.glsl, the bindings and push constants of attention.comp.
-const uint ROTARY_PAIRS = ROTARY_DIM / 2u;
+// Norm and RoPE of the query heads and of this token's k, and the appended cache rows, for attention.comp.
+// Needs: attention_cache.glsl, attention_rope.glsl, the bindings and push constants of attention.comp.
 const uint Q_WIDTH = N_HEADS * HEAD_DIM;
 const uint KV_WIDTH = N_KV_HEADS * HEAD_DIM;
 const uint NORM_PER_HEAD = 1u, NORM_FULL_WIDTH = 2u;
@@ -15,14 +14,7 @@ float gained(uint row, uint d, uvec2 gain, uint gain_row) {
 float rotated(uint row, uint d, uvec2 gain, uint gain_row, uint position) {
     const float value = gained(row, d, gain, gain_row);
     if (d >= ROTARY_DIM) return value;
-    const bool is_second = ROPE_STYLE == 0u ? d >= ROTARY_PAIRS : (d & 1u) != 0u;
-    const uint distance = ROPE_STYLE == 0u ? ROTARY_PAIRS : 1u;
-    const uint pair = ROPE_STYLE == 0u ? d % ROTARY_PAIRS : d / 2u;
-    const float partner = gained(row, is_second ? d - distance : d + distance, gain, gain_row);
-    const uvec2 entry = address_add_product(rope_table, position * ROTARY_PAIRS + pair, 8u);
-    const float cosine = load_float(entry);
-    const float sine = load_float(address_add(entry, 4u));
-    return value * cosine + (is_second ? partner : -partner) * sine;
+    return turned(value, gained(row, rotation_partner(d), gain, gain_row), d, position);
 }
 
 // Writes one rotated row to the stage; returns this lane's share of its sum of squares.
@@ -44,8 +36,8 @@ float span_squares(uint first, uint width) {
     return squares;
 }
 
-float inverse_rms(float squares, uint width) { return 1.0 / sqrt(squares / float(width) + eps); }
-
+shared uvec4 own_key[UNITS * UNIT_RAW]; // this token's k and v, exactly as the caches hold them
+shared uvec4 own_value[UNITS * UNIT_RAW];
 float key_inverse_rms; // of this token's k row, which lies in stage row WORKGROUP_HEADS
 
 // Stages all query heads of this workgroup and k, and sums their squares: totals WORKGROUP_HEADS + 1 values.
@@ -79,4 +71,25 @@ void load_query(uint first_head, uint kv_head, uint position) {
     if (NORM_MODE == NORM_PER_HEAD) key_inverse_rms = inverse_rms(key_squares, HEAD_DIM);
     if (NORM_MODE == NORM_FULL_WIDTH) key_inverse_rms = inverse_rms(key_squares, KV_WIDTH);
     barrier(); // the totals have been read
+}
+
+// Keeps this token's k and v in shared memory for this workgroup and, if `writes`, appends them to the caches.
+void append_position(uint kv_head, uint position, bool writes) {
+    const uint v_row = Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM;
+    for (uint unit = lane; unit < UNITS; unit += WORKGROUP_LANES) {
+        float key[8], value[8];
+        [[unroll]] for (uint i = 0u; i < 8u; ++i) {
+            key[i] = stage[WORKGROUP_HEADS * HEAD_DIM + unit * 8u + i] * key_inverse_rms;
+            value[i] = qkv[v_row + unit * 8u + i];
+        }
+        [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) {
+            own_key[unit * UNIT_RAW + word] = encode(key, word);
+            own_value[unit * UNIT_RAW + word] = encode(value, word);
+            if (writes) {
+                CacheWords4(address_add(unit_address(k_cache, kv_head, position, unit), word * 16u)).words = encode(key, word);
+                CacheWords4(address_add(unit_address(v_cache, kv_head, position, unit), word * 16u)).words = encode(value, word);
+            }
+        }
+    }
+    barrier();
 }

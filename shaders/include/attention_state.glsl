@@ -1,12 +1,15 @@
-// Registers, shared memory and team sums of attention.comp.
+// Registers, shared memory and team sums of attention.comp and latent_attention.comp.
 // Arrays in registers are indexed only by loops that unroll completely: an inner loop of unknown length would keep the outer
 // one rolled, and the arrays would move to memory.
 // A unit is 8 dims of a row: one 16-byte word in an f16 cache, two in an f32 cache.
-// Needs: the specialisation constants of attention.comp, GL_EXT_control_flow_attributes.
+// Needs: GL_EXT_control_flow_attributes, N_SPLITS, TEAM_LANES, STEP_POSITIONS, WORKGROUP_HEADS; ROW_DIM, the width of a key,
+// VALUE_DIM, of a value, both of whole units; INPUT_ROWS, the rows that are staged on the way in. (Macros: a constant that
+// is another one's alias would take over its name in SPIR-V.)
 const uint WORKGROUP_LANES = gl_WorkGroupSize.x;
-const uint HEADS_PER_KV = N_HEADS / N_KV_HEADS;
-const uint UNITS = HEAD_DIM / 8u;
-const uint LANE_UNITS = UNITS / TEAM_LANES;             // unit of lane: team_lane + j * TEAM_LANES
+const uint UNITS = ROW_DIM / 8u;
+const uint VALUE_UNITS = VALUE_DIM / 8u;
+const uint LANE_UNITS = (UNITS + TEAM_LANES - 1u) / TEAM_LANES; // unit of lane: team_lane + j * TEAM_LANES
+const uint VALUE_LANE_UNITS = VALUE_UNITS / TEAM_LANES;
 const uint N_TEAMS = WORKGROUP_LANES / TEAM_LANES;      // the remaining lanes idle
 const uint ACTIVE_LANES = N_TEAMS * TEAM_LANES;
 #ifdef KV_F16
@@ -16,22 +19,21 @@ const uint UNIT_RAW = 2u;
 #endif
 const uint STEP_RAW = STEP_POSITIONS * LANE_UNITS * UNIT_RAW;
 const uint QUERY_VECTORS = WORKGROUP_HEADS * LANE_UNITS * 2u;
+const uint OUT_VECTORS = WORKGROUP_HEADS * VALUE_LANE_UNITS * 2u;
 const uint STEP_VALUES = STEP_POSITIONS * WORKGROUP_HEADS;
-// Values summed at once: the scores of a step, or the squares of all query heads and of k.
-const uint TEAM_VALUES = STEP_VALUES > WORKGROUP_HEADS ? STEP_VALUES : WORKGROUP_HEADS + 1u;
-const uint STAGE_ROWS = N_TEAMS > WORKGROUP_HEADS + 1u ? N_TEAMS : WORKGROUP_HEADS + 1u;
+// Values summed at once: the scores of a step, or the squares of the rows on the way in.
+const uint TEAM_VALUES = STEP_VALUES > INPUT_ROWS ? STEP_VALUES : INPUT_ROWS;
+const uint INPUT_WORDS = INPUT_ROWS * ROW_DIM, TEAM_WORDS = N_TEAMS * VALUE_DIM;
 const uint PART_STRIDE = WORKGROUP_LANES + N_TEAMS + 1u; // one gap per team against bank conflicts
 const float LOWEST = -3.0e38;
 
-shared float stage[STAGE_ROWS * HEAD_DIM];      // q heads and k on the way in, one row per team on the way out
+shared float stage[TEAM_WORDS > INPUT_WORDS ? TEAM_WORDS : INPUT_WORDS]; // rows on the way in, one row per team on the way out
 shared float lane_part[TEAM_VALUES * PART_STRIDE];
 shared float team_total[TEAM_VALUES * N_TEAMS];
 shared float team_max[WORKGROUP_HEADS * N_TEAMS];
-shared uvec4 own_key[UNITS * UNIT_RAW];         // this token's k and v, exactly as the cache holds them
-shared uvec4 own_value[UNITS * UNIT_RAW];
 
 vec4 query[QUERY_VECTORS];       // [head][lane unit][low, high], scaled
-vec4 running_out[QUERY_VECTORS];
+vec4 running_out[OUT_VECTORS];    // [head][lane unit of the value][low, high]
 float running_max[WORKGROUP_HEADS];
 float running_sum[WORKGROUP_HEADS];
 uint lane;       // 0 ... WORKGROUP_LANES - 1
@@ -59,6 +61,14 @@ void find_team() {
     team = lane / TEAM_LANES;
     team_lane = lane % TEAM_LANES;
     is_active = lane < ACTIVE_LANES;
+}
+
+void clear_sums() {
+    [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
+        running_max[h] = LOWEST;
+        running_sum[h] = 0.0;
+    }
+    [[unroll]] for (uint i = 0u; i < OUT_VECTORS; ++i) running_out[i] = vec4(0.0);
 }
 
 // Where a lane leaves its part of value `i`.

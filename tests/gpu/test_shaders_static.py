@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import pytest
 
@@ -22,7 +24,8 @@ from tests.gpu.spirv import (
     Module,
 )
 from vkmoe.gpu.kernels import KERNELS, KernelSpec, spirv_folder
-from vkmoe.ops.attention import AttentionShape, choose_split
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
+from vkmoe.ops.attention_split import choose_split
 from vkmoe.ops.tuning import Tuning
 
 NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
@@ -33,6 +36,7 @@ WEIGHT_LOADS = {Access(LOAD, "v4u32", 16), Access(LOAD, "v2u64", 16)}
 WORD_LOAD, ENTRY_LOAD = Access(LOAD, "u32", 4), Access(LOAD, "v2u32", 8)
 EXPERT_FAMILIES = {"expert_gate_up", "expert_down"}
 KEEP_FAMILIES = {f"{name}_keep" for name in EXPERT_FAMILIES}
+ATTENTION_FAMILIES = {"attention", "latent_attention"}
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
 # Besides weights: gains (one float a row) and the small planes of the types that are laid out so.
 GAIN_FAMILIES = {"matvec_residual", "expert_down", "expert_down_keep", "embed"}
@@ -150,8 +154,10 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == {ENTRY_LOAD, WORD_LOAD}
     elif family(name) == "rms_norm":
         assert loads == {WORD_LOAD}
-    elif family(name) == "attention":
+    elif family(name) in ATTENTION_FAMILIES:
         assert loads == {Access(LOAD, "v4u32", 16), WORD_LOAD}
+    elif family(name) == "attention_combine":
+        assert loads == {WORD_LOAD}
     elif family(name) in ("read_words", "gather"):
         assert loads == {Access(LOAD, "v4u32", 16)}
     else:
@@ -166,15 +172,15 @@ def constants_of(name: str, tuning: Tuning) -> list[list[int]]:
     if kind in DOT_FAMILIES - {"embed"}:
         return [[size, tuning.rows]]
     if kind == "attention_combine":
-        return [[size, 256, 128]]
+        return [[size, 512, 128]]
     return [[size]]
 
 
 @every_variant
 def test_shared_memory_of_the_default_tunings(name: str) -> None:
     made, kind = module(name), family(name)
-    if kind == "attention":
-        return  # its constants follow from the model's heads: next test
+    if kind in ATTENTION_FAMILIES:
+        return  # their constants follow from the model's heads: next tests
     for tuning in DEFAULT_TUNINGS:
         suffix = name[name.index("+") :] if "+" in name else ""
         if kind in DOT_FAMILIES - {"embed"} and suffix != tuning.dot_suffix:
@@ -187,7 +193,8 @@ def test_shared_memory_of_the_default_tunings(name: str) -> None:
 @pytest.mark.parametrize("tuning", DEFAULT_TUNINGS, ids=str)
 def test_shared_memory_of_attention(name: str, tuning: Tuning) -> None:
     """As the host counts it, and within the limit, for the shapes of real models."""
-    for n_heads, n_kv_heads, head_dim in ((32, 4, 128), (16, 16, 128), (64, 4, 64), (8, 1, 256)):
+    shapes = ((32, 4, 128), (16, 16, 128), (64, 4, 64), (8, 1, 256), (64, 8, 64), (40, 1, 80))
+    for n_heads, n_kv_heads, head_dim in shapes:
         kv_type = "F16" if weight_type(name) == "f16" else "F32"
         shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim, 4096, "neox", "per_head",
                                1e-6, 1.0, kv_type)  # type: ignore[arg-type]  # fmt: skip
@@ -196,6 +203,21 @@ def test_shared_memory_of_attention(name: str, tuning: Tuning) -> None:
             split.workgroup_size, head_dim, n_heads, n_kv_heads, head_dim, 0, 1, split.n_splits,
             split.team_lanes, split.step_positions, split.workgroup_heads])  # fmt: skip
         assert found <= split.shared_bytes(shape) <= SHARED_LIMIT
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "latent_attention"])
+@pytest.mark.parametrize("tuning", DEFAULT_TUNINGS, ids=str)
+def test_shared_memory_of_latent_attention(name: str, tuning: Tuning) -> None:
+    """As the host counts it, for the rows of DeepSeek's models and for narrow subgroups."""
+    kv_type: Literal["F16", "F32"] = "F16" if weight_type(name) == "f16" else "F32"
+    for n_heads, kv_rank, rope_dim in ((16, 512, 64), (128, 512, 64), (5, 96, 32)):
+        shape = LatentShape(n_heads, kv_rank, rope_dim, 128, 4096, 1e-6, 1.0, kv_type)
+        for subgroup_size in {tuning.subgroup_size, 4, 64}:
+            split = choose_split(shape, replace(tuning, subgroup_size=subgroup_size))
+            found = module(name).shared_bytes([
+                split.workgroup_size, kv_rank, rope_dim, 128, 1, split.n_splits,
+                split.team_lanes, split.step_positions, split.workgroup_heads])  # fmt: skip
+            assert found <= split.shared_bytes(shape) <= SHARED_LIMIT
 
 
 def test_the_reader_sees_what_is_there() -> None:

@@ -1,4 +1,7 @@
-"""attention and attention_combine against their twins: shapes, positions, splits, both caches."""
+"""attention and attention_combine against their twins: shapes, positions, splits, both caches.
+
+Windows and sinks: test_attention_windows.py.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ SHAPES = {
     ),
     "partial pairs, 32": qwen3_shape(n_heads=6, head_dim=32, rotary_dim=16, rope_style="normal"),
     "partial halves, 160": qwen3_shape(n_heads=3, n_kv_heads=3, head_dim=160, rotary_dim=80),
+    "group 40, 80": qwen3_shape(n_heads=40, n_kv_heads=1, head_dim=80, rotary_dim=80, context=160),
     "group 16, 256": qwen3_shape(
         n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_type="F32"
     ),
@@ -141,8 +145,8 @@ def test_the_context_has_no_say_in_the_split(tuning: Tuning) -> None:
 
 
 def test_choices_fit_in_shared_memory() -> None:
-    for head_dim in range(32, 257, 32):
-        for group in (1, 2, 4, 5, 8, 12, 16):
+    for head_dim in (*range(32, 257, 32), 40, 80, 8):
+        for group in (1, 2, 4, 5, 8, 12, 16, 71, 128):
             shape = qwen3_shape(
                 n_heads=4 * group,
                 n_kv_heads=4,

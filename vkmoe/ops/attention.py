@@ -1,6 +1,7 @@
 """Decode attention of one token: norm, RoPE, KV append, split softmax over the cache, and the join.
 
 Shaders: attention.comp, attention_combine.comp. Twins: vkmoe/reference/attention.py.
+Shapes and splits have files of their own; callers find them here.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
-from vkmoe.ops.attention_shapes import UNIT_DIMS, AttentionShape
-from vkmoe.ops.attention_split import MAX_SPLITS, SHARED_BYTES, AttentionSplit, choose_split
+from vkmoe.ops.attention_combine import combine_splits
+from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionShape
+from vkmoe.ops.attention_split import AttentionSplit, choose_split
 
 __all__ = ["AttentionShape", "AttentionSplit", "KvCache", "attention", "choose_split"]
 
@@ -18,18 +20,10 @@ ATTENTION = kernel(
     "attention",
     "r:qkv r:params w:partials",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
-    "u32:context f32:eps f32:scale",
+    "u32:context f32:eps f32:scale u32:window",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
     "team_lanes step_positions workgroup_heads",
 )
-ATTENTION_COMBINE = kernel(
-    "attention_combine",
-    "r:partials r:params w:out",
-    "u32:context",
-    "workgroup_size head_dim n_splits",
-)
-
-ROPE_STYLES = {"neox": 0, "normal": 1}
 NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
 
 
@@ -63,12 +57,10 @@ def attention(
 
     qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches.
     """
-    assert qkv.n_words >= shape.qkv_width and out.n_words >= shape.n_heads * shape.head_dim
-    assert partials.n_words >= split.partials_words(shape)
-    assert split.n_splits <= MAX_SPLITS and split.shared_bytes(shape) <= SHARED_BYTES
-    assert (shape.head_dim // UNIT_DIMS) % split.team_lanes == 0
-    assert shape.group % split.workgroup_heads == 0
+    split.check(shape)
+    assert qkv.n_words >= shape.qkv_width
     assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
+    assert shape.sinks == (cache.sinks != 0), (shape, cache)
     suffix = "+subgroup" if split.subgroup else ""
     caches = (
         memory_range(cache.keys, shape.cache_bytes),
@@ -100,6 +92,7 @@ def attention(
                 "context": shape.context,
                 "eps": shape.eps,
                 "scale": shape.scale,
+                "window": shape.window,
             },
             (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
             label,
@@ -111,23 +104,16 @@ def attention(
             memory_writes=caches,
         )
     )
-    program.append(
-        ATTENTION_COMBINE.dispatch(
-            "attention_combine",
-            {
-                "workgroup_size": split.workgroup_size,
-                "head_dim": shape.head_dim,
-                "n_splits": split.n_splits,
-            },
-            {"partials": partials, "params": params, "out": out},
-            {"context": shape.context},
-            (shape.n_heads, 1, 1),
-            f"{label} combine",
-            ranges={
-                "partials": partials.words(0, split.partials_words(shape)),
-                "out": out.words(0, shape.n_heads * shape.head_dim),
-            },
-        )
+    combine_splits(
+        program,
+        shape,
+        split,
+        params,
+        partials,
+        out,
+        f"{label} combine",
+        window=shape.window,
+        sinks=cache.sinks,
     )
 
 

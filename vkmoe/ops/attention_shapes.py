@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["UNIT_DIMS", "AttentionShape", "LatentShape"]
+__all__ = ["ROPE_STYLES", "UNIT_DIMS", "AttentionShape", "LatentShape"]
 
 UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
+ROPE_STYLES = {"neox": 0, "normal": 1}  # as the shaders number them
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from vkmoe.ops.attention_shapes import UNIT_DIMS, AttentionShape, LatentShape
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["MAX_SPLITS", "SHARED_BYTES", "AttentionSplit", "choose_split"]
+__all__ = ["AttentionSplit", "choose_split"]
 
 MAX_SPLITS = 128  # attention_combine.comp
 SHARED_BYTES = 16384
 CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 128  # enough to fill the device
-# Of one lane on a GPU: units of queries and sums in registers, and of rows loaded at once.
-LANE_UNITS, LATENT_LANE_UNITS = 16, 20
+CPU_HEADS = 4  # at most in a workgroup
+# Units of queries and of sums in the registers of one lane. Latent rows are wide and shared by all
+# heads: GPUs give them more registers, and CPU drivers take long enough to compile fewer.
+UNITS, LATENT_UNITS, CPU_LATENT_UNITS = 16, 20, 36
 MOST_TEAM_UNITS = 4  # value units per lane beyond which a subgroup is too narrow for a team
 
 
@@ -42,12 +44,18 @@ class AttentionSplit:
         n_teams = self.workgroup_size // self.team_lanes
         heads = self.workgroup_heads
         is_latent = isinstance(shape, LatentShape)
-        n_input_rows = 1 if is_latent else heads + 1
+        n_input_rows = heads if is_latent else heads + 1
         values = max(self.step_positions * heads, n_input_rows)
-        words = max(n_teams, n_input_rows) * shape.value_dim
+        words = max(n_teams * shape.value_dim, n_input_rows * shape.row_dim)
         words += values * (self.workgroup_size + n_teams + 1) + values * n_teams + heads * n_teams
         own_row_bytes = shape.row_dim * (2 if shape.kv_type == "F16" else 4)
         return 4 * words + own_row_bytes * (1 if is_latent else 2)
+
+    def check(self, shape: AttentionShape | LatentShape) -> None:
+        """What the kernels assume of a split; choose_split keeps to it."""
+        assert self.n_splits <= MAX_SPLITS and self.shared_bytes(shape) <= SHARED_BYTES, self
+        assert (shape.value_dim // UNIT_DIMS) % self.team_lanes == 0, (self, shape)
+        assert shape.group % self.workgroup_heads == 0, (self, shape)
 
 
 def choose_split(
@@ -67,14 +75,15 @@ def choose_split(
     on_cpu = tuning.mapping != "lanes"
     size = workgroup_size or tuning.workgroup_size
     for lanes, subgroup in _teams(shape, tuning, size):
-        heads = max(n for n in _divisors(shape.group) if n <= _most_heads(shape, lanes, on_cpu))
-        wanted = CPU_WORKGROUPS if on_cpu else GPU_WORKGROUPS
-        splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), MAX_SPLITS)
-        few_loads = on_cpu or isinstance(shape, LatentShape)
-        for step_positions in (2, 1) if few_loads else (4, 2, 1):
-            split = AttentionSplit(size, splits, lanes, step_positions, heads, subgroup)
-            if split.shared_bytes(shape) <= SHARED_BYTES:
-                return split
+        most = _most_heads(shape, lanes, on_cpu)
+        for heads in (n for n in reversed(_divisors(shape.group)) if n <= most):
+            wanted = CPU_WORKGROUPS if on_cpu else GPU_WORKGROUPS
+            splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), MAX_SPLITS)
+            few_loads = on_cpu or isinstance(shape, LatentShape)
+            for step_positions in (2, 1) if few_loads else (4, 2, 1):
+                split = AttentionSplit(size, splits, lanes, step_positions, heads, subgroup)
+                if split.shared_bytes(shape) <= SHARED_BYTES:
+                    return split
     raise AssertionError(f"no split of {shape} fits in {SHARED_BYTES} bytes of shared memory")
 
 
@@ -91,11 +100,11 @@ def _teams(
 
 def _most_heads(shape: AttentionShape | LatentShape, lanes: int, on_cpu: bool) -> int:
     """Query heads that a workgroup has room for."""
-    if on_cpu:
-        return 4
     lane_units = sum(-(-dim // UNIT_DIMS // lanes) for dim in (shape.row_dim, shape.value_dim))
-    most = LATENT_LANE_UNITS if isinstance(shape, LatentShape) else LANE_UNITS
-    return max(1, most // lane_units)
+    if isinstance(shape, LatentShape):
+        most = (CPU_LATENT_UNITS if on_cpu else LATENT_UNITS) // lane_units
+        return max(1, min(most, CPU_HEADS) if on_cpu else most)
+    return CPU_HEADS if on_cpu else max(1, UNITS // lane_units)
 
 
 def _divisors(number: int) -> list[int]:

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.ops.attention_shapes import LatentShape
+from vkmoe.gpu.kernels import kernel
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.ops.attention_combine import combine_splits
+from vkmoe.ops.attention_shapes import ROPE_STYLES, LatentShape
 from vkmoe.ops.attention_split import AttentionSplit
 
 __all__ = ["LatentCache", "LatentShape", "latent_attention"]
+
+LATENT_ATTENTION = kernel(
+    "latent_attention",
+    "r:absorbed r:params r:q r:kv w:partials",
+    "address:rows address:rope_table address:gain "
+    "u32:context u32:q_offset u32:kv_offset f32:eps f32:scale",
+    "workgroup_size kv_rank rope_dim nope_dim rope_style n_splits "
+    "team_lanes step_positions workgroup_heads",
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,48 @@ def latent_attention(
     `q_offset`, of which the rope part is read; `kv` raw f32 [kv_rank + rope_dim] from word
     `kv_offset`; q and kv may be one tensor. out f32 [n_heads * kv_rank]. Two dispatches.
     """
-    assert absorbed.n_words >= shape.n_heads * shape.kv_rank
-    assert q.n_words >= q_offset + shape.q_width and kv.n_words >= kv_offset + shape.row_dim
-    assert partials.n_words >= split.partials_words(shape)
-    assert out.n_words >= shape.n_heads * shape.kv_rank
-    raise AssertionError(f"{label}: latent_attention.comp is not compiled yet")
+    split.check(shape)
+    n_absorbed, n_partials = shape.n_heads * shape.kv_rank, split.partials_words(shape)
+    cached = memory_range(cache.rows, shape.cache_bytes)
+    program.append(
+        LATENT_ATTENTION.dispatch(
+            f"latent_attention.{shape.kv_type.lower()}{'+subgroup' if split.subgroup else ''}",
+            {
+                "workgroup_size": split.workgroup_size,
+                "kv_rank": shape.kv_rank,
+                "rope_dim": shape.rope_dim,
+                "nope_dim": shape.nope_dim,
+                "rope_style": ROPE_STYLES[shape.rope_style],
+                "n_splits": split.n_splits,
+                "team_lanes": split.team_lanes,
+                "step_positions": split.step_positions,
+                "workgroup_heads": split.workgroup_heads,
+            },
+            {"absorbed": absorbed, "params": params, "q": q, "kv": kv, "partials": partials},
+            {
+                "rows": cache.rows,
+                "rope_table": cache.rope_table,
+                "gain": cache.gain,
+                "context": shape.context,
+                "q_offset": q_offset,
+                "kv_offset": kv_offset,
+                "eps": shape.eps,
+                "scale": shape.scale,
+            },
+            (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
+            label,
+            ranges={
+                "absorbed": absorbed.words(0, n_absorbed),
+                "q": q.words(q_offset, shape.q_width),
+                "kv": kv.words(kv_offset, shape.row_dim),
+                "partials": partials.words(0, n_partials),
+            },
+            memory_reads=(
+                cached,
+                memory_range(cache.rope_table, shape.rope_bytes),
+                memory_range(cache.gain, 4 * shape.kv_rank),
+            ),
+            memory_writes=(cached,),
+        )
+    )
+    combine_splits(program, shape, split, params, partials, out, f"{label} combine")

@@ -14,7 +14,9 @@ __all__ = [
     "attention",
     "attention_combine",
     "cache_row",
+    "first_seen",
     "rotate",
+    "split_partials",
     "split_positions",
 ]
 
@@ -50,9 +52,14 @@ class AttentionInputs:
     scale: float
 
 
-def split_positions(position: int, n_splits: int) -> int:
-    """Positions per split: whole multiples of 32, so that n_splits cover 0 ... position."""
-    even_share = position // n_splits + 1
+def first_seen(position: int, window: int) -> int:
+    """The first position that is seen: one of the last `window`, or of all where that is 0."""
+    return max(0, position + 1 - window) if window else 0
+
+
+def split_positions(last: int, n_splits: int) -> int:
+    """Positions per split: whole multiples of 32, so that n_splits cover 0 ... last."""
+    even_share = last // n_splits + 1
     return -(-even_share // SPLIT_STEP) * SPLIT_STEP
 
 
@@ -82,44 +89,68 @@ def attention(
     v_cache: Floats,
     position: int,
     n_splits: int,
+    window: int = 0,
     appended_key: Floats | None = None,
 ) -> AttentionResult:
-    """Partials of each split. Caches [n_kv_heads, context, head_dim]; rows below position count.
+    """Partials of each split. Caches [n_kv_heads, context, head_dim]; rows seen below the position
+    count.
 
     `appended_key` [n_kv_heads, head_dim] takes the place of the computed k in the scores, so that
     one key rounded to the other neighbouring half does not count as an error of everything else.
     """
-    n_heads, head_dim = inputs.q.shape
     n_kv_heads, context, _ = k_cache.shape
     position = min(position, context - 1)
     query = inputs.scale * _norm_rotate(inputs, inputs.q, inputs.q_gain, position)
     key = cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), k_cache.dtype.type)
     value = cache_row(inputs.v.astype(np.float64), v_cache.dtype.type)
     last = key if appended_key is None else appended_key
-    keys = np.concatenate([k_cache[:, :position], last[:, None]], axis=1).astype(np.float64)
-    values = np.concatenate([v_cache[:, :position], value[:, None]], axis=1).astype(np.float64)
-    partials = np.full((n_heads, n_splits, head_dim + 2), np.nan)
-    length = split_positions(position, n_splits)
-    for head in range(n_heads):
-        kv_head = head * n_kv_heads // n_heads
-        for split in range(position // length + 1):
-            span = slice(split * length, (split + 1) * length)
-            scores = keys[kv_head, span] @ query[head]
-            weights = np.exp(scores - scores.max())
-            partials[head, split, :head_dim] = weights @ values[kv_head, span]
-            partials[head, split, head_dim:] = scores.max(), weights.sum()
+    seen = slice(first_seen(position, window), position)
+    keys = np.concatenate([k_cache[:, seen], last[:, None]], axis=1).astype(np.float64)
+    values = np.concatenate([v_cache[:, seen], value[:, None]], axis=1).astype(np.float64)
+    groups = np.split(query, n_kv_heads)
+    rows = zip(groups, keys, values, strict=True)
+    partials = np.concatenate([split_partials(*group, n_splits) for group in rows])
     return AttentionResult(partials, key, value)
 
 
-def attention_combine(partials: Floats, position: int) -> Wide:
-    """The heads' outputs [n_heads, head_dim] from partials [n_heads, n_splits, head_dim + 2]."""
+def split_partials(query: Wide, keys: Wide, values: Wide, n_splits: int) -> Wide:
+    """Partials [heads, n_splits, value_dim + 2] of heads that share the rows they see.
+
+    `query` [heads, row_dim], scaled; `keys` [n_seen, row_dim]; `values` [n_seen, value_dim].
+    """
+    width = values.shape[1]
+    partials = np.full((len(query), n_splits, width + 2), np.nan)
+    length = split_positions(len(keys) - 1, n_splits)
+    for split, start in enumerate(range(0, len(keys), length)):
+        span = slice(start, start + length)
+        scores = query @ keys[span].T
+        top = scores.max(axis=1, keepdims=True)
+        weights = np.exp(scores - top)
+        partials[:, split, :width] = weights @ values[span]
+        partials[:, split, width:] = np.hstack([top, weights.sum(axis=1, keepdims=True)])
+    return partials
+
+
+def attention_combine(
+    partials: Floats, position: int, window: int = 0, sinks: Floats | None = None
+) -> Wide:
+    """The heads' outputs [n_heads, value_dim] from partials [n_heads, n_splits, value_dim + 2].
+
+    `sinks` [n_heads]: a logit per head that adds to the softmax's denominator alone.
+    """
     n_splits = partials.shape[1]
-    used = partials[:, : position // split_positions(position, n_splits) + 1].astype(np.float64)
-    sums, top, totals = used[..., :-2], used[..., -2], used[..., -1]
-    factors = np.exp(top - top.max(axis=1, keepdims=True))
-    joined: Wide = np.einsum("hs,hsd->hd", factors, sums)
-    total: Wide = np.einsum("hs,hs->h", factors, totals)
-    return joined / total[:, None]
+    last = position - first_seen(position, window)
+    used = partials[:, : last // split_positions(last, n_splits) + 1].astype(np.float64)
+    sums, tops, totals = used[..., :-2], used[..., -2], used[..., -1]
+    top = tops.max(axis=1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks.astype(np.float64)[:, None])
+    factors = np.exp(tops - top)
+    total = (factors * totals).sum(axis=1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks.astype(np.float64)[:, None] - top)
+    joined: Wide = np.einsum("hs,hsd->hd", factors, sums) / total
+    return joined
 
 
 def _norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, position: int) -> Wide:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
-from vkmoe.reference.attention import AttentionInputs, AttentionResult, attention_combine
+from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
 from vkmoe.reference.attention import attention as attention_twin
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.parameters import PARAMS, params_words
 
-__all__ = ["AttentionCase", "qwen3_shape"]
+__all__ = ["AttentionCase", "bits", "compare_attended", "gpt_oss_shape", "poisoned", "qwen3_shape"]
 
 Floats = NDArray[np.floating]
 POISON = 0xFF  # bytes of cache rows that were never written: NaN in both types
@@ -38,8 +39,13 @@ def qwen3_shape(**changes: object) -> AttentionShape:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def gpt_oss_shape(**changes: object) -> AttentionShape:
+    """Small heads with the window, sinks and rotation of gpt-oss, which norms neither q nor k."""
+    return qwen3_shape(**{"norm": "none", "window": 50, "sinks": True, **changes})
+
+
 class AttentionCase:
-    """Rows below `n_filled` of both caches are random, the others poisoned."""
+    """Rows `n_unseen` ... `n_filled` of both caches are random, the others poisoned."""
 
     def __init__(
         self,
@@ -48,22 +54,26 @@ class AttentionCase:
         split: AttentionSplit,
         n_filled: int,
         seed: int = 0,
+        n_unseen: int = 0,
+        sinks: Floats | None = None,
     ) -> None:
+        """`sinks` [n_heads] in place of random ones, where the shape has sinks."""
         self.shape, self.split, self._runner = shape, split, runner
         self._rng = np.random.default_rng(seed)
-        kv = np.float16 if shape.kv_type == "F16" else np.float32
         cache_shape = (shape.n_kv_heads, shape.context, shape.head_dim)
-        self.keys, self.values = (np.full(cache_shape, np.nan, kv) for _ in range(2))
+        self.keys, self.values = (poisoned(cache_shape, shape.kv_type) for _ in range(2))
         for cache in (self.keys, self.values):
-            cache.view(np.uint8)[...] = POISON
-            cache[:, :n_filled] = self._rng.normal(0, 1, cache[:, :n_filled].shape)
+            filled = cache[:, n_unseen:n_filled]
+            filled[...] = self._rng.normal(0, 1, filled.shape)
         self.rope = self._rotations()
         self.gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
+        drawn = self._rng.normal(0, 2, shape.n_heads) if shape.sinks and sinks is None else sinks
+        self.sinks = None if drawn is None else drawn.astype(np.float32)
         self.cache = KvCache(
             runner.place(self.keys),
             runner.place(self.values),
             runner.place(self.rope),
-            *(0 if gain is None else runner.place(gain) for gain in self.gains),
+            *(0 if gain is None else runner.place(gain) for gain in (*self.gains, self.sinks)),
         )
         self.qkv = TensorRef("qkv", shape.qkv_width)
         self.partials = TensorRef("partials", split.partials_words(shape))
@@ -85,6 +95,13 @@ class AttentionCase:
         """Raw q, k and v [qkv_width] of a random token."""
         return self._rng.normal(0, 1, self.shape.qkv_width).astype(np.float32)
 
+    def run(self, positions: Sequence[int]) -> Checks:
+        """Compare one random token at each of the positions, in order."""
+        checks = Checks()
+        for position in positions:
+            self.step(position, self.token(), checks)
+        return checks
+
     def step(
         self,
         position: int,
@@ -98,7 +115,10 @@ class AttentionCase:
         keys, values = self._stored()
         row = min(position, self.shape.context - 1)
         twin = attention_twin(
-            self._inputs(qkv), self.keys, self.values, position, self.split.n_splits, keys[:, row]
+            self._inputs(qkv),
+            *(self.keys, self.values, position, self.split.n_splits),
+            window=self.shape.window,
+            appended_key=keys[:, row],
         )
         half_step = 2.0**-10 if self.shape.kv_type == "F16" else 0.0
         checks.equal("appended v", values[:, row], twin.value)
@@ -110,42 +130,12 @@ class AttentionCase:
             half_step + 1e-5,
         )
         self.keys[:, row], self.values[:, row] = keys[:, row], values[:, row]
-        checks.equal("the other rows of the K cache", *_bytes(keys, self.keys))
-        checks.equal("the other rows of the V cache", *_bytes(values, self.values))
-        self._compare(partials, out, twin, row, checks)
+        checks.equal("the other rows of the K cache", *bits(keys, self.keys))
+        checks.equal("the other rows of the V cache", *bits(values, self.values))
+        seen = self.values[:, first_seen(row, self.shape.window) : row + 1]
+        wanted = attention_combine(twin.partials, row, self.shape.window, self.sinks)
+        compare_attended(checks, partials, out, twin.partials, wanted, seen)
         return out.view(np.float32)
-
-    def _compare(
-        self,
-        partials: NDArray[np.uint32],
-        out: NDArray[np.uint32],
-        twin: AttentionResult,
-        position: int,
-        checks: Checks,
-    ) -> None:
-        """Partials and output, by the sum of the weighted magnitudes."""
-        wanted = twin.partials
-        found = partials.view(np.float32).reshape(wanted.shape)
-        used = ~np.isnan(wanted[..., -1])
-        checks.equal(
-            "unused splits stay unwritten",
-            np.isnan(found[~used]),
-            np.ones_like(wanted[~used], bool),
-        )
-        top, total = wanted[used][:, -2], wanted[used][:, -1]
-        largest = float(np.abs(self.values[:, : position + 1].astype(np.float64)).max())
-        checks.close("split maxima", found[used][:, -2], top, 1.0 + np.abs(top))
-        checks.close("split totals", found[used][:, -1], total, total, 3e-5)
-        checks.close(
-            "split sums", found[used][:, :-2], wanted[used][:, :-2], largest * total[:, None], 3e-5
-        )
-        checks.close(
-            "out",
-            out.view(np.float32).reshape(len(wanted), -1),
-            attention_combine(wanted, position),
-            largest,
-            2e-5,
-        )
 
     def _inputs(self, qkv: NDArray[np.float32]) -> AttentionInputs:
         shape = self.shape
@@ -176,6 +166,36 @@ class AttentionCase:
         return gain if self.shape.norm == "full_width" else gain[0]
 
 
-def _bytes(*arrays: Floats) -> list[NDArray[np.uint8]]:
+def poisoned(shape: tuple[int, ...], kv_type: str) -> Floats:
+    """A cache none of whose rows has been written: NaN everywhere."""
+    cache: Floats = np.empty(shape, np.float16 if kv_type == "F16" else np.float32)
+    cache.view(np.uint8)[...] = POISON
+    return cache
+
+
+def bits(*arrays: Floats) -> list[NDArray[np.uint8]]:
     """Bit patterns, so that NaNs can be equal."""
     return [np.ascontiguousarray(array).view(np.uint8) for array in arrays]
+
+
+def compare_attended(
+    checks: Checks,
+    partials: NDArray[np.uint32],
+    out: NDArray[np.uint32],
+    wanted: NDArray[np.float64],
+    wanted_out: NDArray[np.float64],
+    seen_values: Floats,
+) -> None:
+    """Partials [n_heads, n_splits, value_dim + 2] and output, by the weighted magnitudes."""
+    found = partials.view(np.float32).reshape(wanted.shape)
+    used = ~np.isnan(wanted[..., -1])
+    unwritten = np.isnan(found[~used])
+    checks.equal("unused splits stay unwritten", unwritten, np.ones_like(unwritten))
+    found, wanted = found[used], wanted[used]
+    top, total = wanted[:, -2], wanted[:, -1]
+    largest = float(np.abs(seen_values.astype(np.float64)).max())
+    checks.close("split maxima", found[:, -2], top, 1.0 + np.abs(top))
+    checks.close("split totals", found[:, -1], total, total, 3e-5)
+    checks.close("split sums", found[:, :-2], wanted[:, :-2], largest * total[:, None], 3e-5)
+    attended = out.view(np.float32).reshape(wanted_out.shape)
+    checks.close("out", attended, wanted_out, largest, 2e-5)

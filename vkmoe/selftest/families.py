@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -12,17 +12,20 @@ import numpy as np
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import choose_split
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
+from vkmoe.ops.attention_split import AttentionSplit, choose_split
 from vkmoe.ops.gather import GROUP_BYTES as COPIED_BYTES
 from vkmoe.ops.router import RouterShape
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes
-from vkmoe.selftest.attention import AttentionCase, qwen3_shape
+from vkmoe.reference.attention import first_seen
+from vkmoe.selftest.attention import AttentionCase, gpt_oss_shape, qwen3_shape
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.embed import EmbedCase
 from vkmoe.selftest.experts import DownCase, GateUpCase
 from vkmoe.selftest.gather import GatherCase
 from vkmoe.selftest.heads import HeadsCase
+from vkmoe.selftest.latent_attention import LatentCase, deepseek2_shape
 from vkmoe.selftest.link import ReadCase
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
 from vkmoe.selftest.rms_norm import RmsNormCase
@@ -45,7 +48,7 @@ ROUTERS = (  # and places for misses: for each to be gathered to, for some to be
     (RouterShape(256, 8, gating="sigmoid", scale=2.5, n_groups=8, n_groups_used=4), 0, True),
     (RouterShape(33, 5), 0, True),
 )
-POSITIONS = (0, 31, 32, 150)
+POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 
 
 class Uses(NamedTuple):
@@ -174,17 +177,34 @@ def _down(setting: Setting, n_columns: int, uses: Uses) -> Iterator[Measured]:
         yield _compare(setting, "with biases", replace(cases[0], use=uses.biased).run)
 
 
+def _split(setting: Setting, shape: AttentionShape | LatentShape) -> AttentionSplit:
+    """Three splits, in the setting's variant."""
+    split = choose_split(shape, setting.tuning, n_splits=3)
+    return replace(split, subgroup=setting.tuning.subgroup)
+
+
 def _attention(setting: Setting) -> Iterator[Measured]:
-    shape = qwen3_shape(kv_type=setting.axis or "F32")
-    split = replace(
-        choose_split(shape, setting.tuning, n_splits=3), subgroup=setting.tuning.subgroup
+    """Everything is seen; then with a window and sinks, what lies outside never written."""
+    kv_type = setting.axis or "F32"
+
+    def compare(runner: Runner, shape: AttentionShape, positions: Sequence[int]) -> Checks:
+        unseen = first_seen(positions[0], shape.window)
+        split = _split(setting, shape)
+        return AttentionCase(runner, shape, split, positions[-1], n_unseen=unseen).run(positions)
+
+    yield _compare(
+        setting,
+        "",
+        partial(compare, shape=qwen3_shape(kv_type=kv_type), positions=POSITIONS),
+        partial(compare, shape=gpt_oss_shape(kv_type=kv_type), positions=POSITIONS_IN_WINDOWS),
     )
 
+
+def _latent_attention(setting: Setting) -> Iterator[Measured]:
+    shape = deepseek2_shape(kv_type=setting.axis)
+
     def compare(runner: Runner) -> Checks:
-        case, checks = AttentionCase(runner, shape, split, POSITIONS[-1]), Checks()
-        for position in POSITIONS:
-            case.step(position, case.token(), checks)
-        return checks
+        return LatentCase(runner, shape, _split(setting, shape), POSITIONS[-1]).run(POSITIONS)
 
     yield _compare(setting, "", compare)
 
@@ -264,6 +284,7 @@ FAMILIES = {
     "embed": Family(_embed, "nothing"),
     "rms_norm": Family(_rms_norm, "reduce_suffix"),
     "attention": Family(_attention, "reduce_suffix"),
+    "latent_attention": Family(_latent_attention, "reduce_suffix"),
     "attention_combine": Family(_attention, "nothing"),
     "router_topk": Family(_router_topk, "reduce_suffix"),
     "candidates_partial": Family(_candidates, "nothing"),

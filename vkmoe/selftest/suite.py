@@ -64,7 +64,7 @@ def runnable(variant: Variant, info: DeviceInfo) -> bool:
         return adds_over_subgroups(info) and info.subgroup_size >= 8 and "int64" in info.features
     if variant.suffix != "+subgroup":
         return True
-    if variant.family == "attention":
+    if variant.family in ("attention", "latent_attention"):
         return info.subgroup_arithmetic
     return adds_over_subgroups(info)
 

@@ -1,0 +1,68 @@
+// The absorbed and rotated query heads, and this token's normed and rotated row, for latent_attention.comp.
+// Needs: attention_cache.glsl, attention_rope.glsl, the bindings and push constants of latent_attention.comp.
+shared uvec4 own_row[UNITS * UNIT_RAW]; // exactly as the cache holds it
+
+// One dim of a head's query.
+float query_dim(uint head, uint d, uint position) {
+    if (d < KV_RANK) return absorbed[head * KV_RANK + d];
+    const uint row = q_offset + head * (NOPE_DIM + ROPE_DIM) + NOPE_DIM;
+    const uint turned_dim = d - KV_RANK;
+    return turned(q[row + turned_dim], q[row + rotation_partner(turned_dim)], turned_dim, position);
+}
+
+// Fills `query` by way of the stage; units beyond the row are zeros.
+void load_query(uint first_head, uint position) {
+    for (uint i = lane; i < WORKGROUP_HEADS * ROW_DIM; i += WORKGROUP_LANES) {
+        stage[i] = query_dim(first_head + i / ROW_DIM, i % ROW_DIM, position);
+    }
+    barrier();
+    [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
+        [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) {
+            const uint d = (team_lane + i / 2u * TEAM_LANES) * 8u + i % 2u * 4u;
+            const uint at = h * ROW_DIM + d;
+            vec4 values = vec4(0.0);
+            if (UNITS % TEAM_LANES == 0u || d < ROW_DIM) {
+                values = scale * vec4(stage[at], stage[at + 1u], stage[at + 2u], stage[at + 3u]);
+            }
+            query[h * LANE_UNITS * 2u + i] = values;
+        }
+    }
+    barrier(); // the stage has been read
+}
+
+// Stages this token's row; returns 1 / rms of its compressed part, by which that is yet to be multiplied.
+float stage_row(uint position) {
+    float squares = 0.0;
+    if (is_active) {
+        for (uint d = lane; d < ROW_DIM; d += ACTIVE_LANES) {
+            const float value = kv[kv_offset + d];
+            if (d < KV_RANK) {
+                stage[d] = value * load_float(address_add(gain, d * 4u));
+                squares += value * value;
+            } else {
+                const float partner = kv[kv_offset + KV_RANK + rotation_partner(d - KV_RANK)];
+                stage[d] = turned(value, partner, d - KV_RANK, position);
+            }
+        }
+        lane_part[part_index(0u)] = squares;
+    }
+    sum_parts(1u);
+    return inverse_rms(workgroup_total(0u), KV_RANK);
+}
+
+// Keeps this token's row in shared memory for this workgroup and, if `writes`, appends it to the cache.
+void append_position(uint position, bool writes) {
+    const float compressed_factor = stage_row(position);
+    for (uint unit = lane; unit < UNITS; unit += WORKGROUP_LANES) {
+        const float factor = unit < VALUE_UNITS ? compressed_factor : 1.0;
+        float values[8];
+        [[unroll]] for (uint i = 0u; i < 8u; ++i) values[i] = stage[unit * 8u + i] * factor;
+        [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) {
+            own_row[unit * UNIT_RAW + word] = encode(values, word);
+            if (writes) {
+                CacheWords4(address_add(unit_address(rows, 0u, position, unit), word * 16u)).words = encode(values, word);
+            }
+        }
+    }
+    barrier();
+}

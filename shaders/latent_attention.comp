@@ -1,0 +1,81 @@
+// Computes  out_h = sum over t of softmax_t(scale * (absorbed_h . c_t + rope(q_h) . r_t)) * c_t for one token: multi-head latent
+//           attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, 2.1), all heads sharing one row [c | r] per position,
+//           c after RMSNorm, r after RoPE. Leaves partials as attention.comp does; attention_combine joins them.
+// Inputs    absorbed f32 [N_HEADS][KV_RANK]; q f32 [N_HEADS][NOPE_DIM + ROPE_DIM] and kv f32 [KV_RANK + ROPE_DIM], raw, from words
+//           q_offset and kv_offset; by address the cache [context][KV_RANK + ROPE_DIM] (f16 or f32), c's gain [KV_RANK], and the
+//           RoPE table (cos, sin) [context][ROPE_DIM/2]. Output: partials [N_HEADS][N_SPLITS][KV_RANK + 2]. The split that owns
+//           the position appends the token's row to the cache.
+// Who       a team of TEAM_LANES lanes loads one row, 8 dims per lane and unit, once: for scores and sums of WORKGROUP_HEADS
+//           heads. Teams take STEP_POSITIONS positions per step, each with its own online softmax.
+// Assumes   TEAM_LANES divides KV_RANK/8, 8 divides ROPE_DIM, WORKGROUP_HEADS divides N_HEADS; rows below the position are filled.
+// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, 1).
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#include "address.glsl"
+#define PARAMS_BINDING 1
+#include "params.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint KV_RANK = 512u;
+layout(constant_id = 2) const uint ROPE_DIM = 64u;
+layout(constant_id = 3) const uint NOPE_DIM = 128u;
+layout(constant_id = 4) const uint ROPE_STYLE = 1u; // 0 = halves (neox), 1 = adjacent pairs
+layout(constant_id = 5) const uint N_SPLITS = 1u;
+layout(constant_id = 6) const uint TEAM_LANES = 8u;
+layout(constant_id = 7) const uint STEP_POSITIONS = 2u;
+layout(constant_id = 8) const uint WORKGROUP_HEADS = 4u;
+
+layout(set = 0, binding = 0, std430) readonly buffer Absorbed { float absorbed[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 3, std430) readonly buffer Kv { float kv[]; };
+layout(set = 0, binding = 4, std430) writeonly buffer Partials { float partials[]; };
+layout(push_constant, std430) uniform Push {
+    uvec2 rows;
+    uvec2 rope_table;
+    uvec2 gain;
+    uint context;
+    uint q_offset;
+    uint kv_offset;
+    float eps;
+    float scale;
+};
+
+#define ROTARY_DIM ROPE_DIM
+#define ROW_DIM (KV_RANK + ROPE_DIM)
+#define VALUE_DIM KV_RANK
+#define INPUT_ROWS WORKGROUP_HEADS // query heads; then, in their place, this token's row
+
+#include "attention_split.glsl"
+#include "attention_state.glsl"
+#include "attention_rope.glsl"
+#include "attention_cache.glsl"
+#include "latent_input.glsl"
+#include "attention_step.glsl"
+#include "attention_partials.glsl"
+
+void main() {
+    const uint first_head = gl_WorkGroupID.x * WORKGROUP_HEADS;
+    const uint position = current_position(context);
+    const uint length = split_positions(position);
+    const uint start = gl_WorkGroupID.y * length;
+    if (start > position) return; // an unused split: attention_combine skips it by the same formula
+    const uint end = min(start + length, position + 1u);
+
+    find_team();
+    load_query(first_head, position);
+    if (end == position + 1u) append_position(position, first_head == 0u);
+
+    clear_sums();
+    for (uint step_start = start; step_start < end; step_start += N_TEAMS * STEP_POSITIONS) {
+        const uint first = step_start + team * STEP_POSITIONS;
+        const uint team_end = is_active ? end : 0u; // lanes beyond the last whole team read nothing
+        uvec4 loaded_rows[STEP_RAW];
+        float values[STEP_VALUES];
+        LOAD_STEP(rows, own_row, 0u, first, team_end, position, loaded_rows)
+        step_scores(loaded_rows, values);
+        step_softmax(first, team_end, values);
+        step_values(loaded_rows, values);
+    }
+    store_partials(first_head);
+}

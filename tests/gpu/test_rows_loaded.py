@@ -1,0 +1,63 @@
+"""How many bytes of the caches attention loads: each seen row once for all heads of a workgroup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.test_bytes_loaded import CountingRunner, counting_spirv, n_bindings
+from vkmoe.gpu import backend
+from vkmoe.gpu.device import Device
+from vkmoe.ops.attention_split import choose_split
+from vkmoe.ops.tuning import Tuning
+from vkmoe.selftest.attention import AttentionCase, gpt_oss_shape
+from vkmoe.selftest.comparison import Checks
+from vkmoe.selftest.latent_attention import LatentCase, deepseek2_shape
+
+POSITION = 150
+
+
+@pytest.fixture
+def counting(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[CountingRunner]:
+    """A runner whose kernels count what they load by address."""
+
+    def counting_words(name: str) -> bytes:
+        folder = tmp_path / name  # kernels are compiled side by side
+        folder.mkdir(exist_ok=True)
+        return counting_spirv(name, n_bindings(name), folder)
+
+    monkeypatch.setattr(backend, "spirv_words", counting_words)
+    with CountingRunner(device) as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("window", [0, 1, 50])
+def test_only_seen_positions_are_loaded(counting: CountingRunner, window: int) -> None:
+    """The token's own row is at hand; heads beyond a workgroup's load the same rows again."""
+    shape = gpt_oss_shape(window=window, n_heads=16)
+    split = choose_split(shape, Tuning("blocks", 8, 8, False), n_splits=3)
+    case, checks = AttentionCase(counting, shape, split, POSITION), Checks()
+    case.step(POSITION, case.token(), checks)
+    checks.verify()
+    n_rows = (window or POSITION + 1) - 1
+    row_bytes = 2 * shape.head_dim
+    assert counting.counted[0] == 2 * n_rows * row_bytes * shape.n_heads // split.workgroup_heads
+
+
+@pytest.mark.parametrize("mapping", ["blocks", "lanes"])
+def test_a_latent_row_is_loaded_once_for_scores_and_values(
+    counting: CountingRunner, mapping: str
+) -> None:
+    tuning = Tuning("lanes", 64, 4, False) if mapping == "lanes" else Tuning("blocks", 8, 8, False)
+    shape = deepseek2_shape()
+    split = choose_split(shape, tuning, n_splits=3)
+    assert split.workgroup_heads > 1
+    case, checks = LatentCase(counting, shape, split, POSITION), Checks()
+    case.step(POSITION, case.token(), checks)
+    checks.verify()
+    row_bytes = 2 * (shape.kv_rank + shape.rope_dim)
+    assert counting.counted[0] == POSITION * row_bytes * shape.n_heads // split.workgroup_heads
