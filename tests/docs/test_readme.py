@@ -25,6 +25,7 @@ from vkmoe.cli import main
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
 DEMO_MODEL = ROOT / "vkmoe" / "data" / "demo.gguf"
+GPT_OSS = ROOT / "tests" / "fixtures" / "models" / "gptoss_mxfp4.gguf"
 SPECIAL = ("tools/demo", "tools/test", "pip install .")
 CHAT_INPUT = "def add(a, b):\n/clear\n/exit\n"
 
@@ -56,6 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("readme")
     (path / "prompt.txt").write_text("class Point:\n")
     (path / "model.gguf").symlink_to(DEMO_MODEL)
+    (path / "gpt-oss-20b-mxfp4.gguf").symlink_to(GPT_OSS)
     return path
 
 
