@@ -11,7 +11,15 @@ from vkmoe.gguf_file.cursor import shown
 __all__ = ["Metadata"]
 
 # Keys that say nothing the forward pass needs.
-HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "pooling_type", "tokens_per_second"})
+HARMLESS = frozenset(
+    {
+        "vocab_size",
+        "rope.scaling.finetuned",
+        "pooling_type",
+        "tokens_per_second",
+        "tensor_data_layout",
+    }
+)
 MAX_SIZE = 1 << 24  # no dimension of any real model comes near; absurd files do
 MAX_NUMBER = 1e30  # kernels take f32
 

@@ -1,7 +1,7 @@
 """The matrices of latent attention that lead from the compressed keys and values to the heads.
 
 Files of today hold them as kernels read them. Older ones hold both in one, with the keys' part the
-other way round: it is turned while the model loads, and kept as F16.
+other way round: it is turned while the model loads, and kept as floats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from vkmoe.quants import decode, loaded_type
 __all__ = ["HeadMatrices", "latent_matrices"]
 
 Bytes = NDArray[np.uint8]
-TURNED_TYPE = "F16"  # of keys that were turned: any type with blocks would be rounded once more
+# Of keys that were turned: types with blocks would be rounded once more, so they become halves.
+TURNED_TYPES = {"F32": "F32", "BF16": "F32"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class HeadMatrices:
     @property
     def data_type(self) -> str:
         """Of what `data` returns."""
-        return TURNED_TYPE if self.turned else self.tensor.type
+        return TURNED_TYPES.get(self.tensor.type, "F16") if self.turned else self.tensor.type
 
     @property
     def type(self) -> str:
@@ -58,12 +59,13 @@ class HeadMatrices:
         heads = heads[:, slice(*self.part)]
         if not self.turned:
             return np.ascontiguousarray(heads).reshape(self.n_rows, -1)
-        halves = np.empty((self.n_heads, self.rows, self.n_columns), "<f2")
-        for head, turned in zip(heads, halves, strict=True):
+        kind = np.float32 if self.data_type == "F32" else np.float16
+        floats = np.empty((self.n_heads, self.rows, self.n_columns), kind)
+        for head, turned in zip(heads, floats, strict=True):
             values = decode(self.tensor.type, head, turned.size)
             with np.errstate(over="ignore"):
                 turned[...] = values.reshape(self.n_columns, self.rows).T
-        return halves.view(np.uint8).reshape(self.n_rows, -1)
+        return floats.view(np.uint8).reshape(self.n_rows, -1)
 
 
 def latent_matrices(tensors: LatentTensors) -> tuple[HeadMatrices, HeadMatrices]:
