@@ -87,7 +87,8 @@ def _conversion_lines(tensors: ModelTensors) -> list[str]:
     from vkmoe.placement.conversions import conversions
 
     return [
-        f"converted     {item.n_tensors} tensors{' of experts' * item.of_experts} from "
+        f"converted     {item.n_tensors} tensor{'s' * (item.n_tensors > 1)}"
+        f"{' of experts' * item.of_experts} from "
         f"{item.file_type} to {item.loaded_type}, {item.file_bytes / MIB:,.1f} -> "
         f"{item.loaded_bytes / MIB:,.1f} MiB, about {expected_seconds([item]):,.1f} s"
         for item in conversions(tensors)
