@@ -74,7 +74,8 @@ def counting_spirv(name: str, folder: Path) -> bytes:
     shutil.copytree(SHADERS / "include", folder / "include", dirs_exist_ok=True)
     (folder / "include" / "store.glsl").write_text(COUNTING_STORES)
     variant = next(variant for variant in read_variants(SHADERS) if variant.name == name)
-    defines, out = [f"-D{key}={value}" for key, value in variant.recipe()], folder / "out.spv"
+    defines = [f"-D{key}={value}" for key, value in variant.recipe()]
+    out = folder / f"{name}.spv"  # several are made at a time
     command = [find_compiler(), "--quiet", "--target-env", TARGET_ENV, "-V", *defines]
     include, source = f"-I{folder / 'include'}", SHADERS / variant.source
     subprocess.run([*command, include, "-o", str(out), str(source)], check=True)
@@ -98,6 +99,12 @@ def test_every_word_is_stored_once(
     ]
     if kind == "Q6_K":  # staged words, and pairs of d
         cases.append(GateUpCase(tuning, (kind, kind), use, 5, 768))
+    if kind == "F32":  # words of a kind of their own
+        biased = replace(use, biased=True)
+        cases += [
+            DownCase(tuning, kind, biased, 5, 32),
+            GateUpCase(tuning, (kind, "Q8_0"), biased, 5, 32),
+        ]
     for case in cases:
         with Runner(runner.device) as other:
             experts, _ = case.words(other)

@@ -26,6 +26,8 @@ __all__ = ["RouterCase", "random_bias"]
 N_LAYERS, LAYER = 3, 1
 WEIGHT_LIMIT = 2e-5  # of a weight: the exponential of a float32 driver
 
+Words = NDArray[np.uint32]
+
 
 class RouterCase:
     """One router of a three-layer model, run with any logits; `bias` [n_experts] is for choosing.
@@ -72,12 +74,7 @@ class RouterCase:
 
     def run(self, logits: NDArray[np.float32], checks: Checks) -> None:
         shape = self.shape
-        routing, log = self._runner.run(
-            self._program,
-            {self.logits: logits, PARAMS: params_words(table=self.table_address)},
-            self.routing,
-            self.log,
-        )
+        routing, log = self.words(logits)
         gate = float(logits[shape.n_experts]) if shape.shared_gate else None
         wanted = router_twin(
             logits[: shape.n_experts],
@@ -110,6 +107,15 @@ class RouterCase:
         rows = expected_log[LOG_HEADER_WORDS:ids_end].reshape(N_LAYERS, -1)
         rows[LAYER] = wanted.ids
         checks.equal("log", log, expected_log)
+
+    def words(self, logits: NDArray[np.float32]) -> tuple[Words, ...]:
+        """The words of routing and log, nothing compared."""
+        return self._runner.run(
+            self._program,
+            {self.logits: logits, PARAMS: params_words(table=self.table_address)},
+            self.routing,
+            self.log,
+        )
 
     def random_logits(self, seed: int) -> NDArray[np.float32]:
         """float32 [n_logits]."""

@@ -1,0 +1,43 @@
+"""rms_norm against its twin: widths that fill a workgroup and that do not, far from 1 in size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops.test_router import TUNINGS
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.runner import Runner
+from vkmoe.ops.rms_norm import rms_norm
+from vkmoe.ops.tuning import Tuning
+from vkmoe.reference.rms_norm import rms_norm as twin
+from vkmoe.selftest.rms_norm import RmsNormCase
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+def test_widths(runner: Runner, tuning: Tuning) -> None:
+    """The rest of the tensor is NaN."""
+    for width, x_offset in ((1, 0), (7, 3), (64, 0), (1536, 576)):
+        with Runner(runner.device) as other:
+            RmsNormCase(tuning, width, x_offset).run(other).verify()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-4, 1e4])
+def test_eps(runner: Runner, size: float) -> None:
+    """Where it decides, and where it must not be seen; zeros stay zeros."""
+    RmsNormCase(TUNINGS[0], 100, size=size, eps=1e-6).run(runner).verify()
+
+
+def test_the_twin_normalises_as_stated() -> None:
+    found = twin(np.array([3.0, 4.0]), np.array([1.0, 0.5]), 12.5)
+    np.testing.assert_allclose(found, [0.6, 0.4])
+
+
+def test_it_declares_what_it_touches() -> None:
+    program, x, y = Program("norm"), TensorRef("x", 100), TensorRef("y", 80)
+    rms_norm(program, TUNINGS[0], x, y, 64, 4096, 1e-6, "norm", x_offset=32)
+    (dispatch,) = program.dispatches("norm")
+    assert set(dispatch.reads) == {x.words(32, 64), memory_range(4096, 256)}
+    assert dispatch.writes == (y.words(0, 64),)
+    with pytest.raises(AssertionError):
+        rms_norm(program, TUNINGS[0], x, y, 64, 4096, 1e-6, "norm", x_offset=37)
