@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny import mixed_model
+from tests.engine.tiny import mixed_model, model_path
 from tests.live import live_objects
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
@@ -107,6 +107,18 @@ def test_slots_of_several_sizes_are_planned(mixed: Path, options: dict[str, Any]
         assert bool(llm.plan.gather_places) == (options.get("miss") == "gather")
         assert bool(llm.plan.host_places) == ("host_pool" in options)
         check(llm)
+        for position in range(N_TOKENS):
+            llm.engine.run_token(1 + 11 * position % 60, position)
+            check(llm)
+        check_work(llm)
+
+
+@pytest.mark.parametrize("name", ["qwen2moe_plain", "gptoss_odd", "deepseek2_v3"])
+def test_every_kind_of_model_takes_what_is_planned(name: str) -> None:
+    """Shared experts, biases, one cache of compressed rows, and the tensors these need."""
+    n_before = live_objects().get("memory", 0)
+    with LLM(model_path(name), ctx_size=64, expert_slots=2) as llm:
+        check_tightness(llm, native.live_objects()["memory"] - n_before)
         for position in range(N_TOKENS):
             llm.engine.run_token(1 + 11 * position % 60, position)
             check(llm)

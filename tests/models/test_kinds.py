@@ -1,0 +1,183 @@
+"""The programs of each kind of model: what a layer takes, in what order, where it may be cut."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
+from vkmoe.gpu.hazards import plan_barriers
+from vkmoe.gpu.program import MEMORY, Dispatch, Program
+from vkmoe.models.decoder import MissService
+from vkmoe.models.steps import layer_ends, segments
+from vkmoe.ops.tuning import Tuning
+
+GROUPED = ["qkv", "attention", "attention combine", "output"]
+LATENT = ["q/kv", "absorbed", "attention", "attention combine", "values", "output"]
+COMPRESSED = ["q/kv", "q norm", "q", *LATENT[1:]]
+ROUTED = ["router", "top-k", "gate/up", "down"]
+SHARED = ["router", "shared gate/up", "top-k", "gate/up", "down", "shared down"]
+LAYERS = {
+    "olmoe": [*GROUPED, *ROUTED],
+    "qwen2moe": [*GROUPED, *SHARED],
+    "gpt-oss": [*GROUPED, *ROUTED],
+    "deepseek2 lite": [*LATENT, *SHARED],
+    "deepseek2": [*COMPRESSED, *SHARED],
+}
+SERVICES = [None, MissService(), MissService(keep=True), MissService("gather")]
+
+
+def labels(program: Program, index: int) -> list[str]:
+    return [item.label.removeprefix(f"layer {index} ") for item in dispatches(program, index)]
+
+
+def kind_program(kind: str, tuning: Tuning = TUNINGS[0], dense: int = 0) -> Program:
+    return token_program([DENSE] * dense + [MOE] * 3, tuning, spec=KINDS[kind])
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_takes_these_dispatches_in_this_order(kind: str, tuning: Tuning) -> None:
+    program = kind_program(kind, tuning)
+    for index in range(3):
+        assert labels(program, index) == LAYERS[kind]
+    assert program.n_dispatches == 3 * len(LAYERS[kind]) + 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_leading_dense_layers_have_neither_a_router_nor_a_shared_expert(kind: str) -> None:
+    program = kind_program(kind, dense=1)
+    attention = LAYERS[kind][: LAYERS[kind].index("router")]
+    assert labels(program, 0) == [*attention, "gate/up", "down"]
+    assert labels(program, 1) == LAYERS[kind]
+
+
+def test_biases_take_no_dispatch_of_their_own() -> None:
+    """Nor do sinks and windows: gpt-oss has as many as a model without."""
+    assert len(LAYERS["gpt-oss"]) == len(LAYERS["olmoe"]) == 8
+    biased = replace(KINDS["olmoe"], feed_forward_bias=True, qkv_bias=True, output_bias=True)
+    assert labels(token_program([DENSE] * 2, spec=biased), 1) == [*GROUPED, "gate/up", "down"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_one_kind_share_their_pipelines(kind: str) -> None:
+    """A window is told in push constants: no layer has a kernel that another has not."""
+    program = kind_program(kind)
+    first, *others = [
+        [(item.variant, item.constants) for item in dispatches(program, index)]
+        for index in range(3)
+    ]
+    assert all(other == first for other in others)
+
+
+def test_layers_see_their_own_window() -> None:
+    program = token_program([MOE] * 4, spec=KINDS["gpt-oss"])
+    pushes = [
+        item.push
+        for index in range(4)
+        for item in dispatches(program, index)
+        if item.label.endswith("attention")
+    ]
+    sizes = {len(push) for push in pushes}
+    assert len(sizes) == 1
+    same = token_program([MOE] * 4, spec=replace(KINDS["gpt-oss"], windows=()))
+    whole = [item.push for i in range(4) for item in dispatches(same, i)
+             if item.label.endswith("attention")]  # fmt: skip
+    assert [a == b for a, b in zip(pushes, whole, strict=True)] == [False, True] * 2
+
+
+@pytest.mark.parametrize("misses", SERVICES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_end_behind_a_shared_expert(kind: str, misses: MissService | None) -> None:
+    layers = [DENSE, MOE, MOE]
+    commands = token_program(layers, misses=misses, spec=KINDS[kind]).commands[:-1]
+    ends = layer_ends(commands)
+    assert len(ends) == 3
+    for index, end in enumerate(ends):
+        assert commands[end - 1].label.startswith(f"layer {index} ")
+        assert commands[end - 1].label.endswith("down")
+        assert not commands[end].label.startswith(f"layer {index} ")
+
+
+@pytest.mark.parametrize("misses", SERVICES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_end_before_the_first_routed_expert(kind: str, misses: MissService | None) -> None:
+    """And after what a shared expert does without the router."""
+    layers = [DENSE, MOE, MOE]
+    parts = segments(token_program(layers, misses=misses, spec=KINDS[kind]).commands[:-1])
+    assert len(parts) == 3
+    gathers = misses is not None and misses.way == "gather"
+    for part in parts[:-1]:
+        assert part[-1].label.endswith("top-k")
+    for part in parts[1:]:
+        wanted = "gather" if gathers else "gate/up"
+        assert part[1].label.endswith(wanted) and "shared" not in part[1].label
+    again = parts[0] + list(itertools.chain(*(part[1:] for part in parts[1:])))
+    assert len(again) == sum(map(len, parts)) - 2
+
+
+@pytest.mark.parametrize("kind", ["qwen2moe", "deepseek2 lite", "deepseek2"])
+def test_a_shared_expert_is_begun_beside_the_router(kind: str) -> None:
+    """Its gate/up waits for nothing that the router's matvec does not wait for."""
+    program = kind_program(kind)
+    barriers = plan_barriers(program.commands)
+    at = next(i for i, item in enumerate(program.commands) if "shared gate/up" in item.label)
+    assert program.commands[at - 1].label.endswith("router")
+    assert barriers[at - 1] and not barriers[at]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_is_read_by_address_is_declared(kind: str) -> None:
+    """Biases, sinks and gains too: the recorder refuses to guess what a command touches."""
+    program = kind_program(kind, dense=1)
+    for command in program.commands:
+        assert isinstance(command, Dispatch)
+        if "layer" in command.label and not command.label.endswith("combine"):
+            assert any(item.resource == MEMORY for item in command.reads), command.label
+
+
+def declared_bytes(program: Program, label: str) -> int:
+    (command,) = (item for item in program.commands if item.label == label)
+    return sum(item.end - item.start for item in command.reads if item.resource == MEMORY)
+
+
+def test_each_bias_is_among_what_its_command_reads() -> None:
+    """Sinks are read where the splits are joined."""
+    spec = KINDS["gpt-oss"]
+    assert spec.experts is not None
+    plain = replace(
+        spec,
+        qkv_bias=False,
+        output_bias=False,
+        sinks=False,
+        experts=replace(spec.experts, router_bias=False),
+    )
+    programs = [token_program([MOE], spec=item) for item in (spec, plain)]
+    grown = {}
+    for name in (*GROUPED, "router", "top-k"):
+        with_biases, without = (declared_bytes(item, f"layer 0 {name}") for item in programs)
+        grown[name] = with_biases - without
+    assert grown == {
+        "qkv": 4 * spec.qkv_width,
+        "attention": 0,
+        "attention combine": 4 * spec.n_heads,
+        "output": 4 * spec.width,
+        "router": 4 * spec.experts.n_experts,
+        "top-k": 0,
+    }
+
+
+def test_a_selection_bias_is_read_by_the_choice() -> None:
+    spec = KINDS["deepseek2"]
+    assert spec.experts is not None
+    plain = replace(spec, experts=replace(spec.experts, selection_bias=False))
+    pair = [declared_bytes(token_program([MOE], spec=item), "layer 0 top-k")
+            for item in (spec, plain)]  # fmt: skip
+    assert pair[0] - pair[1] == 4 * spec.experts.n_experts
+
+
+def test_mixed_types_cost_the_new_kinds_what_they_cost_the_old() -> None:
+    program = token_program([(Types(v="Q6_K", up="Q8_0"), True)], spec=KINDS["gpt-oss"])
+    assert len(labels(program, 0)) == len(LAYERS["gpt-oss"]) + 2
