@@ -1,6 +1,7 @@
 """Every kernel variant in the shapes of real models: checked against its twin, then timed.
 
-python -m bench.kernels                                  the device's own mapping, one model
+python -m bench.kernels                                  the device's own mapping, one model and
+                                                         what only others have
 python -m bench.kernels --mapping all --model all        every variant that runs here, all models
 python -m bench.kernels --family matvec --type Q4_K,MXFP4
 python -m bench.kernels --quick                          tiny shapes: only whether it runs
@@ -15,12 +16,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bench.environment import describe, print_card
 from bench.measure import MIN_REPEATS, Summary, command_line, finish, run_main
-from bench.parts.kernel_shapes import MODELS, TINY
+from bench.parts.kernel_shapes import MODELS, TINY, ModelShapes
 from bench.parts.kernel_times import Clock, Floor, check_or_raise
 from bench.parts.kernel_work import Setting, Work, tuning_for
 from bench.parts.kernel_works import WORKS
@@ -28,7 +29,7 @@ from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.suite import Variant, compiled_variants, runnable
 
@@ -135,24 +136,25 @@ def _jobs(options: argparse.Namespace, info: DeviceInfo) -> tuple[list[Job], lis
     jobs: list[Job] = []
     left_out: dict[str, dict[str, None]] = {}  # types by what and why, each once
     seen: set[tuple[str, str]] = set()  # models share shapes
-    for setting in _settings(options, info):
-        for work in WORKS[setting.variant.family](setting):
-            known = (setting.variant.name, work.what) in seen
-            if known or options.shape not in work.what:
-                continue
-            seen.add((setting.variant.name, work.what))
-            axis, mib = setting.variant.axis, work.n_bytes / 2**20
-            if work.misfit or mib > largest:
-                why = work.misfit or f"larger than --largest-mib {largest:g}"
-                types = left_out.setdefault(f"{setting.shapes.name} {work.what}: {why}", {})
-                types[axis if work.misfit else f"{axis} ({mib:.0f} MiB)"] = None
-            else:
-                jobs.append(Job(setting, work))
+    for job in _candidates(options, info):
+        known = (job.setting.variant.name, job.work.what) in seen
+        if known or options.shape not in job.work.what:
+            continue
+        seen.add((job.setting.variant.name, job.work.what))
+        axis, mib = job.setting.variant.axis, job.work.n_bytes / 2**20
+        if job.work.misfit or mib > largest:
+            why = job.work.misfit or f"larger than --largest-mib {largest:g}"
+            what = f"{job.setting.shapes.name} {job.work.what}: {why}"
+            name = axis if job.work.misfit else f"{axis} ({mib:.0f} MiB)"
+            left_out.setdefault(what, {})[name] = None
+        else:
+            jobs.append(job)
     return jobs, [f"{what}: {', '.join(types)}" for what, types in left_out.items()]
 
 
-def _settings(options: argparse.Namespace, info: DeviceInfo) -> Iterator[Setting]:
-    """Variants that pass the filters, with each model."""
+def _candidates(options: argparse.Namespace, info: DeviceInfo) -> Iterator[Job]:
+    """Variants that pass the filters in the models' shapes, or in those of the first that has it:
+    latent attention is in few."""
     names = list(MODELS) if "all" in options.model else options.model
     models = [TINY] if options.quick else [MODELS[name] for name in names]
     types = [name.upper() for name in options.type]
@@ -160,9 +162,17 @@ def _settings(options: argparse.Namespace, info: DeviceInfo) -> Iterator[Setting
         assert variant.family in WORKS, f"{variant.name} has no shapes in bench/parts"
         wanted = not options.family or variant.family in options.family
         wanted &= not types or variant.axis in types
-        if wanted and runnable(variant, info) and (options.mapping == "all" or _own(variant, info)):
-            for shapes in models:
-                yield Setting(variant, tuning_for(variant.suffix, info), shapes)
+        wanted &= options.mapping == "all" or _own(variant, info)
+        if not wanted or not runnable(variant, info):
+            continue
+        tuning = tuning_for(variant.suffix, info)
+        others = (_of_models(variant, tuning, [one]) for one in MODELS.values())
+        yield from _of_models(variant, tuning, models) or next(filter(None, others), [])
+
+
+def _of_models(variant: Variant, tuning: Tuning, models: Sequence[ModelShapes]) -> list[Job]:
+    settings = (Setting(variant, tuning, shapes) for shapes in models)
+    return [Job(setting, work) for setting in settings for work in WORKS[variant.family](setting)]
 
 
 def _own(variant: Variant, info: DeviceInfo) -> bool:

@@ -35,6 +35,8 @@ class ModelShapes:
     contexts: tuple[int, ...] = (512, 4096)
     biased: bool = False  # all matrices but the head's
     activation: Activation = "silu"
+    window: int = 0  # of every other layer; 0: all positions are seen
+    sinks: bool = False
     latent: LatentSpec | None = None
 
 
@@ -58,6 +60,8 @@ MODELS = {
             *(RouterShape(32, 4), 2880, 201088),
             biased=True,
             activation="swiglu_oai",
+            window=128,
+            sinks=True,
         ),
         # The compressed keys and values stand in the place of k and v.
         ModelShapes(

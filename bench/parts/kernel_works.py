@@ -6,18 +6,14 @@ Owns the table of families, and those that read no weights; the others are in ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
 
-from bench.parts import kernel_weights
+from bench.parts import kernel_attention, kernel_weights
 from bench.parts.kernel_times import finish_checks
 from bench.parts.kernel_work import Setting, Work
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
 from vkmoe.ops.candidates import list_words
 from vkmoe.quants import device_row_bytes
-from vkmoe.selftest.attention import AttentionCase, qwen3_shape
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.gather import GatherCase
 from vkmoe.selftest.link import ReadCase
@@ -29,36 +25,6 @@ __all__ = ["WORKS"]
 
 GATHERED_TYPE = "Q8_0"
 READ_MIB, QUICK_READ_MIB = 64, 1
-
-
-def _attention(setting: Setting) -> Iterator[Work]:
-    """The last position of each context, so that all of the cache is read."""
-    shapes, tuning = setting.shapes, setting.tuning
-    for context in shapes.contexts:
-        shape = qwen3_shape(
-            n_heads=shapes.n_heads,
-            n_kv_heads=shapes.n_kv_heads,
-            head_dim=shapes.head_dim,
-            rotary_dim=shapes.head_dim,
-            context=context,
-            rope_style=shapes.rope_style,
-            norm=shapes.norm,
-            scale=shapes.head_dim**-0.5,
-            kv_type=setting.variant.axis or "F16",
-        )
-        split = replace(choose_split(shape, tuning), subgroup=tuning.subgroup)
-
-        combine = setting.variant.family == "attention_combine"
-        n_bytes = 4 * split.partials_words(shape) if combine else 2 * shape.cache_bytes
-        heads = f"{shapes.n_heads}/{shapes.n_kv_heads} heads of {shapes.head_dim}"
-        yield Work(f"attention at {context}, {heads}", n_bytes, partial(_attend, shape, split))
-
-
-def _attend(shape: AttentionShape, split: AttentionSplit, runner: Runner) -> Checks:
-    """The token at the end of a full cache."""
-    case, checks = AttentionCase(runner, shape, split, shape.context - 1), Checks()
-    case.step(shape.context - 1, case.token(), checks)
-    return checks
 
 
 def _router_topk(setting: Setting) -> Iterator[Work]:
@@ -128,8 +94,9 @@ WORKS: dict[str, Callable[[Setting], Iterator[Work]]] = {
     "expert_down": kernel_weights.down,
     "expert_down_keep": kernel_weights.down,
     "embed": kernel_weights.embed,
-    "attention": _attention,
-    "attention_combine": _attention,
+    "attention": kernel_attention.attention,
+    "latent_attention": kernel_attention.latent_attention,
+    "attention_combine": kernel_attention.combine,
     "router_topk": _router_topk,
     "rms_norm": _rms_norm,
     "candidates_partial": _candidates,

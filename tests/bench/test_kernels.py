@@ -103,6 +103,15 @@ def test_filters_that_leave_nothing_are_refused(monkeypatch: pytest.MonkeyPatch)
         bench.main()
 
 
+def test_a_kernel_that_the_model_has_not_is_measured_as_another_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kernels", "--family", "latent_attention,router_topk"])
+    jobs, _ = bench._jobs(bench._options(), INFO)
+    models = {job.setting.variant.family: job.setting.shapes.name for job in jobs}
+    assert models == {"latent_attention": "deepseek-v2-lite", "router_topk": "qwen3-30b-a3b"}
+
+
 def test_every_kernel_has_shapes() -> None:
     assert set(WORKS) == set(FAMILIES)
 
@@ -113,10 +122,10 @@ def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
     for variant in compiled_variants():
         for shapes in (TINY, *MODELS.values()):
             works = list(WORKS[variant.family](Setting(variant, tuning_for("", INFO), shapes)))
-            assert works and all(work.what for work in works), variant
+            assert all(work.what for work in works), variant
             if not all(work.misfit for work in works):
                 fits.setdefault(variant.name, set()).add(shapes.name)
-    assert all({"tiny", "qwen3-30b-a3b"} <= names for names in fits.values())
+    assert all("tiny" in names and len(names) > 1 for names in fits.values())
     assert set(fits) == {variant.name for variant in compiled_variants()}
     assert {variant.axis for variant in compiled_variants()} >= set(WEIGHT_TYPES)
 
