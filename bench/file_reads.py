@@ -28,7 +28,7 @@ from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.placement.sizes import expert_shape, span_parts
 from vkmoe.placement.span_reader import SpanReader
-from vkmoe.quants import to_device
+from vkmoe.quants import lay_out
 
 PIECE_BYTES = 1 << 20
 EXPERTS = "experts at random, one by one"
@@ -62,7 +62,7 @@ def _check(file: GgufFile, tensors: ModelTensors, reader: SpanReader) -> None:
     for source, matrix in span_parts(block):
         tensor = source.parts[0]
         rows = file.data(tensor.name).reshape(tensor.n_weights // source.n_columns, -1)
-        laid_out = to_device(tensor.type, rows[: matrix.n_rows], matrix.n_columns)
+        laid_out = lay_out(tensor.type, matrix.type, rows[: matrix.n_rows], matrix.n_columns)
         found = span[matrix.offset : matrix.offset + matrix.n_bytes]
         assert (found == laid_out.reshape(-1)).all(), f"{tensor.name} was read wrongly"
         file.drop_pages(tensor.name)
