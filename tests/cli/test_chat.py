@@ -24,6 +24,17 @@ def test_a_conversation_remembers_what_was_said(run: Run, fake: type[FakeLLM]) -
     ]
 
 
+def test_thoughts_go_to_stderr_and_are_not_remembered(run: Run, fake: type[FakeLLM]) -> None:
+    fake.pieces = ("<|channel|>analysis<|message|>Hm", ".<|end|><|start|>assistant<|channel|>fi",
+                   "nal<|message|>Hello")  # fmt: skip
+    done = run("chat", stdin=b"hi\nyou\n")
+    assert done.out == "Hello!\n" * 2
+    assert done.err.count("Hm.\n\n") == 2 and "channel" not in done.err
+    assert prompts(fake)[1] == "[user: hi][assistant: Hello!][user: you]"
+    done = run("chat", "--quiet", stdin=b"hi\n")
+    assert (done.out, done.err) == ("Hello!\n", "")
+
+
 def test_clear_forgets_all_but_the_system_message(run: Run, fake: type[FakeLLM]) -> None:
     run("chat", "--system", "S", stdin=b"hi\n/clear\nyou\n")
     assert prompts(fake)[1] == "[system: S][user: you]"

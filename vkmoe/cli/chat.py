@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,7 @@ from vkmoe.cli.prompt import chosen_model, decoded
 from vkmoe.cli.statistics import statistics_lines
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
+from vkmoe.generate.channels import FINAL, ChannelText, ReplyChannels
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
@@ -60,13 +62,16 @@ def chat(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Talk with a model. /clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops a reply."""
+    """Talk with a model. /clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops a reply.
+
+    What gpt-oss thinks before it answers goes to stderr; --quiet hides it.
+    """
     check_output(verbose, quiet)
     chosen = chosen_model(context, positional, model)
     names = template_names(chat_template_kwargs)
     limits = reply_limits(max_tokens, stop, ignore_eos)
     with opened(chosen, engine, verbose, quiet) as llm:
-        talk = Conversation(llm, system, names, sampling, limits)
+        talk = Conversation(llm, system, names, sampling, limits, shows_thoughts=not quiet)
         if not quiet:
             note("/clear begins anew, /exit ends, Ctrl-C stops a reply")
         _loop(talk, shows_statistics=verbose)
@@ -97,7 +102,9 @@ class Conversation:
     names: dict[str, Any]
     sampling: SamplingConfig
     limits: dict[str, Any]
+    shows_thoughts: bool = True
     messages: list[dict[str, str]] = field(default_factory=list)
+    _thinks: bool = False  # stderr shows the thoughts of a reply
 
     def __post_init__(self) -> None:
         self.template = self.llm.chat_template  # complains now if there is none
@@ -113,21 +120,41 @@ class Conversation:
         Raises PromptError, with the message taken back, when it cannot be answered.
         """
         self.messages.append(_message("user", text))
-        pieces: list[str] = []
+        channels, answer = ReplyChannels(), []
+        self._thinks = False
         try:
             prompt = self.template.render(self.messages, **self.names)
             ids = self.llm.tokenizer.encode(prompt, add_special=False)
             for piece in self.llm.stream(ids, self.sampling, **self.limits):
-                pieces.append(piece.text)
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
+                answer += self._show(channels.feed(piece.text))
+            answer += self._show(channels.finish())
         except KeyboardInterrupt:
             note(" [stopped]")
         except PromptError:
             self.messages.pop()
             raise
         typer.echo()
-        self.messages.append(_message("assistant", "".join(pieces)))
+        self.messages.append(_message("assistant", "".join(answer)))
+
+    def _show(self, parts: Sequence[ChannelText]) -> list[str]:
+        """The answer goes to stdout, thoughts to stderr. Returns what was answered."""
+        for channel, text in parts:
+            if channel == FINAL:
+                self._end_thoughts()
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            elif self.shows_thoughts:
+                self._thinks = True
+                sys.stderr.write(text)
+                sys.stderr.flush()
+        return [text for channel, text in parts if channel == FINAL]
+
+    def _end_thoughts(self) -> None:
+        """A line between thoughts and answer."""
+        if self._thinks:
+            sys.stderr.write("\n\n")
+            sys.stderr.flush()
+        self._thinks = False
 
 
 def _loop(talk: Conversation, shows_statistics: bool) -> None:
