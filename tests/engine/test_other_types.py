@@ -67,38 +67,24 @@ def test_loading_converts_as_a_conversion_of_the_file_would(
 
 
 def test_what_is_converted_is_told_before_it_begins(
-    converted: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    converted: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """In the log, which commands show, and in the plan; a small pool does it again and again."""
     caplog.set_level(logging.INFO, "vkmoe")
     told: list[int] = []
 
     def progress(done: int, total: int) -> None:
         told.append(len(caplog.messages))
 
-    with LLM(converted, ctx_size=32, progress=progress) as llm:
+    with LLM(converted, ctx_size=32, host_pool="64KiB", progress=progress) as llm:
         check(llm)
         kinds = {(item.file_type, item.loaded_type) for item in llm.plan.conversions}
     assert kinds == {(kind, "Q8_0") for kind in UNEVEN.values()}
     assert set(told) == {1}, "before the first byte"
     assert caplog.messages[0].startswith("converting 2 tensors of F64 to Q8_0, 2 of Q4_1 to Q8_0, ")
-    assert caplog.messages[0].endswith("about 1 s")
-
-
-def test_experts_that_are_converted_again_and_again_are_told(
-    converted: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "vkmoe")
-    with LLM(converted, ctx_size=32, host_pool="64KiB") as llm:
-        check(llm)
-    assert "experts again each time they are read from the file" in caplog.messages[0]
-
-
-def test_a_model_without_such_types_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "vkmoe")
-    with LLM(model_path("moe_plain"), ctx_size=32) as llm:
-        assert llm.plan.conversions == ()
-        assert not [line for line in llm.plan.lines if "convert" in line.item]
-    assert not caplog.messages
+    assert caplog.messages[0].endswith(
+        "about 1 s; experts again each time they are read from the file"
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class _Kind(NamedTuple):
 
 
 class Placer:
-    """Copies tensors one after another; mapped memory is written by several threads."""
+    """Copies tensors one after another; several threads lay rows out, mapped memory in place."""
 
     def __init__(
         self, file: GgufFile, device: Device, trunk: Arena, progressing: Progressing
