@@ -24,7 +24,7 @@ from vkmoe.gpu.program import Program
 from vkmoe.llm import demo_model_path
 from vkmoe.models.recorded import TokenPrograms
 
-MODELS = ["demo", "moe_odd", "dense_tied"]
+MODELS = ["demo", "moe_odd", "dense_tied", "gptoss_odd", "deepseek2_v3"]
 TOKENS = [3, 7, 1, 9, 4, 2]
 TINY = 1e3  # bytes per second: no two layers share a submit
 
