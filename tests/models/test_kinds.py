@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
@@ -136,6 +137,19 @@ def test_memory_that_is_read_by_address_is_declared(kind: str) -> None:
         assert isinstance(command, Dispatch)
         if "layer" in command.label and not command.label.endswith("combine"):
             assert any(item.resource == MEMORY for item in command.reads), command.label
+
+
+@pytest.mark.parametrize("misses", SERVICES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_barrier_is_needed(kind: str, misses: MissService | None) -> None:
+    """An independent judge finds nothing unguarded, and misses each barrier that is taken away."""
+    commands = token_program([DENSE, MOE, MOE], misses=misses, spec=KINDS[kind]).commands
+    barriers = plan_barriers(commands)
+    assert unguarded(commands, barriers) == []
+    for index in [i for i, barrier in enumerate(barriers) if barrier]:
+        without = [*barriers]
+        without[index] = False
+        assert any(second == index for _, second in unguarded(commands, without))
 
 
 def declared_bytes(program: Program, label: str) -> int:
