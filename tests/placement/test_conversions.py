@@ -23,6 +23,7 @@ from vkmoe.placement.conversions import CONVERTING_BYTES, conversions, growth_wo
 from vkmoe.placement.loaded import N_THREADS
 from vkmoe.placement.planner import plan
 from vkmoe.placement.sizes import weight_bytes
+from vkmoe.placement.words import in_time
 from vkmoe.quants import TYPES, lay_out
 
 from .invented_models import SCRATCH, SPEC, WEIGHTS, expert_bytes
@@ -106,7 +107,7 @@ def test_one_line_says_what_how_much_and_how_long(monkeypatch: pytest.MonkeyPatc
     both = replace(whole, conversions=(EXPERTS, TRUNK))
     assert conversion_line(both) == (
         "converting 144 tensors of IQ2_S to Q8_0 and 1 of Q5_1 to Q8_0: "
-        "9,752 MiB -> 30,603 MiB, about 755 s"
+        "9,752 MiB -> 30,603 MiB, about 13 min"
     )
     assert conversion_line(replace(whole, conversions=())) == ""
 
@@ -120,7 +121,7 @@ def test_a_small_pool_converts_its_share_and_goes_on(monkeypatch: pytest.MonkeyP
     share = sum(made.host_places) / made.sizing.n_total
     assert 0.2 < share < 0.3
     line = conversion_line(made)
-    assert f"about {round(5 + share * 750)} s; experts again each time they are read" in line
+    assert f"about {round((5 + share * 750) / 60)} min; experts again each time they are" in line
     resident = replace(weights, conversions=(TRUNK,))
     made = planned(DISCRETE_12, resident, 32 * GIB, EngineConfig(host_pool="4GiB"))
     assert conversion_line(made).endswith("about 5 s"), "no expert is converted"
@@ -185,3 +186,11 @@ def test_what_cannot_fit_is_refused_with_figures_and_the_conversion_as_a_reason(
         with pytest.raises(OutOfMemoryError) as caught:
             planned(DISCRETE_12, replace(weights, conversions=()), 64 * GIB, config)
         assert "file" not in str(caught.value) + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "1 s"), (1.6, "2 s"), (99.4, "99 s"), (100, "2 min"), (5900, "98 min"), (6000, "2 h")],
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert in_time(seconds) == words

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tests.engine.other_types import UNEVEN, noisy_demo, of_types, one_by_one
 from tests.engine.tiny import ONE_OF_EACH, Change, Tensor, model_path, retyped, rewrite
+from vkmoe.errors import UnsupportedModelError
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Placement, round_up
 from vkmoe.models import read_spec
@@ -237,3 +238,24 @@ def test_few_converted_rows_wait_for_their_turn(
         memory = Memory(1 << 20, mapped=False)
         placers(file, memory).spans(block, memory)
     assert len(ahead) > 2 * placing.N_AHEAD and max(ahead) <= placing.N_AHEAD
+
+
+def test_an_error_of_a_thread_ends_loading_and_leaves_no_thread(
+    placers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had not begun is left out."""
+    monkeypatch.setattr(placing, "PIECE_BYTES", 100)
+
+    def failing(*arguments: Any) -> Bytes:
+        raise UnsupportedModelError("cannot be decoded")
+
+    monkeypatch.setattr(placing, "lay_out", failing)
+    with open_gguf(model_path("moe_plain")) as file:
+        block = read_tensors(file, read_spec(file)).layers[0].feed_forward
+        memory = Memory(1 << 20, mapped=True)
+        placer = placers(file, memory)
+        with pytest.raises(UnsupportedModelError, match="cannot be decoded"):
+            placer.spans(block, memory)
+        placer.abandon()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("load")]
+    assert not memory.bytes.any()

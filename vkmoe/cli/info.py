@@ -85,12 +85,13 @@ def _conversion_lines(tensors: ModelTensors) -> list[str]:
     """What has a type without kernels, and what loading makes of it."""
     from vkmoe.placement.conversion_time import expected_seconds
     from vkmoe.placement.conversions import conversions
+    from vkmoe.placement.words import in_time
 
     return [
         f"converted     {item.n_tensors} tensor{'s' * (item.n_tensors > 1)}"
         f"{' of experts' * item.of_experts} from "
         f"{item.file_type} to {item.loaded_type}, {item.file_bytes / MIB:,.1f} -> "
-        f"{item.loaded_bytes / MIB:,.1f} MiB, about {expected_seconds([item]):,.1f} s"
+        f"{item.loaded_bytes / MIB:,.1f} MiB, about {in_time(expected_seconds([item]))}"
         for item in conversions(tensors)
     ]
 

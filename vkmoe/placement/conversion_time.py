@@ -12,7 +12,7 @@ import numpy as np
 from vkmoe.facts import Conversion, MemoryPlan
 from vkmoe.placement.conversions import joined
 from vkmoe.placement.loaded import N_THREADS
-from vkmoe.placement.words import in_mib
+from vkmoe.placement.words import in_mib, in_time
 from vkmoe.quants import TYPES, lay_out
 
 __all__ = ["conversion_line", "expected_seconds"]
@@ -45,7 +45,7 @@ def conversion_line(plan: MemoryPlan) -> str:
     after = sum(item.loaded_bytes for item in found)
     return (
         f"converting {joined(list(_counts(found)))}: {in_mib(before)} -> {in_mib(after)}, "
-        f"about {max(1, round(seconds)):,} s"
+        f"about {in_time(seconds)}"
         + ("; experts again each time they are read from the file" if again else "")
     )
 
