@@ -59,6 +59,8 @@ def test_windows_sinks_biases_and_scaling() -> None:
         "context       64 tokens (yarn scaling x 32 from 4096)",
         "experts       8 per layer, 2 used for each token, width 256, with biases",
     ]
+    freqs = spec_lines(replace(spec, rope=RopeSpec(64, factors=(8.0,) * 32)))
+    assert "context       64 tokens (rotary frequencies scaled one by one)" in freqs
     everywhere = spec_lines(replace(spec, windows=(128,) * 4))
     assert "              a token sees the last 128 tokens in 4 layers" in everywhere
 

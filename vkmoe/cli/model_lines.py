@@ -77,7 +77,7 @@ def _windows(spec: ModelSpec) -> str:
 
 def _scaling(rope: RopeSpec) -> str:
     if rope.scaling == "none":
-        return ""
+        return " (rotary frequencies scaled one by one)" if rope.factors else ""
     original = f" from {rope.original_context}" if rope.original_context else ""
     factor = f" x {rope.factor:g}" if rope.factor != 1.0 else ""
     return f" ({rope.scaling} scaling{factor}{original})"
