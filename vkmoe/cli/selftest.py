@@ -53,7 +53,7 @@ def selftest(
             f"{', '.join(wrong)}",
             "update the driver, or choose another device; do not trust what this one generates",
         )
-    note("the one case agrees with NumPy" if len(cases) == 1 else f"all {len(cases)} cases agree with NumPy")
+    note(f"all {len(cases)} cases agree with NumPy" if len(cases) > 1 else "NumPy agrees with it")
 
 
 def _line(case: Case) -> str:
