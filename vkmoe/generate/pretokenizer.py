@@ -22,8 +22,9 @@ DEFAULT_NAME = "default"  # what a byte-level file without a name gets
 
 # English endings in either case; spelled out, as (?i:s) would match the long s (U+017F) too.
 _ENDINGS = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
-# Line ends with the blanks before them; blanks but the last before a word; other blanks.
-_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+# Blanks to their last line end; blanks but the last before a word; other blanks. No quantifier
+# gives back what it took (*+, ++): the package's engine panics after ten million steps back.
+_BLANKS = r"(?:[^\S\r\n]*+[\r\n]++)++|\s+(?!\S)|\s+"
 _GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -35,10 +36,15 @@ def _words(letters: str, digits: str, rest: str) -> str:
 
 
 def _cased(ending: str, digits: str) -> str:
-    """Words cut before an ASCII capital that follows a small letter; a slash joins symbols."""
-    lead, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
+    """Words that end before an ASCII capital after a small letter; a slash joins symbols.
+
+    Letters outside ASCII count as both. Capitals that no small letter follows are a word to the
+    last letter that counts as small, or whole.
+    """
+    both = r"[\p{L}&&[^A-Za-z]]"
+    words = rf"[\p{{L}}&&[^a-z]]*+[a-z][\p{{L}}&&[^A-Z]]*+|(?:[A-Z]*+{both}++)++|[A-Z]++"
     return (
-        rf"{lead}{upper}*{lower}+{ending}|{lead}{upper}+{lower}*{ending}|{digits}"
+        rf"[^\r\n\p{{L}}\p{{N}}]?(?:{words}){ending}|{digits}"
         rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
     )
 
@@ -125,7 +131,7 @@ _KINDS: tuple[tuple[PreTokenizerSpec, str], ...] = (
                 r"[\r\n]",
                 rf"\s?{_DEEPSEEK_LETTERS}+",
                 rf"\s?{_DEEPSEEK_MARKS}+",
-                r"\s+$",
+                r"(?<!\s)\s++\z",
                 _ASIAN,
                 r"\p{N}+",
             ),
