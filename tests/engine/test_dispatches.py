@@ -1,4 +1,4 @@
-"""Dispatches of a layer, read off the printed program of a loaded file; kernels compiled for it."""
+"""Dispatches of a layer, read off the printed program of a loaded file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import pytest
 from tests.engine.tiny import ONE_OF_EACH, architecture, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.gpu import backend
-from vkmoe.gpu.kernels import spirv_words
-from vkmoe.llm import demo_model_path
 
 JOINED = ["attention", "attention combine"]
 GROUPED = ["qkv", *JOINED, "output"]
@@ -50,23 +47,3 @@ def test_a_layer_takes_the_dispatches_of_its_architecture(name: str) -> None:
     assert all(layer in kinds for layer in layers), layers
     # embed, logits, two for the candidates, finish
     assert n_dispatches == sum(map(len, layers)) + 5
-
-
-def test_kernels_are_compiled_for_the_types_of_the_file_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The demo model has five types; kernels of the others would cost their users seconds."""
-    compiled: list[str] = []
-
-    def noted(name: str) -> bytes:
-        compiled.append(name)
-        return spirv_words(name)
-
-    monkeypatch.setattr(backend, "spirv_words", noted)
-    with Engine(demo_model_path(), EngineConfig()) as engine:
-        matrices = [info for info in engine.file.tensors.values() if len(info.shape) > 1]
-        types = {info.type for info in matrices}
-    weights = ("embed", "matvec", "expert")
-    of_weights = {name.partition(".")[2] for name in compiled if name.startswith(weights)}
-    assert {kind.partition("+")[0].upper() for kind in of_weights} == types
-    assert len(types) == 5 and len(compiled) < 25
