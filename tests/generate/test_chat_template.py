@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,26 +22,66 @@ HELLO = [{"role": "user", "content": "Hi"}]
 RENDERED = [(template, case) for template in FIXTURE["texts"] for case in FIXTURE["cases"]]
 
 
+@cache
+def compiled(path: Path) -> ChatTemplate:
+    return ChatTemplate(path.read_text(encoding="utf-8"), FIXTURE["tokens"])
+
+
 @pytest.mark.shared
 @pytest.mark.parametrize(("template", "case"), RENDERED)
-def test_renders_what_transformers_renders(shared: Path, template: str, case: str) -> None:
-    source = (shared / "templates" / template).read_text(encoding="utf-8")
-    chat = ChatTemplate(source, FIXTURE["tokens"])
-    today = datetime.datetime.fromisoformat(FIXTURE["date"])
-    arguments = {**FIXTURE["cases"][case], "strftime_now": today.strftime}
+def test_renders_what_transformers_renders(
+    shared: Path, template: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FixedDate(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> FixedDate:
+            return cls.fromisoformat(FIXTURE["date"])
+
+    clock = SimpleNamespace(datetime=FixedDate)
+    monkeypatch.setattr("vkmoe.generate.template_sandbox.datetime", clock)
+    chat = compiled(shared / "templates" / template)
     expected = FIXTURE["texts"][template][case]
     if expected is None:
         with pytest.raises(PromptError):
-            chat.render(**arguments)
+            chat.render(**FIXTURE["cases"][case])
     else:
-        assert chat.render(**arguments) == expected
+        assert chat.render(**FIXTURE["cases"][case]) == expected
 
 
-def test_the_fixture_renders_nearly_everything() -> None:
-    texts = [text for cases in FIXTURE["texts"].values() for text in cases.values()]
-    assert len(texts) == len(RENDERED) >= 35
-    assert all(FIXTURE["texts"]["Qwen-Qwen3-0.6B.jinja"].values())
-    assert sum(text is None for text in texts) <= 3
+@pytest.mark.shared
+def test_every_template_there_has_every_rendering(shared: Path) -> None:
+    names = sorted(path.name for path in (shared / "templates").glob("*.jinja"))
+    assert names == sorted(FIXTURE["texts"])
+    for texts in FIXTURE["texts"].values():
+        assert texts.keys() == FIXTURE["cases"].keys()
+
+
+def test_few_templates_refuse_and_the_cases_differ() -> None:
+    """A template may refuse a role, an order of them or parallel calls, but little else."""
+    refusals = {
+        (template, case)
+        for template, texts in FIXTURE["texts"].items()
+        for case, text in texts.items()
+        if text is None
+    }
+    assert refusals == {
+        ("Qwen3.5-4B.jinja", "a developer message"),
+        ("Qwen3.5-4B.jinja", "only a system message"),
+        ("meta-llama-Llama-3.1-8B-Instruct.jinja", "several calls"),
+        ("mistralai-Mistral-Nemo-Instruct-2407.jinja", "a developer message"),
+        ("mistralai-Mistral-Nemo-Instruct-2407.jinja", "two users in a row"),
+    }
+    for template, on, off in (
+        ("Qwen-Qwen3-0.6B.jinja", "thinking on", "thinking off"),
+        ("Qwen3.5-4B.jinja", "thinking on", "thinking off"),
+        ("deepseek-ai-DeepSeek-V3.1.jinja", "DeepSeek thinks", "DeepSeek does not think"),
+        ("openai-gpt-oss-120b.jinja", "little reasoning", "three turns"),
+        ("openai-gpt-oss-120b.jinja", "another identity", "one message"),
+        ("meta-llama-Llama-3.1-8B-Instruct.jinja", "another date", "a system message"),
+    ):
+        texts = FIXTURE["texts"][template]
+        assert texts[on] != texts[off]
+    assert FIXTURE["date"] in FIXTURE["texts"]["openai-gpt-oss-120b.jinja"]["one message"]
 
 
 def test_blocks_leave_no_blank_lines() -> None:
