@@ -90,7 +90,7 @@ void key_scores(vec2 total) {
     for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) {
         const float bias = is_null(selection_bias) ? 0.0 : load_float(address_add(selection_bias, e * 4u));
         const float score = gate(finite_key_value(keys[e]), total.x) / total.y;
-        keys[e] = order_key(finite_key_value(order_key(score + bias)));
+        keys[e] = order_key(score + bias);
     }
     barrier();
 }

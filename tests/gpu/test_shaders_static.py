@@ -38,10 +38,8 @@ EXPERT_FAMILIES = {"expert_gate_up", "expert_down"}
 KEEP_FAMILIES = {f"{name}_keep" for name in EXPERT_FAMILIES}
 ATTENTION_FAMILIES = {"attention", "latent_attention"}
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
-# Besides weights: gains (one float a row) and the small planes of the types that are laid out so.
-GAIN_FAMILIES = {"matvec_residual", "expert_down", "expert_down_keep", "embed"}
+# Types with small planes: one word holds two halves or four exponents, so 4 bytes are loaded of them.
 PLANE_TYPES = {"q2_k", "q3_k", "q6_k", "q8_0", "q4_0", "iq4_nl", "iq4_xs", "mxfp4"}
-# One word holds two halves or four exponents, so a load of 4 bytes is what they take.
 DEFAULT_TUNINGS = (
     Tuning("blocks", 8, 8, False, subgroup_size=8),
     Tuning("blocks", 8, 8, False, load_64bit=True, subgroup_size=8),
@@ -140,7 +138,7 @@ def test_capabilities_are_those_the_name_promises(name: str) -> None:
 
 @every_variant
 def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
-    """Weights come 16 bytes at a time; words only for gains and for scales of types in planes.
+    """Weights come 16 bytes at a time; words only for biases, gains, scales of types in planes.
 
     The shaders reach memory through one function per width, so a width that is not allowed here
     occurs nowhere in the module. How often each is called is what test_bytes_loaded.py counts.

@@ -97,6 +97,19 @@ def test_a_bias_that_changes_nothing_leaves_the_weights_bits(runner: Runner) -> 
         np.testing.assert_array_equal(biased, plain)
 
 
+def test_logits_far_below_the_largest_can_be_chosen_first(runner: Runner) -> None:
+    """Weights are relative to the largest chosen logit, which is not the first one's."""
+    bias = np.zeros(20, np.float32)
+    bias[[3, 7]] = 3.0, 2.0
+    for renormalise in (True, False):
+        with Runner(runner.device) as other:
+            case = RouterCase(other, TUNINGS[1], RouterShape(20, 4, renormalise=renormalise),
+                              bias=bias)  # fmt: skip
+            logits = case.random_logits(4)
+            logits[3] = -200.0
+            check(case, logits)
+
+
 def test_using_all_groups_is_using_none(runner: Runner) -> None:
     for gating in ("softmax", "sigmoid"):
         shape = RouterShape(48, 7, gating)

@@ -12,7 +12,7 @@ from vkmoe.ops.embed import embed
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.matvec import embed as embed_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.matvec import LeftState
+from vkmoe.selftest.normed import LeftState
 from vkmoe.selftest.parameters import PARAMS, params_words
 from vkmoe.selftest.weights import place_matrix
 

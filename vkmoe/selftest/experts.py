@@ -21,7 +21,7 @@ from vkmoe.reference.experts import expert_gate_up as gate_up_twin
 from vkmoe.reference.experts import silu
 from vkmoe.reference.matvec import matvec as matvec_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.matvec import LeftState, NormedInput
+from vkmoe.selftest.normed import LeftState, NormedInput
 from vkmoe.selftest.spans import Experts, Use
 
 __all__ = ["DownCase", "GateUpCase"]

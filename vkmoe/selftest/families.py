@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
 
-import numpy as np
-
-from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
 from vkmoe.ops.attention_split import AttentionSplit, choose_split
 from vkmoe.ops.gather import GROUP_BYTES as COPIED_BYTES
 from vkmoe.ops.router import RouterShape
-from vkmoe.ops.tuning import Tuning
-from vkmoe.quants import device_row_bytes
 from vkmoe.reference.attention import first_seen
 from vkmoe.selftest.attention import AttentionCase, gpt_oss_shape, qwen3_shape
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.embed import EmbedCase
-from vkmoe.selftest.experts import DownCase, GateUpCase
+from vkmoe.selftest.dot_families import (
+    KEEPING,
+    N_SLOTS,
+    PLAIN,
+    down_cases,
+    embed_cases,
+    gate_up_cases,
+    matvec_cases,
+    matvec_residual_cases,
+)
 from vkmoe.selftest.gather import GatherCase
-from vkmoe.selftest.heads import HeadsCase
 from vkmoe.selftest.latent_attention import LatentCase, deepseek2_shape
 from vkmoe.selftest.link import ReadCase
-from vkmoe.selftest.matvec import MatvecCase, ResidualCase
 from vkmoe.selftest.rms_norm import RmsNormCase
 from vkmoe.selftest.router import RouterCase, random_bias
-from vkmoe.selftest.spans import Use
+from vkmoe.selftest.setting import (
+    CPU_BYTES,
+    GPU_BYTES,
+    Compare,
+    Family,
+    Measured,
+    Setting,
+    compared,
+    timed,
+)
 from vkmoe.selftest.vocabulary import CandidatesCase, FinishCase
-from vkmoe.selftest.weights import WEIGHT_TYPES
 
 __all__ = ["FAMILIES", "Family", "Measured", "Setting"]
 
-# Weights read by a measured dispatch: on GPUs more than their caches hold (up to 128 MiB).
-CPU_BYTES, GPU_BYTES = 2 << 20, 256 << 20
-MIXED_TYPE = "Q4_K"  # the one whose gate goes with an up of another type in every mapping
-WIDTH, INNER, N_SLOTS = 2048, 768, 4  # of the measured shapes
 ROUTERS = (  # and places for misses: for each to be gathered to, for some to be stored to
     (RouterShape(128, 8), 2),
     (RouterShape(60, 4, renormalise=False, shared_gate=True), 4),
@@ -49,132 +53,6 @@ ROUTERS = (  # and places for misses: for each to be gathered to, for some to be
     (RouterShape(33, 5), 0, True),
 )
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
-
-
-class Uses(NamedTuple):
-    """What the experts' kernels are compared with in all types and in one, and timed with."""
-
-    all_types: tuple[Use, ...]
-    biased: Use
-    timed: Use
-
-
-PLAIN = Uses(
-    (Use(6, 3), Use(6, 1, routed=False), Use(6, 1, routed=False, weight_slot=4)),
-    Use(6, 3, biased=True),
-    Use(N_SLOTS, N_SLOTS),
-)
-KEEPING = Uses(
-    (Use(6, 3, kept=(0, 2)),),
-    Use(6, 3, kept=(0, 2), biased=True),
-    Use(N_SLOTS, N_SLOTS, kept=tuple(range(N_SLOTS))),
-)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What one variant is run with.
-
-    `axis` is its weight or cache type; `timed` asks for its speed.
-    """
-
-    axis: str
-    tuning: Tuning
-    device: Device
-    timed: bool
-
-    def rows_of(self, n_columns: int, n_matrices: int) -> int:
-        """Rows per matrix so that all of them together have the measured size."""
-        n_bytes = CPU_BYTES if self.device.info.is_cpu else GPU_BYTES
-        return max(1, n_bytes // n_matrices // device_row_bytes(self.axis, n_columns))
-
-
-class Measured(NamedTuple):
-    """What came of one case: comparisons, SPIR-V modules that ran, GB/s of weights."""
-
-    what: str
-    checks: Checks
-    variants: set[str]
-    gigabytes_per_second: float | None = None
-
-
-Cases = Callable[[Setting], Iterator[Measured]]
-Compare = Callable[[Runner], Checks]
-
-
-class Family(NamedTuple):
-    """`chosen_by` says which suffix of the tuning selects among its variants."""
-
-    cases: Cases
-    chosen_by: Literal["dot_suffix", "reduce_suffix", "nothing"]
-
-
-def _compare(setting: Setting, what: str, *compares: Compare) -> Measured:
-    """One case of several comparisons, each with a runner of its own."""
-    checks, variants = Checks(), set[str]()
-    for compare in compares:
-        # What a wrong kernel leaves may be anything; the comparison must still come to its end.
-        with Runner(setting.device) as runner, np.errstate(all="ignore"):
-            checks.checks += compare(runner).checks
-            variants |= runner.variants
-    return Measured(what, checks, variants)
-
-
-def _time(setting: Setting, measured: Measured, time: Callable[[Runner], float | None]) -> Measured:
-    """The case with its speed, if the setting wants one."""
-    if not setting.timed:
-        return measured
-    with Runner(setting.device) as runner:
-        return measured._replace(gigabytes_per_second=time(runner))
-
-
-def _matvec(setting: Setting) -> Iterator[Measured]:
-    kind, tuning = setting.axis, setting.tuning
-    stacked = MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3, biased=True)
-    single = MatvecCase(tuning, ((kind, 1),), 256)
-    heads = HeadsCase(tuning, kind, 3, 11, 512, x_offset=8, x_gap=4)
-    large = MatvecCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, 1)
-    yield _time(setting, _compare(setting, "", stacked.run, single.run, heads.run), large.time)
-
-
-def _matvec_residual(setting: Setting) -> Iterator[Measured]:
-    kind, tuning = setting.axis, setting.tuning
-    small = ResidualCase(tuning, kind, 13, 512, biased=True)
-    large = ResidualCase(tuning, kind, setting.rows_of(WIDTH, 1), WIDTH)
-    yield _time(setting, _compare(setting, "", small.run), large.time)
-
-
-def _embed(setting: Setting) -> Iterator[Measured]:
-    yield _compare(
-        setting, "", EmbedCase(setting.tuning, setting.axis, 5, 768, (0, 3, 4, 5, 0xFFFFFFFF)).run
-    )
-
-
-def _gate_up(setting: Setting, uses: Uses) -> Iterator[Measured]:
-    """One type is also compared with up of another type, and as gpt-oss has it."""
-    # Gate and up in one dispatch have half the rows each: two at least, so that they can be mixed.
-    kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
-    cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses.all_types]
-    timed = GateUpCase(tuning, (kind, kind), uses.timed, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
-    yield _time(setting, _compare(setting, "", *(case.run for case in cases)), timed.time)
-    if kind == MIXED_TYPE:
-        other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
-        mixed = replace(cases[0], types=(kind, other))
-        yield _compare(setting, f"with up {other}", mixed.run)
-        clamped = [
-            replace(case, use=uses.biased, activation="swiglu_oai") for case in (cases[0], mixed)
-        ]
-        yield _compare(setting, "with biases", *(case.run for case in clamped))
-
-
-def _down(setting: Setting, n_columns: int, uses: Uses) -> Iterator[Measured]:
-    """One type is also compared with biases."""
-    kind, tuning = setting.axis, setting.tuning
-    cases = [DownCase(tuning, kind, use, 13, n_columns) for use in uses.all_types]
-    timed = DownCase(tuning, kind, uses.timed, setting.rows_of(INNER, N_SLOTS), INNER)
-    yield _time(setting, _compare(setting, "", *(case.run for case in cases)), timed.time)
-    if kind == MIXED_TYPE:
-        yield _compare(setting, "with biases", replace(cases[0], use=uses.biased).run)
 
 
 def _split(setting: Setting, shape: AttentionShape | LatentShape) -> AttentionSplit:
@@ -192,7 +70,7 @@ def _attention(setting: Setting) -> Iterator[Measured]:
         split = _split(setting, shape)
         return AttentionCase(runner, shape, split, positions[-1], n_unseen=unseen).run(positions)
 
-    yield _compare(
+    yield compared(
         setting,
         "",
         partial(compare, shape=qwen3_shape(kv_type=kv_type), positions=POSITIONS),
@@ -206,7 +84,7 @@ def _latent_attention(setting: Setting) -> Iterator[Measured]:
     def compare(runner: Runner) -> Checks:
         return LatentCase(runner, shape, _split(setting, shape), POSITIONS[-1]).run(POSITIONS)
 
-    yield _compare(setting, "", compare)
+    yield compared(setting, "", compare)
 
 
 def _router_topk(setting: Setting) -> Iterator[Measured]:
@@ -222,11 +100,11 @@ def _router_topk(setting: Setting) -> Iterator[Measured]:
 
         return run
 
-    yield _compare(setting, "", *(compare(*router) for router in ROUTERS))
+    yield compared(setting, "", *(compare(*router) for router in ROUTERS))
 
 
 def _rms_norm(setting: Setting) -> Iterator[Measured]:
-    yield _compare(setting, "", RmsNormCase(setting.tuning, 1531, x_offset=5).run)
+    yield compared(setting, "", RmsNormCase(setting.tuning, 1531, x_offset=5).run)
 
 
 def _gather(setting: Setting) -> Iterator[Measured]:
@@ -239,7 +117,7 @@ def _gather(setting: Setting) -> Iterator[Measured]:
         n_bytes = CPU_BYTES if setting.device.info.is_cpu else GPU_BYTES // 4
         return GatherCase(runner, n_bytes // N_SLOTS, N_SLOTS, tuple(range(N_SLOTS))).time()
 
-    yield _time(setting, _compare(setting, "", compare), time)
+    yield timed(setting, compared(setting, "", compare), time)
 
 
 def _candidates(setting: Setting) -> Iterator[Measured]:
@@ -249,7 +127,7 @@ def _candidates(setting: Setting) -> Iterator[Measured]:
         case.run((case.random_logits() * 0.5).round(), checks)  # ties
         return checks
 
-    yield _compare(setting, "", compare)
+    yield compared(setting, "", compare)
 
 
 def _finish(setting: Setting) -> Iterator[Measured]:
@@ -258,7 +136,7 @@ def _finish(setting: Setting) -> Iterator[Measured]:
         case.run(0xFFFFFFFF, checks)
         return checks
 
-    yield _compare(setting, "", compare)
+    yield compared(setting, "", compare)
 
 
 def _read_words(setting: Setting) -> Iterator[Measured]:
@@ -271,17 +149,17 @@ def _read_words(setting: Setting) -> Iterator[Measured]:
         n_bytes = CPU_BYTES if setting.device.info.is_cpu else GPU_BYTES
         return ReadCase(runner, n_bytes // GROUP_BYTES).time()
 
-    yield _time(setting, _compare(setting, "", compare), time)
+    yield timed(setting, compared(setting, "", compare), time)
 
 
 FAMILIES = {
-    "matvec": Family(_matvec, "dot_suffix"),
-    "matvec_residual": Family(_matvec_residual, "dot_suffix"),
-    "expert_gate_up": Family(partial(_gate_up, uses=PLAIN), "dot_suffix"),
-    "expert_down": Family(partial(_down, n_columns=512, uses=PLAIN), "dot_suffix"),
-    "expert_gate_up_keep": Family(partial(_gate_up, uses=KEEPING), "dot_suffix"),
-    "expert_down_keep": Family(partial(_down, n_columns=768, uses=KEEPING), "dot_suffix"),
-    "embed": Family(_embed, "nothing"),
+    "matvec": Family(matvec_cases, "dot_suffix"),
+    "matvec_residual": Family(matvec_residual_cases, "dot_suffix"),
+    "expert_gate_up": Family(partial(gate_up_cases, uses=PLAIN), "dot_suffix"),
+    "expert_down": Family(partial(down_cases, n_columns=512, uses=PLAIN), "dot_suffix"),
+    "expert_gate_up_keep": Family(partial(gate_up_cases, uses=KEEPING), "dot_suffix"),
+    "expert_down_keep": Family(partial(down_cases, n_columns=768, uses=KEEPING), "dot_suffix"),
+    "embed": Family(embed_cases, "nothing"),
     "rms_norm": Family(_rms_norm, "reduce_suffix"),
     "attention": Family(_attention, "reduce_suffix"),
     "latent_attention": Family(_latent_attention, "reduce_suffix"),

@@ -72,7 +72,7 @@ class GatherCase:
         return self._n_missed * self._span_bytes / runtime if runtime else None
 
     def _routing_words(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        """As router_topk leaves them, with a shared expert behind the used ones."""
+        """As router_topk leaves them, with one more slot behind the used ones."""
         shift = np.uint64(self._base - ALIGNMENT)
         partners = np.where(self._partners, self._partners + shift, 0).astype(np.uint64)
         parts = (
