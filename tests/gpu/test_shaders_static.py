@@ -38,7 +38,7 @@ EXPERT_FAMILIES = {"expert_gate_up", "expert_down"}
 KEEP_FAMILIES = {f"{name}_keep" for name in EXPERT_FAMILIES}
 ATTENTION_FAMILIES = {"attention", "latent_attention"}
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
-# Types with small planes: one word holds two halves or four exponents, so 4 bytes are loaded of them.
+# Types with small planes: a word holds two halves or four exponents, so 4 bytes are loaded of them.
 PLANE_TYPES = {"q2_k", "q3_k", "q6_k", "q8_0", "q4_0", "iq4_nl", "iq4_xs", "mxfp4"}
 DEFAULT_TUNINGS = (
     Tuning("blocks", 8, 8, False, subgroup_size=8),
