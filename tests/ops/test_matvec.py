@@ -143,6 +143,17 @@ def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str, va
     assert checks.n_left_out == 2
 
 
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_every_exponent_of_mxfp4(runner: Runner, tuning: Tuning) -> None:
+    """From 2, below which a device may take weights for zero, to where no sum overflows."""
+    exponents = range(2, 240)
+    rows = random_rows("MXFP4", len(exponents), 160, np.random.default_rng(5))
+    rows.reshape(len(exponents), 5, 17)[:, :, 0] = np.array(exponents, np.uint8)[:, None]
+    checks = MatvecCase(tuning, (("MXFP4", len(exponents)),), 160).run(runner, [rows])
+    checks.verify()
+    assert checks.n_left_out == 0
+
+
 def test_the_same_bits_twice_and_in_any_company(runner: Runner) -> None:
     """A row's sum does not depend on the rows beside it, nor on the run."""
     rows = random_rows("Q4_K", 12, 1024, np.random.default_rng(4))
