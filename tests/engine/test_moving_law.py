@@ -27,7 +27,7 @@ from vkmoe.experts.moves import Move
 from vkmoe.experts.slots import Slot
 from vkmoe.llm import demo_model_path
 from vkmoe.models.tensors import read_tensors
-from vkmoe.ops.experts import kept_bytes
+from vkmoe.ops.expert_spans import kept_bytes
 from vkmoe.placement import expert_memory
 from vkmoe.placement.pool_places import least_places, places_bytes
 from vkmoe.placement.sizes import expert_shape, weight_bytes

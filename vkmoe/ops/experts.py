@@ -12,21 +12,13 @@ from typing import Literal
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
+from vkmoe.ops.expert_spans import ExpertShape, SpanBiases
 from vkmoe.ops.gather import LandingMemory
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import shared_weight_word
 from vkmoe.ops.tuning import Tuning
 
-__all__ = [
-    "Activation",
-    "ExpertShape",
-    "SpanBiases",
-    "SpanMatrix",
-    "expert_down",
-    "expert_gate_up",
-    "kept_bytes",
-]
+__all__ = ["Activation", "expert_down", "expert_gate_up"]
 
 Activation = Literal["silu", "swiglu_oai"]
 

@@ -16,7 +16,7 @@ from vkmoe.models.tensors import (
     LayerTensors,
     ModelTensors,
 )
-from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.placement.conversions import conversions
 from vkmoe.placement.latent_matrices import latent_matrices
 from vkmoe.quants import device_row_bytes, loaded_type
