@@ -48,7 +48,7 @@ def test_scratch_that_layers_share_is_ordered_by_barriers() -> None:
     program = Program("two layers")
     for layer in range(2):
         landing = LandingMemory((scratch,), log, filled_words(log, layer, 2))
-        gather(program, routing, landing, 2, 512, (home,), f"gather {layer}")
+        gather(program, routing, landing, 512, (home,), f"gather {layer}")
     assert plan_barriers(program.commands) == [False, True], "both write the same places"
     gathered = program.commands[0]
     assert gathered.writes == (filled_words(log, 0, 2), scratch)

@@ -125,7 +125,6 @@ class FeedForwardBlock:
             program,
             space.routing,
             landing,
-            shape.n_used,
             layer.expert_shape.span_bytes,
             layer.expert_ranges,
             f"{label} gather",

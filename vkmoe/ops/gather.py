@@ -45,7 +45,6 @@ def gather(
     program: Program,
     routing: TensorRef,
     landing: LandingMemory,
-    n_slots: int,
     span_bytes: int,
     homes: tuple[Range, ...],
     label: str,
@@ -54,14 +53,14 @@ def gather(
 
     `homes` are the bytes the partners may lie in. Notes both words of a copied slot.
     """
-    assert span_bytes % UNIT_BYTES == 0 and landing.n_used <= n_slots
+    assert span_bytes % UNIT_BYTES == 0
     program.append(
         GATHER.dispatch(
             "gather",
             {"workgroup_size": WORKGROUP_SIZE},
             {"routing": routing, "log": landing.log},
             {
-                "n_slots": n_slots,
+                "n_slots": landing.n_used,
                 "n_units": span_bytes // UNIT_BYTES,
                 "first_filled": landing.first_word,
             },

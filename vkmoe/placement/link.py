@@ -101,5 +101,5 @@ def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed
     memory = memory_range(target, n_bytes)
     landing = LandingMemory((memory,), _LOG, filled_words(_LOG, 0, N_SLICES))
     homes = (memory_range(source, n_bytes),)
-    gather(program, _ROUTING, landing, N_SLICES, slice_bytes, homes, "gather slices")
+    gather(program, _ROUTING, landing, slice_bytes, homes, "gather slices")
     return Timed.program(device, backend, program, n_bytes)

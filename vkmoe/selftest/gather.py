@@ -18,7 +18,7 @@ ALIGNMENT = 256
 
 
 class GatherCase:
-    """`n_used` experts, of which those of `misses` are copied; one more slot has no place.
+    """`n_used` experts, of which those of `misses` are copied.
 
     Homes come first in memory and landing places behind them, in another order, all with random
     bytes between.
@@ -40,7 +40,7 @@ class GatherCase:
             self._addresses[slot] = place
             self._partners[slot] = homes[slot] + ALIGNMENT
         self._addresses += np.uint64(ALIGNMENT)
-        self._routing = TensorRef("routing", 6 * (n_used + 1))
+        self._routing = TensorRef("routing", 6 * n_used)
         self._log = TensorRef("log", log_words(N_LAYERS, n_used))
         filled = filled_words(self._log, LAYER, n_used)
         half = memory_range(base, n_used * stride)
@@ -50,7 +50,6 @@ class GatherCase:
             self.program,
             self._routing,
             LandingMemory((landing,), self._log, filled),
-            n_used + 1,
             span_bytes,
             (half,),
             "gather",
@@ -72,13 +71,13 @@ class GatherCase:
         return self._n_missed * self._span_bytes / runtime if runtime else None
 
     def _routing_words(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        """As router_topk leaves them, with one more slot behind the used ones."""
+        """As router_topk leaves them."""
         shift = np.uint64(self._base - ALIGNMENT)
         partners = np.where(self._partners, self._partners + shift, 0).astype(np.uint64)
         parts = (
-            np.append(self._ids, np.uint32(999)),
-            np.ones(self._n_used + 1, np.float32),
-            np.append(self._addresses + shift, np.uint64(self._base)),
-            np.append(partners, np.uint64(0)),
+            self._ids,
+            np.ones(self._n_used, np.float32),
+            self._addresses + shift,
+            partners,
         )
         return np.concatenate([part.view(np.uint32) for part in parts])
