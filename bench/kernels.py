@@ -191,10 +191,10 @@ def _print_roofline(jobs: list[Job], floor: Floor) -> None:
             row = rows.setdefault(f"{job.setting.shapes.name} {job.work.what}", {})
             row[job.setting.variant.axis] = job.work.n_bytes
     print("roofline: microseconds that reading the bytes takes at that bandwidth")
-    print(f"{'':58}" + "".join(f"{name or 'no type':>9}" for name in types))
+    print(f"{'':58}" + "".join(f"{name or 'no type':>10}" for name in types))
     for what, row in rows.items():
-        cells = (f"{_bound_us(row[name], floor):.4g}" if name in row else "" for name in types)
-        print(f"{what:58}" + "".join(f"{cell:>9}" for cell in cells))
+        cells = (_short(_bound_us(row[name], floor)) if name in row else "" for name in types)
+        print(f"{what:58}" + "".join(f"{cell:>10}" for cell in cells))
     print(flush=True)
 
 
@@ -234,7 +234,7 @@ def _measure(
 
 
 def _short(us: float) -> str:
-    return f"{us:,.0f}" if us >= 1000 else f"{us:.1f}"
+    return f"{us:,.0f}" if us >= 1000 else f"{us:.3g}"
 
 
 def _speed(n_bytes: int, took: Summary) -> Summary | None:
