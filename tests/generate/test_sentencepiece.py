@@ -10,7 +10,9 @@ import pytest
 
 from vkmoe.errors import ModelFileError
 from vkmoe.generate.detokenizer import StreamDetokenizer
+from vkmoe.generate.sentencepiece import SentencePieceCodec
 from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.vocabulary import read_vocabulary
 
 from .conftest import spm_metadata
 
@@ -38,6 +40,29 @@ def scored(**scores: float) -> list[float]:
 def test_the_best_score_is_merged_first_whatever_its_place() -> None:
     assert texts(spm(scores=scored(ab=-2, ba=-3), add_space_prefix=False), "aba") == ["ab", "a"]
     assert texts(spm(scores=scored(ab=-3, ba=-2), add_space_prefix=False), "aba") == ["a", "ba"]
+
+
+def test_of_equal_scores_the_leftmost_pair_is_merged_first() -> None:
+    equal = spm(scores=[0.0] * 270, add_space_prefix=False)
+    assert texts(equal, "babab") == ["ba", "ba", "b"]
+    assert texts(equal, "abab") == ["ab", "ab"]
+    assert texts(equal, " ab") == ["▁ab"]
+    assert texts(equal, "é") == ["<0xC3>", "<0xA9>"]
+
+
+def test_the_package_merges_as_the_plain_twin_does() -> None:
+    """Words of few letters, so that many tokens overlap."""
+    rng = random.Random(5)
+    for alphabet in ("ab", "aab▁", "abé"):
+        words = {"".join(rng.choices(alphabet, k=rng.randint(2, 5))) for _ in range(40)}
+        metadata = spm_metadata(sorted(words | set(alphabet) - {"é"}), add_space_prefix=False)
+        n_tokens = len(metadata["tokenizer.ggml.tokens"])
+        metadata["tokenizer.ggml.scores"] = rng.sample(range(9999), n_tokens)
+        codec = SentencePieceCodec(read_vocabulary(metadata))
+        assert not codec.has_equal_scores
+        for _ in range(100):
+            text = "".join(rng.choices(alphabet + "c", k=rng.randint(1, 60)))
+            assert codec.encode(text, False) == codec.encode_plainly(text)
 
 
 def test_a_blank_is_put_before_a_text_and_taken_away_again() -> None:

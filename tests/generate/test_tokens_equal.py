@@ -17,6 +17,7 @@ import pytest
 from tools.tokenizer_strings import difficult_strings
 from vkmoe.generate.detokenizer import StreamDetokenizer
 from vkmoe.generate.pretokenizer import PRE_TOKENIZERS
+from vkmoe.generate.sentencepiece import SentencePieceCodec
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.generate.vocabulary import Vocabulary, read_vocabulary
 from vkmoe.gguf_file import open_gguf
@@ -115,6 +116,15 @@ def test_text_survives_and_streams(shared: Path, name: str, subject: Tokenizer) 
         stream = StreamDetokenizer(subject, at_start=True)
         pieces = [*(stream.feed(i) for i in ids), stream.finish()]
         assert "".join(pieces) == subject.decode(ids)
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE, scope="module")
+def test_the_package_merges_as_the_plain_twin_does(shared: Path, name: str) -> None:
+    codec = SentencePieceCodec(vocabulary(shared, name))
+    assert not codec.has_equal_scores
+    for raw in golden("strings")[:-40]:
+        text = raw.encode("latin-1").decode(errors="ignore").replace(" ", "▁")
+        assert codec.encode_plainly(text) == codec.encode(text, after_special=False)
 
 
 @pytest.mark.parametrize("name", SENTENCEPIECE, scope="module")

@@ -1,9 +1,9 @@
 """SentencePiece vocabularies with scores: text to ids by merging the best-scored pair, and back.
 
 Owns how scores become the merges that the `tokenizers` package wants, the spelling of blanks, and
-bytes for characters without a token. Does not own special tokens (special_tokens.py). The rules
-are those of Kudo and Richardson's BPE model (arXiv:1808.06226) as llama.cpp applies them: every
-token can come out of a merge, and text is not normalised.
+bytes for characters without a token. Does not own special tokens (special_tokens.py) or merging
+without the package (score_merging.py). As in llama.cpp, every token can come out of a merge, and
+text is not normalised.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tokenizers import models
 
 from vkmoe.errors import ModelFileError
 from vkmoe.generate.damaged_text import text_and_bytes
+from vkmoe.generate.score_merging import merge_by_score
 from vkmoe.generate.vocabulary import Vocabulary
 
 __all__ = ["SentencePieceCodec"]
@@ -39,10 +40,14 @@ class SentencePieceCodec:
         self._byte_ids = [vocabulary.ids[name] for name in names]
         self._adds_space = vocabulary.adds_space
         self._n_tokens = len(vocabulary.tokens)
+        self._ids = vocabulary.ids
+        self._costs: list[float] = (-vocabulary.scores).tolist()
         chars = _chars_without_token(vocabulary)
         self._char_bytes = [char.encode() for char in chars]
         ids = vocabulary.ids | {char: self._n_tokens + i for i, char in enumerate(chars)}
-        merges = _merges(vocabulary, ids)
+        pairs = _merges(vocabulary, ids)
+        self.has_equal_scores = _have_equal_scores(pairs, vocabulary)
+        merges = [] if self.has_equal_scores else pairs
         self._backend = Backend(models.BPE(vocab=ids, merges=merges, byte_fallback=True))
 
     def encode(self, text: str, after_special: bool) -> list[int]:
@@ -67,6 +72,8 @@ class SentencePieceCodec:
         return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
 
     def _encode_spelled(self, text: str) -> list[int]:
+        if self.has_equal_scores:
+            return self.encode_plainly(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if not self._char_bytes:
             return ids
@@ -78,6 +85,14 @@ class SentencePieceCodec:
                 spelled += (self._byte_ids[b] for b in self._char_bytes[i - self._n_tokens])
         return spelled
 
+    def encode_plainly(self, spelled: str) -> list[int]:
+        """Token ids of text whose blanks are spelled already, without the package."""
+        ids: list[int] = []
+        for symbol in merge_by_score(spelled, self._ids, self._costs):
+            token = self._ids.get(symbol)
+            ids += [token] if token is not None else (self._byte_ids[b] for b in symbol.encode())
+        return ids
+
 
 def _chars_without_token(vocabulary: Vocabulary) -> list[str]:
     """Characters of longer tokens that have no token: a merge needs an id for them."""
@@ -87,8 +102,8 @@ def _chars_without_token(vocabulary: Vocabulary) -> list[str]:
 def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
     """All pairs of tokens that make a token, the best score first.
 
-    Where scores are equal, as those of runs of blanks are, the longest comes first: the run then
-    grows from its left end, as it does where equal pairs are taken from the left.
+    The scores of runs of blanks are equal. The longest comes first: a run then grows from its left
+    end, as it does where equal pairs are taken from the left.
     """
     tokens = vocabulary.tokens
     lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
@@ -100,3 +115,12 @@ def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]
             if left in ids and right in ids:
                 pairs.append((left, right))
     return pairs
+
+
+def _have_equal_scores(pairs: list[tuple[str, str]], vocabulary: Vocabulary) -> bool:
+    """Whether two tokens that merges make have the same score; runs of blanks count as one."""
+    made = {vocabulary.ids[left + right] for left, right in pairs}
+    is_run = {i: not vocabulary.tokens[i].strip(_BLANK) for i in made}
+    scores = [vocabulary.scores[i] for i in made if not is_run[i]]
+    scores += {vocabulary.scores[i] for i in made if is_run[i]}
+    return len(set(scores)) < len(scores)
