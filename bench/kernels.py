@@ -165,7 +165,7 @@ def _candidates(options: argparse.Namespace, info: DeviceInfo) -> Iterator[Job]:
         wanted &= options.mapping == "all" or _own(variant, info)
         if not wanted or not runnable(variant, info):
             continue
-        tuning = tuning_for(variant.suffix, info)
+        tuning = tuning_for(variant, info)
         others = (_of_models(variant, tuning, [one]) for one in MODELS.values())
         yield from _of_models(variant, tuning, models) or next(filter(None, others), [])
 

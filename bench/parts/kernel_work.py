@@ -14,6 +14,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.matvec import BLOCK_WEIGHTS
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.selftest.comparison import Checks
+from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.suite import Variant
 
 __all__ = ["Setting", "Work", "tuning_for"]
@@ -46,11 +47,15 @@ class Work:
         return ""
 
 
-def tuning_for(suffix: str, info: DeviceInfo) -> Tuning:
-    """The tuning that a device of the kind that a mapping is made for would have."""
-    kind = "cpu" if suffix.startswith("+blocks") else info.type
-    kind = "discrete" if not suffix.startswith("+blocks") and info.is_cpu else kind
-    own = choose_tuning(replace(info, type=kind))
-    if own.mapping == "blocks":
-        return replace(own, load_64bit=suffix == "+blocks64")
-    return replace(own, subgroup=suffix == "+subgroup")
+def tuning_for(variant: Variant, info: DeviceInfo) -> Tuning:
+    """This device's own tuning, or of a mapping that it would not choose, that of those that do."""
+    own, chosen_by = choose_tuning(info), FAMILIES[variant.family].chosen_by
+    if chosen_by == "nothing" or variant.suffix == getattr(own, chosen_by):
+        return own
+    if chosen_by == "reduce_suffix":
+        return replace(own, subgroup=variant.suffix == "+subgroup")
+    if variant.suffix.startswith("+blocks"):
+        blocks = choose_tuning(replace(info, type="cpu"))
+        return replace(blocks, load_64bit=variant.suffix == "+blocks64")
+    lanes = choose_tuning(replace(info, type="discrete" if info.is_cpu else info.type))
+    return replace(lanes, subgroup=variant.suffix == "+subgroup")

@@ -13,7 +13,7 @@ from bench.parts.kernel_shapes import MODELS, TINY
 from bench.parts.kernel_times import Clock, WrongKernelError
 from bench.parts.kernel_work import Setting, tuning_for
 from bench.parts.kernel_works import WORKS
-from tests.gpu.invented import device
+from tests.gpu.invented import DEVICES, device
 from vkmoe.errors import UsageError
 from vkmoe.gpu import backend, kernels
 from vkmoe.gpu.runner import Runner
@@ -121,7 +121,7 @@ def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
     fits: dict[str, set[str]] = {}
     for variant in compiled_variants():
         for shapes in (TINY, *MODELS.values()):
-            works = list(WORKS[variant.family](Setting(variant, tuning_for("", INFO), shapes)))
+            works = list(WORKS[variant.family](Setting(variant, tuning_for(variant, INFO), shapes)))
             assert all(work.what for work in works), variant
             if not all(work.misfit for work in works):
                 fits.setdefault(variant.name, set()).add(shapes.name)
@@ -130,9 +130,14 @@ def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
     assert {variant.axis for variant in compiled_variants()} >= set(WEIGHT_TYPES)
 
 
-def test_a_mapping_gets_the_tuning_of_devices_it_is_made_for() -> None:
-    for variant in compiled_variants():
-        chosen_by = FAMILIES[variant.family].chosen_by
-        if chosen_by != "nothing":
-            assert getattr(tuning_for(variant.suffix, INFO), chosen_by) == variant.suffix
-    assert tuning_for(choose_tuning(INFO).dot_suffix, INFO) == choose_tuning(INFO)
+def test_variants_get_the_tuning_of_devices_that_choose_them() -> None:
+    """The device's own wherever it selects the variant, on every kind of device."""
+    for info in (INFO, *DEVICES):
+        own = choose_tuning(info)
+        for variant in compiled_variants():
+            tuning, chosen_by = tuning_for(variant, info), FAMILIES[variant.family].chosen_by
+            if chosen_by == "nothing":
+                assert tuning == own
+            else:
+                assert getattr(tuning, chosen_by) == variant.suffix
+                assert (tuning == own) == (getattr(own, chosen_by) == variant.suffix)
