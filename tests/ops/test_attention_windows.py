@@ -44,7 +44,7 @@ def test_windows_of_every_length(runner: Runner, tuning: Tuning) -> None:
 def test_decoding_through_a_window_and_back(runner: Runner) -> None:
     """The cache keeps every position, so that a prompt can go on from an earlier one."""
     shape = gpt_oss_shape(window=20, context=80)
-    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=3), 0)
     for position in (*range(70), *range(30, 36), 5):
         step(case, position, case.token())
 
@@ -52,7 +52,7 @@ def test_decoding_through_a_window_and_back(runner: Runner) -> None:
 def test_a_window_that_holds_everything_changes_no_bit(runner: Runner) -> None:
     outs = []
     for window in (0, 91, 1 << 20):
-        shape = qwen3_shape(window=window)
+        shape = gpt_oss_shape(window=window)
         case = AttentionCase(runner, shape, choose_split(shape, GPU_TUNING, n_splits=3), 90)
         outs.append(step(case, 90, case.token()))
     np.testing.assert_array_equal(outs[0], outs[1])
@@ -74,7 +74,7 @@ def test_sinks_from_minus_infinity_to_far_above_the_scores(runner: Runner) -> No
     sinks = np.array([-np.inf, -3e38, -1e4, -20.0, 0.0, 20.0, 1e4, 3e38], np.float32)
     outs = []
     for shape, given in ((gpt_oss_shape(), sinks), (gpt_oss_shape(sinks=False), None)):
-        split = choose_split(shape, CPU_TUNING, n_splits=2)
+        split = choose_split(shape, CPU_TUNING, n_splits=3)
         case = AttentionCase(runner, shape, split, 150, sinks=given)
         outs.append(step(case, 150, case.token()).reshape(len(sinks), -1))
     with_sinks, without = outs
@@ -86,8 +86,8 @@ def test_sinks_from_minus_infinity_to_far_above_the_scores(runner: Runner) -> No
 @both_mappings
 def test_sinks_with_few_positions(runner: Runner, tuning: Tuning) -> None:
     """The first token: the sink is the only thing that its own value competes with."""
-    shape = gpt_oss_shape(kv_type="F32")
-    case = AttentionCase(runner, shape, choose_split(shape, tuning), 0)
+    shape = gpt_oss_shape()
+    case = AttentionCase(runner, shape, choose_split(shape, tuning, n_splits=3), 0)
     token = case.token()
     out = step(case, 0, token).reshape(shape.n_heads, -1)
     value = token[-shape.n_kv_heads * shape.head_dim :].reshape(shape.n_kv_heads, -1)
