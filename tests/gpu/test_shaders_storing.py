@@ -18,6 +18,7 @@ from tests.gpu.spirv import (
     Access,
 )
 from tests.gpu.test_shaders_static import (
+    ATTENTION_FAMILIES,
     EXPERT_FAMILIES,
     KEEP_FAMILIES,
     NAMES,
@@ -28,12 +29,12 @@ from tests.gpu.test_shaders_static import (
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 # Attention appends to the KV cache; gather and the kernels that keep fill landing places.
-STORING_FAMILIES = {"attention", "gather"} | KEEP_FAMILIES
+STORING_FAMILIES = {"gather"} | ATTENTION_FAMILIES | KEEP_FAMILIES
 
 
 @every_variant
 def test_memory_reached_by_address_is_only_read(name: str) -> None:
-    """But for STORING_FAMILIES: whole 16-byte words, and scales of types in planes as loaded."""
+    """But for STORING_FAMILIES: whole 16-byte words, biases, and scales of types in planes."""
     stores = {access for access in module(name).accesses if access.opcode != LOAD}
     wide = Access(STORE, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
     wanted = {wide} if family(name) in STORING_FAMILIES else set()
