@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ class FakeLLM:
 
     calls: list[dict[str, Any]] = []  # noqa: RUF012  # emptied by the fixture
     pieces: Sequence[str] = ("one ", "two", " thrée")
+    vocabulary: Mapping[str, Any] = tiny_metadata()
     fail_after: tuple[int, BaseException] | None = None
     validation_messages: Sequence[str] = ()  # what the layer says in each run
     expert_statistics = NO_CACHE
@@ -53,7 +54,7 @@ class FakeLLM:
         self, model: str | None, config: EngineConfig, *, progress: Callable[..., None] | None
     ) -> None:
         self.calls.append({"model": model, "config": config})
-        self.tokenizer = Tokenizer.from_metadata(tiny_metadata())
+        self.tokenizer = Tokenizer.from_metadata(self.vocabulary)
         self.spec, self.device_info = FakeSpec(), DEVICE
         self.plan = MemoryPlan(1024, "f16", "device", (PlanLine("things", "device", 5, "why"),))
         self.memory = {"device": 5 << 20, "host": 0}

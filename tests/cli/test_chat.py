@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.generate.conftest import spm_metadata
 from vkmoe.cli.chat import _next_message
 
 from .conftest import FakeLLM, Run
@@ -22,6 +23,16 @@ def test_a_conversation_remembers_what_was_said(run: Run, fake: type[FakeLLM]) -
         "[system: S][user: hi]",
         "[system: S][user: hi][assistant: one two thrée!][user: you]",
     ]
+
+
+def test_the_blank_a_sentencepiece_model_begins_with_is_dropped(
+    run: Run, fake: type[FakeLLM]
+) -> None:
+    fake.pieces, fake.vocabulary = ("", " Hello", " you"), spm_metadata(["▁"])
+    assert run("chat", stdin=b"hi\nyou\n").out == "Hello you!\n" * 2
+    assert prompts(fake)[1] == "[user: hi][assistant: Hello you!][user: you]"
+    fake.vocabulary = spm_metadata(["▁"], add_space_prefix=False)
+    assert run("chat", stdin=b"hi\n").out == " Hello you!\n"
 
 
 def test_thoughts_go_to_stderr_and_are_not_remembered(run: Run, fake: type[FakeLLM]) -> None:

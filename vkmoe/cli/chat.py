@@ -125,8 +125,11 @@ class Conversation:
         try:
             prompt = self.template.render(self.messages, **self.names)
             ids = self.llm.tokenizer.encode(prompt, add_special=False)
+            has_blank = self.llm.tokenizer.adds_space  # before its first word, not to be shown
             for piece in self.llm.stream(ids, self.sampling, **self.limits):
-                answer += self._show(channels.feed(piece.text))
+                text = piece.text.removeprefix(" ") if has_blank else piece.text
+                has_blank = has_blank and not piece.text
+                answer += self._show(channels.feed(text))
             answer += self._show(channels.finish())
         except KeyboardInterrupt:
             note(" [stopped]")
