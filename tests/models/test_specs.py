@@ -10,28 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.tiny import Tensor, model_path, rewrite, with_metadata
-from vkmoe.errors import VkmoeError
+from tests.engine.tiny import Tensor, model_path, rewrite
+from tests.models.tiny_specs import changed, spec_of
 from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import open_gguf
-from vkmoe.models import ARCHITECTURES, read_spec
-from vkmoe.models.tensors import read_tensors
-
-
-def spec_of(path: Path) -> ModelSpec:
-    """The spec of a file whose tensors are as it says."""
-    with open_gguf(path) as file:
-        spec = read_spec(file)
-        read_tensors(file, spec)
-        return spec
-
-
-def changed(folder: Path, name: str, **changes: Any) -> ModelSpec:
-    """The spec of a tiny model after changes of keys below its architecture; `__` stands for ."""
-    with open_gguf(model_path(name)) as file:
-        prefix = file.require("general.architecture", str)
-    keys = {f"{prefix}.{key.replace('__', '.')}": value for key, value in changes.items()}
-    return spec_of(rewrite(model_path(name), folder / "changed.gguf", with_metadata(keys)))
+from vkmoe.models import ARCHITECTURES
 
 
 def experts_of(spec: ModelSpec) -> ExpertSpec:
@@ -147,7 +130,7 @@ def test_deepseek2_of_the_second_version() -> None:
 
 def test_deepseek2_files_of_before_the_absorbed_form() -> None:
     spec = spec_of(model_path("deepseek2_unsplit"))
-    assert spec.latent == LatentSpec(32, spec.latent.nope_dim, 16, 32) if spec.latent else False
+    assert spec.latent == LatentSpec(kv_rank=32, nope_dim=64, rope_dim=16, value_dim=32)
     assert experts_of(spec).gating == "softmax" and experts_of(spec).n_groups == 1
 
 
@@ -251,71 +234,6 @@ def test_yarn_takes_the_attention_factor_of_a_file(tmp_path: Path) -> None:
     ]
     assert factors == [1.5, 1.5]
     assert spec_of(model_path("moe_yarn_top1")).rope.attention_factor is None
-
-
-# ----- what cannot be -----
-
-WRONG = [
-    ("olmoe_plain", {"attention__clamp_kqv": 8.0}, "unknown metadata"),
-    ("olmoe_plain", {"expert_gating_func": 2}, "expert_gating_func is 2"),
-    ("llama_plain", {"expert_used_count": 2}, "expert_used_count is 2"),
-    ("llama_plain", {"attention__key_length": 12, "attention__value_length": 12}, "multiple of 8"),
-    ("llama_plain", {"attention__sliding_window": 64}, "unknown metadata"),
-    ("llama_plain", {"rope__scaling__type": "longrope"}, "rope_factors_short.weight is missing"),
-    ("llama_plain", {"rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor"),
-    ("llama_rope_freqs", {"rope__dimension_count": 16}, "expected [8]"),
-    ("llama_rope_freqs", {"rope__scaling__type": "longrope"}, "rope_factors_short"),
-    ("llama_longrope_long", {"rope__scaling__type": "none"}, "tensors vkmoe does not know"),
-    ("llama_longrope_long", {"rope__scaling__attn_factor": -1.0}, "must not be negative"),
-    ("mixtral_plain", {"expert_used_count": 9}, "9 experts used of 8"),
-    ("mixtral_one_by_one", {"expert_count": 4}, "blk.0.ffn_gate.3.weight is missing"),
-    ("mixtral_one_by_one", {"expert_count": 2, "expert_used_count": 1}, "expected [2, 32]"),
-    ("qwen2moe_plain", {"expert_shared_feed_forward_length": 32}, "expected [32, 32]"),
-    ("gptoss_plain", {"attention__sliding_window": 0}, "between 1 and"),
-    ("gptoss_plain", {"attention__sliding_window": None}, "no metadata key"),
-    ("gptoss_plain", {"expert_gating_func": 2}, "expert_gating_func is 2"),
-    ("deepseek2_v3", {"attention__key_length_mla": 16}, "heads of 0 + 16"),
-    ("deepseek2_v3", {"attention__key_length_mla": 40}, "heads of 24 + 16"),
-    ("deepseek2_v3", {"attention__key_length": 40}, "follows from the other keys"),
-    ("deepseek2_v3", {"attention__head_count_kv": 3}, "1 follows from the other keys"),
-    ("deepseek2_v3", {"attention__kv_lora_rank": 0}, "between 1 and"),
-    ("deepseek2_v3", {"attention__kv_lora_rank": 2048}, "between 1 and 1024"),
-    ("deepseek2_v3", {"attention__q_lora_rank": None}, "attn_q.weight is missing"),
-    ("deepseek2_v3", {"rope__dimension_count": 2}, "66 follows from the other keys"),
-    ("deepseek2_v3", {"rope__dimension_count": None}, "no metadata key"),
-    ("deepseek2_v3", {"leading_dense_block_count": 99}, "must be at most"),
-    ("deepseek2_v3", {"expert_group_count": 5}, "groups of"),
-    ("deepseek2_v3", {"expert_group_count": 1 << 20}, "must be at most"),
-    ("deepseek2_v3", {"expert_group_used_count": 99}, "must be at most"),
-    ("deepseek2_v3", {"expert_shared_count": 3}, "shexp.weight has shape"),
-    ("deepseek2_v3", {"expert_gating_func": 3}, "expert_gating_func is 3"),
-    ("deepseek2_v3", {"nextn_predict_layers": 99}, "must be at most"),
-    ("deepseek2_v3", {"block_count": 99, "nextn_predict_layers": 1}, "is missing"),
-    ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "changes", "words"), WRONG)
-def test_wrong_values_are_named(
-    name: str, changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(VkmoeError) as caught:
-        changed(tmp_path, name, **changes)
-    message = str(caught.value)
-    assert words in message and "\n" not in message and str(tmp_path) in message
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "values", [[0.0] * 16, [math.nan] * 16, [math.inf] * 16, [-1.0] * 16, [1e-30] * 16, [1.0] * 15]
-)
-def test_factors_that_cannot_be_are_refused(values: list[float], tmp_path: Path) -> None:
-    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        data = np.array(values, np.float32)
-        tensors["rope_freqs.weight"] = Tensor("F32", data.shape, data.view(np.uint8))
-
-    with pytest.raises(VkmoeError, match="rope_freqs"):
-        spec_of(rewrite(model_path("llama_rope_freqs"), tmp_path / "bad.gguf", change))
 
 
 def test_factors_are_not_asked_for_twice(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from vkmoe.models.weights import AttentionWeights, LatentWeights
 from vkmoe.models.workspace import LatentTensors, Workspace
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
 from vkmoe.ops.latent_attention import LatentCache, LatentShape, latent_attention
-from vkmoe.ops.matvec import matvec, matvec_heads, matvec_residual
+from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.rms_norm import rms_norm
 from vkmoe.ops.tuning import Tuning
@@ -117,47 +117,41 @@ class AttentionBlock:
         cache: KvAddresses,
         norm: NormInput,
     ) -> None:
-        space, tuning, shape = self.space, self.tuning, self.shape
+        space, shape = self.space, self.shape
         latent, tensors = self.spec.latent, space.latent
         assert latent is not None and tensors is not None, label
         assert isinstance(shape, LatentShape), label
         q, kv_offset = self._queries(program, label, weights, norm, latent, tensors)
-        matvec_heads(
-            program,
-            tuning,
-            weights.k_up,
-            shape.n_heads,
-            q,
-            tensors.absorbed,
-            f"{label} absorbed",
-            space.norm_partials,
-            x_stride=latent.query_dim,
-        )
+        absorbed, mixed = tensors.absorbed, tensors.mixed
+        self._heads(program, weights.k_up, q, absorbed, f"{label} absorbed", latent.query_dim)
         latent_attention(
             program,
             shape,
             self.split,
             LatentCache(cache.keys, self.rope_table, weights.kv_gain),
-            tensors.absorbed,
+            absorbed,
             q,
             space.qkv,
             space.params,
             space.attention_partials,
-            tensors.mixed,
+            mixed,
             f"{label} attention",
             kv_offset=kv_offset,
         )
-        matvec_heads(
-            program,
-            tuning,
-            weights.v_up,
-            shape.n_heads,
-            tensors.mixed,
-            space.attended,
-            f"{label} values",
-            space.norm_partials,
-            x_stride=latent.kv_rank,
-        )
+        self._heads(program, weights.v_up, mixed, space.attended, f"{label} values", latent.kv_rank)
+
+    def _heads(
+        self,
+        program: Program,
+        stack: Matrix,
+        x: TensorRef,
+        y: TensorRef,
+        label: str,
+        stride: int,
+    ) -> None:
+        """Each head's matrix times what is `stride` words behind the head before."""
+        n_heads, scratch = self.spec.n_heads, self.space.norm_partials
+        matvec_heads(program, self.tuning, stack, n_heads, x, y, label, scratch, x_stride=stride)
 
     def _queries(
         self,

@@ -97,7 +97,6 @@ class FeedForwardBlock:
         moe_layers, misses = self.weights.moe_layers, self.misses or MissService()
         moe_layer, gathers = moe_layers.index(index), misses.way == "gather"
         lands = gathers or misses.keep
-        n_places = self.weights.n_landing if lands else 0
         self._logits(program, label, layer, router, norm)
         if layer.shared is not None:
             self._shared_gate_up(program, label, layer.shared, norm)
@@ -112,7 +111,7 @@ class FeedForwardBlock:
             space.routing,
             space.log,
             f"{label} top-k",
-            landing=Landing(len(moe_layers), n_places, gathers),
+            landing=Landing(len(moe_layers), self.weights.n_landing * lands, gathers),
             selection_bias=layer.selection_bias,
         )
         if not lands:
