@@ -183,3 +183,8 @@ def test_missing_byte_tokens_are_named() -> None:
     metadata["tokenizer.ggml.tokens"][BYTE + 10] = "other"
     with pytest.raises(ModelFileError, match=r"no byte token <0x0A> \(1 of 256 are missing\)"):
         Tokenizer.from_metadata(metadata)
+
+
+def test_an_absurdly_long_token_is_refused_at_once() -> None:
+    with pytest.raises(ModelFileError, match="token 260 has 9000000 characters"):
+        Tokenizer.from_metadata(spm_metadata(["▁", "a" * 9_000_000]))

@@ -121,3 +121,5 @@ def test_surrogates_in_bytes_are_cut_as_the_symbols_they_are() -> None:
     del metadata["tokenizer.ggml.token_type"]
     tokenizer = Tokenizer.from_metadata(metadata)
     assert tokenizer.encode(b"\xed\xa0\x80he") == [262, 0x80, 256]
+    private = "\U000f0000\U0010ffff".encode()  # what stands in for them is not in the text
+    assert tokenizer.encode(private + b"\xed\xbf\xbf") == [*private, 0xED, 0xBF, 0xBF]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
 from vkmoe.generate.tokenizer import Tokenizer
 
-from .conftest import tiny_metadata, tokens_with
+from .conftest import spm_metadata, tiny_metadata, tokens_with
 
 
 def tiny(**changes: Any) -> Tokenizer:
@@ -59,17 +60,18 @@ def test_other_tokenizer_models_are_named() -> None:
         tiny(model="bert")
 
 
-def test_mutated_metadata_never_crashes() -> None:
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_mutated_metadata_never_crashes(kind: str) -> None:
     rng = random.Random(2)
     outcomes = set()
     for _ in range(300):
-        metadata = tiny_metadata()
+        metadata = tiny_metadata() if kind == "gpt2" else spm_metadata(["▁", "a", "▁a"])
         for _ in range(rng.randint(1, 3)):
             key = rng.choice(sorted(metadata))
             value = metadata[key]
             if isinstance(value, list) and value and rng.random() < 0.8:
                 place = rng.randrange(len(value))
-                value[place] = rng.choice([value[-1], "", "\x00", "a b", "<|x|>"])
+                value[place] = rng.choice([value[-1], "", "\x00", "a b", "<|x|>", math.nan])
             else:
                 metadata[key] = rng.choice([None, 0, -5, 2**40, "gpt2", [], np.zeros(3)])
         try:

@@ -20,7 +20,7 @@ from vkmoe.generate.vocabulary import Vocabulary
 __all__ = ["ByteLevelCodec", "byte_alphabet"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_STAND_INS = 0x10F800 - 0xD800  # private characters: they are cut as surrogates are
+_PRIVATE = range(0xF0000, 0x10FFFE)  # characters that are cut as surrogates are
 
 
 @lru_cache(maxsize=1)
@@ -94,16 +94,16 @@ class ByteLevelCodec:
 
     def _encode_surrogates(self, text: str) -> list[int]:
         """As `encode`; the package takes no surrogates, so others stand in while it cuts."""
+        free = (chr(code) for code in _PRIVATE if chr(code) not in text)
+        stand_ins = {char: next(free) for char in set(_SURROGATE.findall(text))}
         spellings = {
-            _spelled(chr(ord(char) + _STAND_INS).encode()): _spelled(
-                char.encode("utf-8", "surrogatepass")
-            )
-            for char in set(_SURROGATE.findall(text))
+            _spelled(stand_in.encode()): _spelled(char.encode("utf-8", "surrogatepass"))
+            for char, stand_in in stand_ins.items()
         }
-        stand_in = _SURROGATE.sub(lambda match: chr(ord(match[0]) + _STAND_INS), text)
+        replaced = _SURROGATE.sub(lambda match: stand_ins[match[0]], text)
         ids: list[int] = []
-        for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(stand_in):
-            for stand_in_spelling, spelling in spellings.items():
-                word = word.replace(stand_in_spelling, spelling)
+        for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(replaced):
+            for stand_in, spelling in spellings.items():
+                word = word.replace(stand_in, spelling)
             ids += (token.id for token in self._backend.model.tokenize(word))
         return ids

@@ -22,11 +22,15 @@ from vkmoe.generate.vocabulary import Vocabulary
 __all__ = ["SentencePieceCodec"]
 
 _BLANK = "\u2581"
+_MAX_TOKEN_LENGTH = 1000  # trying all splits takes the square of it
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SentencePieceCodec:
-    """Encodes plain text; raises ModelFileError for a vocabulary without all byte tokens."""
+    """Encodes plain text.
+
+    Raises ModelFileError for a vocabulary without all byte tokens or with an absurdly long token.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         names = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -35,6 +39,13 @@ class SentencePieceCodec:
             raise ModelFileError(
                 f"the model file's vocabulary has no byte token {absent[0]} ({len(absent)} of 256 "
                 "are missing)",
+                "the file is damaged or was converted wrongly",
+            )
+        longest = max(range(len(vocabulary.tokens)), key=lambda i: len(vocabulary.tokens[i]))
+        if len(vocabulary.tokens[longest]) > _MAX_TOKEN_LENGTH:
+            raise ModelFileError(
+                f"the model file's token {longest} has {len(vocabulary.tokens[longest])} "
+                f"characters, more than {_MAX_TOKEN_LENGTH}",
                 "the file is damaged or was converted wrongly",
             )
         self._byte_ids = [vocabulary.ids[name] for name in names]
