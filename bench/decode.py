@@ -3,7 +3,7 @@
 python -m bench.decode
 python -m bench.decode --llama-python LLAMA_VENV/bin/python --record
 
-The model defaults to a synthetic qwen3moe of OLMoE's size with 4 layers (hidden 2048, 64 experts,
+The model defaults to a synthetic OLMoE-1B-7B with 4 layers (hidden 2048, 64 experts,
 8 used, of width 1024; Q4_K with Q6_K down), made once into a cache folder. With --llama-python (an
 interpreter that has llama-cpp-python) both sides run as processes with the model loaded, take turns
 on the same prompt, and only decoding is timed.

@@ -1,13 +1,15 @@
-"""Shapes of real models that `bench.kernels` runs kernels with, from the models' own metadata.
+"""Shapes of real models that `bench.kernels` runs kernels with: those of the synthetic models.
 
-Owns the numbers only. `tiny` is for a quick run that measures nothing of worth.
+Owns what a kernel must know besides sizes. `TINY` is for a quick run that measures nothing of
+worth.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from tools.synthetic.shapes import PRESETS, ModelShape
 from vkmoe.facts import LatentSpec
 from vkmoe.ops.experts import Activation
 from vkmoe.ops.router import RouterShape
@@ -40,40 +42,66 @@ class ModelShapes:
     latent: LatentSpec | None = None
 
 
-MODELS = {
-    shapes.name: shapes
-    for shapes in (
-        ModelShapes(
-            *("olmoe-1b-7b", 2048, (2048, 2048, 2048), 2048, 16, 16, 128, "full_width"),
-            *(RouterShape(64, 8, renormalise=False), 1024, 50304),
+class _Kind(NamedTuple):
+    """What an architecture does that its sizes do not tell."""
+
+    norm: Literal["none", "per_head", "full_width"] = "none"
+    renormalise: bool = True
+    shared_gate: bool = False
+    rope_style: Literal["neox", "normal"] = "neox"
+    biased: bool = False
+    activation: Activation = "silu"
+    sinks: bool = False
+
+
+_KINDS = {
+    "olmoe": _Kind("full_width", renormalise=False),
+    "qwen3moe": _Kind("per_head"),
+    "llama": _Kind(rope_style="normal"),
+    "qwen2moe": _Kind(renormalise=False, shared_gate=True),
+    "gpt-oss": _Kind(biased=True, activation="swiglu_oai", sinks=True),
+    "deepseek2": _Kind(renormalise=False, rope_style="normal"),
+}
+
+
+def _shapes(name: str, model: ModelShape) -> ModelShapes:
+    kind, n_heads, head_dim = _KINDS[model.architecture], model.n_heads, model.head_size
+    kv_width, value_dim, latent = model.n_kv_heads * head_dim, head_dim, None
+    qkv: tuple[int, ...] = (n_heads * head_dim, kv_width, kv_width)
+    if model.latent is not None:
+        rank, rope_dim = model.latent.kv_rank, model.latent.rope_size
+        value_dim = model.latent.value_size
+        latent = LatentSpec(rank, nope_dim=head_dim, rope_dim=rope_dim, value_dim=value_dim)
+        qkv = (n_heads * latent.query_dim, latent.row)
+    return ModelShapes(
+        name,
+        width=model.hidden,
+        qkv=qkv,
+        o_columns=n_heads * value_dim,
+        n_heads=n_heads,
+        n_kv_heads=model.n_kv_heads,
+        head_dim=head_dim,
+        norm=kind.norm,
+        router=RouterShape(
+            model.n_experts,
+            model.n_experts_used,
+            renormalise=kind.renormalise,
+            shared_gate=kind.shared_gate,
         ),
-        ModelShapes(
-            *("qwen3-30b-a3b", 2048, (4096, 512, 512), 4096, 32, 4, 128, "per_head"),
-            *(RouterShape(128, 8), 768, 151936),
-        ),
-        ModelShapes(
-            *("mixtral-8x7b", 4096, (4096, 1024, 1024), 4096, 32, 8, 128, "none"),
-            *(RouterShape(8, 2), 14336, 32000, "normal"),
-        ),
-        ModelShapes(
-            *("gpt-oss-20b", 2880, (4096, 512, 512), 4096, 64, 8, 64, "none"),
-            *(RouterShape(32, 4), 2880, 201088),
-            biased=True,
-            activation="swiglu_oai",
-            window=128,
-            sinks=True,
-        ),
-        # The compressed keys and values stand in the place of k and v.
-        ModelShapes(
-            *("deepseek-v2-lite", 2048, (3072, 576), 2048, 16, 16, 128, "none"),
-            *(RouterShape(64, 6, renormalise=False), 1408, 102400, "normal", 2816),
-            latent=LatentSpec(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
-        ),
-        ModelShapes(
-            *("qwen1.5-moe", 2048, (2048, 2048, 2048), 2048, 16, 16, 128, "none"),
-            *(RouterShape(60, 4, renormalise=False, shared_gate=True), 1408, 151936, "neox", 5632),
-        ),
+        inner=model.expert_size,
+        n_vocab=model.n_tokens,
+        rope_style=kind.rope_style,
+        shared_inner=model.shared_size,
+        biased=kind.biased,
+        activation=kind.activation,
+        window=model.window,
+        sinks=kind.sinks,
+        latent=latent,
     )
+
+
+MODELS = {
+    name: _shapes(name, model) for name, model in PRESETS.items() if not name.startswith("tiny")
 }
 TINY = ModelShapes(
     *("tiny", 512, (256, 128, 128), 256, 4, 2, 64, "per_head"),
