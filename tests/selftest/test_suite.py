@@ -44,8 +44,15 @@ def device() -> Iterator[Device]:
 def test_every_variant_agrees_with_its_twin(device: Device, variant: Variant) -> None:
     """Also: every compiled variant has a case, and CI's device can run all of them."""
     assert runnable(variant, device.info)
-    cases = list(run_variant(variant, device))
+    cases = list(run_variant(variant, device, timed=False))
     assert cases and all(case.ok for case in cases), cases
+
+
+def test_speed_is_measured_where_the_device_would_choose_the_variant(device: Device) -> None:
+    own = choose_tuning(device.info).dot_suffix
+    for suffix in (own, "" if own else "+subgroup"):
+        (case,) = run_variant(Variant.parse(f"matvec.q8_0{suffix}"), device)
+        assert case.ok and (case.gigabytes_per_second is not None) == (suffix == own)
 
 
 def test_every_kernel_and_every_variant_has_a_family() -> None:

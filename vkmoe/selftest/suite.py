@@ -84,14 +84,17 @@ def run(device: str | None, only: str = "") -> Iterator[Case]:
                 yield from run_variant(variant, opened)
 
 
-def run_variant(variant: Variant, device: Device) -> Iterator[Case]:
-    """The cases of one variant; a variant of an unknown family is a failure of its own."""
+def run_variant(variant: Variant, device: Device, timed: bool = True) -> Iterator[Case]:
+    """The cases of one variant; a variant of an unknown family is a failure of its own.
+
+    Those the device would choose are `timed`.
+    """
     family = FAMILIES.get(variant.family)
     if family is None:
         yield Case(f"{variant.name} has no case", False, 1.0, 0.0, None)
         return
     tuning = tuning_of(variant, family, device.info)
-    setting = Setting(variant.axis, tuning, device, timed=tuning == choose_tuning(device.info))
+    setting = Setting(variant.axis, tuning, device, timed and tuning == choose_tuning(device.info))
     for measured in family.cases(setting):
         assert variant.name in measured.variants, (variant.name, measured.variants)
         worst = measured.checks.worst
