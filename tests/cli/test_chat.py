@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.generate.conftest import spm_metadata
+from tests.generate.conftest import spm_metadata, tiny_metadata
 from vkmoe.cli.chat import _next_message
+from vkmoe.generate.vocabulary import TokenType
 
 from .conftest import FakeLLM, Run
 
@@ -35,7 +37,23 @@ def test_the_blank_a_sentencepiece_model_begins_with_is_dropped(
     assert run("chat", stdin=b"hi\n").out == " Hello you!\n"
 
 
+def with_channels() -> dict[str, Any]:
+    """A vocabulary with the marks of gpt-oss."""
+    plain = tiny_metadata()
+    tokens, types = (plain[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+    return tiny_metadata(
+        tokens=[*tokens, *marks], token_type=[*types, *[TokenType.CONTROL] * len(marks)]
+    )
+
+
+def test_marks_of_channels_are_text_in_other_models(run: Run, fake: type[FakeLLM]) -> None:
+    fake.pieces = ("Write <|start|>", " first")
+    assert run("chat", stdin=b"hi\n").out == "Write <|start|> first!\n"
+
+
 def test_thoughts_go_to_stderr_and_are_not_remembered(run: Run, fake: type[FakeLLM]) -> None:
+    fake.vocabulary = with_channels()
     fake.pieces = ("<|channel|>analysis<|message|>Hm", ".<|end|><|start|>assistant<|channel|>fi",
                    "nal<|message|>Hello")  # fmt: skip
     done = run("chat", stdin=b"hi\nyou\n")

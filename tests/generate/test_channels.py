@@ -20,7 +20,7 @@ TOOL = (
 
 def sorted_by_channel(text: str, n_chars: int) -> list[tuple[str, str]]:
     """The reply in pieces of `n_chars`; neighbours of one channel joined."""
-    channels = ReplyChannels()
+    channels = ReplyChannels(has_channels=True)
     parts = [p for at in range(0, len(text), n_chars) for p in channels.feed(text[at:][:n_chars])]
     parts += channels.finish()
     assert all(part.text for part in parts)
@@ -47,7 +47,13 @@ def test_text_is_sorted_however_it_is_cut(
 
 
 def test_text_without_marks_is_not_held_back() -> None:
-    channels = ReplyChannels()
+    channels = ReplyChannels(has_channels=True)
     assert channels.feed("a <b") == [(FINAL, "a <b")]
     assert channels.feed("<|") == []
     assert channels.feed("x") == [(FINAL, "<|x")]
+
+
+def test_marks_are_text_where_the_vocabulary_has_none() -> None:
+    channels = ReplyChannels(has_channels=False)
+    assert channels.feed(HARMONY) == [(FINAL, HARMONY)]
+    assert channels.finish() == []

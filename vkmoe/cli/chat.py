@@ -120,7 +120,7 @@ class Conversation:
         Raises PromptError, with the message taken back, when it cannot be answered.
         """
         self.messages.append(_message("user", text))
-        channels, answer = ReplyChannels(), []
+        channels, answer = ReplyChannels(self.llm.tokenizer.has_channels), []
         self._thinks = False
         try:
             prompt = self.template.render(self.messages, **self.names)

@@ -2,7 +2,8 @@
 
 Its replies (OpenAI's harmony format) are messages such as
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`. Replies
-of other models have no such marks: they are one answer. Does not own which tokens are marks.
+of other models are one answer, and such marks in them are text. Does not own which tokens are
+marks.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ class ReplyChannels:
     The texts joined are the reply without its marks and headers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_channels: bool) -> None:
+        """`has_channels`: the model's vocabulary has the marks."""
+        self._has_channels = has_channels
         self._held = ""  # may yet become a mark
         self._header: str | None = None  # of the message to come; None: inside a message
         self._channel = FINAL
 
     def feed(self, text: str) -> list[ChannelText]:
         """The parts that are certain with this text. Mutates."""
+        if not self._has_channels:
+            return list(self._plain(text))
         self._held += text
         parts = list(self._sorted())
         n_certain = len(self._held) - self._possible_mark()

@@ -37,6 +37,8 @@ class Tokenizer:
         self.adds_space = vocabulary.adds_space
         self.control_ids = vocabulary.control
         self.special_ids = vocabulary.control | vocabulary.user_defined
+        shown = {vocabulary.tokens[i] for i in vocabulary.user_defined}
+        self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see channels.py
         self._unused_ids = vocabulary.unused
         self._tokens = vocabulary.tokens
         self._special = SpecialTokens(
