@@ -1,12 +1,12 @@
 """Ask llama.cpp for the tokens of difficult strings, and store them for the tokenizer's tests.
 
-    pip install llama-cpp-python
+    pip install llama-cpp-python gguf tokenizers
     python -m tools.make_tokenizer_goldens path/to/shared/vocab
 
-Writes tests/generate/tokens/: strings.json.xz with the strings, and a file for each vocabulary and
-each pre-tokenizer that is tried on a vocabulary of another kind. Every file holds the text strings
-with that vocabulary's special tokens and, for all strings, the ids with special tokens parsed and
-without. llama.cpp's version and the vocabulary's name are in the file.
+Writes tests/generate/tokens/: strings.json.xz with the strings, a file for each vocabulary of the
+folder, and one for each pre-tokenizer with the vocabulary of pair_vocabulary.py. Every file holds
+the strings with that vocabulary's special tokens and, for all strings, the ids with special
+tokens parsed and without, how a text begins, and which tokens end one.
 """
 
 from __future__ import annotations
@@ -15,39 +15,35 @@ import json
 import lzma
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings, special_strings
+from vkmoe.gguf_file import TensorInfo
+from vkmoe.gguf_file.writing import write_gguf
 
 TARGET = Path(__file__).parents[1] / "tests" / "generate" / "tokens"
-# Pre-tokenizers without a vocabulary there, and the vocabulary they are tried on.
-BORROWED = {
-    "default": "gpt-2",
-    "smollm": "gpt-2",
-    "chatglm-bpe": "llama-bpe",
-    "glm4": "llama-bpe",
-    "tekken": "llama-bpe",
-    "gpt-4o": "llama-bpe",
-    "deepseek-v3": "deepseek-llm",
-}
+# One name of each kind; llama.cpp's names, not ours, decide what the kinds are.
+KINDS = (
+    *("default", "gpt-2", "llama-bpe", "chatglm-bpe", "glm4", "qwen2", "qwen35", "smollm"),
+    *("tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3"),
+)
 
 
-def golden(path: Path, pre: str | None) -> dict[str, Any]:
+def golden(path: Path) -> dict[str, Any]:
     """What llama.cpp makes of all strings with the vocabulary in `path`."""
     import llama_cpp  # type: ignore[import-not-found,unused-ignore]
 
-    overrides = {} if pre is None else {"tokenizer.ggml.pre": pre}
-    model = llama_cpp.Llama(
-        str(path), vocab_only=True, verbose=False, kv_overrides=overrides or None
-    )
-    special = _special_texts(llama_cpp, model)
-    strings = special_strings(special)
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    strings = special_strings(_special_texts(llama_cpp, model))
     all_strings = [*difficult_strings(), *strings]
     return {
         "llama_cpp": llama_cpp.__version__,
-        "vocabulary": path.stem.removeprefix("ggml-vocab-"),
-        "pre": pre,
         "special": [text.decode("latin-1") for text in strings],
         "parsed": [model.tokenize(text, add_bos=False, special=True) for text in all_strings],
         "plain": [model.tokenize(text, add_bos=False, special=False) for text in all_strings],
@@ -79,20 +75,27 @@ def store(name: str, document: Any) -> None:
     (TARGET / f"{name}.json.xz").write_bytes(lzma.compress(text.encode(), preset=9))
 
 
+def _no_tensor(tensor: TensorInfo) -> NDArray[np.uint8]:
+    raise AssertionError(f"no tensor was asked for, not even {tensor.name}")
+
+
 def main() -> None:
     """Store every golden, each vocabulary in a process of its own."""
-    folder = Path(sys.argv[1])
-    if len(sys.argv) > 2:
-        name, pre = sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
-        store(pre or name, golden(folder / f"ggml-vocab-{name}.gguf", pre))
+    if len(sys.argv) == 4:
+        store(sys.argv[3], golden(Path(sys.argv[1])))
         return
     TARGET.mkdir(exist_ok=True)
     store("strings", [text.decode("latin-1") for text in difficult_strings()])
-    names = [path.stem.removeprefix("ggml-vocab-") for path in sorted(folder.glob("*.gguf"))]
-    for arguments in [[name] for name in names] + [[v, k] for k, v in BORROWED.items()]:
-        print(*arguments)
-        command = [sys.executable, "-m", "tools.make_tokenizer_goldens", str(folder), *arguments]
-        subprocess.run(command, check=True)
+    found = sorted(Path(sys.argv[1]).glob("*.gguf"))
+    paths = {path.stem.removeprefix("ggml-vocab-"): path for path in found}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in KINDS:
+            paths[f"pairs-{kind}"] = Path(folder) / f"{kind}.gguf"
+            write_gguf(paths[f"pairs-{kind}"], pair_vocabulary(kind), [], _no_tensor)
+        for name, path in paths.items():
+            print(name)
+            command = [sys.executable, "-m", "tools.make_tokenizer_goldens", str(path), "as", name]
+            subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ difficult strings (stored by tools/make_tokenizer_goldens.py).
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import lzma
 import random
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tools.make_tokenizer_goldens import KINDS
+from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings
 from vkmoe.generate.detokenizer import StreamDetokenizer
 from vkmoe.generate.pretokenizer import PRE_TOKENIZERS
@@ -27,7 +28,7 @@ NAMES = (
     *("deepseek-coder", "deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2"),
     "qwen35",
 )
-BORROWED = ("default", "smollm", "chatglm-bpe", "glm4", "tekken", "gpt-4o", "deepseek-v3")
+PAIRS = tuple(f"pairs-{kind}" for kind in KINDS)
 SENTENCEPIECE = ("llama-spm", "phi-3")
 pytestmark = pytest.mark.shared
 
@@ -45,12 +46,9 @@ def vocabulary(folder: Path, name: str) -> Vocabulary:
 @pytest.fixture(scope="module")
 def subject(shared: Path, name: str) -> Tokenizer:
     """The tokenizer of one vocabulary: large ones take a second, so all its tests follow."""
-    if name in NAMES:
-        return Tokenizer(vocabulary(shared, name))
-    pre = PRE_TOKENIZERS[name]
-    borrowed = vocabulary(shared, golden(name)["vocabulary"])
-    adds_bos = borrowed.adds_bos if name == "deepseek-v3" else pre.adds_bos  # its file says so
-    return Tokenizer(dataclasses.replace(borrowed, pre=pre, adds_bos=adds_bos))
+    if name in PAIRS:
+        return Tokenizer.from_metadata(pair_vocabulary(name.removeprefix("pairs-")))
+    return Tokenizer(vocabulary(shared, name))
 
 
 def published(folder: Path, name: str) -> list[tuple[str, list[int]]]:
@@ -76,7 +74,7 @@ def test_the_published_ids(shared: Path, name: str, subject: Tokenizer) -> None:
         assert subject.decode(ids) == text
 
 
-@pytest.mark.parametrize("name", [*NAMES, *BORROWED], scope="module")
+@pytest.mark.parametrize("name", [*NAMES, *PAIRS], scope="module")
 def test_difficult_strings_become_what_llama_cpp_makes_of_them(
     name: str, subject: Tokenizer
 ) -> None:
@@ -93,11 +91,15 @@ def test_difficult_strings_become_what_llama_cpp_makes_of_them(
         assert wrong == []
 
 
-@pytest.mark.parametrize("name", [*NAMES, *BORROWED], scope="module")
+@pytest.mark.parametrize("name", [*NAMES, *PAIRS], scope="module")
 def test_how_a_text_begins_and_what_ends_one(name: str, subject: Tokenizer) -> None:
     expected = golden(name)
     assert subject.encode("Hello") == expected["started"]
     assert sorted(subject.end_ids) == expected["ends"]
+
+
+def test_every_kind_of_pre_tokenizer_is_tested() -> None:
+    assert sorted(KINDS) == sorted({spec.name for spec in PRE_TOKENIZERS.values()})
 
 
 def test_the_stored_strings_are_those_of_the_script() -> None:
