@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import lzma
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +29,26 @@ NAMES = (
 )
 PAIRS = tuple(f"pairs-{kind}" for kind in KINDS)
 SENTENCEPIECE = ("llama-spm", "phi-3")
-pytestmark = pytest.mark.shared
+# Parameters: those of the folder shared/, and those that need no folder.
+THERE = [pytest.param(name, marks=pytest.mark.shared) for name in NAMES]
+THERE_SPM = [pytest.param(name, marks=pytest.mark.shared) for name in SENTENCEPIECE]
 
 
 def golden(name: str) -> Any:
     return json.loads(lzma.decompress((GOLDENS / f"{name}.json.xz").read_bytes()))
 
 
-@cache
 def vocabulary(folder: Path, name: str) -> Vocabulary:
     with open_gguf(folder / "vocab" / f"ggml-vocab-{name}.gguf") as file:
         return read_vocabulary(file.metadata)
 
 
 @pytest.fixture(scope="module")
-def subject(shared: Path, name: str) -> Tokenizer:
+def subject(request: pytest.FixtureRequest, name: str) -> Tokenizer:
     """The tokenizer of one vocabulary: large ones take a second, so all its tests follow."""
     if name in PAIRS:
         return Tokenizer.from_metadata(pair_vocabulary(name.removeprefix("pairs-")))
-    return Tokenizer(vocabulary(shared, name))
+    return Tokenizer(vocabulary(request.getfixturevalue("shared"), name))
 
 
 def published(folder: Path, name: str) -> list[tuple[str, list[int]]]:
@@ -60,12 +60,13 @@ def published(folder: Path, name: str) -> list[tuple[str, list[int]]]:
     return list(zip(texts, ids, strict=True))
 
 
+@pytest.mark.shared
 def test_every_vocabulary_there_is_tested(shared: Path) -> None:
     paths = (shared / "vocab").glob("*.gguf")
     assert sorted(path.stem.removeprefix("ggml-vocab-") for path in paths) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES, scope="module")
+@pytest.mark.parametrize("name", THERE, scope="module")
 def test_the_published_ids(shared: Path, name: str, subject: Tokenizer) -> None:
     for text, ids in published(shared, name):
         for parse_special in (True, False):
@@ -74,7 +75,7 @@ def test_the_published_ids(shared: Path, name: str, subject: Tokenizer) -> None:
         assert subject.decode(ids) == text
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PAIRS], scope="module")
+@pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
 def test_difficult_strings_become_what_llama_cpp_makes_of_them(
     name: str, subject: Tokenizer
 ) -> None:
@@ -91,7 +92,7 @@ def test_difficult_strings_become_what_llama_cpp_makes_of_them(
         assert wrong == []
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PAIRS], scope="module")
+@pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
 def test_how_a_text_begins_and_what_ends_one(name: str, subject: Tokenizer) -> None:
     expected = golden(name)
     assert subject.encode("Hello") == expected["started"]
@@ -106,7 +107,7 @@ def test_the_stored_strings_are_those_of_the_script() -> None:
     assert golden("strings") == [text.decode("latin-1") for text in difficult_strings()]
 
 
-@pytest.mark.parametrize("name", NAMES, scope="module")
+@pytest.mark.parametrize("name", THERE, scope="module")
 def test_text_survives_and_streams(shared: Path, name: str, subject: Tokenizer) -> None:
     rng = random.Random(3)
     texts = [text for text, _ in published(shared, name)] + ["", " ", "  x", "▁x"]
@@ -120,7 +121,7 @@ def test_text_survives_and_streams(shared: Path, name: str, subject: Tokenizer) 
         assert "".join(pieces) == subject.decode(ids)
 
 
-@pytest.mark.parametrize("name", SENTENCEPIECE, scope="module")
+@pytest.mark.parametrize("name", THERE_SPM, scope="module")
 def test_the_package_merges_as_the_plain_twin_does(shared: Path, name: str) -> None:
     codec = SentencePieceCodec(vocabulary(shared, name))
     assert not codec.has_equal_scores
@@ -129,14 +130,14 @@ def test_the_package_merges_as_the_plain_twin_does(shared: Path, name: str) -> N
         assert codec.encode_plainly(text) == codec.encode(text, after_special=False)
 
 
-@pytest.mark.parametrize("name", SENTENCEPIECE, scope="module")
+@pytest.mark.parametrize("name", THERE_SPM, scope="module")
 def test_a_generated_word_keeps_its_blank(subject: Tokenizer) -> None:
     ids = subject.encode("France is Paris", add_special=False)
     stream = StreamDetokenizer(subject)
     assert "".join(map(stream.feed, ids[2:])) == " Paris"
 
 
-@pytest.mark.parametrize("name", SENTENCEPIECE, scope="module")
+@pytest.mark.parametrize("name", THERE_SPM, scope="module")
 def test_a_character_of_byte_tokens_appears_with_its_last(subject: Tokenizer) -> None:
     ids = subject.encode("🦙x", add_special=False)
     stream = StreamDetokenizer(subject, at_start=True)
