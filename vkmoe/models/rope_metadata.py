@@ -66,6 +66,8 @@ def read_rope(
         return _longrope(metadata, rope)
     if kind == "yarn":
         return _yarn(metadata, rope)
+    if (given := rope.attention_factor) not in (None, 1.0):
+        metadata.refuse("rope.scaling.attn_factor", given, "not known without yarn or longrope")
     plain = RopeSpec(dim, rope.base, style, factors=_factors(metadata, FREQUENCIES, dim))
     if kind == "none" or (kind == "linear" and rope.factor == 1):
         return plain
