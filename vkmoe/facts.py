@@ -5,9 +5,9 @@ Plain data without a GPU behind it, so that tests invent them.
 
 from __future__ import annotations
 
-from vkmoe.facts.device import DeviceInfo, DeviceLimits, Heap, MemoryType
-from vkmoe.facts.model import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
-from vkmoe.facts.plan import (
+from vkmoe.facts_device import DeviceInfo, DeviceLimits, Heap, MemoryType
+from vkmoe.facts_model import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.facts_plan import (
     CacheSizing,
     Conversion,
     MemoryPlan,
