@@ -107,10 +107,14 @@ def test_timestamps_are_plausible_and_increase(device, slow):
     recording = recorder.finish()
     with pytest.raises(RuntimeError, match="no finished submit"):
         recording.timestamps()
-    for _ in range(2):  # the queries are reset within the recording
+    times = []
+    for _ in range(5):  # the queries are reset within the recording
         device.submit(recording).wait()
         first, second, third = recording.timestamps()
-        assert 0 < second - first < third - second < 60e9
+        assert first < second < third < first + 60e9
+        times.append((second - first, third - second))
+    short, long = (min(spent) for spent in zip(*times, strict=True))
+    assert short < long, "a sixth of the work takes less, unless others have the processor"
 
 
 def test_buffers_do_not_allow_what_does_not_fit(device, host, instance):
