@@ -77,7 +77,8 @@ def _file_lines(file: GgufFile) -> list[str]:
         f"{total / MIB:,.1f} MiB",
     ]
     for kind in sorted(n_bytes, key=lambda name: -n_bytes[name]):
-        lines.append(f"  {kind:12}{n_tensors[kind]:5} tensors {n_bytes[kind] / MIB:12,.1f} MiB")
+        word = "tensor " if n_tensors[kind] == 1 else "tensors"
+        lines.append(f"  {kind:12}{n_tensors[kind]:5} {word} {n_bytes[kind] / MIB:12,.1f} MiB")
     return lines
 
 

@@ -13,6 +13,8 @@ __all__ = ["Finder"]
 
 VECTOR_TYPES = frozenset({"F32", "F16", "BF16"})
 _HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
+# What converters put into one tensor where they are asked to.
+_FUSED = {"attn_q": "attn_qkv", "ffn_gate_exps": "ffn_gate_up_exps"}
 
 
 class Finder:
@@ -95,6 +97,7 @@ class Finder:
     def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._tensors.get(name)
         if tensor is None:
+            self._refuse_fused(name)
             raise ModelFileError(f"{self._path}: tensor {name} is missing", _HINT)
         if tuple(tensor.shape) != shape:
             raise ModelFileError(
@@ -103,3 +106,13 @@ class Finder:
             )
         self._used.add(name)
         return tensor
+
+    def _refuse_fused(self, name: str) -> None:
+        """Say so where a tensor is not missing but a part of another."""
+        prefix, _, rest = name.rpartition(".weight")[0].rpartition(".")
+        fused = f"{prefix}.{_FUSED.get(rest, rest)}.weight"
+        if rest in _FUSED and fused in self._tensors:
+            raise UnsupportedModelError(
+                f"{self._path}: {name} is a part of {fused}, which vkmoe does not take apart",
+                "convert the model again without fusing tensors",
+            )

@@ -22,6 +22,7 @@ __all__ = ["factor_tensors", "read_rope"]
 
 FREQUENCIES = "rope_freqs.weight"  # divisors for any context, as Llama 3.1 has them
 LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
+_HINT = "the file was converted wrongly or is damaged"
 LEAST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6  # no rule makes others, and no angle overflows
 
 
@@ -136,6 +137,3 @@ def _factors(metadata: Metadata, name: str, dim: int) -> tuple[float, ...]:
     if not ((values >= LEAST_FACTOR) & (values <= LARGEST_FACTOR)).all():
         raise ModelFileError(f"{file.path}: {name} has factors that are none", _HINT)
     return tuple(float(value) for value in np.asarray(values, np.float64))
-
-
-_HINT = "the file was converted wrongly or is damaged"
