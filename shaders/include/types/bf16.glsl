@@ -1,11 +1,5 @@
 // BF16: raw, 32 weights a chunk in four uvec4; a bfloat16 is the upper half of a float.
-#define BLOCK_CHUNKS 1u
-#define STAGED_WORDS4 0u
-#define GROUP_B_OFFSET 4u
-
-uint chunk_x(uint block, uint t) { return block * 8u; }
-
-uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+#include "types/one_chunk.glsl"
 
 vec4 two_words(uint first, uint second) {
     return uintBitsToFloat(uvec4(first << 16u, first & 0xFFFF0000u, second << 16u, second & 0xFFFF0000u));

@@ -1,11 +1,5 @@
 // F16: raw, 32 weights a chunk in four uvec4.
-#define BLOCK_CHUNKS 1u
-#define STAGED_WORDS4 0u
-#define GROUP_B_OFFSET 4u
-
-uint chunk_x(uint block, uint t) { return block * 8u; }
-
-uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+#include "types/one_chunk.glsl"
 
 void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
     scale = vec4(1.0, 0.0, 1.0, 0.0);

@@ -1,13 +1,7 @@
 // MXFP4 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 32 the planes of nibbles (n x 1 uvec4; low
 // ones are weights 0..15, high ones 16..31) and exponents e (n x 1 byte). A nibble is E2M1: sign, two bits of exponent, one
 // of mantissa; q is twice its value. weight = 2^(e - 128)*q. One chunk is one block.
-#define BLOCK_CHUNKS 1u
-#define STAGED_WORDS4 0u
-#define GROUP_B_OFFSET 4u
-
-uint chunk_x(uint block, uint t) { return block * 8u; }
-
-uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+#include "types/one_chunk.glsl"
 
 // 12 + q of four nibbles in bytes: q is 0, 1, 2, 3, 4, 6, 8, 12 for the lower three bits, the fourth is the sign.
 uint e2m1_plus_12(uint codes) {

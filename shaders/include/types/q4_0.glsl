@@ -1,12 +1,6 @@
 // Q4_0 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 32 the planes of nibbles (n x 1 uvec4; low
 // ones are weights 0..15, high ones 16..31) and d (n x f16). weight = d*(q - 8). One chunk is one block.
-#define BLOCK_CHUNKS 1u
-#define STAGED_WORDS4 0u
-#define GROUP_B_OFFSET 4u
-
-uint chunk_x(uint block, uint t) { return block * 8u; }
-
-uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) { return uvec4(0u); }
+#include "types/one_chunk.glsl"
 
 void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 nibbles = row_words4(row, block * 16u);
