@@ -43,22 +43,21 @@ if(NOT EXISTS "${kp_source}/CMakeLists.txt")
     file(ARCHIVE_EXTRACT INPUT "${kp_sdist}" DESTINATION "${kp_download_dir}")
 endif()
 
-# System headers for everything: Kompute would clone its own from a git host.
-foreach(dependency FMT VULKAN_HEADER SPDLOG PYBIND11)
-    set(KOMPUTE_OPT_USE_BUILT_IN_${dependency} OFF CACHE BOOL "" FORCE)
-endforeach()
-set(KOMPUTE_OPT_INSTALL OFF CACHE BOOL "" FORCE)
-set(KOMPUTE_OPT_LOG_LEVEL "Off" CACHE STRING "" FORCE)
-set(KOMPUTE_OPT_DISABLE_VULKAN_VERSION_CHECK ON CACHE BOOL "" FORCE)
-set(BUILD_SHARED_LIBS OFF)
-
+# Three of Kompute's classes are used: Algorithm, Sequence and Tensor. Only their sources are compiled.
+# Its own CMake project would also build its Manager, which does not compile with the Vulkan headers
+# of 2025, and would clone headers from a git host. Its log is switched off.
+find_package(fmt REQUIRED)
+add_library(kompute STATIC EXCLUDE_FROM_ALL
+    "${kp_source}/src/Algorithm.cpp"
+    "${kp_source}/src/Sequence.cpp"
+    "${kp_source}/src/Tensor.cpp")
+target_include_directories(kompute SYSTEM PUBLIC "${kp_source}/src/include")
+# fmt header-only: a wheel built on one machine needs no library of fmt on another.
+target_link_libraries(kompute PUBLIC Vulkan::Vulkan fmt::fmt-header-only)
 # Dispatch through a table that this extension fills (kompute_calls.cpp): Kompute ignores most
 # results, so every call it makes is checked, counted and can be made to fail there.
-add_compile_definitions(FMT_HEADER_ONLY VULKAN_HPP_DISPATCH_LOADER_DYNAMIC=1)
-add_subdirectory("${kp_source}" "${kp_download_dir}/build" EXCLUDE_FROM_ALL)
-# Its flags contain -Werror; newer compilers and headers warn about more than it knew.
-foreach(target kompute kp_logger)
-    target_compile_options(${target} PRIVATE -w -Wno-error)
-endforeach()
-# vulkan.hpp takes seconds to parse: once instead of nine times.
+target_compile_definitions(kompute PUBLIC
+    KOMPUTE_OPT_LOG_LEVEL_DISABLED=1 VULKAN_HPP_DISPATCH_LOADER_DYNAMIC=1)
+target_compile_options(kompute PRIVATE -w)
+# vulkan.hpp takes seconds to parse: once instead of three times.
 set_target_properties(kompute PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
