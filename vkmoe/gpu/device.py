@@ -23,6 +23,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device_facts import device_info
 from vkmoe.gpu.extension import native
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
+from vkmoe.gpu.validation import HAZARD, run_with_a_missing_barrier
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -172,9 +173,14 @@ def _accessible(node: Path) -> bool:
 
 
 class Device(Closing):
-    """An open device. Use it as a context manager; `close()` frees everything made from it."""
+    """An open device. Use it as a context manager; `close()` frees everything made from it.
+
+    With `validation` it opens only where the validation layer reports a missing barrier. Raises
+    NoDriverError, NoDeviceError and other GpuErrors.
+    """
 
     def __init__(self, wanted: str | None = None, validation: bool = False) -> None:
+        self._early_messages: list[str] = []  # of the validation layer, while opening
         self._instance = _make_instance(validation)
         try:
             self.info = choose_device(list_devices(self._instance), wanted)
@@ -184,6 +190,8 @@ class Device(Closing):
             ]
             with translate_errors(f"opening {self.info.name}"):
                 self.native = self._instance.open(self.info.index, features)
+            if validation:
+                self._require_validation()
         except BaseException:
             self._instance.close()
             raise
@@ -230,9 +238,29 @@ class Device(Closing):
             error.result,
         )
 
+    def _require_validation(self) -> None:
+        """Raise GpuError unless the validation layer reports a missing barrier."""
+        try:
+            with translate_errors("checking the validation layer"):
+                run_with_a_missing_barrier(self.native)
+            messages = self._instance.messages()
+            self._early_messages = [text for text in messages if HAZARD not in text]
+            if len(messages) == len(self._early_messages):
+                raise GpuError(
+                    "the validation layer did not report a barrier that was left out on purpose, "
+                    "so its silence would prove nothing",
+                    "remove VK_LAYER_... variables and vk_layer_settings.txt files that switch "
+                    "checks off, update the layer (Debian: vulkan-validationlayers), or drop "
+                    "--validation",
+                )
+        except BaseException:
+            self.native.close()
+            raise
+
     def validation_messages(self) -> list[str]:
         """What the validation layer reported since the last call (empty without --validation)."""
-        return list(self._instance.messages())
+        early, self._early_messages = self._early_messages, []
+        return early + self._instance.messages()
 
     def finish(self) -> None:
         """Wait for submissions in flight, then free everything made from this device.

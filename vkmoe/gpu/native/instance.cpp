@@ -1,7 +1,10 @@
 #include "instance.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
+
+#include "features.hpp"
 
 namespace vkmoe {
 
@@ -9,6 +12,33 @@ namespace {
 
 constexpr const char* kLayer = "VK_LAYER_KHRONOS_validation";
 constexpr const char* kPortability = "VK_KHR_portability_enumeration";
+
+// VK_EXT_layer_settings, spelled out: it came in October 2023, and an extension that was built with
+// older headers also runs with newer layers.
+constexpr const char* kLayerSettings = "VK_EXT_layer_settings";
+struct LayerSetting {  // VkLayerSettingEXT
+    const char* layer;
+    const char* name;
+    int32_t type;  // VkLayerSettingTypeEXT
+    uint32_t n_values;
+    const void* values;
+};
+struct LayerSettings {  // VkLayerSettingsCreateInfoEXT
+    VkStructureType sType;
+    const void* pNext;
+    uint32_t n_settings;
+    const LayerSetting* settings;
+};
+constexpr auto kLayerSettingsType = static_cast<VkStructureType>(1000496000);
+constexpr int32_t kLayerSettingBool32 = 0;
+
+// Layers since July 2024 look at what shaders read and write only if they are asked to. Layers that
+// do not know a setting ignore it.
+constexpr VkBool32 kOn = VK_TRUE;
+constexpr LayerSetting kSynchronization[] = {
+    {kLayer, "validate_sync", kLayerSettingBool32, 1, &kOn},
+    {kLayer, "syncval_shader_accesses_heuristic", kLayerSettingBool32, 1, &kOn},
+};
 
 VKAPI_ATTR VkBool32 VKAPI_CALL on_message(VkDebugUtilsMessageSeverityFlagBitsEXT,
                                           VkDebugUtilsMessageTypeFlagsEXT,
@@ -30,12 +60,15 @@ VkDebugUtilsMessengerCreateInfoEXT messenger_info(MessageLog* log) {
     return info;
 }
 
-std::vector<VkExtensionProperties> instance_extensions() {
+/// Names of the instance extensions of the loader and its drivers, or of a layer.
+std::vector<std::string> instance_extensions(const char* layer) {
     uint32_t n = 0;
-    VKMOE_CHECKED(vkEnumerateInstanceExtensionProperties, nullptr, &n, nullptr);
+    VKMOE_CHECKED(vkEnumerateInstanceExtensionProperties, layer, &n, nullptr);
     std::vector<VkExtensionProperties> properties(n);
-    VKMOE_CHECKED(vkEnumerateInstanceExtensionProperties, nullptr, &n, properties.data());
-    return properties;
+    VKMOE_CHECKED(vkEnumerateInstanceExtensionProperties, layer, &n, properties.data());
+    std::vector<std::string> names;
+    for (const auto& property : properties) names.emplace_back(property.extensionName);
+    return names;
 }
 
 bool has_layer() {
@@ -77,10 +110,7 @@ Instance::Instance(bool validation) {
     info.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
     info.pApplicationInfo = &application;
     std::vector<const char*> extensions;
-    const auto offered = instance_extensions();
-    if (std::any_of(offered.begin(), offered.end(), [](const VkExtensionProperties& extension) {
-            return std::string(extension.extensionName) == kPortability;
-        })) {
+    if (contains(instance_extensions(nullptr), kPortability)) {
         extensions.push_back(kPortability);  // without it MoltenVK is not listed
         info.flags |= VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
     }
@@ -88,6 +118,7 @@ Instance::Instance(bool validation) {
     const VkValidationFeatureEnableEXT synchronization =
         VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT;
     VkValidationFeaturesEXT features{};
+    LayerSettings settings{};
     VkDebugUtilsMessengerCreateInfoEXT messenger{};
     if (validation) {
         if (!has_layer()) {
@@ -95,15 +126,27 @@ Instance::Instance(bool validation) {
         }
         messages_ = std::make_unique<MessageLog>();
         messenger = messenger_info(messages_.get());
-        features.sType = VK_STRUCTURE_TYPE_VALIDATION_FEATURES_EXT;
-        features.pNext = &messenger;
-        features.enabledValidationFeatureCount = 1;
-        features.pEnabledValidationFeatures = &synchronization;
-        info.pNext = &features;
+        info.pNext = &messenger;
+        // One of the two switches synchronisation validation on; which one depends on the layer's
+        // age. vkmoe/gpu/validation.py checks that it is on.
+        const auto offered = instance_extensions(kLayer);
+        if (contains(offered, VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME)) {
+            features.sType = VK_STRUCTURE_TYPE_VALIDATION_FEATURES_EXT;
+            features.pNext = info.pNext;
+            features.enabledValidationFeatureCount = 1;
+            features.pEnabledValidationFeatures = &synchronization;
+            info.pNext = &features;
+            extensions.push_back(VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME);
+        }
+        if (contains(offered, kLayerSettings)) {
+            settings = {kLayerSettingsType, info.pNext, std::size(kSynchronization),
+                        kSynchronization};
+            info.pNext = &settings;
+            extensions.push_back(kLayerSettings);
+        }
         info.enabledLayerCount = 1;
         info.ppEnabledLayerNames = &kLayer;
         extensions.push_back(VK_EXT_DEBUG_UTILS_EXTENSION_NAME);
-        extensions.push_back(VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME);
     }
     info.enabledExtensionCount = static_cast<uint32_t>(extensions.size());
     info.ppEnabledExtensionNames = extensions.data();
