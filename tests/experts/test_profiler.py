@@ -41,9 +41,9 @@ def test_counts_equal_a_plain_loop(profiler: ExpertProfiler) -> None:
     assert np.array_equal(profiler.uses, uses) and np.array_equal(profiler.hits, hits)
     assert profiler.uses.dtype == profiler.hits.dtype == np.uint64
     for layer in range(SPACE.n_layers):
-        assert profiler.total(layer) == (uses[layer].sum(), hits[layer].sum())
+        assert profiler.total(layer) == Tally(int(uses[layer].sum()), int(hits[layer].sum()))
         assert profiler.hit_rate(layer) == pytest.approx(hits[layer].sum() / uses[layer].sum())
-    assert profiler.total() == (50 * SPACE.n_layers * N_USED, hits.sum())
+    assert profiler.total() == Tally(50 * SPACE.n_layers * N_USED, int(hits.sum()))
 
 
 @pytest.mark.parametrize("read_every", [1, 7, 31, 32, 33, 200])
@@ -68,11 +68,11 @@ def test_when_it_is_asked_does_not_change_the_counts(
             profiler.mark_warm([[], [], []])
             marked = int(hits.sum())
         if n_tokens % read_every == 0:
-            assert profiler.total() == (n_tokens * SPACE.n_layers * N_USED, hits.sum())
+            assert profiler.total() == Tally(n_tokens * SPACE.n_layers * N_USED, int(hits.sum()))
             assert profiler.top_experts(1, 1) == [int(uses[1].argmax())]
             if n_tokens > 100:
                 n_after = (n_tokens - 100) * SPACE.n_layers * N_USED
-                assert profiler.after() == (n_after, hits.sum() - marked)
+                assert profiler.after() == Tally(n_after, int(hits.sum()) - marked)
     assert np.array_equal(profiler.uses, uses) and np.array_equal(profiler.hits, hits)
     assert profiler.before() == (100 * SPACE.n_layers * N_USED, marked)
 

@@ -36,7 +36,7 @@ def fit_range(x: Floats, importance: Floats, largest: int, shifts: Floats) -> Ra
     """
     low = np.minimum(x.min(axis=0), np.float32(0))
     above = x - low
-    span = np.maximum(above.max(axis=0), _TINY)
+    span: Floats = np.maximum(above.max(axis=0), _TINY)
     weight_sum = importance.sum(axis=0)
     x_sum = (importance * x).sum(axis=0)
     best = Range(span / np.float32(largest), -low)
