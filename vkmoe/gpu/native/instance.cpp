@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>
+#include <utility>
 
 #include "features.hpp"
 
@@ -44,7 +45,11 @@ VKAPI_ATTR VkBool32 VKAPI_CALL on_message(VkDebugUtilsMessageSeverityFlagBitsEXT
                                           VkDebugUtilsMessageTypeFlagsEXT,
                                           const VkDebugUtilsMessengerCallbackDataEXT* data,
                                           void* log) {
-    static_cast<MessageLog*>(log)->add(data->pMessage);
+    // Layers of 2025 leave the name of the rule out of the text.
+    std::string text = data->pMessage;
+    const std::string rule = data->pMessageIdName != nullptr ? data->pMessageIdName : "";
+    if (text.find(rule) == std::string::npos) text = rule + ": " + text;
+    static_cast<MessageLog*>(log)->add(std::move(text));
     return VK_FALSE;
 }
 
@@ -88,9 +93,9 @@ Function load(VkInstance instance, const char* name) {
 
 }  // namespace
 
-void MessageLog::add(const char* text) {
+void MessageLog::add(std::string text) {
     const std::lock_guard lock(mutex_);
-    messages_.emplace_back(text);
+    messages_.push_back(std::move(text));
 }
 
 std::vector<std::string> MessageLog::drain() {

@@ -13,7 +13,7 @@ namespace vkmoe {
 /// Validation messages, collected from any thread.
 class MessageLog {
   public:
-    void add(const char* text);
+    void add(std::string text);
     std::vector<std::string> drain();
 
   private:
