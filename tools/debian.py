@@ -1,4 +1,4 @@
-"""Debian's archive as this machine's apt reaches it: where it is, and packages of any of its suites.
+"""Debian's archive as this machine's apt reaches it: its address, and packages of any suite.
 
 Keeps lists and downloads apart from apt's own, so none of it needs root. Installs nothing.
 As a program: python -m tools.debian SUITE FOLDER PACKAGE... unpacks packages below FOLDER.
@@ -40,7 +40,7 @@ def mirror() -> str:
         origin, label, site = line.split(" ", 2)
         if origin == label == "Debian":  # Debian's security archive has a label of its own
             return site
-    raise ArchiveError("no source of this machine's apt is Debian's archive (or `apt update` is due)")
+    raise ArchiveError("no source of this machine's apt is Debian's archive (is `apt update` due?)")
 
 
 def fetch(suite: str, packages: Sequence[str], into: Path) -> None:

@@ -87,28 +87,34 @@ def new_root(keep: bool) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def make_root(root: Path, suite: str, arch: str | None) -> None:
+def make_root(root: Path, options: argparse.Namespace) -> None:
     """A bare Debian with a user who may use sudo. Raises CannotError where debootstrap fails."""
     command = ["debootstrap", "--variant=minbase", "--include=ca-certificates,sudo"]
-    if arch is not None:
-        command.append(f"--arch={arch}")
-    done = subprocess.run([*command, suite, str(root), mirror()], capture_output=True, text=True)
+    if options.arch is not None:
+        command.append(f"--arch={options.arch}")
+    site = mirror()
+    done = subprocess.run([*command, options.suite, root, site], capture_output=True, text=True)
     if done.returncode != 0:
         last = "; ".join((done.stdout + done.stderr).strip().splitlines()[-2:])
         raise CannotError(f"debootstrap failed: {last}")
-    certificates = [os.environ[name] for name in ("PIP_CERT", "SSL_CERT_FILE") if name in os.environ]
+    certificates = [os.environ.get(name, "") for name in ("PIP_CERT", "SSL_CERT_FILE")]
     for name in (*NETWORK_FILES, *certificates):
         if Path(name).is_file():
             target = root / name.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             shutil.copyfile(name, target)
+    if options.also is not None:
+        sources, preferences = root / "etc/apt/sources.list.d", root / "etc/apt/preferences.d"
+        (sources / "also.list").write_text(f"deb {site} {options.also} main\n")
+        lower = f"Package: *\nPin: release n={options.also}\nPin-Priority: 100\n"
+        (preferences / "also").write_text(lower)
     subprocess.run(["chroot", root, "useradd", "--create-home", USER], check=True)
     (root / "etc" / "sudoers.d" / USER).write_text(f"{USER} ALL=(ALL) NOPASSWD: ALL\n")
 
 
-def copy_checkout(root: Path) -> None:
-    """What a clone would hold, with the changes that are not committed yet, and shared/."""
+def copy_checkout(root: Path, more: Sequence[str]) -> None:
+    """What a clone would hold, with the changes that are not committed yet; `more`; shared/."""
     home = root / HOME.relative_to("/")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -117,7 +123,7 @@ def copy_checkout(root: Path) -> None:
         text=True,
         check=True,
     ).stdout
-    for name in filter(None, listed.split("\0")):
+    for name in (*filter(None, listed.split("\0")), *more):
         if (ROOT / name).exists():  # a deleted file is listed until the deletion is committed
             target = home / "vkmoe" / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -176,8 +182,8 @@ def run(options: argparse.Namespace) -> list[Phase]:
     with new_root(options.keep) as root:
         started = time.monotonic()
         say(f"making a bare root of {options.suite}")
-        make_root(root, options.suite, options.arch)
-        copy_checkout(root)
+        make_root(root, options)
+        copy_checkout(root, options.give)
         say(describe(root))
         timed(f"a bare root of {describe(root)}, and the checkout", 0, started)
         for command in options.commands:
@@ -214,9 +220,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--take", action="append", default=[], metavar="PATH",
         help="copy this file or folder out of the root's checkout into this one in the end",
     )  # fmt: skip
+    parser.add_argument(
+        "--give", action="append", default=[], metavar="FILE",
+        help="copy this file of the checkout too, though git ignores it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--also", metavar="SUITE",
+        help="apt knows this suite's packages too, for those that the root's own suite lacks",
+    )  # fmt: skip
     parser.add_argument("--arch", help="another architecture (arm64), run by qemu-user-static")
     parser.add_argument("--keep", action="store_true", help="do not delete the root in the end")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     options.suite = SUITES.get(options.suite, options.suite)
     return options
 

@@ -126,11 +126,9 @@ def test_demo_says_when_there_is_no_gpu() -> None:
 
 
 def test_ci_runs_the_test_command() -> None:
-    """CI hides nothing: it runs `tools/test`, which readers run too."""
+    """CI hides nothing: it runs `tools/test` as readers do, and more besides."""
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [
-        'exec "$(dirname "${BASH_SOURCE[0]}")/../tools/test"'
-    ]
+    assert "tools/test || failed+=(tools/test)" in lines
     for script in (".ci/run", "tools/test", "tools/demo", "tools/setup"):
         assert os.access(ROOT / script, os.X_OK), script
 
