@@ -133,12 +133,12 @@ def copy_checkout(root: Path, more: Sequence[str]) -> None:
     subprocess.run(["chroot", root, "chown", "-R", f"{USER}:{USER}", HOME], check=True)
 
 
-def run_as_newcomer(root: Path, command: str, variables: Mapping[str, str]) -> int:
+def run_inside(root: Path, user: str, command: str, variables: Mapping[str, str]) -> int:
     """Run a shell command in the checkout of a root; its output goes where ours goes."""
-    environment = {"HOME": str(HOME), "USER": USER, "PATH": PROGRAMS, "LANG": "C.UTF-8"}
+    environment = {"HOME": str(HOME), "USER": user, "PATH": PROGRAMS, "LANG": "C.UTF-8"}
     environment |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment |= variables
-    inside = ["chroot", f"--userspec={USER}:{USER}", str(root), "/usr/bin/env", "-i",
+    inside = ["chroot", f"--userspec={user}:{user}", str(root), "/usr/bin/env", "-i",
               *(f"{name}={value}" for name, value in environment.items()),
               "/bin/bash", "-c", f"cd {HOME}/vkmoe && {command}"]  # fmt: skip
     mounted = f'mount --rbind /dev "{root}/dev" && mount -t sysfs none "{root}/sys" && exec "$@"'
@@ -175,6 +175,7 @@ def run(options: argparse.Namespace) -> list[Phase]:
     """All phases, up to the first that fails."""
     phases: list[Phase] = []
     variables = {"VKMOE_NEWEST": "1"} if options.newest else {}
+    user = USER if options.arch is None else "root"  # sudo does not work under qemu-user
 
     def timed(name: str, exit_code: int, started: float) -> None:
         phases.append(Phase(name, time.monotonic() - started, exit_code))
@@ -189,7 +190,7 @@ def run(options: argparse.Namespace) -> list[Phase]:
         for command in options.commands:
             started = time.monotonic()
             say(f"$ {command}")
-            timed(command, run_as_newcomer(root, command, variables), started)
+            timed(command, run_inside(root, user, command, variables), started)
             if phases[-1].exit_code:
                 return phases
         take(root, options.take)

@@ -68,6 +68,34 @@ def test_many_writes_before_one_flush(transfer: Transfer, buffer: native.Buffer)
     np.testing.assert_array_equal(transfer.read(buffer, 0, N_BYTES), wanted)
 
 
+def test_small_writes_share_submits(
+    device: Device, buffer: native.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A staging full of them is one submit; bytes written twice keep the later value."""
+    recorders = 0
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            nonlocal recorders
+            recorders += name == "recorder"
+            return getattr(opened, name)
+
+    opened = device.native
+    monkeypatch.setattr(device, "native", Counting())
+    wanted = random_bytes(N_BYTES, seed=3)
+    with Transfer(device, STAGING, force_staging=True) as transfer:
+        for start in range(0, N_BYTES, 16):
+            transfer.write(buffer, start, wanted[start : start + 16])
+        transfer.flush()
+        assert recorders == N_BYTES // STAGING
+        transfer.write(buffer, 32, wanted[:32])
+        transfer.write(buffer, 16, wanted[:32])
+        transfer.flush()
+        assert recorders == N_BYTES // STAGING + 2
+        found = transfer.read(buffer, 16, 48)
+    np.testing.assert_array_equal(found, np.concatenate([wanted[:32], wanted[16:32]]))
+
+
 def test_tensors_are_always_staged(device: Device, transfer: Transfer) -> None:
     tensor = device.native.tensor(300, "words")
     words = np.arange(300, dtype=np.uint32)

@@ -11,8 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vkmoe.errors import GpuError
+from vkmoe.gpu import _native as native
 from vkmoe.gpu import backend, kernels
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.program import Program
+from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import choose_tuning
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.families import FAMILIES
@@ -97,6 +101,25 @@ def test_a_wrong_kernel_is_found(
 
     monkeypatch.setattr(backend, "spirv_words", swapped)
     assert not all(case.ok for case in run_variant(Variant.parse(wanted), device))
+
+
+@pytest.mark.parametrize("name", ["matvec.q8_0", "expert_down.q8_0", "gather", "read_words"])
+def test_a_device_that_computes_nothing_is_found(
+    device: Device, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nothing is timed then: such a device writes no timestamps either."""
+    monkeypatch.setattr(backend.Backend, "run", lambda *_: None)
+    own = Variant.parse(name + (choose_tuning(device.info).dot_suffix if "." in name else ""))
+    (case,) = run_variant(own, device)
+    assert not case.ok and case.gigabytes_per_second is None
+
+
+def test_a_timestamp_that_was_not_written_is_an_error_to_act_on(device: Device) -> None:
+    assert device.native.has_timestamps()
+    native.inject_failure("vkGetQueryPoolResults", 1, "VK_NOT_READY")  # the wait looks first
+    with Runner(device) as runner, pytest.raises(GpuError, match="VK_NOT_READY while reading"):
+        runner.nanoseconds(Program("nothing"))
+    native.clear_injections()
 
 
 @pytest.mark.parametrize("family", ["expert_gate_up", "expert_down"])

@@ -46,10 +46,11 @@ def devices(
 
 def _line(device: DeviceInfo, chosen: bool) -> str:
     api = ".".join(map(str, device.api_version[:2]))
-    size = max(heap.size for heap in device.heaps if heap.device_local or len(device.heaps) == 1)
+    sizes = [x.size for x in device.heaps if x.device_local or len(device.heaps) == 1]
+    memory = f"{max(sizes) / 2**30:.1f} GiB" if sizes else "no memory"
     return (
         f"{'*' if chosen else ' '} {device.index}: {device.name} ({device.type}, "
-        f"{size / 2**30:.1f} GiB, Vulkan {api}, {device.driver})"
+        f"{memory}, Vulkan {api}, {device.driver})"
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.gpu.backend import Backend
-from vkmoe.gpu.device import Device
+from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Dispatch, Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 
@@ -93,7 +93,8 @@ class Runner(Closing):
     def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
         """The shortest time the device took for a program; None if it has no timestamps.
 
-        Its tensors hold what earlier runs left there.
+        Its tensors hold what earlier runs left there. Raises GpuError where the device has written
+        no timestamp.
         """
         try:
             recording = self.record(program, timed=True)
@@ -102,7 +103,8 @@ class Runner(Closing):
         times = []
         for _ in range(repeats):
             self._backend.run(recording)
-            start, end = recording.timestamps()
+            with translate_errors("reading timestamps"):
+                start, end = recording.timestamps()
             times.append(end - start)
         return min(times)
 

@@ -88,15 +88,16 @@ class TokenIo:
     def receive(self, n_pieces: int = 1) -> None:
         """Make the results readable and check that they are of the submits just waited for.
 
-        Raises DeviceLostError when a serial is another: a watchdog's reset signals fences as
-        success (gpu-facts.md, section 3).
+        Raises DeviceLostError when a serial is another: some drivers signal fences as success after
+        a watchdog has reset the GPU.
         """
         self._out.invalidate(0, self._n_bytes)
         first, words = self._serials_at // 4, self._words
         if [words[0], *words[first : first + n_pieces - 1]] != [self.serial] * n_pieces:
             raise DeviceLostError(
                 "the GPU reported a finished token whose log was not written",
-                "the driver reset the GPU (watchdog); close other GPU programs and try again",
+                "either the driver reset the GPU (close other GPU programs and try again), or this "
+                "device computes nothing at all (see `vkmoe selftest --only finish`)",
             )
 
     def view(self, output: int) -> NDArray[np.uint32]:

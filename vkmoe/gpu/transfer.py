@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["Readback", "Transfer"]
 
 Bytes = NDArray[np.uint8]
-STAGING_BYTES = 16 << 20
+N_LANES, STAGING_BYTES = 2, 16 << 20
+COPY_ALIGNMENT = 16  # of what is copied, in the staging buffer; drivers copy such bytes fastest
 
 
 class Transfer(Closing):
-    """Writes to and reads from device memory. Close it (or leave its `with`) to free the
-    staging.
+    """Writes to and reads from device memory. Close it (or leave its `with`) to free the staging.
+
+    What is staged is sent when a staging buffer is full, or by `flush`: many small writes cost one
+    submit.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class Transfer(Closing):
         self._staging_bytes = staging_bytes
         self._force_staging = force_staging
         self._lanes: list[_Lane] = []
-        self._next_lane = 0
+        self._filling: _Lane | None = None  # has bytes that were not sent yet
 
     def view(self, target: _native.Buffer | _native.Tensor) -> Bytes | None:
         """All its bytes in place, as `write` finds them; None where they are not mapped."""
@@ -54,17 +57,20 @@ class Transfer(Closing):
             return
         for start in range(0, data.size, self._staging_bytes):
             piece = data[start : start + self._staging_bytes]
-            lane = self._free_lane()
-            lane.view[: piece.size] = piece
-            lane.send(target, offset + start, piece.size)
+            if self._filling is None or not self._filling.takes(target, offset + start, piece.size):
+                self._send()
+                self._filling = self._free_lane()
+            self._filling.add(target, offset + start, piece)
 
     def flush(self) -> None:
         """Wait until everything written has arrived."""
+        self._send()
         for lane in self._lanes:
             lane.wait()
 
     def read(self, source: _native.Buffer | _native.Tensor, offset: int, n_bytes: int) -> Bytes:
         """Read bytes back (a copy). Never reads device-local memory through a mapping."""
+        self._send()
         readback = Readback(self._device, source, offset, n_bytes)
         data = readback.read()
         readback.close()  # not after Ctrl-C: the copy may still be under way
@@ -76,13 +82,19 @@ class Transfer(Closing):
             lane.close()
         self._lanes.clear()
 
+    def _send(self) -> None:
+        """Send what waits in the lane that is being filled."""
+        lane, self._filling = self._filling, None
+        if lane is not None:
+            lane.send()
+
     def _free_lane(self) -> _Lane:
-        """The staging half whose copy was sent longest ago, made at first use."""
-        if len(self._lanes) < 2:
+        """An empty lane: while one is on its way, the other is filled. Made at first use."""
+        if len(self._lanes) < N_LANES:
             self._lanes.append(_Lane(self._device, self._staging_bytes))
             return self._lanes[-1]
-        lane = self._lanes[self._next_lane]
-        self._next_lane = 1 - self._next_lane
+        lane = self._lanes.pop(0)  # the one sent longest ago
+        self._lanes.append(lane)
         lane.wait()
         return lane
 
@@ -121,19 +133,43 @@ class Readback(Closing):
 
 
 class _Lane:
-    """One staging buffer and the copy in flight from it."""
+    """One staging buffer: the copies that wait in it for a common submit, or are in flight."""
 
     def __init__(self, device: Device, n_bytes: int) -> None:
         self._device = device
         self._buffer = device.allocate("host", n_bytes, "staging")
         self._submission: _native.Submission | None = None
-        self.view = self._buffer.view()
+        self._view = self._buffer.view()
+        self._copies: list[tuple[_native.Buffer | _native.Tensor, int, int, int]] = []
+        self._ends: dict[int, int] = {}  # by the target's identity: behind its last byte written
+        self._used = 0
 
-    def send(self, target: _native.Buffer | _native.Tensor, offset: int, n_bytes: int) -> None:
+    def takes(self, target: _native.Buffer | _native.Tensor, offset: int, n_bytes: int) -> bool:
+        """Whether these bytes may join those that wait here.
+
+        There must be room, and the copies of one submit have no order, so no two may write the same
+        bytes: a target is written upwards only.
+        """
+        has_room = self._used + n_bytes <= self._view.size
+        return has_room and offset >= self._ends.get(id(target), 0)
+
+    def add(self, target: _native.Buffer | _native.Tensor, offset: int, data: Bytes) -> None:
+        """Keep a copy of `data` for the next `send`. `takes` must hold."""
+        self._view[self._used : self._used + data.size] = data
+        self._copies.append((target, offset, self._used, data.size))
+        self._ends[id(target)] = offset + data.size
+        self._used += -(-data.size // COPY_ALIGNMENT) * COPY_ALIGNMENT
+
+    def send(self) -> None:
+        """Submit all copies that wait, as one."""
         with translate_errors("uploading"):
             recorder = self._device.native.recorder()
-            recorder.copy(self._buffer, 0, target, offset, n_bytes)
+            for target, offset, start, n_bytes in self._copies:
+                recorder.copy(self._buffer, start, target, offset, n_bytes)
             self._submission = self._device.native.submit(recorder.finish())
+        self._copies.clear()
+        self._ends.clear()
+        self._used = 0
 
     def wait(self) -> None:
         if self._submission is not None:
@@ -142,5 +178,5 @@ class _Lane:
             self._submission = None
 
     def close(self) -> None:
-        del self.view
+        del self._view
         self._buffer.close()

@@ -79,8 +79,8 @@ def compared(setting: Setting, what: str, *compares: Compare) -> Measured:
 
 
 def timed(setting: Setting, measured: Measured, time: Callable[[Runner], float | None]) -> Measured:
-    """The case with its speed, if the setting wants one."""
-    if not setting.timed:
+    """The case with its speed, if the setting wants one. A wrong result has no speed."""
+    if not (setting.timed and measured.checks.worst.ok):
         return measured
     with Runner(setting.device) as runner:
         return measured._replace(gigabytes_per_second=time(runner))
