@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from vkmoe.config import EngineConfig, long_flag, parse_ids
+from vkmoe.config import EngineConfig, long_flag
 from vkmoe.facts import MemoryPlan
 
 __all__ = ["cache_notes", "dependent_notes", "idle_notes"]
@@ -95,7 +95,7 @@ def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     smallest = min(plan.expert_slots)
     n_resident = config.expert_num_resident or smallest
     if config.expert_resident_ids is not None:
-        n_resident = len(parse_ids(config.expert_resident_ids))
+        n_resident = len(config.resident_ids)
     shared = config.expert_allocation == "global"
     room = sum(plan.expert_slots) / len(plan.expert_slots) if shared else smallest
     if n_resident >= room:

@@ -19,8 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from vkmoe.cli.values import placeholder, reader
-from vkmoe.config import environment_name, long_flag
-from vkmoe.config_checks import predictor_contradicts
+from vkmoe.config import environment_name, long_flag, predictor_contradicts
 from vkmoe.errors import UsageError
 
 __all__ = [

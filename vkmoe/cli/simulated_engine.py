@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from vkmoe.config import EngineConfig
+from vkmoe.config import EngineConfig, Executor, ExpertPolicy, Predictor, ResidentSelection
 
 if TYPE_CHECKING:
     from vkmoe.experts.settings import CacheSettings
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheOptions", "settings_of", "transfers_of"]
 
 
+# ruff: noqa: RUF009  (each option is a field of its own, not a default that instances share)
 def _same(name: str) -> Any:
     """The engine's option of that name, default and help included."""
     (known,) = (item for item in fields(EngineConfig) if item.name == name)
@@ -26,21 +27,17 @@ def _same(name: str) -> Any:
 class CacheOptions:
     """Those of the engine's options that decide which experts are in the slots, and when."""
 
-    expert_policy: Literal["lru", "slru", "lfru"] = _same("expert_policy")
+    expert_policy: ExpertPolicy = _same("expert_policy")
     expert_half_life: float = _same("expert_half_life")
     moe_warmpin: int | None = _same("moe_warmpin")
     moe_warmpin_after: int = _same("moe_warmpin_after")
-    expert_resident_selection: Literal["first_n", "frequency", "manual"] | None = _same(
-        "expert_resident_selection"
-    )
+    expert_resident_selection: ResidentSelection | None = _same("expert_resident_selection")
     expert_num_resident: int | None = _same("expert_num_resident")
     expert_warmup_tokens: int = _same("expert_warmup_tokens")
     expert_resident_ids: str | None = _same("expert_resident_ids")
-    executor: Literal["fused", "stepped"] | None = _same("executor")
+    executor: Executor | None = _same("executor")
     promote_on_read: bool | None = _same("promote_on_read")
-    expert_predictor: Literal["previous", "correlation", "frequency", "none"] | None = _same(
-        "expert_predictor"
-    )
+    expert_predictor: Predictor | None = _same("expert_predictor")
     moe_predict_prefetch: bool | None = _same("moe_predict_prefetch")
     expert_admission: bool = _same("expert_admission")
     expert_copies: Literal["overlap", "wait"] | None = _same("expert_copies")
