@@ -29,7 +29,7 @@ from vkmoe.cli.prompt import chosen_model, decoded
 from vkmoe.cli.statistics import statistics_lines
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
-from vkmoe.generate.channels import FINAL, ChannelText, ReplyChannels
+from vkmoe.generate.chat import FINAL, ChannelText, ReplyChannels
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM

@@ -149,7 +149,7 @@ def _recording(
 ) -> Iterator[None]:
     """Write the routing of every token the model runs; at the end say what there is."""
     from vkmoe.experts.trace import TraceWriter
-    from vkmoe.generate.observed import ObservedRunner
+    from vkmoe.generate.loop import ObservedRunner
 
     n_prompt = len(llm.tokenizer.encode(prompt))
     header = replace(header, n_prompt_tokens=n_prompt)

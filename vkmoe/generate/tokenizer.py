@@ -38,7 +38,7 @@ class Tokenizer:
         self.control_ids = vocabulary.control
         self.special_ids = vocabulary.control | vocabulary.user_defined
         shown = {vocabulary.tokens[i] for i in vocabulary.user_defined}
-        self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see channels.py
+        self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see chat.py
         self._unused_ids = vocabulary.unused
         self._tokens = vocabulary.tokens
         self._special = SpecialTokens(
