@@ -1,4 +1,4 @@
-"""Weight types: one table of them, NumPy decoders and quantisers, and the layouts the GPU reads.
+"""Weight types: one table of them, NumPy decoders, and the layouts the GPU reads.
 
 Owns what the bytes of a block mean.  Knows nothing of files, tensors' names or devices.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from vkmoe.quants.convert import can_load, lay_out, loaded_type
 from vkmoe.quants.decode import decode
 from vkmoe.quants.layouts import device_row_bytes, from_device, to_device
-from vkmoe.quants.quantise import quantise
 from vkmoe.quants.types import HAS_KERNEL, TYPES, QuantType
 
 __all__ = [
@@ -21,6 +20,5 @@ __all__ = [
     "from_device",
     "lay_out",
     "loaded_type",
-    "quantise",
     "to_device",
 ]

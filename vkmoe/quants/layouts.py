@@ -24,11 +24,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vkmoe.quants.decode import Bytes
 from vkmoe.quants.types import HAS_KERNEL, TYPES
 
 __all__ = ["ROW_ALIGNMENT", "device_row_bytes", "from_device", "to_device"]
-
-Bytes = npt.NDArray[np.uint8]
 
 ROW_ALIGNMENT = 16
 
