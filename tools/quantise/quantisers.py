@@ -156,9 +156,10 @@ def _inverse(head: Bytes) -> Floats:
 
 
 def _quantise_mxfp4(x: Floats, importance: Floats) -> Bytes:
-    """Quantise to [n, 17] bytes; tries the exponent with which the largest weight just fits, and the next.
+    """Quantise to [n, 17] bytes; of two exponents, the better one is kept.
 
-    With the first the largest may be cut off at 6, with the second all are rounded more coarsely.
+    With the first the largest weight just fits, but may be cut off at 6; with the next one all
+    weights are rounded more coarsely.
     """
     largest = np.abs(x).max(axis=1)
     _, above = np.frexp(largest)  # largest < 2^above

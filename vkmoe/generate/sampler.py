@@ -122,7 +122,7 @@ class Sampler:
         `lowered`: some logits may be below those that `log_sum_exp` was computed from.
         """
         if self._config.top_p == 1 or not logits.size or logits[0] == -np.inf:
-            return 0.0, np.inf  # nobody asks, or nothing can be chosen
+            return 0.0, np.inf  # not needed, or nothing can be chosen
         weights = np.exp(logits - logits[0])
         top_k = min(self._config.top_k or candidates.n_vocab, candidates.n_vocab)
         if top_k <= logits.size:
