@@ -12,7 +12,6 @@ import typer
 
 from vkmoe.cli.generate import reply_limits
 from vkmoe.cli.loading import opened
-from vkmoe.cli.notes import note
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
@@ -25,8 +24,8 @@ from vkmoe.cli.options import (
     config_options,
     option,
 )
+from vkmoe.cli.output import note, statistics_lines
 from vkmoe.cli.prompt import chosen_model, decoded
-from vkmoe.cli.statistics import statistics_lines
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
 from vkmoe.generate.chat import FINAL, ChannelText, ReplyChannels

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.notes import cpu_notes, note
 from vkmoe.cli.options import Json, option
+from vkmoe.cli.output import cpu_notes, note
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo

@@ -1,0 +1,1 @@
+"""Studying the expert cache: `vkmoe trace` records routing, `vkmoe simulate` replays it."""
