@@ -1,4 +1,4 @@
-"""Plain data about what was found (a device, a model) and what was decided (a plan of memory).
+"""This module holds plain data: what was found (a device, a model), what was decided (a plan).
 
 Nothing here asks a driver or opens a file, so tests invent devices and models freely. What a user
 asked for is in config.py.

@@ -1,4 +1,4 @@
-"""A watched model does what the model does, and tells of every token after it."""
+"""A watched model does what the model does, and reports every token after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vkmoe chat`: a conversation through the model's own chat template."""
+"""This module is `vkmoe chat`: a conversation through the model's own chat template."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Conversation:
         self.messages = [] if self.system is None else [_message("system", self.system)]
 
     def reply(self, text: str) -> None:
-        """Answer one message on stdout; Ctrl-C keeps what was said so far.
+        """Answer one message on stdout; Ctrl-C keeps what was answered so far.
 
         Raises PromptError, with the message taken back, when it cannot be answered.
         """

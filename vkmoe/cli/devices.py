@@ -1,4 +1,4 @@
-"""`vkmoe devices`: every Vulkan device, and the one that would be used."""
+"""This module is `vkmoe devices`: every Vulkan device, and the one that would be used."""
 
 from __future__ import annotations
 

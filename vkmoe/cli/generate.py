@@ -1,4 +1,4 @@
-"""`vkmoe generate`: one prompt in, text out."""
+"""This module is `vkmoe generate`: one prompt in, text out."""
 
 from __future__ import annotations
 

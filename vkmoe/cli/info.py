@@ -100,7 +100,7 @@ def _conversion_lines(tensors: ModelTensors) -> list[str]:
 
 
 def _tokenizer_lines(file: GgufFile) -> list[str]:
-    """The vocabulary and its special tokens; a tokenizer that cannot be used is said so."""
+    """Describe the vocabulary and its special tokens, or say that they cannot be used."""
     from vkmoe.generate.tokenizer import Tokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""`vkmoe selftest`: does this device compute what NumPy computes, and how fast."""
+"""This module is `vkmoe selftest`: does this device compute what NumPy computes, and how fast."""
 
 from __future__ import annotations
 

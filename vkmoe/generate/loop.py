@@ -219,7 +219,7 @@ class Generation:
 
 
 class ObservedRunner:
-    """A `TokenRunner` around another; `after(position)` is called when a token has been run."""
+    """A `TokenRunner` around another that calls `after(position)` when a token has been run."""
 
     def __init__(self, runner: TokenRunner, after: Callable[[int], None]) -> None:
         self._runner, self._after = runner, after

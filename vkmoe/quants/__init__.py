@@ -1,6 +1,6 @@
-"""Weight types: one table of them, NumPy decoders, and the layouts the GPU reads.
+"""This package has the weight types: their table, NumPy decoders, and the layouts the GPU reads.
 
-Owns what the bytes of a block mean.  Knows nothing of files, tensors' names or devices.
+It owns what the bytes of a block mean.  It knows nothing of files, tensors' names or devices.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Studying the expert cache: `vkmoe trace` records routing, `vkmoe simulate` replays it."""
+"""This package studies the expert cache: `vkmoe trace` records, `vkmoe simulate` replays."""
