@@ -30,9 +30,8 @@ from bench.same_logits import check_same_logits
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.model_file import read_model_file
 from vkmoe.gpu.device import choose_device, list_devices
-from vkmoe.llm import demo_model_path
+from vkmoe.llm import demo_model_path, read_model_file
 
 SHARES = (100.0, 78.0, 50.0, 25.0)
 CONTEXT = 512

@@ -32,9 +32,9 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.prefetch import Prefetcher
-from vkmoe.generate.model_file import read_model_file
 from vkmoe.gguf_file import open_gguf
 from vkmoe.gpu.device import choose_device, list_devices
+from vkmoe.llm import read_model_file
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.span_reader import SpanReader

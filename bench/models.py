@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tools.gguf_writer import write_gguf
 from tools.make_synthetic_model import (
     MIXES,
     PRESETS,
@@ -24,7 +25,6 @@ from tools.make_synthetic_model import (
     tensor_list,
 )
 from vkmoe.gguf_file import open_gguf
-from vkmoe.gguf_file.writing import write_gguf
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.sizes import weight_bytes

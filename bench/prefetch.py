@@ -32,9 +32,8 @@ from bench.same_logits import check_same_logits
 from bench.slow_link import SlowLink
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.model_file import read_model_file
 from vkmoe.gpu.device import choose_device, list_devices
-from vkmoe.llm import demo_model_path
+from vkmoe.llm import demo_model_path, read_model_file
 
 SHARES = (25.0, 50.0)
 CONTEXT = 1024

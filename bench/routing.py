@@ -13,7 +13,7 @@ import numpy as np
 
 from vkmoe.experts.trace import Trace, TraceHeader, TraceWriter
 from vkmoe.experts.trace_reader import read_trace
-from vkmoe.generate.observed import ObservedRunner
+from vkmoe.generate.loop import ObservedRunner
 from vkmoe.llm import LLM
 from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.trace_header import trace_header

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from bench.environment import describe, print_card
 from bench.measure import Row, command_line, finish, run_main, summarise
+from tools.gguf_writer import write_gguf
 from tools.make_synthetic_model import PRESETS, model_metadata
 from vkmoe.gguf_file import TensorInfo
-from vkmoe.gguf_file.writing import write_gguf
 from vkmoe.gpu.device import choose_device, list_devices
 
 PRESET = "qwen3-30b-a3b"

@@ -1,7 +1,7 @@
 """Turn the demo model (Hugging Face layout, Qwen3MoeForCausalLM) into the GGUF shipped as default.
 
-    python tools/make_demo_model.py                        # -> vkmoe/data/demo.gguf, mixed types
-    python tools/make_demo_model.py --type F32 --out demo-f32.gguf
+    python -m tools.make_demo_model                        # -> vkmoe/data/demo.gguf, mixed types
+    python -m tools.make_demo_model --type F32 --out demo-f32.gguf
 
 Owns the mapping of names and the choice of types.  The same input gives the same bytes.
 """
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tools.gguf_writer import MetadataValue, describe_tensor, write_gguf
+from tools.quantise import quantise
 from vkmoe.gguf_file.header import TensorInfo
-from vkmoe.gguf_file.writing import MetadataValue, describe_tensor, write_gguf
-from vkmoe.quants import quantise
 from vkmoe.quants.decode import bf16_to_f32
 
 Floats = npt.NDArray[np.float32]

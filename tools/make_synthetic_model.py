@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tools.gguf_writer import write_gguf
+from tools.quantise import random_weights
 from tools.synthetic.metadata import model_metadata
 from tools.synthetic.mixes import MIXES
 from tools.synthetic.shapes import PRESETS, ModelShape
 from tools.synthetic.tensors import tensor_list
 from vkmoe.gguf_file.header import TensorInfo
-from vkmoe.gguf_file.writing import write_gguf
-from vkmoe.quants.random_blocks import random_weights
 
 __all__ = ["MIXES", "PRESETS", "ModelShape", "make", "model_metadata", "random_tensor",
            "tensor_list"]  # fmt: skip

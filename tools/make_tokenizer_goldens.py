@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.gguf_writer import write_gguf
 from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings, special_strings
 from vkmoe.gguf_file import TensorInfo
-from vkmoe.gguf_file.writing import write_gguf
 
 TARGET = Path(__file__).parents[1] / "tests" / "generate" / "tokens"
 # One name of each kind; llama.cpp's names, not ours, decide what the kinds are.

@@ -3,7 +3,7 @@
     python -m tools.train_demo_model --minutes 80                            # phase 1
     python -m tools.train_demo_model --init final.pt --core --context 1024 \\
         --batch 8 --learning-rate 1e-3 --minutes 19 --export demo            # phase 2
-    python tools/make_demo_model.py demo
+    python -m tools.make_demo_model demo
 
 Phase 1 trains on all .py files of the running interpreter's standard library; phase 2 leaves out
 tests, codec tables and generated data, and uses a longer context.  Every 50th file (shuffled with

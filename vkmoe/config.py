@@ -1,47 +1,210 @@
-"""What the user asked: every option, its default, its flags and its one-line help.
+"""This module owns what a user can ask for: every option, its default, its help and its checks.
 
-The command line and the `VKMOE_*` environment variables are generated from these dataclasses.
-Nothing here looks at a file or a device, and nobody writes back into a config.
+The command line and the `VKMOE_*` environment variables are generated from the two dataclasses. A
+config is checked when it is made, is never written to, and hands out sizes and lists of ids as
+numbers. The module looks at no file and no device: what was found there is in facts.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from functools import cached_property, partial
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from vkmoe.config_checks import check_expert_choices, check_fields, parse_ids, parse_size
-from vkmoe.config_fields import environment_name, long_flag, option
-from vkmoe.config_sampling import SamplingConfig
+from vkmoe.errors import UsageError
 
 __all__ = [
     "DEFAULT_PREDICTOR",
     "EngineConfig",
+    "Executor",
+    "ExpertPolicy",
     "Predictor",
+    "ResidentSelection",
     "SamplingConfig",
-    "check_fields",
     "environment_name",
     "long_flag",
-    "option",
     "parse_ids",
     "parse_size",
+    "predictor_contradicts",
 ]
 
+Executor = Literal["fused", "stepped"]
+ExpertPolicy = Literal["lru", "slru", "lfru"]
 Predictor = Literal["previous", "correlation", "frequency", "none"]
+ResidentSelection = Literal["first_n", "frequency", "manual"]
 DEFAULT_PREDICTOR: Predictor = "correlation"  # where guessing pays, or was asked for
+
+
+# ----- what an option says about itself -----
+
+
+def _option(
+    default: Any,
+    help: str,
+    *flags: str,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    metavar: str | None = None,
+    check: Callable[[str], object] | None = None,
+) -> Any:
+    """Declare a dataclass field that is also a command-line option.
+
+    `flags` default to `--field-name`; a switch that can be turned off is "--on/--off". `minimum`
+    and `maximum` are inclusive. `metavar` stands for the value in help texts. `check` reads a text
+    and raises UsageError where it is malformed.
+    """
+    metadata = {
+        "help": help, "flags": flags, "minimum": minimum, "maximum": maximum,
+        "metavar": metavar, "check": check,
+    }  # fmt: skip
+    return field(default=default, metadata=metadata)
+
+
+def environment_name(field_name: str) -> str:
+    """Name the environment variable that sets an option: `ctx_size` -> `VKMOE_CTX_SIZE`."""
+    return "VKMOE_" + field_name.upper()
+
+
+def long_flag(flags: tuple[str, ...], value: Any = True) -> str:
+    """Choose the first long flag of an option; of a switch, the form that gives it `value`.
+
+    ("-c", "--ctx-size") -> --ctx-size; ("--keep/--no-keep",) -> --keep, and --no-keep for False.
+    """
+    on, _, off = next(flag for flag in flags if flag.startswith("--")).partition("/")
+    return off if off and value is False else on
+
+
+# ----- sizes and ids, written as text -----
+
+_MAX_SIZE = 1 << 62
+_SIZE = re.compile(r"(?=\.?\d)(\d*)(\.\d*)?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_MAX_DIGITS = 19  # of _MAX_SIZE; Python refuses to read thousands of them
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtpe", 1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+
+def parse_size(text: str, flag: str = "--expert-cache") -> int:
+    """Read a size such as "6GiB", "1.5 g", "500 MB" or "1048576" as bytes.
+
+    KiB, MiB, GiB and so on and single letters are powers of 1024; KB, MB, GB of 1000. Raises
+    UsageError with `flag` for anything else, for less than one byte and more than 2^62.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(match[3].lower()) if match else None
+    if match is None or unit is None:
+        raise UsageError(f"{flag}: {text!r} is not a size", "write it as 6GiB, 500MiB or in bytes")
+    whole, fraction = match[1].lstrip("0"), match[2] or ""
+    value = _MAX_SIZE + 1 if len(whole) > _MAX_DIGITS else int(whole or "0") * unit
+    if len(fraction) > 1:
+        value += math.floor(float(fraction) * unit)
+    if not 1 <= value <= _MAX_SIZE:
+        verdict = "too large, more than 2^62 bytes" if value else "less than one byte"
+        raise UsageError(
+            f"{flag}: {text!r} is {verdict}", "leave it out for what the device has room for"
+        )
+    return value
+
+
+def parse_ids(text: str, flag: str = "--expert-resident-ids") -> tuple[int, ...]:
+    """Read a list of expert ids such as "1, 2,,3"; they come out distinct and in their order.
+
+    Empty pieces and blanks do not matter. Raises UsageError with `flag` and the piece that is no
+    id, and when there is none at all.
+    """
+    pieces = [piece.strip() for piece in text.split(",")]
+    for piece in pieces:
+        number = piece.isascii() and piece.isdigit()
+        if piece and not (number and len(piece.lstrip("0")) < 10):
+            verdict = "too large for an expert's id" if number else "not an expert's id"
+            raise UsageError(
+                f"{flag}: in {text!r}, {piece!r} is {verdict}",
+                "write whole numbers from 0 with commas between them, such as 1,2,3",
+            )
+    ids = tuple(dict.fromkeys(int(piece.lstrip("0") or "0") for piece in pieces if piece))
+    if not ids:
+        raise UsageError(f"{flag}: {text!r} names no expert", "write ids such as 1,2,3")
+    return ids
+
+
+# ----- the options -----
+# ruff: noqa: RUF009  (an option is a field of its own, not a default that instances share)
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Says how the next token is chosen.
+
+    The order is: penalties, top-k, top-p, min-p, temperature, draw.
+    """
+
+    temp: float = _option(
+        0.8, "Temperature; 0 always takes the most likely token.", "--temp", minimum=0
+    )
+    top_k: int = _option(
+        40, "Keep only the k most likely tokens; 0 keeps all.", "--top-k", minimum=0
+    )
+    top_p: float = _option(
+        0.95,
+        "Keep the smallest set of tokens whose probability reaches p; 1 keeps all.",
+        "--top-p",
+        minimum=0,
+        maximum=1,
+    )
+    min_p: float = _option(
+        0.05,
+        "Drop tokens less likely than this times the most likely one; 0 drops none.",
+        "--min-p",
+        minimum=0,
+        maximum=1,
+    )
+    repeat_penalty: float = _option(
+        1.0,
+        "Divide the logits of recent tokens by this (multiply negative ones); 1 is off.",
+        "--repeat-penalty",
+        minimum=0.01,
+    )
+    repeat_last_n: int = _option(
+        64,
+        "How many recent tokens the penalties look at; -1 means all.",
+        "--repeat-last-n",
+        minimum=-1,
+    )
+    presence_penalty: float = _option(
+        0.0, "Subtract this from the logit of every recent token once.", "--presence-penalty"
+    )
+    frequency_penalty: float = _option(
+        0.0,
+        "Subtract this from the logit of a recent token for each time it occurred.",
+        "--frequency-penalty",
+    )
+    seed: int | None = _option(
+        None,
+        "Seed of the random draw. Default: a random one, printed at the end.",
+        "--seed",
+        minimum=0,
+    )
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How a model is loaded and run."""
+    """Says how a model is loaded and run."""
 
-    device: str | None = option(
+    device: str | None = _option(
         None,
         "Vulkan device: its index or part of its name (see `vkmoe devices`). "
         "Default: discrete before integrated before CPU.",
         "--device",
     )
-    ctx_size: int | None = option(
+    ctx_size: int | None = _option(
         None,
         "Context length in tokens, prompt and reply together. "
         "Default: the model's own, at most 8192.",
@@ -49,8 +212,8 @@ class EngineConfig:
         "--ctx-size",
         minimum=1,
     )
-    kv_type: Literal["f16", "f32"] = option("f16", "Number format of the KV cache.", "--kv-type")
-    validation: bool = option(
+    kv_type: Literal["f16", "f32"] = _option("f16", "Number format of the KV cache.", "--kv-type")
+    validation: bool = _option(
         False,
         "Run under the Vulkan validation layer with synchronisation validation "
         "(slow; for finding driver and vkmoe bugs).",
@@ -58,7 +221,7 @@ class EngineConfig:
     )
 
     # ----- the expert cache -----
-    expert_cache: str | None = option(
+    expert_cache: str | None = _option(
         None,
         "Device memory for experts, all layers together, such as 6GiB, 500MiB or plain bytes "
         "(GB = 10^9, GiB or G = 2^30); the other experts are read from host memory. "
@@ -68,7 +231,7 @@ class EngineConfig:
         metavar="SIZE",
         check=parse_size,
     )
-    expert_slots: int | None = option(
+    expert_slots: int | None = _option(
         None,
         "How many experts of each layer the device holds; instead of --expert-cache. "
         "Default: as many as fit.",
@@ -76,38 +239,38 @@ class EngineConfig:
         "--moe-expert-cache-size",
         minimum=1,
     )
-    expert_policy: Literal["lru", "slru", "lfru"] = option(
+    expert_policy: ExpertPolicy = _option(
         "slru",
         "Which expert leaves the device when another needs its slot: the one unused for longest "
         "(lru), the least used that was not used again soon (slru), or the one with the least "
         "frequent and recent uses (lfru).",
         "--expert-policy",
     )
-    expert_allocation: Literal["layer", "global"] = option(
+    expert_allocation: Literal["layer", "global"] = _option(
         "layer",
         "Whether each layer keeps its own slots, or layers with experts of one size share them.",
         "--expert-allocation",
     )
-    expert_half_life: float = option(
+    expert_half_life: float = _option(
         64.0,
         "Tokens after which a use of an expert counts half; fewer follow a new subject sooner.",
         "--expert-half-life",
         minimum=1,
     )
-    moe_warmpin: int | None = option(
+    moe_warmpin: int | None = _option(
         None,
         "Experts of each layer to keep on the device once their uses are known: the most used, in "
         "at most half of the slots; 0: none. Default: as many as a token uses, where not all fit.",
         "--moe-warmpin",
         minimum=0,
     )
-    moe_warmpin_after: int = option(
+    moe_warmpin_after: int = _option(
         64,
         "Tokens after which --moe-warmpin chooses, and after as many more chooses anew.",
         "--moe-warmpin-after",
         minimum=1,
     )
-    expert_resident_selection: Literal["first_n", "frequency", "manual"] | None = option(
+    expert_resident_selection: ResidentSelection | None = _option(
         None,
         "Experts to keep on the device: the first of each layer (first_n) or those named (manual) "
         "from the start, or those used most (frequency) once --expert-warmup-tokens have passed, "
@@ -115,20 +278,20 @@ class EngineConfig:
         "--expert-resident-ids.",
         "--expert-resident-selection",
     )
-    expert_num_resident: int | None = option(
+    expert_num_resident: int | None = _option(
         None,
         "How many experts of each layer --expert-resident-selection keeps. Default: all slots.",
         "--expert-num-resident",
         minimum=1,
     )
-    expert_warmup_tokens: int = option(
+    expert_warmup_tokens: int = _option(
         4096,
         "Tokens after which --expert-resident-selection frequency chooses, once; until then the "
         "cache has no residents but those of a profile.",
         "--expert-warmup-tokens",
         minimum=1,
     )
-    expert_resident_ids: str | None = option(
+    expert_resident_ids: str | None = _option(
         None,
         "Experts to keep on the device, the same of every layer, such as 1,2,3.",
         "--expert-resident-ids",
@@ -137,7 +300,7 @@ class EngineConfig:
     )
 
     # ----- moving experts before they are needed -----
-    host_pool: str | None = option(
+    host_pool: str | None = _option(
         None,
         "Host memory for experts, such as 8GiB; those it has no room for stay in the file and are "
         "read when they are needed. Default: the least of all experts, 70 % of the memory that is "
@@ -146,46 +309,46 @@ class EngineConfig:
         metavar="SIZE",
         check=partial(parse_size, flag="--host-pool"),
     )
-    executor: Literal["fused", "stepped"] | None = option(
+    executor: Executor | None = _option(
         None,
         "Give a token to the device as a whole (fused), or stop at each router until the chosen "
         "experts are there (stepped; slower). Default: fused, where the host pool holds all "
         "experts.",
         "--executor",
     )
-    miss: Literal["auto", "read", "gather"] = option(
+    miss: Literal["auto", "read", "gather"] = _option(
         "auto",
         "How an expert without a slot is served: kernels read it in host memory (read), or a copy "
         "kernel brings it over first, in the same submit (gather). auto: as the measured speeds "
         "favour.",
         "--miss",
     )
-    promote_on_read: bool | None = option(
+    promote_on_read: bool | None = _option(
         None,
         "Whether what is read of an expert without a slot is kept on the device at once, so that "
         "it need not cross the bus again. Default: yes, where there is a bus to cross.",
         "--promote-on-read/--no-promote-on-read",
     )
-    expert_predictor: Literal["previous", "correlation", "frequency", "none"] | None = option(
+    expert_predictor: Predictor | None = _option(
         None,
         "How experts are guessed before they are needed: those of the last tokens (previous), "
         "those that used to follow them (correlation), those used most (frequency), or not at all "
         "(none). Default: correlation; none where copies overlap tokens that run in one piece.",
         "--expert-predictor",
     )
-    moe_predict_prefetch: bool | None = option(
+    moe_predict_prefetch: bool | None = _option(
         None,
         "Whether experts are guessed before they are needed: yes is --expert-predictor correlation "
         "unless that names another, no is --expert-predictor none. Default: as there.",
         "--moe-predict-prefetch/--no-moe-predict-prefetch",
     )
-    expert_admission: bool = option(
+    expert_admission: bool = _option(
         True,
         "Whether an expert gets a slot only if it is likelier to be used next than the one that "
         "would leave; otherwise each that was missed gets one.",
         "--expert-admission/--no-expert-admission",
     )
-    expert_copies: Literal["overlap", "wait"] | None = option(
+    expert_copies: Literal["overlap", "wait"] | None = _option(
         None,
         "Copy experts into slots while the token runs (overlap), or between two tokens (wait). "
         "Default: overlap, where the device has a queue for copies.",
@@ -193,14 +356,14 @@ class EngineConfig:
     )
 
     # ----- what is kept of a run -----
-    expert_profile: str | None = option(
+    expert_profile: str | None = _option(
         None,
         "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
         "written at the end.",
         "--expert-profile",
         metavar="FILE",
     )
-    expert_stats: str | None = option(
+    expert_stats: str | None = _option(
         None,
         "Write hit rates by layer to this file at the end, as text, and as JSON beside it.",
         "--expert-stats",
@@ -208,11 +371,28 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_expert_choices(self)
+        _check_fields(self)
+        _check_expert_choices(self)
+
+    # cached_property writes to the instance's dictionary, past the refusal of a frozen dataclass.
+
+    @cached_property
+    def expert_cache_bytes(self) -> int | None:
+        """The bytes of `expert_cache`, or None where it was not given."""
+        return None if self.expert_cache is None else parse_size(self.expert_cache)
+
+    @cached_property
+    def host_pool_bytes(self) -> int | None:
+        """The bytes of `host_pool`, or None where it was not given."""
+        return None if self.host_pool is None else parse_size(self.host_pool, "--host-pool")
+
+    @cached_property
+    def resident_ids(self) -> tuple[int, ...]:
+        """The ids of `expert_resident_ids`, distinct, in their order; () where none were given."""
+        return () if self.expert_resident_ids is None else parse_ids(self.expert_resident_ids)
 
     def predictor(self, overlaps: bool, stepped: bool) -> Predictor:
-        """What guesses: what was asked, or what pays where copies overlap tokens, or tokens stop.
+        """Name what guesses experts: the predictor that was asked for, or a default that pays.
 
         Copies beside a token that runs in one piece are too few and too late for guesses: there
         the default is "none" (`python -m bench.prefetch`).
@@ -221,3 +401,122 @@ class EngineConfig:
             return "none"
         guesses = self.moe_predict_prefetch or stepped or not overlaps
         return self.expert_predictor or (DEFAULT_PREDICTOR if guesses else "none")
+
+
+# ----- what makes a config wrong -----
+
+
+def _check_fields(config: EngineConfig | SamplingConfig) -> None:
+    """Check the type of every field, and its range, choices or form as text.
+
+    Raises UsageError naming the field (for a text form, its flag).
+    """
+    hints = get_type_hints(type(config))
+    for item in fields(config):
+        value, kinds = getattr(config, item.name), _kinds(hints[item.name])
+        if value is None and NoneType in kinds:
+            continue
+        if bool in kinds:
+            _check_switch(item.name, value)
+        elif int in kinds or float in kinds:
+            _check_number(item.name, value, whole=int in kinds)
+            _check_range(item, value)
+        elif str in kinds:
+            _check_text(item, value)
+        elif choices := [word for kind in kinds if _is_literal(kind) for word in get_args(kind)]:
+            _check_choice(item.name, value, choices)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The members of `A | B`; any other type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _is_literal(kind: Any) -> bool:
+    return get_origin(kind) is Literal
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}", "use True or False")
+
+
+def _check_number(name: str, value: Any, whole: bool) -> None:
+    sound = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    # The comparison is false for nan and infinity too.
+    if not sound or not (whole or abs(value) <= sys.float_info.max):
+        noun = "a whole number" if whole else "a finite number"
+        raise UsageError(f"{name} is {value!r}, not {noun}", "see --help for its meaning")
+
+
+def _check_range(item: Field[Any], value: float) -> None:
+    low, high = item.metadata.get("minimum"), item.metadata.get("maximum")
+    if (low is not None and value < low) or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise UsageError(f"{item.name} is {value}, must be {bounds}", "see --help for its meaning")
+
+
+def _check_text(item: Field[Any], value: Any) -> None:
+    if not isinstance(value, str):
+        raise UsageError(f"{item.name} is {value!r}, not text", "see --help for its meaning")
+    if (check := item.metadata.get("check")) is not None:
+        check(value)
+
+
+def _check_choice(name: str, value: Any, choices: list[Any]) -> None:
+    if value not in choices:
+        words = [str(choice) for choice in choices]
+        raise UsageError(f"{name} is {value!r}", f"use {', '.join(words[:-1])} or {words[-1]}")
+
+
+def _check_expert_choices(config: EngineConfig) -> None:
+    """Refuse options of the expert cache that contradict each other, naming both."""
+    _check_predictor(config)
+    _check_residents(config)
+    if config.expert_cache is not None and config.expert_slots is not None:
+        raise UsageError(
+            "--expert-cache and --expert-slots both say how much is cached", "give one of them"
+        )
+
+
+def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
+    """Whether --expert-predictor and --moe-predict-prefetch say opposite things (None: neither)."""
+    return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
+
+
+def _check_predictor(config: EngineConfig) -> None:
+    predictor, prefetch = config.expert_predictor, config.moe_predict_prefetch
+    if predictor_contradicts(predictor, prefetch):
+        raise UsageError(
+            f"--expert-predictor {predictor} contradicts "
+            f"--{'' if prefetch else 'no-'}moe-predict-prefetch",
+            "leave one of them out",
+        )
+
+
+def _check_residents(config: EngineConfig) -> None:
+    selection, n_resident = config.expert_resident_selection, config.expert_num_resident
+    if config.expert_resident_ids is None:
+        if selection == "manual":
+            raise UsageError(
+                "--expert-resident-selection manual needs --expert-resident-ids",
+                "name the experts, such as --expert-resident-ids 1,2,3",
+            )
+        if n_resident is not None and selection is None:
+            raise UsageError(
+                f"--expert-num-resident {n_resident} needs --expert-resident-selection",
+                "choose first_n or frequency",
+            )
+        return
+    if selection not in (None, "manual"):
+        raise UsageError(
+            f"--expert-resident-ids contradicts --expert-resident-selection {selection}",
+            "leave one of them out; ids go with manual",
+        )
+    n_ids = len(config.resident_ids)
+    if n_resident not in (None, n_ids):
+        raise UsageError(
+            f"--expert-num-resident {n_resident} contradicts the {n_ids} experts of "
+            "--expert-resident-ids",
+            "leave out --expert-num-resident",
+        )

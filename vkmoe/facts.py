@@ -1,20 +1,13 @@
-"""What was found (device, model) and what was decided (plan).
+"""This module holds plain data: what was found (a device, a model), what was decided (a plan).
 
-Plain data without a GPU behind it, so that tests invent them.
+Nothing here asks a driver or opens a file, so tests invent devices and models freely. What a user
+asked for is in config.py.
 """
 
 from __future__ import annotations
 
-from vkmoe.facts_device import DeviceInfo, DeviceLimits, Heap, MemoryType
-from vkmoe.facts_model import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
-from vkmoe.facts_plan import (
-    CacheSizing,
-    Conversion,
-    MemoryPlan,
-    PlanLine,
-    SizingStatus,
-    WeightBytes,
-)
+from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "CacheSizing",
@@ -32,3 +25,312 @@ __all__ = [
     "SizingStatus",
     "WeightBytes",
 ]
+
+# ----- the device -----
+
+
+@dataclass(frozen=True)
+class Heap:
+    """One Vulkan memory heap. `budget` and `usage` are bytes where the driver reports them."""
+
+    size: int
+    device_local: bool
+    budget: int | None = None
+    usage: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryType:
+    """One Vulkan memory type: its heap and property flags such as `DEVICE_LOCAL`."""
+
+    heap: int
+    flags: frozenset[str]
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """The limits that bind vkmoe; sizes in bytes."""
+
+    max_storage_buffer_range: int = 1 << 27
+    max_memory_allocation_size: int = 1 << 30
+    max_buffer_size: int = 1 << 30
+    max_memory_allocation_count: int = 4096
+    max_workgroup_size: tuple[int, int, int] = (128, 128, 64)
+    max_workgroup_invocations: int = 128
+    max_workgroup_count: tuple[int, int, int] = (65535, 65535, 65535)
+    max_shared_memory: int = 16384
+    max_push_constants: int = 128
+    timestamp_period: float = 1.0
+    min_storage_buffer_offset_alignment: int = 256
+    non_coherent_atom_size: int = 256
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One Vulkan device. `type` is discrete, integrated, virtual, cpu or other."""
+
+    index: int
+    name: str
+    type: str
+    vendor_id: int
+    driver_name: str
+    driver_info: str
+    api_version: tuple[int, ...]
+    subgroup_size: int
+    subgroup_arithmetic: bool
+    features: frozenset[str]
+    heaps: tuple[Heap, ...]
+    memory_types: tuple[MemoryType, ...]
+    limits: DeviceLimits
+    subgroup_range: tuple[int, int] = (1, 128)  # what drivers choose from, pipeline by pipeline
+    takes_subgroup_size: bool = False  # pipelines may require one of these sizes, in full subgroups
+
+    @property
+    def has_one_subgroup_size(self) -> bool:
+        return self.subgroup_range[0] == self.subgroup_range[1]
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.type == "cpu"
+
+    @property
+    def is_uma(self) -> bool:
+        """The GPU shares the host's memory: everything stays in place, nothing is copied."""
+        return self.type in ("integrated", "cpu")
+
+    @property
+    def driver(self) -> str:
+        return f"{self.driver_name} {self.driver_info}".strip()
+
+
+# ----- the model; sizes in elements -----
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding. `style`: neox pairs element i with i + dim/2, normal with i + 1.
+
+    `scaling` yarn follows Peng et al. 2023 (arXiv:2309.00071); linear divides positions; longrope
+    (Ding et al. 2024, arXiv:2402.13753) divides each pair's frequency by a factor of its own, from
+    `long_factors` where the context is longer than the original one.
+    """
+
+    dim: int
+    base: float = 10000.0
+    style: Literal["neox", "normal"] = "neox"
+    scaling: Literal["none", "linear", "yarn", "longrope"] = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float | None = None  # None: yarn's own 0.1 ln(factor) + 1
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # yarn's ramp begins and ends at whole pairs
+    factors: tuple[float, ...] = ()  # [dim / 2] frequencies are divided by these; () = by none
+    long_factors: tuple[float, ...] = ()  # [dim / 2]
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) caches a compressed row.
+
+    A head's query and key have `nope_dim` elements without a position and `rope_dim` that rotate.
+    """
+
+    kv_rank: int  # of the compressed keys and values
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    q_rank: int = 0  # of the compressed queries; 0: they are not
+
+    @property
+    def query_dim(self) -> int:
+        """Elements of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def row(self) -> int:
+        """Elements cached for a position."""
+        return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True)
+class ExpertSpec:
+    """The routed experts of a model; `n_used` of `n_experts` run for each token.
+
+    With `n_groups` above 1 only experts of the `n_groups_used` best groups can be chosen.
+    """
+
+    n_experts: int
+    n_used: int
+    width: int  # rows of gate and up
+    renormalise: bool = True
+    scale: float = 1.0
+    gating: Literal["softmax", "sigmoid"] = "softmax"
+    shared_width: int = 0  # of the shared expert, which every token uses; 0: there is none
+    shared_gate: bool = False  # its weight is the sigmoid of a logit; else 1
+    router_bias: bool = False  # added to the logits
+    selection_bias: bool = False  # added to the scores to choose by, not to the weights
+    biases: bool = False  # of gate, up and down
+    n_groups: int = 1
+    n_groups_used: int = 1
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The shape of a model, read from its file; sizes in elements.
+
+    With `latent`, `head_dim` is that of a head's query and `n_kv_heads` is 1.
+    """
+
+    architecture: str
+    name: str
+    n_layers: int
+    width: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_vocab: int
+    context_length: int
+    norm_eps: float
+    rope: RopeSpec
+    qk_norm: Literal["none", "per_head", "full_width"]
+    feed_forward_width: int
+    experts: ExpertSpec | None
+    tied_embeddings: bool
+    n_dense_layers: int = 0  # the first ones of a model with experts that have none
+    n_ahead_layers: int = 0  # behind the others, to guess tokens ahead with: they are left out
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output projection
+    feed_forward_bias: bool = False  # of gate, up and down in layers without experts
+    sinks: bool = False  # a logit per head that takes part in the softmax alone
+    windows: tuple[int, ...] = ()  # positions each layer sees, 0 = all; () = all in every layer
+    activation: Literal["silu", "swiglu_oai"] = "silu"
+    latent: LatentSpec | None = None
+    attention_scale: float = 0.0  # of the dot products; 0: head_dim ** -0.5
+
+    @property
+    def qkv_width(self) -> int:
+        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    @property
+    def attention_width(self) -> int:
+        """Elements of what the output projection reads."""
+        value_dim = self.latent.value_dim if self.latent else self.head_dim
+        return self.n_heads * value_dim
+
+    @property
+    def n_caches(self) -> int:
+        """A layer has two caches, of keys and of values, or one that both are compressed to."""
+        return 1 if self.latent else 2
+
+    @property
+    def cache_row(self) -> int:
+        """Elements that each cache of a layer holds of a position."""
+        return self.latent.row if self.latent else self.n_kv_heads * self.head_dim
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer >= self.n_dense_layers
+
+    def window(self, layer: int) -> int:
+        """Positions a layer sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+
+# ----- what was decided -----
+
+SizingStatus = Literal[
+    "ok", "below_recommended", "budget_exhausted", "unknown_expert_size", "empty"
+]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Some tensors get another type while they are loaded, because theirs has no kernels."""
+
+    file_type: str
+    loaded_type: str
+    of_experts: bool  # of routed ones, which a small host pool may read more than once
+    n_tensors: int
+    n_weights: int
+    file_bytes: int
+    loaded_bytes: int
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes of the weights in device layout, rounded as they will be allocated.
+
+    `spans` are the bytes of one expert in each MoE layer, `pieces` those of the trunk in the order
+    they are placed; empty where they are not known. All but those of `conversions` keep their type.
+    """
+
+    trunk: int
+    experts: int
+    spans: tuple[int, ...] = ()
+    pieces: tuple[int, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
+
+
+@dataclass(frozen=True)
+class CacheSizing:
+    """How many experts are in memory, compared with what a model needs to run well.
+
+    `experts/sizing.py` makes it and says it in words.
+    """
+
+    status: SizingStatus
+    n_slots_smallest_layer: int
+    n_slots: int  # of all layers
+    n_total: int  # experts of all layers
+    n_experts: int  # of one layer
+    n_bytes: int  # of all slots; in a plan as they are allocated
+    recommended: int  # slots per layer
+    ratio: float  # slots of the smallest layer / recommended
+    remedy: str  # empty when all is well
+    place: Literal["device", "host pool"] = "device"  # the pool: a small one without slots
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """One decided amount of memory: for what, where, how much, why there, in which Vulkan heap."""
+
+    item: str
+    place: Literal["device", "host"]
+    n_bytes: int
+    reason: str
+    heap: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The plan of memory is decided before anything is allocated.
+
+    "device": all experts resident. "cache": each has its home in host memory, and
+    `expert_slots[layer]` (MoE layers) of them a copy on the device. "host": homes alone. Where host
+    memory has homes for some at a time only, `host_places` counts them for each size of expert, in
+    the order of the first layers that have it; placement/pool_places.py makes pools of them.
+    """
+
+    ctx_size: int
+    kv_type: Literal["f16", "f32"]
+    experts_in: Literal["device", "host", "cache"]
+    lines: tuple[PlanLine, ...]
+    expert_slots: tuple[int, ...] = ()
+    sizing: CacheSizing | None = None
+    host_places: tuple[int, ...] = ()  # () where there are homes for all
+    landing_slots: int = 0  # of each layer that has slots, besides these
+    gather_places: int = 0  # of the largest size, on the device; 0: misses are read at home
+    executor: Literal["fused", "stepped"] = "fused"
+    executor_reason: str = ""
+    notes: tuple[str, ...] = ()  # options that have no effect, and why
+    conversions: tuple[Conversion, ...] = ()
+
+    def total(self, place: str) -> int:
+        return sum(line.n_bytes for line in self.lines if line.place == place)
+
+    def heap_totals(self) -> dict[int, int]:
+        """Bytes of the lines in each Vulkan heap that has any."""
+        totals: dict[int, int] = {}
+        for line in self.lines:
+            totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes
+        return totals

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,17 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import GpuError, PromptError, UsageError
+from vkmoe.errors import (
+    GpuError,
+    ModelFileError,
+    PromptError,
+    UnsupportedModelError,
+    UsageError,
+)
 from vkmoe.experts.record_keeping import RecordKeeper, setup_of
 from vkmoe.experts.report import ExpertReport, make_report
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
-from vkmoe.generate.chat_template import ChatTemplate
+from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.loop import (
     FinishReason,
     Generation,
@@ -33,7 +39,10 @@ from vkmoe.generate.loop import (
     Piece,
     TokenRunner,
 )
-from vkmoe.generate.model_file import read_model_file
+from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.gguf_file import TensorInfo, open_gguf
+from vkmoe.models import read_spec
+from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.loader import Progress
 
 __all__ = [
@@ -43,6 +52,7 @@ __all__ = [
     "GenerationStatistics",
     "Piece",
     "demo_model_path",
+    "read_model_file",
 ]
 
 Prompt = str | Sequence[int]
@@ -86,7 +96,7 @@ class LLM(Closing):
         started = time.perf_counter()
         config = _with_options(config or EngineConfig(), options)
         self.path = Path(model) if model is not None else demo_model_path()
-        file = read_model_file(self.path)  # first: weights may take minutes to load
+        file = read_model_file(self.path)
         self.tokenizer = file.tokenizer
         self._config = config
         self._records: RecordKeeper | None = RecordKeeper(config, file.spec, file.expert_layers)
@@ -240,6 +250,39 @@ class LLM(Closing):
         self.last_statistics = generation.statistics(self.load_seconds)
         with suppress(GpuError):  # an error of the generation is the one to tell
             self.engine.settle()
+
+
+class ModelFile(NamedTuple):
+    """What a model file says of itself, if vkmoe can run it."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    expert_layers: tuple[tuple[TensorInfo, ...], ...]  # expert tensors of each MoE layer
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Read all that is wanted of a file before its weights are loaded, which may take minutes.
+
+    Raises ModelFileError, UnsupportedModelError; also for a tokenizer that knows tokens the model
+    does not have.
+    """
+    hint = "the file was converted wrongly or is damaged"
+    with open_gguf(path) as file:
+        spec = read_spec(file)
+        tensors = read_tensors(file, spec)  # what the model lacks comes before its tokenizer's lack
+        try:
+            tokenizer = Tokenizer.from_metadata(file.metadata)
+        except (ModelFileError, UnsupportedModelError) as error:
+            raise type(error)(f"{path}: {error}", error.hint or hint) from error
+    if tokenizer.n_vocab > spec.n_vocab:
+        raise ModelFileError(
+            f"{path}: the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}", hint
+        )
+    experts = tuple(
+        tuple(part for matrix in block.matrices for part in matrix.parts)
+        for block in tensors.expert_layers
+    )
+    return ModelFile(spec, tokenizer, experts)
 
 
 def _with_options(config: Config, options: dict[str, Any]) -> Config:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bench.measure import Row, summarise
 from bench.parts.common import MIB, CheckError, Settings, Times, time_recording
 from bench.parts.memory import TypedMemory, distinct_types
+from tools.quantise import random_weights
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
@@ -23,7 +24,6 @@ from vkmoe.gpu.transfer import Transfer
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.quants import decode, device_row_bytes, to_device
-from vkmoe.quants.random_blocks import random_weights
 from vkmoe.reference.matvec import matvec as matvec_twin
 
 if TYPE_CHECKING:

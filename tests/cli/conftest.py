@@ -18,7 +18,7 @@ from vkmoe.errors import PromptError, UnsupportedModelError
 from vkmoe.experts.profiler import Tally
 from vkmoe.experts.report import ExpertReport, Setup
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryPlan, PlanLine
-from vkmoe.generate.chat_template import ChatTemplate
+from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.llm import GenerationStatistics, Piece
 

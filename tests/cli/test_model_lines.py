@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.models.invented import EXPERTS, SPEC
-from vkmoe.cli.model_lines import spec_lines, type_lines
+from vkmoe.cli.info import spec_lines, type_lines
 from vkmoe.facts import LatentSpec, RopeSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.models.layer_tensors import (

@@ -16,10 +16,7 @@ PACKAGE = ROOT / "vkmoe"
 # Each layer may import from the layers above it and from its own folder, never from its neighbours.
 LAYERS = (
     ("closing", "errors"),
-    ("config_checks", "config_fields"),
-    ("config_sampling",),
-    ("config", "facts_device", "facts_model", "facts_plan"),
-    ("facts",),
+    ("config", "facts"),
     ("quants",),
     ("gguf_file", "gpu"),
     ("reference",),

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.tiny import Tensor, model_path, rewrite
 from tools.decoded_model import write_decoded
+from tools.quantise import random_weights
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu import backend
 from vkmoe.gpu.kernels import spirv_words
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
-from vkmoe.quants.random_blocks import random_weights
 
 WIDTH, N_EXPERTS, N_VOCAB = 256, 8, 300
 EMBEDDING, OUTPUT = "Q4_0", "Q4_K"

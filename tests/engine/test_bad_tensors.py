@@ -11,7 +11,7 @@ import pytest
 from tests.engine.other_types import of_types
 from tests.engine.tiny import Change, Tensor, model_path, retyped, rewrite
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
-from vkmoe.generate.model_file import read_model_file
+from vkmoe.llm import read_model_file
 from vkmoe.quants import TYPES
 
 # What a layer of each kind of model has that others do not.

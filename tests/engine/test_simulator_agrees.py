@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
-from vkmoe.cli.trace import _header
+from vkmoe.cli.study.trace import _header
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, make_pools

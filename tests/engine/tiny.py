@@ -13,9 +13,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.quantise import quantise
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES
-from vkmoe.quants import quantise
 from vkmoe.quants.types import TYPES
 
 __all__ = ["FOLDER", "KINDS", "NAMES", "ONE_OF_EACH", "Tensor", "architecture", "expected",

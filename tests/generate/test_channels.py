@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pytest
 
-from vkmoe.generate.channels import FINAL, ReplyChannels
+from vkmoe.generate.chat import FINAL, ReplyChannels
 
 HARMONY = (
     "<|channel|>analysis<|message|>2 < 3 <|, so yes.<|end|>"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError
-from vkmoe.generate.chat_template import ChatTemplate
+from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.tokenizer import Tokenizer
 
 FIXTURE: dict[str, Any] = json.loads(
@@ -38,7 +38,7 @@ def test_renders_what_transformers_renders(
             return cls.fromisoformat(FIXTURE["date"])
 
     clock = SimpleNamespace(datetime=FixedDate)
-    monkeypatch.setattr("vkmoe.generate.template_sandbox.datetime", clock)
+    monkeypatch.setattr("vkmoe.generate.chat.datetime", clock)
     chat = compiled(shared / "templates" / template)
     expected = FIXTURE["texts"][template][case]
     if expected is None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from vkmoe.generate.damaged_text import lenient_text, text_and_bytes
+from vkmoe.generate.byte_level import lenient_text
 from vkmoe.generate.detokenizer import StreamDetokenizer
+from vkmoe.generate.sentencepiece import text_and_bytes
 from vkmoe.generate.special_tokens import SpecialTokens
 from vkmoe.generate.tokenizer import Tokenizer
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.gguf_file import samples as make
+from tools.gguf_writer import describe_tensor, write_gguf
+from tools.quantise import random_weights
 from vkmoe.errors import VkmoeError
 from vkmoe.gguf_file import open_gguf
-from vkmoe.gguf_file.writing import describe_tensor, write_gguf
 from vkmoe.quants import HAS_KERNEL, decode
-from vkmoe.quants.random_blocks import random_weights
 
 N_MUTATIONS = 2000
 MOST_BYTES = 4_000_000

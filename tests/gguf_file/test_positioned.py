@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vkmoe.errors import ModelFileError
-from vkmoe.gguf_file.positioned import FileStamp, PositionedFile
+from vkmoe.gguf_file.disk import FileStamp, PositionedFile
 
 N_BYTES = 40_000
 CONTENTS = np.random.default_rng(7).integers(0, 256, N_BYTES).astype(np.uint8)

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tools.gguf_writer import MetadataValue, describe_tensor, write_gguf
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gguf_file.header import TensorInfo
-from vkmoe.gguf_file.writing import MetadataValue, describe_tensor, write_gguf
 from vkmoe.quants import TYPES
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.gguf_writer import write_gguf
 from tools.make_synthetic_model import PRESETS, model_metadata
 from vkmoe.gguf_file import open_gguf
-from vkmoe.gguf_file.writing import write_gguf
 
 # In a process of its own, so that the peak is this file's and nothing else's. VmHWM, because
 # getrusage's peak survives exec and would be the test runner's.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vkmoe.quants.blocks import IQ4_VALUES
+from vkmoe.quants.decode import IQ4_VALUES
 
 SOURCE = Path(__file__).resolve().parents[2] / "shaders" / "include" / "types" / "iq4_values.glsl"
 

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pytest
 
 import tools.make_demo_model as tool
+from tools.quantise import quantise
 from vkmoe.gguf_file import open_gguf
-from vkmoe.quants import decode, quantise
+from vkmoe.quants import decode
 
 Floats = npt.NDArray[np.float32]
 
@@ -154,7 +155,7 @@ def test_mixture_is_repeatable_and_holds_quantised_weights(source: Path, tmp_pat
 
 def test_the_command(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder" / "model.gguf"
-    command = [sys.executable, str(tool.ROOT / "tools" / "make_demo_model.py"), str(source)]
+    command = [sys.executable, "-m", "tools.make_demo_model", str(source)]
     subprocess.run([*command, "--out", str(out), "--type", "Q8_0"], check=True, cwd=tool.ROOT)
     with open_gguf(out) as file:
         assert file.tensors["blk.0.attn_q.weight"].type == "Q8_0"

@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import tools.make_synthetic_model as tool
+from tools.gguf_writer import describe_tensor
 from tools.synthetic.vocabulary import byte_tokens, vocabulary
 from vkmoe.gguf_file import open_gguf
-from vkmoe.gguf_file.writing import describe_tensor
 from vkmoe.models import ARCHITECTURES, read_spec
 from vkmoe.models.tensors import read_tensors
 from vkmoe.quants import decode

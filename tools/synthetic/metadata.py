@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tools.gguf_writer import MetadataValue
 from tools.synthetic.mixes import MIXES
 from tools.synthetic.shapes import ModelShape
 from tools.synthetic.vocabulary import vocabulary
-from vkmoe.gguf_file.writing import MetadataValue
 
 __all__ = ["model_metadata"]
 

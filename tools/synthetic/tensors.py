@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tools.gguf_writer import describe_tensor
 from tools.synthetic.mixes import MIXES, choose_type
 from tools.synthetic.shapes import LatentShape, ModelShape
 from vkmoe.gguf_file.header import TensorInfo
-from vkmoe.gguf_file.writing import describe_tensor
 
 __all__ = ["tensor_list"]
 

@@ -1,4 +1,4 @@
-"""The command line: one module per command, options generated from vkmoe.config.
+"""This package is the command line: one module per command, options made from vkmoe.config.
 
 `main` is the entry point. Nothing here is imported by the rest of the package, and nothing heavy
 (numpy, the tokenizer, the GPU) is imported before a command needs it.

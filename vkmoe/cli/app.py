@@ -1,4 +1,4 @@
-"""The root command: its help, its version, and how every error leaves the program.
+"""This module is the root command: its help, its version, and how every error leaves the program.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C, 141 when stdout was closed, 143 after
 SIGTERM and 129 when the terminal was closed.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any, cast
 
 import typer
@@ -21,20 +25,18 @@ from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
 from vkmoe.cli.selftest import selftest
-from vkmoe.cli.signals import Stopped, stopped_by_signals
-from vkmoe.cli.simulate import simulate
-from vkmoe.cli.trace import trace
-from vkmoe.cli.version import version
+from vkmoe.cli.study.simulate import simulate
+from vkmoe.cli.study.trace import trace
 from vkmoe.errors import VkmoeError
 
 __all__ = ["main", "root"]
 
-EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 130, 141
+_EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 130, 141
 # The parent of all errors of usage, for which typer has no public name.
-WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__base__)
+_WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 
 
-class Command(TyperCommand):
+class _Command(TyperCommand):
     """A command whose usage line shows the metavars of its arguments as they are."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -80,6 +82,22 @@ def tutorial(
         raise typer.Exit(2)
 
 
+def version() -> None:
+    """Show the versions of vkmoe, Kompute and the Vulkan drivers."""
+    from vkmoe import __version__
+    from vkmoe.gpu.device import list_devices
+    from vkmoe.gpu.versions import kompute_version
+
+    typer.echo(f"vkmoe {__version__}")
+    typer.echo(f"Kompute {kompute_version()}")
+    try:
+        for device in list_devices():
+            api = ".".join(map(str, device.api_version))
+            typer.echo(f"device {device.index}: {device.name}, {device.driver}, Vulkan {api}")
+    except VkmoeError as error:
+        typer.echo(f"no device: {error}")
+
+
 for _command, _summary in {
     generate: "Continue a prompt.",
     chat: "Talk with a model.",
@@ -90,7 +108,7 @@ for _command, _summary in {
     simulate: "Replay a trace through the expert cache.",
     version: "Show versions.",
 }.items():
-    app.command(cls=Command, short_help=_summary)(_command)
+    app.command(cls=_Command, short_help=_summary)(_command)
 
 root = typer.main.get_group(app)
 
@@ -104,25 +122,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of stdout is gone; Python would complain about it once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE_CLOSED
+        return _EXIT_PIPE_CLOSED
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with stopped_by_signals(), root.make_context("vkmoe", words) as context:
+        with _stopped_by_signals(), root.make_context("vkmoe", words) as context:
             root.invoke(context)
         sys.stdout.flush()
         return 0
     except typer.Exit as wish:
         sys.stdout.flush()
         return wish.exit_code
-    except WrongUsage as error:
+    except _WrongUsage as error:
         command = error.ctx.command_path if error.ctx else "vkmoe"
         return _fail(error.format_message(), f"see `{command} --help`", 2)
     except KeyboardInterrupt:
-        return _fail("interrupted", "", EXIT_INTERRUPTED)
-    except Stopped as wish:
+        return _fail("interrupted", "", _EXIT_INTERRUPTED)
+    except _Stopped as wish:
         assert isinstance(wish.code, int)
         return _fail(f"ended by {wish.name}", "", wish.code)
     except VkmoeError as error:
@@ -156,3 +174,54 @@ def _fail(message: str, hint: str, exit_code: int) -> int:
 def _os_message(error: OSError) -> str:
     name = f"{error.filename}: " if error.filename else ""
     return f"{name}{error.strerror or error}"
+
+
+# ----- signals: they end a command in order, and what a run leaves behind is written -----
+
+_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)  # Windows has no SIGHUP
+
+
+class _Stopped(SystemExit):
+    """A signal asked the process to end; the code is that of a shell, 128 and the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Raise _Stopped in the main thread on the first signal; later ones are ignored.
+
+    A signal that is ignored already (nohup) or has another handler is left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+    ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)  # a second one would tear the files
+        if number != signal.SIGTERM:
+            _let_go(terminals)
+        raise _Stopped(number)
+
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _let_go(descriptors: list[int]) -> None:
+    """Send output nowhere when the terminal is gone, instead of failing."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in descriptors:
+        os.dup2(nowhere, number)
+    os.close(nowhere)

@@ -1,6 +1,7 @@
-"""What a start says about options of the expert cache that do nothing, or leave it nothing to do.
+"""This module names options of the expert cache that do nothing, or leave it nothing to do.
 
-Pure: from what was asked and planned. Options that contradict each other are errors of the config.
+Its functions are pure: they compare what was asked with what was planned. Options that contradict
+each other are errors of the config.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from vkmoe.config import EngineConfig, long_flag, parse_ids
+from vkmoe.config import EngineConfig, long_flag
 from vkmoe.facts import MemoryPlan
 
 __all__ = ["cache_notes", "dependent_notes", "idle_notes"]
@@ -28,7 +29,7 @@ OF_THE_POOL = ("expert_policy", *PREDICTING, *COUNTING)  # what decides about a 
 
 
 def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False) -> list[str]:
-    """Lines on options without effect, on residents that leave no slot, on a pool; often none.
+    """Make lines on options without effect, on residents that leave no slot, on a pool; often none.
 
     `one_queue`: the device cannot copy while it computes.
     """
@@ -39,7 +40,7 @@ def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False)
 
 
 def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
-    """Of these, the lines on options without effect and on residents."""
+    """Make the lines on options without effect and on residents that leave no slot."""
     return [*plan.notes, *_idle(config, plan), *_full(config, plan)]
 
 
@@ -73,7 +74,7 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
 
 
 def dependent_notes(config: EngineConfig) -> Iterator[str]:
-    """Lines on options that say more of another one, which is off."""
+    """Name the options that say more about another one, which is off."""
     if config.expert_resident_selection != "frequency":
         reason = "without --expert-resident-selection frequency"
         yield from _without_effect(reason, _given(config, ("expert_warmup_tokens",)))
@@ -95,7 +96,7 @@ def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     smallest = min(plan.expert_slots)
     n_resident = config.expert_num_resident or smallest
     if config.expert_resident_ids is not None:
-        n_resident = len(parse_ids(config.expert_resident_ids))
+        n_resident = len(config.resident_ids)
     shared = config.expert_allocation == "global"
     room = sum(plan.expert_slots) / len(plan.expert_slots) if shared else smallest
     if n_resident >= room:

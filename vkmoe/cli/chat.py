@@ -1,4 +1,4 @@
-"""`vkmoe chat`: a conversation through the model's own chat template."""
+"""This module is `vkmoe chat`: a conversation through the model's own chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 
 from vkmoe.cli.generate import reply_limits
 from vkmoe.cli.loading import opened
-from vkmoe.cli.notes import note
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
@@ -25,11 +24,11 @@ from vkmoe.cli.options import (
     config_options,
     option,
 )
+from vkmoe.cli.output import note, statistics_lines
 from vkmoe.cli.prompt import chosen_model, decoded
-from vkmoe.cli.statistics import statistics_lines
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
-from vkmoe.generate.channels import FINAL, ChannelText, ReplyChannels
+from vkmoe.generate.chat import FINAL, ChannelText, ReplyChannels
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
@@ -115,7 +114,7 @@ class Conversation:
         self.messages = [] if self.system is None else [_message("system", self.system)]
 
     def reply(self, text: str) -> None:
-        """Answer one message on stdout; Ctrl-C keeps what was said so far.
+        """Answer one message on stdout; Ctrl-C keeps what was answered so far.
 
         Raises PromptError, with the message taken back, when it cannot be answered.
         """

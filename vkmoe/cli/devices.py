@@ -1,4 +1,4 @@
-"""`vkmoe devices`: every Vulkan device, and the one that would be used."""
+"""This module is `vkmoe devices`: every Vulkan device, and the one that would be used."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.notes import cpu_notes, note
 from vkmoe.cli.options import Json, option
+from vkmoe.cli.output import cpu_notes, note
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo

@@ -1,4 +1,4 @@
-"""`vkmoe generate`: one prompt in, text out."""
+"""This module is `vkmoe generate`: one prompt in, text out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkmoe.cli.loading import opened
-from vkmoe.cli.notes import note
 from vkmoe.cli.options import (
     IgnoreEos,
     Json,
@@ -22,8 +21,8 @@ from vkmoe.cli.options import (
     config_options,
     option,
 )
+from vkmoe.cli.output import json_document, note, statistics_lines
 from vkmoe.cli.prompt import chosen_model, prompt_source, read_prompt, split_words
-from vkmoe.cli.statistics import json_document, statistics_lines
 from vkmoe.config import EngineConfig, SamplingConfig
 
 if TYPE_CHECKING:

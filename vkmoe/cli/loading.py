@@ -1,4 +1,8 @@
-"""Opening a model for a command: progress on stderr, and what a user should know of the machine."""
+"""This module opens a model for a command, and says on stderr what a user should know of the run.
+
+It owns progress while weights load, notes about the machine and the expert cache, and the messages
+of the Vulkan validation layer at the end.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from vkmoe.cli.cache_notes import cache_notes
-from vkmoe.cli.notes import cpu_notes, log_as_notes, note
-from vkmoe.cli.validation import validated
+from vkmoe.cli.output import cpu_notes, log_as_notes, note
 from vkmoe.config import EngineConfig
+from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
@@ -20,7 +24,7 @@ __all__ = ["opened"]
 
 @contextmanager
 def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) -> Iterator[LLM]:
-    """The model, loaded. Without `quiet`, stderr tells about progress and a missing GPU.
+    """Load the model. Without `quiet`, stderr tells about progress and a missing GPU.
 
     Raises VkmoeError at the end of a run under validation that was not silent.
     """
@@ -29,7 +33,7 @@ def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) 
     with (
         log_as_notes(quiet),
         _load(model, config, quiet) as llm,
-        validated(llm, quiet) if config.validation else nullcontext(),
+        _validated(llm, quiet) if config.validation else nullcontext(),
     ):
         if not quiet:
             if llm.device_info.is_cpu:
@@ -88,3 +92,31 @@ def _describe(llm: LLM) -> None:
     note(f"device {device.index}: {device.name} ({device.type}, {device.driver})")
     for line in llm.plan.lines:
         note(f"{line.n_bytes / 2**20:10.1f} MiB {line.place}: {line.item} ({line.reason})")
+
+
+@contextmanager
+def _validated(llm: LLM, quiet: bool) -> Iterator[None]:
+    """Print the layer's messages when the block ends, also by an error, which stays the error.
+
+    Raises VkmoeError when there were messages and nothing else went wrong.
+    """
+    try:
+        yield
+    except BaseException:
+        _report(llm, quiet)
+        raise
+    n_messages = _report(llm, quiet)
+    if n_messages:
+        raise VkmoeError(
+            f"the validation layer reported {n_messages} message{'s' if n_messages > 1 else ''}",
+            "this is a bug in vkmoe or in the driver; report it with the messages above",
+        )
+
+
+def _report(llm: LLM, quiet: bool) -> int:
+    messages = llm.engine.device.validation_messages()
+    for message in messages:
+        note("validation: " + " ".join(message.split()))
+    if not messages and not quiet:
+        note("validation: no messages")
+    return len(messages)

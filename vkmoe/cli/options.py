@@ -1,4 +1,4 @@
-"""Command-line options: those of the config dataclasses, and the few that commands share.
+"""This module makes command-line options, of the config dataclasses and of what commands share.
 
 Every option is also an environment variable, `VKMOE_` and its name. An empty variable counts as not
 set; a malformed one is a usage error that names the variable and the flag.
@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator
 from inspect import Parameter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vkmoe.cli.values import placeholder, reader
-from vkmoe.config import environment_name, long_flag
-from vkmoe.config_checks import predictor_contradicts
+from vkmoe.config import environment_name, long_flag, predictor_contradicts
 from vkmoe.errors import UsageError
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
     "typed",
 ]
 
-PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
+_PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
 # Options that may contradict each other, and whether these values of them do.
-RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+_RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
     ("expert_cache", "expert_slots", lambda size, number: None not in (size, number)),
     ("expert_predictor", "moe_predict_prefetch", predictor_contradicts),
 )
@@ -65,8 +65,8 @@ def option(
         *flags,
         help=help,
         envvar=environment_name(long_flag(flags)[2:].replace("-", "_")),
-        metavar=metavar or placeholder(kind),
-        parser=reader(kind, minimum, maximum, check),
+        metavar=metavar or _placeholder(kind),
+        parser=_reader(kind, minimum, maximum, check),
         callback=callback,
     )
 
@@ -78,7 +78,7 @@ def typed(context: typer.Context, name: str) -> bool:
 
 
 def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
-    """Those typed, or the lines of the variable, which typer would split at every blank."""
+    """Take the texts typed, or the lines of the variable, which typer would split at blanks."""
     if not typed(context, "stop"):
         variable = os.environ.get(environment_name("stop"))
         stop = variable.split("\n") if variable else []
@@ -86,6 +86,88 @@ def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
         raise UsageError("--stop is empty", "leave it out for no stop string")
     return stop
 
+
+# ----- reading the text of a value, with errors that name it -----
+
+# typer could read these types too, but what its errors say depends on its version, and not all of
+# them name the value; nor does it refuse `nan`. It adds the flag and the variable to each error.
+_TRUE = ("1", "true", "t", "yes", "y", "on", "enabled")
+_FALSE = ("0", "false", "f", "no", "n", "off", "disabled")
+_FLAG = re.compile(r"^--[a-z-]+: ")  # of a check's message, which typer names already
+
+
+def _placeholder(kind: Any) -> str | None:
+    """Choose what stands for the value in help texts; None for a switch, which takes none."""
+    if typing.get_origin(kind) is Literal:
+        return "/".join(typing.get_args(kind))
+    return {int: "INTEGER", float: "NUMBER", str: "TEXT", bool: None}[kind]
+
+
+def _reader(
+    kind: Any,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    check: Callable[[str], object] | None = None,
+) -> Callable[[Any], Any] | None:
+    """Make a function from text (or the default) to int, float, bool or one of a Literal's words.
+
+    It raises typer.BadParameter. Bounds are inclusive; words may be in capitals. None for a str
+    without `check`, which needs no reading.
+    """
+    if typing.get_origin(kind) is Literal:
+        return _one_of({word: word for word in typing.get_args(kind)})
+    if kind is bool:
+        return _one_of(dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False))
+    if kind in (int, float):
+        return _number(kind, minimum, maximum)
+    assert kind is str, f"no command-line form for {kind}"
+    return None if check is None else _checked(check)
+
+
+def _one_of(meanings: dict[str, Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        text = str(value).strip().lower()
+        if text not in meanings:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(meanings)}.")
+        return meanings[text]
+
+    return read
+
+
+def _number(
+    kind: type[int] | type[float], minimum: float | None, maximum: float | None
+) -> Callable[[Any], float]:
+    noun = "a whole number" if kind is int else "a number"
+
+    def read(value: Any) -> float:
+        try:
+            result = kind(value)
+        except ValueError:
+            result = math.nan
+        if result != result or result in (math.inf, -math.inf):
+            raise typer.BadParameter(f"{value!r} is not {noun}.")
+        if minimum is not None and result < minimum:
+            raise typer.BadParameter(f"{value!r} is less than {minimum:g}.")
+        if maximum is not None and result > maximum:
+            raise typer.BadParameter(f"{value!r} is more than {maximum:g}.")
+        return result
+
+    return read
+
+
+def _checked(check: Callable[[str], object]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        try:
+            check(str(value))
+        except UsageError as error:
+            words = _FLAG.sub("", str(error))
+            raise typer.BadParameter(f"{words} ({error.hint}).") from error
+        return str(value)
+
+    return read
+
+
+# ----- the options that commands share -----
 
 # Hidden from the list of options, where typer would show its type; the usage line has its metavar.
 Positional = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
@@ -128,6 +210,9 @@ def check_output(verbose: bool, quiet: bool) -> None:
         raise UsageError("--verbose and --quiet contradict each other", "give one of them")
 
 
+# ----- the options of a config -----
+
+
 def config_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: each parameter that is a config dataclass becomes its fields' options.
 
@@ -164,7 +249,7 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
     """Forget what a variable says where the command line says something else."""
-    for first, second, contradict in RIVALS:
+    for first, second, contradict in _RIVALS:
         if first in values and second in values and contradict(values[first], values[second]):
             given = [name for name in (first, second) if typed(context, name)]
             if len(given) == 1:
@@ -176,7 +261,7 @@ def _fields(config: type[Any]) -> Iterator[Parameter]:
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
         flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
-        more = {name: item.metadata[name] for name in PASSED_ON}
+        more = {name: item.metadata[name] for name in _PASSED_ON}
         hint = hints[item.name]
         annotation = Annotated[hint, option(*flags, kind=_plain_type(hint), **more)]  # type: ignore[valid-type,unused-ignore]
         yield Parameter(

@@ -1,6 +1,6 @@
-"""Where a model and a prompt come from: arguments, files, standard input.
+"""This module finds the model and the prompt: in arguments, files, standard input.
 
-Owns the rule of exactly one prompt source, and reading it. Values typed on the command line win
+It owns the rule of exactly one prompt source, and reading it. Values typed on the command line win
 over environment variables.
 """
 

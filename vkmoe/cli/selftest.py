@@ -1,4 +1,4 @@
-"""`vkmoe selftest`: does this device compute what NumPy computes, and how fast."""
+"""This module is `vkmoe selftest`: does this device compute what NumPy computes, and how fast."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, option
+from vkmoe.cli.output import note
 from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.writing import write_whole
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
-from vkmoe.gguf_file.cursor import shown
+from vkmoe.gguf_file.header import shown
 
 __all__ = ["ProfiledModel", "load_profile", "model_fingerprint", "profiled_model", "save_profile"]
 

@@ -1,1 +1,1 @@
-"""Text in, text out: tokenizer, chat template, sampler and detokenizer. No GPU is touched here."""
+"""This package has text go in and out: tokenizer, chat, sampler, detokenizer. It touches no GPU."""

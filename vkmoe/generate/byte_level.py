@@ -1,7 +1,8 @@
-"""Byte-level BPE: text to ids by merges over a printable spelling of its bytes, and back.
+"""This module turns text into ids by merging a printable spelling of bytes (BPE), and back.
 
-Owns that spelling and the use of the `tokenizers` package for it. Does not own special tokens or
-how text is cut into words (special_tokens.py, pretokenizer.py).
+It owns that spelling, the use of the `tokenizers` package for it, and how bytes that are no UTF-8
+are read for it. It does not own special tokens or how text is cut into words (special_tokens.py,
+pretokenizer.py).
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from vkmoe.errors import ModelFileError, PromptError
-from vkmoe.generate.damaged_text import lenient_text
 from vkmoe.generate.pretokenizer import PreTokenizerSpec
 from vkmoe.generate.vocabulary import Vocabulary
 
-__all__ = ["ByteLevelCodec", "byte_alphabet"]
+__all__ = ["ByteLevelCodec", "byte_alphabet", "lenient_text"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
 _PRIVATE = range(0xF0000, 0x10FFFE)  # characters that are cut as surrogates are
 
 
@@ -93,7 +94,7 @@ class ByteLevelCodec:
             )
 
     def _encode_surrogates(self, text: str) -> list[int]:
-        """As `encode`; the package takes no surrogates, so others stand in while it cuts."""
+        """Encode text with surrogates, which the package refuses: others stand in while it cuts."""
         free = (chr(code) for code in _PRIVATE if chr(code) not in text)
         stand_ins = {char: next(free) for char in set(_SURROGATE.findall(text))}
         spellings = {
@@ -107,3 +108,32 @@ class ByteLevelCodec:
                 word = word.replace(stand_in, spelling)
             ids += (token.id for token in self._backend.model.tokenize(word))
         return ids
+
+
+def lenient_text(raw: bytes) -> str:
+    """Read bytes as llama.cpp does, with a replacement character where no character begins.
+
+    Lengths are taken from the first byte alone, so that surrogates and over-long spellings, which
+    UTF-8 forbids, become characters; the result may hold lone surrogates.
+    """
+    text: list[str] = []
+    place = 0
+    while place < len(raw):
+        char, n_bytes = _character(raw, place)
+        text.append(char)
+        place += n_bytes
+    return "".join(text)
+
+
+def _character(raw: bytes, place: int) -> tuple[str, int]:
+    first = raw[place]
+    if first < 0x80:
+        return chr(first), 1
+    n_bytes = 2 if 0xC0 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4
+    rest = raw[place + 1 : place + n_bytes]
+    if not 0xC0 <= first < 0xF8 or len(rest) < n_bytes - 1 or any(b >> 6 != 2 for b in rest):
+        return _REPLACEMENT, 1
+    code = first & (0x7F >> n_bytes)
+    for byte in rest:
+        code = code << 6 | byte & 0x3F
+    return (chr(code), n_bytes) if code < 0x110000 else (_REPLACEMENT, 1)

@@ -1,7 +1,7 @@
-"""Token ids to text while they arrive: whole characters only, and stop strings.
+"""This module turns token ids into text while they arrive, and ends it at stop strings.
 
-Owns the bytes of an unfinished character and the text that may yet become a stop string.
-Does not own why a generation ends otherwise (end tokens, length), nor printing.
+It owns the bytes of an unfinished character and the text that may yet become a stop string.
+It does not own why a generation ends otherwise (end tokens, length), nor printing.
 """
 
 from __future__ import annotations

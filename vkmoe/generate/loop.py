@@ -1,7 +1,7 @@
-"""The token loop: prompt, then one token at a time, until something ends it.
+"""This module runs the token loop: the prompt, then one token at a time, until something ends it.
 
-Owns the order of events, the reasons a generation ends, its statistics, and which tokens are in the
-KV cache. Does not own the model: it talks to a `TokenRunner`.
+It owns the order of events, the reasons a generation ends, its statistics, and which tokens are in
+the KV cache. It does not own the model: it talks to a `TokenRunner`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "GenerationStatistics",
+    "ObservedRunner",
     "Piece",
     "TokenRunner",
     "TopLogits",
@@ -215,3 +216,26 @@ class Generation:
         token = self._sampler.sample(candidates, self._runner.full_logits)
         self._sampler.accept([token])
         return token
+
+
+class ObservedRunner:
+    """A `TokenRunner` around another that calls `after(position)` when a token has been run."""
+
+    def __init__(self, runner: TokenRunner, after: Callable[[int], None]) -> None:
+        self._runner, self._after = runner, after
+
+    @property
+    def ctx_size(self) -> int:
+        return self._runner.ctx_size
+
+    @property
+    def n_vocab(self) -> int:
+        return self._runner.n_vocab
+
+    def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
+        top = self._runner.run_token(token, position, with_logits)
+        self._after(position)
+        return top
+
+    def full_logits(self) -> NDArray[np.float32]:
+        return self._runner.full_logits()

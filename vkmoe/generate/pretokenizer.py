@@ -1,8 +1,8 @@
-"""How text is cut into words before byte-pair merging, by the name a GGUF file gives it.
+"""This module cuts text into words before byte-pair merging, by the name a GGUF file gives.
 
-Owns the table of `tokenizer.ggml.pre` names and what each means for the `tokenizers` package. The
-cuts are those llama.cpp makes, for which the names were invented: no Unicode normalisation, and
-in the newer OpenAI and Mistral kinds combining marks are symbols. Does not own merging, special
+It owns the table of `tokenizer.ggml.pre` names and what each means for the `tokenizers` package.
+The cuts are those llama.cpp makes, for which the names were invented: no Unicode normalisation, and
+in the newer OpenAI and Mistral kinds combining marks are symbols. It does not own merging, special
 tokens or the vocabulary (see byte_level.py, vocabulary.py).
 """
 

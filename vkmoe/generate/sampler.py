@@ -1,15 +1,15 @@
-"""Choosing the next token from logits: one path for every option.
+"""This module chooses the next token from logits, on one path for every option.
 
-Owns the order of the steps (penalties, top-k, top-p, min-p, temperature, draw), the random
+It owns the order of the steps (penalties, top-k, top-p, min-p, temperature, draw), the random
 generator, and the proof obligation when only the best few logits are known: the choice is made from
 them where the whole vocabulary could not change it, else the full logits are fetched.
-Does not own where logits come from, what penalties do to them (penalties.py), nor why a generation
-ends.
+It does not own where logits come from, nor why a generation ends.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.penalties import Penalties, Seen
 
 __all__ = ["Candidates", "Sampler", "random_seed"]
 
+Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 FetchLogits = Callable[[], npt.NDArray[np.float32]]
 
@@ -40,10 +40,17 @@ class Candidates(NamedTuple):
     log_sum_exp: float | None  # of all n_vocab logits, where it was computed
 
 
+class _Seen(NamedTuple):
+    """The tokens that penalties apply to now."""
+
+    ids: Ids  # [n] rising
+    counts: Floats  # [n]: how often each occurred
+
+
 class _Head(NamedTuple):
     """The best tokens after penalties, in order, as far as their order is certain."""
 
-    ids: npt.NDArray[np.int64]  # [n]
+    ids: Ids  # [n]
     logits: Floats  # [n] descending
     n_rest: int  # tokens that are not listed; none has a logit above `bound`
     bound: float
@@ -64,7 +71,7 @@ class Sampler:
     def __init__(self, config: SamplingConfig, seed: int, banned: Iterable[int] = ()) -> None:
         self._config = config
         self._random = np.random.default_rng(seed)
-        self._penalties = Penalties(config, banned)
+        self._penalties = _Penalties(config, banned)
         self.n_fetches = 0  # how often the candidates could not decide
 
     def accept(self, token_ids: Sequence[int]) -> None:
@@ -87,7 +94,7 @@ class Sampler:
         assert kept is not None, "the whole vocabulary always decides"
         return self._draw(*kept)
 
-    def _head_of_candidates(self, candidates: Candidates, seen: Seen) -> _Head:
+    def _head_of_candidates(self, candidates: Candidates, seen: _Seen) -> _Head:
         """The certain order after penalties, from the candidates alone."""
         raw, ids = _checked(candidates.logits), candidates.ids.astype(np.int64)
         log_sum_exp = candidates.log_sum_exp
@@ -115,7 +122,7 @@ class Sampler:
         `lowered`: some logits may be below those that `log_sum_exp` was computed from.
         """
         if self._config.top_p == 1 or not logits.size or logits[0] == -np.inf:
-            return 0.0, np.inf  # nobody asks, or nothing can be chosen
+            return 0.0, np.inf  # not needed, or nothing can be chosen
         weights = np.exp(logits - logits[0])
         top_k = min(self._config.top_k or candidates.n_vocab, candidates.n_vocab)
         if top_k <= logits.size:
@@ -130,7 +137,7 @@ class Sampler:
                 low = low if lowered else max(low, stated * (1 - _SUM_TOLERANCE))
         return low * (1 - _ORDER_TOLERANCE), high * (1 + _ORDER_TOLERANCE)
 
-    def _head_of_all(self, full_logits: npt.NDArray[np.float32], seen: Seen) -> _Head:
+    def _head_of_all(self, full_logits: npt.NDArray[np.float32], seen: _Seen) -> _Head:
         """The order of the whole vocabulary, as far down as the options can reach."""
         raw = _checked(full_logits)
         logits = self._penalties.adjusted(np.arange(raw.size), raw, seen)
@@ -151,7 +158,7 @@ class Sampler:
             return top
         return top + math.log(self._config.min_p) if self._config.min_p > 0 else -np.inf
 
-    def _keep(self, head: _Head) -> tuple[npt.NDArray[np.int64], Floats] | None:
+    def _keep(self, head: _Head) -> tuple[Ids, Floats] | None:
         """Ids and logits that top-k, top-p and min-p leave; None if the head cannot tell.
 
         Each of the three keeps a prefix of the order, so together they keep the shortest.
@@ -180,7 +187,7 @@ class Sampler:
             return None
         return head.ids[:least], head.logits[:least]
 
-    def _draw(self, ids: npt.NDArray[np.int64], logits: Floats) -> int:
+    def _draw(self, ids: Ids, logits: Floats) -> int:
         """One token by the softmax of logits / temperature."""
         if self._config.temp == 0:
             return int(ids[0])
@@ -188,6 +195,56 @@ class Sampler:
         weights = np.cumsum(np.exp((logits - logits[0]) * scale))
         place = int(np.searchsorted(weights, self._random.random() * weights[-1], side="right"))
         return int(ids[min(place, ids.size - 1)])
+
+
+class _Penalties:
+    """The penalties of one generation. `banned` tokens are never chosen."""
+
+    def __init__(self, config: SamplingConfig, banned: Iterable[int] = ()) -> None:
+        self._config = config
+        self._banned = np.array(sorted(set(banned)), dtype=np.int64)
+        self._history: list[int] = []
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Note tokens of the prompt or of the reply, oldest first. Mutates."""
+        c = self._config
+        active = c.repeat_penalty != 1 or c.presence_penalty != 0 or c.frequency_penalty != 0
+        if active and c.repeat_last_n != 0:
+            self._history.extend(token_ids)
+
+    def seen(self) -> _Seen:
+        """What is in the window of the last tokens."""
+        last_n = self._config.repeat_last_n
+        window = self._history if last_n < 0 else self._history[-last_n:] if last_n else []
+        counted = sorted(Counter(window).items())
+        ids = np.array([token_id for token_id, _ in counted], dtype=np.int64)
+        return _Seen(ids, np.array([count for _, count in counted], dtype=np.float64))
+
+    def may_lower(self, seen: _Seen) -> bool:
+        """Whether any logit may come out lower than it went in."""
+        return bool(seen.ids.size or self._banned.size)
+
+    def may_raise(self, seen: _Seen) -> bool:
+        """Whether any logit may come out higher than it went in."""
+        c = self._config
+        raises = c.repeat_penalty < 1 or c.presence_penalty < 0 or c.frequency_penalty < 0
+        return raises and seen.ids.size > 0
+
+    def adjusted(self, ids: Ids, logits: Floats, seen: _Seen) -> Floats:
+        """Logits [n] of `ids` [n] after penalties and bans."""
+        result = logits.copy()
+        if seen.ids.size:
+            place = np.minimum(np.searchsorted(seen.ids, ids), seen.ids.size - 1)
+            hit = seen.ids[place] == ids
+            result[hit] = self._penalised(logits[hit], seen.counts[place[hit]])
+        if self._banned.size:
+            result[np.isin(ids, self._banned)] = -np.inf
+        return result
+
+    def _penalised(self, logits: Floats, counts: Floats) -> Floats:
+        c = self._config
+        scaled = np.where(logits > 0, logits / c.repeat_penalty, logits * c.repeat_penalty)
+        return scaled - c.presence_penalty - counts * c.frequency_penalty
 
 
 def _checked(logits: npt.NDArray[np.float32]) -> Floats:

@@ -1,8 +1,8 @@
-"""Tokens with a meaning of their own: which ones, and where they stand in a text.
+"""This module knows the tokens with a meaning of their own, and finds them in a text.
 
-Owns what a token's text tells where the file says nothing: the ends of a generation and the marks
-of a dialogue; and the cutting of a text at its special tokens. Both as llama.cpp has them, whose
-files these are. Does not own the file's own statements (vocabulary.py).
+It owns what a token's text tells where the file says nothing: the ends of a generation and the
+marks of a dialogue; and the cutting of a text at its special tokens. Both are as in llama.cpp,
+whose files these are. It does not own the file's own statements (vocabulary.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Text to token ids and back, for the vocabulary inside a model file.
+"""This module turns text into token ids and back, by the vocabulary inside a model file.
 
-Owns encoding and decoding as a whole: special tokens, what is added around a text, the bytes of
-every token. Does not own reading the metadata (vocabulary.py), how plain text becomes ids
+It owns encoding and decoding as a whole: special tokens, what is added around a text, the bytes of
+every token. It does not own reading the metadata (vocabulary.py), how plain text becomes ids
 (byte_level.py, sentencepiece.py) or streaming (detokenizer.py).
 """
 
@@ -38,7 +38,7 @@ class Tokenizer:
         self.control_ids = vocabulary.control
         self.special_ids = vocabulary.control | vocabulary.user_defined
         shown = {vocabulary.tokens[i] for i in vocabulary.user_defined}
-        self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see channels.py
+        self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see chat.py
         self._unused_ids = vocabulary.unused
         self._tokens = vocabulary.tokens
         self._special = SpecialTokens(

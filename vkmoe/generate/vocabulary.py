@@ -1,12 +1,13 @@
-"""What a GGUF file's metadata says about its vocabulary, read and checked.
+"""This module reads and checks what a GGUF file's metadata says about its vocabulary.
 
-Owns the `tokenizer.ggml.*` keys together: their meaning, their defaults and every way they can
-contradict each other. Does not own encoding or decoding (tokenizer.py), nor the file itself
+It owns the `tokenizer.ggml.*` keys: their types, their meaning, their defaults and every way they
+can contradict each other. It does not own encoding or decoding (tokenizer.py), nor the file itself
 (vkmoe.gguf_file).
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,15 +19,6 @@ import numpy.typing as npt
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.generate.pretokenizer import DEFAULT_NAME, PreTokenizerSpec, pre_tokenizer_spec
 from vkmoe.generate.special_tokens import CONTROL_TEXTS, end_texts, shown_texts
-from vkmoe.generate.vocabulary_keys import (
-    TokenType,
-    read_flag,
-    read_id,
-    read_scores,
-    read_strings,
-    read_types,
-    required,
-)
 
 __all__ = ["TokenType", "Vocabulary", "read_vocabulary"]
 
@@ -34,6 +26,17 @@ log = logging.getLogger("vkmoe")
 
 # Tokens of Phi-3 that keep the blanks after them; its other special tokens swallow them.
 _PHI3_KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
+
+
+class TokenType(enum.IntEnum):
+    """The values of `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,25 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     Raises ModelFileError for missing, malformed or contradicting metadata and
     UnsupportedModelError for a tokenizer model or pre-tokenizer vkmoe does not know.
     """
-    model = str(required(metadata, "tokenizer.ggml.model"))
+    model = str(_required(metadata, "tokenizer.ggml.model"))
     if model not in ("gpt2", "llama"):
         raise UnsupportedModelError(
             f"the model's tokenizer {model!r} is not known",
             "vkmoe reads byte-level BPE ('gpt2') and SentencePiece ('llama') vocabularies",
         )
     pre = _pre_tokenizer(metadata) if model == "gpt2" else None
-    texts = read_strings(metadata, "tokenizer.ggml.tokens")
+    texts = _read_strings(metadata, "tokenizer.ggml.tokens")
     tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]  # llama.cpp's name
     ids = _ids(tokens)
     named = _named_ids(metadata, len(tokens), spm=pre is None)
-    types = read_types(metadata, len(tokens))
+    types = _read_types(metadata, len(tokens))
     control, user_defined = _special(tokens, ids, types, named)
     return Vocabulary(
         pre=pre,
         tokens=tokens,
         ids=ids,
         merges=_merges(metadata, tokens, ids) if pre is not None else [],
-        scores=read_scores(metadata, len(tokens)) if pre is None else np.zeros(0),
+        scores=_read_scores(metadata, len(tokens)) if pre is None else np.zeros(0),
         control=control,
         user_defined=user_defined,
         unused=frozenset(np.flatnonzero(types == TokenType.UNUSED).tolist()) - control,
@@ -98,7 +101,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         ),
         adds_bos=_adds(metadata, "bos", pre is None or pre.adds_bos, named["bos"]),
         adds_eos=_adds(metadata, "eos", False, named["eos"]),
-        adds_space=pre is None and read_flag(metadata, "tokenizer.ggml.add_space_prefix", True),
+        adds_space=pre is None and _read_flag(metadata, "tokenizer.ggml.add_space_prefix", True),
         **named,
     )
 
@@ -130,7 +133,7 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 def _named_ids(metadata: Mapping[str, Any], n_tokens: int, spm: bool) -> dict[str, int | None]:
     """Ids of BOS, EOS, EOT and EOM; SentencePiece files that do not say have BOS 1 and EOS 2."""
     named = {
-        name: read_id(metadata, f"tokenizer.ggml.{name}_token_id", n_tokens)
+        name: _read_id(metadata, f"tokenizer.ggml.{name}_token_id", n_tokens)
         for name in ("bos", "eos", "eot", "eom")
     }
     for name, token_id in (("bos", 1), ("eos", 2)):
@@ -166,7 +169,7 @@ def _swallowing(
 
 def _adds(metadata: Mapping[str, Any], name: str, default: bool, token_id: int | None) -> bool:
     key = f"tokenizer.ggml.add_{name}_token"
-    stated = read_flag(metadata, key, default and token_id is not None)
+    stated = _read_flag(metadata, key, default and token_id is not None)
     if stated and token_id is None:
         raise ModelFileError(
             f"the model file asks for {key} but has no tokenizer.ggml.{name}_token_id"
@@ -182,7 +185,7 @@ def _merges(
     The pairs are made of the vocabulary's own strings: copies would take tens of megabytes.
     """
     pairs: list[tuple[str, str]] = []
-    for line in read_strings(metadata, "tokenizer.ggml.merges"):
+    for line in _read_strings(metadata, "tokenizer.ggml.merges"):
         split = line.find(" ", 1)
         left, right = ids.get(line[:split]), ids.get(line[split + 1 :])
         if split < 1 or left is None or right is None:
@@ -191,3 +194,80 @@ def _merges(
             )
         pairs.append((tokens[left], tokens[right]))
     return pairs
+
+
+# ----- single keys: the type and length that each must have -----
+
+
+def _required(metadata: Mapping[str, Any], key: str) -> Any:
+    """The value of `key`; raises ModelFileError where there is none."""
+    value = metadata.get(key)
+    if value is None:
+        raise ModelFileError(
+            f"the model file has no {key}", "it holds no usable tokenizer; convert the model again"
+        )
+    return value
+
+
+def _read_strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    """A list of strings that must be there."""
+    values = _required(metadata, key)
+    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
+        raise ModelFileError(f"the model file's {key} is not a list of strings")
+    return values
+
+
+def _read_types(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.int64]:
+    """Token types [n_tokens]; a file without them has only normal tokens."""
+    key = "tokenizer.ggml.token_type"
+    if key not in metadata:
+        return np.full(n_tokens, TokenType.NORMAL, dtype=np.int64)
+    try:
+        types = np.asarray(metadata.get(key), dtype=np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ModelFileError(f"the model file's {key} is not a list of integers") from error
+    if types.shape != (n_tokens,):
+        raise ModelFileError(f"the model file has {n_tokens} tokens but {types.size} token types")
+    known = (types >= min(TokenType)) & (types <= max(TokenType))
+    if not known.all():
+        i = int(np.argmin(known))
+        raise ModelFileError(f"the model file gives token {i} the unknown type {types[i]}")
+    return types
+
+
+def _read_scores(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.float64]:
+    """Scores [n_tokens], all finite; raises ModelFileError where there are none."""
+    key = "tokenizer.ggml.scores"
+    try:
+        scores = np.asarray(_required(metadata, key), dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ModelFileError(f"the model file's {key} is not a list of numbers") from error
+    if scores.shape != (n_tokens,):
+        raise ModelFileError(f"the model file has {n_tokens} tokens but {scores.size} scores")
+    finite = np.isfinite(scores)
+    if not finite.all():
+        i = int(np.argmin(finite))
+        raise ModelFileError(f"the model file gives token {i} the score {scores[i]}")
+    return scores
+
+
+def _read_id(metadata: Mapping[str, Any], key: str, n_tokens: int) -> int | None:
+    """A token id, or None where the file has no such key."""
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ModelFileError(f"the model file's {key} is not an integer")
+    if not 0 <= value < n_tokens:
+        raise ModelFileError(f"the model file's {key} is {value}, but it has {n_tokens} tokens")
+    return int(value)
+
+
+def _read_flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    """True or false; `default` where the file has no such key."""
+    stated = metadata.get(key)
+    if stated is None:
+        return default
+    if not isinstance(stated, bool | np.bool_):
+        raise ModelFileError(f"the model file's {key} is not true or false")
+    return bool(stated)

@@ -1,7 +1,7 @@
-"""GGUF files: metadata and tensors, memory-mapped, lazily parsed, and safe against damaged files.
+"""This package reads GGUF files: memory-mapped, lazily parsed, safe against damaged files.
 
-Owns the container format only.  What a key means is the business of models and tokenizers; what the
-bytes of a tensor mean is the business of vkmoe.quants.
+It owns the container format only. What a key means is the business of models and tokenizers; what
+the bytes of a tensor mean is the business of vkmoe.quants.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""An open GGUF model: typed access to its metadata, zero-copy access to its tensors.
+"""This module opens a GGUF model: typed access to its metadata, zero-copy access to its tensors.
 
-Owns the mappings of all parts.  Metadata comes from the first part, tensors from all of them.
+It owns the mappings of all parts, how the parts of a split model are named, and the checks that
+they belong together. Metadata comes from the first part, tensors from all of them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import NoReturn, TypeVar
@@ -16,12 +18,19 @@ from typing import NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vkmoe.gguf_file.cursor import Cursor, refuse, shown
-from vkmoe.gguf_file.header import Header, TensorInfo, read_header
-from vkmoe.gguf_file.mapping import MappedFile, map_file
-from vkmoe.gguf_file.positioned import PositionedFile
-from vkmoe.gguf_file.split import check_part, part_paths
-from vkmoe.gguf_file.values import Entry, Value, describe_value, read_value
+from vkmoe.gguf_file.disk import MappedFile, PositionedFile, map_file
+from vkmoe.gguf_file.header import (
+    Cursor,
+    Entry,
+    Header,
+    TensorInfo,
+    Value,
+    describe_value,
+    read_header,
+    read_value,
+    refuse,
+    shown,
+)
 
 __all__ = ["GgufFile", "open_gguf"]
 
@@ -37,13 +46,13 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """
     given = Path(path)
     first = _Part(map_file(given))
-    paths = part_paths(given, first.integer)
+    paths = _part_paths(given, first.integer)
     if len(paths) == 1:
         return GgufFile(given, [first])
     parts = []
     for index, part_path in enumerate(paths):
         part = _Part(map_file(part_path), index)
-        check_part(part_path, index, len(paths), part.integer)
+        _check_part(part_path, index, len(paths), part.integer)
         parts.append(part)
     return GgufFile(given, parts)
 
@@ -164,7 +173,7 @@ class GgufFile:
         return value
 
     def get(self, key: str, kind: type[Scalar], default: Scalar) -> Scalar:
-        """As `require`, but a missing key gives `default`."""
+        """Read a key like `require`, but a missing one gives `default`."""
         return self.require(key, kind) if key in self.metadata else default
 
     def strings(self, key: str) -> list[str]:
@@ -215,7 +224,49 @@ def _merged(parts: list[_Part]) -> dict[str, TensorInfo]:
             if tensor.name in tensors:
                 refuse(part.label, f"tensor {shown(tensor.name)} is also in another part")
             tensors[tensor.name] = tensor
-    told = parts[0].integer("split.tensors.count") if len(parts) > 1 else None
-    if told is not None and told != len(tensors):
-        refuse(parts[0].label, f"announces {told} tensors, its parts hold {len(tensors)}")
+    stated = parts[0].integer("split.tensors.count") if len(parts) > 1 else None
+    if stated is not None and stated != len(tensors):
+        refuse(parts[0].label, f"announces {stated} tensors, its parts hold {len(tensors)}")
     return tensors
+
+
+# ----- models split over several files: name-00001-of-00003.gguf and so on -----
+
+_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_PARTS_HINT = "keep all parts in one directory under their original names"
+
+_Lookup = Callable[[str], int | None]
+
+
+def _part_paths(path: Path, lookup: _Lookup) -> list[Path]:
+    """The files of the model that `path` belongs to, first part first.
+
+    `lookup` reads an integer from the metadata of `path`.  Any part may be given.
+    Raises ModelFileError if the name and the metadata disagree or a part is missing.
+    """
+    found = _NAME.fullmatch(path.name)
+    named = int(found["count"]) if found else 1
+    stated = lookup("split.count")
+    if stated is None and named > 1:
+        refuse(str(path), f"is named as one of {named} parts but has no split.count", _PARTS_HINT)
+    if max(stated or 1, 1) != named:
+        refuse(str(path), f"says it is one of {stated} parts, which its name does not", _PARTS_HINT)
+    if found is None or named == 1:
+        return [path]
+    names = [f"{found['stem']}-{index:05d}-of-{named:05d}.gguf" for index in range(1, named + 1)]
+    for name in names:
+        if not (path.parent / name).exists():
+            refuse(str(path), f"part {name} of {named} is missing from {path.parent}", _PARTS_HINT)
+    return [path.parent / name for name in names]
+
+
+def _check_part(path: Path, index: int, count: int, lookup: _Lookup) -> None:
+    """Refuse `path` unless its metadata says that it is part `index` (from 0) of `count`."""
+    stated_count, stated_index = lookup("split.count"), lookup("split.no")
+    if stated_count != count or stated_index != index:
+        refuse(
+            str(path),
+            f"should be part {index + 1} of {count} but says split.no = {stated_index}, "
+            f"split.count = {stated_count}",
+            _PARTS_HINT,
+        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.gguf_file import GgufFile, TensorInfo
-from vkmoe.gguf_file.cursor import shown
+from vkmoe.gguf_file.header import shown
 from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
 __all__ = ["Finder"]

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.gguf_file import GgufFile
-from vkmoe.gguf_file.cursor import shown
+from vkmoe.gguf_file.header import shown
 
 __all__ = ["Metadata"]
 

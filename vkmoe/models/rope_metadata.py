@@ -13,7 +13,7 @@ import numpy as np
 
 from vkmoe.errors import ModelFileError
 from vkmoe.facts import RopeSpec
-from vkmoe.gguf_file.cursor import shown
+from vkmoe.gguf_file.header import shown
 from vkmoe.models.finder import VECTOR_TYPES
 from vkmoe.models.metadata import MAX_SIZE, Metadata
 from vkmoe.quants import decode

@@ -1,6 +1,6 @@
-"""Weight types: one table of them, NumPy decoders and quantisers, and the layouts the GPU reads.
+"""This package has the weight types: their table, NumPy decoders, and the layouts the GPU reads.
 
-Owns what the bytes of a block mean.  Knows nothing of files, tensors' names or devices.
+It owns what the bytes of a block mean.  It knows nothing of files, tensors' names or devices.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from vkmoe.quants.convert import can_load, lay_out, loaded_type
 from vkmoe.quants.decode import decode
 from vkmoe.quants.layouts import device_row_bytes, from_device, to_device
-from vkmoe.quants.quantise import quantise
 from vkmoe.quants.types import HAS_KERNEL, TYPES, QuantType
 
 __all__ = [
@@ -21,6 +20,5 @@ __all__ = [
     "from_device",
     "lay_out",
     "loaded_type",
-    "quantise",
     "to_device",
 ]

@@ -1,7 +1,7 @@
-"""What becomes of a tensor's type while it is loaded: types without kernels become Q8_0.
+"""This module converts weights while they are loaded: types without kernels become Q8_0.
 
-Owns which type that is, and the rounding. Every block is rounded by itself, so that the bytes do
-not depend on how many rows are converted at a time, nor on who does it.
+It owns which type that is, and the rounding. Every block is rounded by itself, so that the bytes do
+not depend on how many rows are converted at a time, nor on which thread does it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from functools import cache
 import numpy as np
 
 from vkmoe.errors import UnsupportedModelError
-from vkmoe.quants.blocks import Bytes, Floats
-from vkmoe.quants.decode import decode
+from vkmoe.quants.decode import Bytes, Floats, decode
 from vkmoe.quants.layouts import device_row_bytes, to_device
 from vkmoe.quants.types import HAS_KERNEL, TYPES
 
@@ -92,7 +91,7 @@ def round_q8_0(weights: Floats) -> Bytes:
     """Float32 [n * 32] to Q8_0 blocks, uint8 [n, 34]: each weight to the nearest multiple of d.
 
     d is the largest magnitude / 127, rounded to a half that is large enough: an error is at most
-    d / 2. Ten times as fast as `quantise`, which searches for a better d.
+    d / 2. Searching for a better d (tools/quantise) takes ten times as long.
     """
     scaled = np.abs(weights)
     largest = np.maximum.reduceat(scaled, np.arange(0, weights.size, 32))

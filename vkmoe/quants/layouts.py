@@ -1,4 +1,4 @@
-"""Device layouts: how the rows of a weight matrix lie in GPU memory.
+"""This module lays the rows of a weight matrix out for GPU memory.
 
 A row starts at a multiple of 16 bytes and is read in 16-byte words (uvec4).
 Q4_K (9 words per superblock) and Q5_K (11 words) are kept as the file has them; F32, F16 and BF16
@@ -24,11 +24,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vkmoe.quants.decode import Bytes
 from vkmoe.quants.types import HAS_KERNEL, TYPES
 
 __all__ = ["ROW_ALIGNMENT", "device_row_bytes", "from_device", "to_device"]
-
-Bytes = npt.NDArray[np.uint8]
 
 ROW_ALIGNMENT = 16
 

@@ -1,7 +1,8 @@
-"""The table of weight types: names, GGUF ids and block sizes.
+"""This module is the table of weight types: names, GGUF ids and block sizes.
 
-Owns the numbers every other module asks for; does not know what is inside a block (decode.py).
-The ids and sizes are those of the GGUF format; a test compares them with the `gguf` package.
+It owns the numbers every other module asks for; it does not know what is inside a block
+(decode.py). The ids and sizes are those of the GGUF format; a test compares them with the `gguf`
+package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""NumPy quantisers: float32 weights to the bytes of most types that have kernels.
+"""This module turns float32 weights into the bytes of most types that have kernels.
 
-Owns the checks, the cutting into pieces and the plain types; quantise_32.py has those with blocks
-of 32, k_quants.py the superblocks.  Q2_K, Q3_K and IQ4_XS have none.
-Written for preparing models, not for speed at run time.  The same input gives the same bytes.
+It owns the checks, the cutting into pieces, the plain types and those with blocks of 32 weights;
+k_quants.py has the superblocks. Q2_K, Q3_K and IQ4_XS have no quantiser. It is written for
+preparing models, not for speed at run time. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from tools.quantise.k_quants import half_bytes, quantise_q4_k, quantise_q5_k, quantise_q6_k
+from tools.quantise.scale_search import fit_symmetric, fit_values, nearest_value
 from vkmoe.errors import UnsupportedModelError
-from vkmoe.quants.decode import decode
-from vkmoe.quants.k_quants import quantise_q4_k, quantise_q5_k, quantise_q6_k
-from vkmoe.quants.quantise_32 import (
-    quantise_iq4_nl,
-    quantise_mxfp4,
-    quantise_q4_0,
-    quantise_q8_0,
+from vkmoe.quants.decode import (
+    E2M1_VALUES,
+    IQ4_VALUES,
+    Bytes,
+    Floats,
+    decode,
+    exponent_scale,
 )
 from vkmoe.quants.types import TYPES
 
 __all__ = ["quantise"]
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 
 # Weights per piece: small enough that a search's arrays stay in the cache.
 _CHUNK_WEIGHTS = 1 << 16
 _GROUP = 32
 # Beyond what any block can hold, and below where the searches' float32 sums would overflow.
 _LARGEST = 1e9
+_Q8_0_SHIFTS = np.linspace(-0.5, 0.5, 5, dtype=np.float32)
+_Q4_0_SHIFTS = np.arange(-0.9, 0.91, 0.1, dtype=np.float32)
+_IQ4_SHIFTS = np.arange(-7, 8, dtype=np.float32)
+_LARGEST_EXPONENT = 254
 
 
 def quantise(type_name: str, weights: Floats, importance: Floats | None = None) -> Bytes:
@@ -110,14 +112,86 @@ def _quantise_f32(x: Floats, importance: Floats) -> Bytes:
     return np.ascontiguousarray(x).view(np.uint8)
 
 
+# ----- blocks of 32 weights: several scales are tried, the one with the least error is kept -----
+
+
+def _quantise_q8_0(x: Floats, importance: Floats) -> Bytes:
+    """Quantise to [n, 34] bytes; tries scales a little around largest / 127."""
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    best = np.zeros((len(x), 34), np.uint8)
+    least = np.full(len(x), np.inf, np.float32)
+    for shift in _Q8_0_SHIFTS:
+        d = (largest / (127 + shift)).astype("<f2")
+        step = d.astype(np.float32)
+        q = np.clip(np.rint(x / np.where(step > 0, step, np.float32(1))), -127, 127)
+        error = (importance * (q * step - x) ** 2).sum(axis=1)
+        better = ~(error >= least)
+        least[better] = error[better]
+        best[better, :2] = d[better].view(np.uint8)
+        best[better, 2:] = q[better].astype(np.int8).view(np.uint8)
+    return best
+
+
+def _quantise_q4_0(x: Floats, importance: Floats) -> Bytes:
+    """Quantise to [n, 18] bytes."""
+    columns, matter = np.ascontiguousarray(x.T), np.ascontiguousarray(importance.T)
+    head = half_bytes(fit_symmetric(columns, matter, 8, _Q4_0_SHIFTS))
+    scaled = x * _inverse(head)
+    quants = np.clip(np.rint(scaled), -8, 7) + np.float32(8)
+    return np.concatenate([head, _join_nibbles(quants.astype(np.uint8))], axis=1)
+
+
+def _quantise_iq4_nl(x: Floats, importance: Floats) -> Bytes:
+    """Quantise to [n, 18] bytes."""
+    columns, matter = np.ascontiguousarray(x.T), np.ascontiguousarray(importance.T)
+    head = half_bytes(fit_values(columns, matter, IQ4_VALUES, _IQ4_SHIFTS))
+    quants = nearest_value(x * _inverse(head), IQ4_VALUES)
+    return np.concatenate([head, _join_nibbles(quants)], axis=1)
+
+
+def _inverse(head: Bytes) -> Floats:
+    """One over the f16 scales [n, 2 B] as written: [n, 1]; of zero, zero."""
+    step = head.view("<f2").astype(np.float32)
+    return np.where(step != 0, 1 / np.where(step != 0, step, np.float32(1)), np.float32(0))
+
+
+def _quantise_mxfp4(x: Floats, importance: Floats) -> Bytes:
+    """Quantise to [n, 17] bytes; of two exponents, the better one is kept.
+
+    With the first the largest weight just fits, but may be cut off at 6; with the next one all
+    weights are rounded more coarsely.
+    """
+    largest = np.abs(x).max(axis=1)
+    _, above = np.frexp(largest)  # largest < 2^above
+    best = np.zeros((len(x), 17), np.uint8)
+    least = np.full(len(x), np.inf, np.float32)
+    for shift in (0, 1):
+        exponent = np.clip(above + (127 - 3 + shift), 0, _LARGEST_EXPONENT).astype(np.uint8)
+        exponent = np.where(largest > 0, exponent, np.uint8(0))[:, None]
+        scaled = x / exponent_scale(exponent)
+        magnitude = nearest_value(np.abs(scaled), E2M1_VALUES[:8])
+        quants = magnitude | ((x < 0).astype(np.uint8) << np.uint8(3))
+        error = importance * (E2M1_VALUES[quants] * exponent_scale(exponent) - x) ** 2
+        better = ~(error.sum(axis=1) >= least)
+        least[better] = error.sum(axis=1)[better]
+        best[better] = np.concatenate([exponent, _join_nibbles(quants)], axis=1)[better]
+    return best
+
+
+def _join_nibbles(values: Bytes) -> Bytes:
+    """[..., 32] values below 16 to [..., 16] bytes: the first half low, the second high."""
+    packed: Bytes = values[..., :16] | (values[..., 16:] << np.uint8(4))
+    return packed
+
+
 _QUANTISERS: dict[str, Callable[[Floats, Floats], Bytes]] = {
     "Q4_K": quantise_q4_k,
     "Q5_K": quantise_q5_k,
     "Q6_K": quantise_q6_k,
-    "Q8_0": quantise_q8_0,
-    "Q4_0": quantise_q4_0,
-    "IQ4_NL": quantise_iq4_nl,
-    "MXFP4": quantise_mxfp4,
+    "Q8_0": _quantise_q8_0,
+    "Q4_0": _quantise_q4_0,
+    "IQ4_NL": _quantise_iq4_nl,
+    "MXFP4": _quantise_mxfp4,
     "F16": _quantise_f16,
     "BF16": _quantise_bf16,
     "F32": _quantise_f32,

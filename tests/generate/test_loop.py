@@ -1,4 +1,4 @@
-"""A watched model does what the model does, and tells of every token after it."""
+"""A watched model does what the model does, and reports every token after it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vkmoe.generate.loop import TopLogits
-from vkmoe.generate.observed import ObservedRunner
+from vkmoe.generate.loop import ObservedRunner, TopLogits
 
 TOP = TopLogits(np.array([3], np.int32), np.array([1.5], np.float32), 2.0, False)
 

@@ -1,12 +1,16 @@
-"""Reading bytes of a file by position, without mapping it.
+"""This module opens one file: it maps it, or reads it by position, with a clear error for all that
+can go wrong.
 
-A mapped file that is cut off ends the process; read by position it is an error that can be told.
-Owns a descriptor for each file. Does not know what the bytes mean.
+It owns mappings, descriptors, and the stamp that tells whether a file is still the one it was. A
+mapped file that is cut off ends the process; read by position it is an error. It does not look at
+the bytes.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +23,7 @@ import numpy.typing as npt
 from vkmoe.closing import Closing
 from vkmoe.errors import ModelFileError
 
-__all__ = ["FileStamp", "PositionedFile"]
+__all__ = ["FileStamp", "MappedFile", "PositionedFile", "map_file"]
 
 Bytes = npt.NDArray[np.uint8]
 _CHANGED_HINT = "do not write to a model file while vkmoe runs; start again"
@@ -38,6 +42,53 @@ class FileStamp(NamedTuple):
     def of(cls, descriptor: int) -> FileStamp:
         found = os.fstat(descriptor)
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class MappedFile(NamedTuple):
+    """A mapping, and the file that it shows."""
+
+    buffer: mmap.mmap
+    path: Path
+    stamp: FileStamp
+
+
+def map_file(path: Path) -> MappedFile:
+    """Map the regular, non-empty file at `path`; raises ModelFileError if that cannot be done.
+
+    The mapping lives until the last NumPy view of it is gone.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise ModelFileError(f"{path} is a directory, not a GGUF file", _directory_hint(path))
+        if not stat.S_ISREG(mode):
+            raise ModelFileError(f"{path} is not a regular file", "vkmoe maps files into memory")
+        with open(path, "rb") as stream:
+            stamp = FileStamp.of(stream.fileno())
+            if stamp.n_bytes == 0:
+                raise ModelFileError(f"{path} is empty", "download or convert the model again")
+            return MappedFile(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), path, stamp)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist", _missing_hint(path)) from None
+    except PermissionError:
+        raise ModelFileError(
+            f"{path} cannot be read: permission denied", f"try: ls -l {path}"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ModelFileError(f"{str(path)!r} cannot be opened: {reason}") from None
+
+
+def _directory_hint(path: Path) -> str:
+    try:
+        names = sorted(name for name in os.listdir(path) if name.endswith(".gguf"))
+    except OSError:
+        names = []
+    return f"did you mean {path / names[0]}?" if names else "name the .gguf file itself"
+
+
+def _missing_hint(path: Path) -> str:
+    return "check the spelling" if path.parent.is_dir() else f"{path.parent} does not exist either"
 
 
 class PositionedFile(Closing):

@@ -1,7 +1,7 @@
-"""Random weights made directly as blocks: what quantising noise would give, at memory speed.
+"""This module makes random weights directly as blocks, at the speed of memory.
 
-Owns plausible scales: decoded weights have mean 0 and the standard deviation asked for.  For
-synthetic models and kernel tests.
+It owns plausible scales: decoded weights have mean 0 and the standard deviation asked for.
+Synthetic models and kernel tests use it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from vkmoe.quants.blocks import E2M1_VALUES, IQ4_VALUES
-from vkmoe.quants.k_quants import pack_subscales
+from tools.quantise.k_quants import pack_subscales
+from vkmoe.quants.decode import E2M1_VALUES, IQ4_VALUES, Bytes
 from vkmoe.quants.types import TYPES
 
 __all__ = ["random_weights"]
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def _rms(values: npt.NDArray[np.generic]) -> float:
@@ -76,7 +74,7 @@ def _range_blocks(
 
 
 def _q2_k(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
-    """As Q4_K: minima equal to scales, both from 8 to 15."""
+    """Minima equal scales, as in Q4_K; both are drawn from 8 to 15."""
     blocks = _random_bytes((n_blocks, TYPES["Q2_K"].block_bytes), rng)
     subscales = (blocks[:, 0:16] & np.uint8(7)) | np.uint8(8)
     blocks[:, 0:16] = subscales | (subscales << np.uint8(4))

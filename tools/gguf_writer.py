@@ -1,6 +1,6 @@
-"""Writing GGUF files, one tensor at a time, through the `gguf` package.
+"""This module writes GGUF files, one tensor at a time, through the `gguf` package.
 
-Owns how Python values become metadata values.  For the tools and the tests; the engine only reads.
+It owns how Python values become metadata values. vkmoe itself only reads such files.
 """
 
 from __future__ import annotations

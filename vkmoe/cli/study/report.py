@@ -1,31 +1,34 @@
-"""What `vkmoe simulate` found, as tables for people; simulation_values.py has it for JSON."""
+"""This module says what `vkmoe simulate` found: as tables for people, and as values for JSON.
+
+It owns words, units and the order of the tables; the figures are those of a Sweep.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.cli.simulation_guesses import guess_cells, right_lines
 from vkmoe.experts.accuracy import Accuracies
 from vkmoe.experts.locality import SEGMENT, SHARES, Locality
-from vkmoe.experts.simulate import misses
+from vkmoe.experts.simulate import Misses, SimulationResult, misses
 from vkmoe.experts.sizing import recommended_slots
-from vkmoe.experts.sweep import GUESSES, Sweep, bend_of_curve
+from vkmoe.experts.sweep import GUESSES, Rung, Sweep, bend_of_curve
 from vkmoe.experts.trace import Trace
 
-__all__ = ["as_text"]
+__all__ = ["as_document", "as_text"]
 
-WIDTH = 80
-GOOD_LENGTH = 500  # tokens; the first use of each expert counts for little by then
+_WIDTH = 80
+_GOOD_LENGTH = 500  # tokens; the first use of each expert counts for little by then
 
 Counts = NDArray[np.int64]
 
 
 def as_text(sweep: Sweep, local: Locality, right: Accuracies) -> str:
-    """Tables and figures in lines of 80 columns; hit rates in percent of the uses."""
+    """Write tables and figures in lines of 80 columns; hit rates in percent of the uses."""
     parts = [
         _trace_lines(sweep.trace),
         _hit_lines(sweep),
@@ -38,7 +41,7 @@ def as_text(sweep: Sweep, local: Locality, right: Accuracies) -> str:
     return "\n".join("\n".join(lines) + "\n" for lines in parts)
 
 
-# ----- the parts -----
+# ----- the parts of the text -----
 
 
 def _trace_lines(trace: Trace) -> Iterator[str]:
@@ -124,13 +127,35 @@ def _guess_lines(sweep: Sweep, right: Accuracies) -> Iterator[str]:
     )
     yield from _table(
         ["slots", "no admission", *GUESSES],
-        [[_marked(sweep, rung.slots), *guess_cells(rung)] for rung in sweep.rungs],
+        [[_marked(sweep, rung.slots), *_guess_cells(rung)] for rung in sweep.rungs],
     )
-    lines = list(right_lines(right))
+    lines = list(_right_lines(right))
     if lines:
         yield from _wrapped("Of as many guesses as a token uses experts, so many are right:")
         for line in lines:
             yield from _item(line)
+
+
+def _guess_cells(rung: Rung) -> list[str]:
+    """Hit rate in % and copies per 100 uses: without admission, then with each predictor."""
+    return [_guess_cell(rung.unweighed), *(_guess_cell(rung.guessing[name]) for name in GUESSES)]
+
+
+def _guess_cell(result: SimulationResult) -> str:
+    return f"{100 * result.hit_rate:.1f} ({_copied(result):.1f})"
+
+
+def _copied(result: SimulationResult) -> float:
+    return 100 * float(result.n_promoted.sum()) / result.trace.routing.size
+
+
+def _right_lines(right: Accuracies) -> Iterator[str]:
+    """Say how often each predictor is right, for the fused executor and the stepped one."""
+    of_what = {"fused": "of the next token", "stepped": "of the next layer"}
+    for meaning, found in right.items():
+        shares = [f"{n} {100 * share:.0f} %" for n, share in found.items() if share is not None]
+        if shares:
+            yield f"{of_what[meaning]} (--executor {meaning}): {', '.join(shares)}"
 
 
 def _locality_lines(local: Locality, trace: Trace) -> Iterator[str]:
@@ -164,7 +189,7 @@ def _advice_lines(sweep: Sweep) -> Iterator[str]:
     if slots is None:
         yield from _wrapped(
             f"{_counted(sweep.trace.n_tokens, 'token')}: too short a trace to suggest a number of "
-            f"slots. Record {GOOD_LENGTH} or more."
+            f"slots. Record {_GOOD_LENGTH} or more."
         )
     elif slots == header.n_experts:
         yield from _wrapped(
@@ -191,7 +216,7 @@ def _counted(count: int, thing: str) -> str:
 def _wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
     """Lines of `text` that fit on a terminal."""
     return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
     )
 
 
@@ -234,3 +259,105 @@ def _percent(count: int, trace: Trace) -> str:
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(np.nanmean(values))
+
+
+# ----- the same for JSON -----
+
+
+def as_document(sweep: Sweep, local: Locality, right: Accuracies) -> dict[str, Any]:
+    """Make the values of all that was found, by layer too; hit rates from 0 to 1.
+
+    A value is None where the trace is too short for it.
+    """
+    trace, header = sweep.trace, sweep.trace.header
+    return {
+        "model": header.model,
+        "architecture": header.architecture,
+        "layer_numbers": list(header.layer_numbers),
+        "n_experts": header.n_experts,
+        "n_used": header.n_used,
+        "span_bytes": list(header.span_bytes),
+        "n_tokens": trace.n_tokens,
+        "n_prompt_tokens": int(trace.is_prompt.sum()),
+        "n_sequences": len(trace.starts),
+        "main_policy": sweep.main,
+        "bend_of_curve": bend_of_curve(sweep),
+        "twice_active": 2 * header.n_used,
+        "slots": [_rung_values(sweep, rung) for rung in sweep.rungs],
+        "guesses_right": {meaning: dict(shares) for meaning, shares in right.items()},
+        "locality": _locality_values(local),
+    }
+
+
+def _rung_values(sweep: Sweep, rung: Rung) -> dict[str, Any]:
+    trace = sweep.trace
+    return {
+        "slots": rung.slots,
+        "coverage": rung.slots / trace.header.n_experts,
+        "layer": {
+            "belady": _hit_values(rung.own_best, trace),
+            **{policy: _result_values(item, rung.own_best) for policy, item in rung.own.items()},
+        },
+        "global": {
+            "belady": _hit_values(rung.shared_best, trace),
+            sweep.main: _result_values(rung.shared, rung.shared_best),
+        },
+        "guessing": _guess_values(rung),
+    }
+
+
+def _result_values(result: SimulationResult, best: Counts) -> dict[str, Any]:
+    split: Misses = misses(result, best)
+    return {
+        **_hit_values(result.layer_hits, result.trace),
+        "decode_hit_rate": result.decode_rate,
+        "misses": split._asdict(),
+        "read_bytes_per_token": result.read_bytes,
+        "copied_bytes_per_token": result.copied_bytes,
+    }
+
+
+def _hit_values(hits: Counts, trace: Trace) -> dict[str, Any]:
+    rates = hits / (trace.n_tokens * trace.header.n_used)
+    return {
+        "hit_rate": float(rates.mean()),
+        "worst_layer_hit_rate": float(rates.min()),
+        "hits_per_layer": hits.tolist(),
+    }
+
+
+def _guess_values(rung: Rung) -> dict[str, Any]:
+    """Make the values of each way to guess; bytes per token."""
+    return {
+        "no_admission": _guess_result_values(rung.unweighed),
+        **{name: _guess_result_values(rung.guessing[name]) for name in GUESSES},
+    }
+
+
+def _guess_result_values(result: SimulationResult) -> dict[str, Any]:
+    guesses, n_tokens = result.guesses, result.trace.n_tokens
+    return {
+        "hit_rate": result.hit_rate,
+        "read_bytes_per_token": result.read_bytes,
+        "copied_bytes_per_token": result.copied_bytes,
+        "n_landed": result.n_landed,
+        "n_hinted": guesses.n_hinted,
+        "hinted_bytes_per_token": guesses.hinted_bytes / n_tokens,
+        "right_share": guesses.n_right / guesses.n_hinted if guesses.n_hinted else None,
+    }
+
+
+def _locality_values(local: Locality) -> dict[str, Any]:
+    return {
+        "overlap": _plain(local.overlap),
+        "overlap_by_chance": local.overlap_by_chance,
+        "covering": {str(share): _plain(values) for share, values in local.covering.items()},
+        "reuse_distance": _plain(local.reuse_distance),
+        "working_set": {str(window): _plain(size) for window, size in local.working_set.items()},
+        "consistency": _plain(local.consistency),
+        "consistency_size": _plain(local.consistency_size),
+    }
+
+
+def _plain(values: Iterable[float]) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]

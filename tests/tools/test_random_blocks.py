@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tools.quantise import random_weights
 from vkmoe.quants import HAS_KERNEL, TYPES, decode
-from vkmoe.quants.random_blocks import random_weights
 
 
 @pytest.mark.parametrize("name", sorted(HAS_KERNEL))

@@ -1,14 +1,89 @@
-"""What a generation took, for people (stderr) and for programs (--json)."""
+"""This module writes what a command says beside its result: lines and bars on stderr, statistics.
+
+It owns the words about a generation, for people and as JSON. Words about options without effect are
+in cache_notes.py, words about a model's shape in info.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 if TYPE_CHECKING:
+    from vkmoe.facts import DeviceInfo
     from vkmoe.llm import LLM, GenerationStatistics
 
-__all__ = ["json_document", "statistics_lines"]
+__all__ = ["counting", "cpu_notes", "json_document", "log_as_notes", "note", "statistics_lines"]
+
+
+def note(text: str) -> None:
+    """One line on stderr, which never mixes with the text on stdout."""
+    sys.stdout.flush()
+    typer.echo(text, err=True)
+
+
+class _Notes(logging.Handler):
+    """Shows each message of the log as a note."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+        note(kind + " ".join(record.getMessage().split()))
+
+
+@contextmanager
+def log_as_notes(quiet: bool) -> Iterator[None]:
+    """Show what vkmoe logs; with `quiet` the errors alone."""
+    log = logging.getLogger("vkmoe")
+    handler = _Notes(logging.ERROR if quiet else logging.INFO)
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def cpu_notes(chosen: DeviceInfo, devices: list[DeviceInfo]) -> list[str]:
+    """Why a model runs on the CPU: no GPU, another choice, or no permission. Empty for a GPU."""
+    if not chosen.is_cpu:
+        return []
+    from vkmoe.gpu.device import blocked_render_nodes
+
+    gpus = [device.name for device in devices if not device.is_cpu]
+    lines = [
+        f"running on the CPU, not on {', '.join(gpus)}"
+        if gpus
+        else "no GPU found: running on the CPU"
+    ]
+    if blocked := blocked_render_nodes():
+        lines.append(
+            f"no permission to open {', '.join(blocked)}: to use that GPU, join the `render` "
+            "group (sudo usermod -aG render $USER) and log in again"
+        )
+    return lines
+
+
+@contextmanager
+def counting(label: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Make a function of (done, in all) that draws a bar on stderr where that is a terminal."""
+    if not (shown and sys.stderr.isatty()):
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (label, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def statistics_lines(llm: LLM, statistics: GenerationStatistics, reason: str) -> list[str]:

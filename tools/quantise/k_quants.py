@@ -1,18 +1,19 @@
-"""Quantising superblocks of 256 weights: Q4_K, Q5_K and Q6_K.
+"""This module quantises superblocks of 256 weights: Q4_K, Q5_K and Q6_K.
 
-Owns the two-level scales and the packing of their bits; decode.py has the formats.  Groups are
-fitted one by one (scale_search.py), their scales rounded to the superblock's own scale, and that is
-fitted once more to the weights as rounded.  Arrays are [groups, weights of a group, superblocks].
+It owns the two-level scales and the packing of their bits; vkmoe/quants/decode.py has the formats.
+Groups are fitted one by one (scale_search.py), their scales rounded to the superblock's own scale,
+and that is fitted once more to the weights as rounded. Arrays are
+[groups, weights of a group, superblocks].
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from vkmoe.quants.blocks import Bytes, Floats, half_bytes
-from vkmoe.quants.scale_search import fit_range, fit_symmetric
+from tools.quantise.scale_search import fit_range, fit_symmetric
+from vkmoe.quants.decode import Bytes, Floats
 
-__all__ = ["pack_subscales", "quantise_q4_k", "quantise_q5_k", "quantise_q6_k"]
+__all__ = ["half_bytes", "pack_subscales", "quantise_q4_k", "quantise_q5_k", "quantise_q6_k"]
 
 _RANGE_SHIFTS = np.arange(-1.0, 1.01, 0.1, dtype=np.float32)
 _SYMMETRIC_SHIFTS = np.arange(-0.9, 0.91, 0.1, dtype=np.float32)
@@ -101,12 +102,17 @@ def _refit_range(
 
 
 def pack_subscales(scales: Bytes, minima: Bytes) -> Bytes:
-    """Two of [n, 8] six-bit numbers to [n, 12] bytes: as decode_k.py unpacks them."""
+    """Two of [n, 8] six-bit numbers to [n, 12] bytes, as Q4_K and Q5_K store them."""
     four, six, nibble = np.uint8(4), np.uint8(6), np.uint8(15)
     low = scales[:, :4] | ((scales[:, 4:] >> four) << six)
     middle = minima[:, :4] | ((minima[:, 4:] >> four) << six)
     high = (scales[:, 4:] & nibble) | ((minima[:, 4:] & nibble) << four)
     return np.concatenate([low, middle, high], axis=1)
+
+
+def half_bytes(values: Floats) -> Bytes:
+    """Write [n] values as f16: [n, 2] bytes."""
+    return values.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
 def _pack_nibbles(quants: Bytes) -> Bytes:

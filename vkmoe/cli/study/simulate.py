@@ -1,4 +1,7 @@
-"""`vkmoe simulate`: what an expert cache would do on recorded routing."""
+"""This module is `vkmoe simulate`: what an expert cache would do on recorded routing.
+
+It owns what is asked and the order of the work; report.py has the words and values that come out.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,55 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from vkmoe.cli.cache_notes import dependent_notes
-from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, Quiet, config_options, option
-from vkmoe.cli.progress import counting
-from vkmoe.cli.simulated_engine import CacheOptions, settings_of, transfers_of
-from vkmoe.config import EngineConfig
+from vkmoe.cli.output import counting, note
+from vkmoe.config import EngineConfig, Executor, ExpertPolicy, Predictor, ResidentSelection
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.experts.settings import CacheSettings, PolicyName
+    from vkmoe.experts.simulate import Transfers
     from vkmoe.experts.sweep import Sweep
-    from vkmoe.experts.trace import Trace
+    from vkmoe.experts.trace import Trace, TraceHeader
+    from vkmoe.facts import ModelSpec
 
 __all__ = ["simulate"]
 
-POLICIES = "lru,slru,lfru"
+_POLICIES = ",".join(get_args(ExpertPolicy))
+# ruff: noqa: RUF009  (each option is a field of its own, not a default that instances share)
+
+
+def _same(name: str) -> Any:
+    """Repeat the engine's option of that name, default and help included."""
+    (known,) = (item for item in fields(EngineConfig) if item.name == name)
+    return field(default=known.default, metadata=known.metadata)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The options of the engine that decide which experts are in the slots, and when."""
+
+    expert_policy: ExpertPolicy = _same("expert_policy")
+    expert_half_life: float = _same("expert_half_life")
+    moe_warmpin: int | None = _same("moe_warmpin")
+    moe_warmpin_after: int = _same("moe_warmpin_after")
+    expert_resident_selection: ResidentSelection | None = _same("expert_resident_selection")
+    expert_num_resident: int | None = _same("expert_num_resident")
+    expert_warmup_tokens: int = _same("expert_warmup_tokens")
+    expert_resident_ids: str | None = _same("expert_resident_ids")
+    executor: Executor | None = _same("executor")
+    promote_on_read: bool | None = _same("promote_on_read")
+    expert_predictor: Predictor | None = _same("expert_predictor")
+    moe_predict_prefetch: bool | None = _same("moe_predict_prefetch")
+    expert_admission: bool = _same("expert_admission")
+    expert_copies: Literal["overlap", "wait"] | None = _same("expert_copies")
 
 
 @config_options
@@ -52,7 +82,7 @@ def simulate(
             help="Policies to compare. Tables of one policy are of --expert-policy if it is among "
             "these, else of the first.",
         ),
-    ] = POLICIES,
+    ] = _POLICIES,
     cache: CacheOptions,
     plot: Annotated[
         str | None,
@@ -100,18 +130,18 @@ def simulate(
 
 
 def _policies(text: str) -> list[PolicyName]:
-    known = POLICIES.split(",")
+    known = _POLICIES.split(",")
     names = list(dict.fromkeys(piece.strip().lower() for piece in text.split(",") if piece.strip()))
     for name in names:
         if name not in known:
-            raise UsageError(f"--policy is {text!r}: no policy {name!r}", f"known are {POLICIES}")
+            raise UsageError(f"--policy is {text!r}: no policy {name!r}", f"known are {_POLICIES}")
     if not names:
-        raise UsageError(f"--policy is {text!r}: it names none", f"known are {POLICIES}")
+        raise UsageError(f"--policy is {text!r}: it names none", f"known are {_POLICIES}")
     return [name for name in known if name in names]  # type: ignore[misc]
 
 
 def _idle(config: EngineConfig, policies: list[PolicyName]) -> Iterator[str]:
-    """Lines on options without effect."""
+    """Name the options without effect."""
     yield from dependent_notes(config)
     if config.expert_policy not in policies and config.expert_policy != EngineConfig.expert_policy:
         yield f"--expert-policy {config.expert_policy} has no effect: it is not one of --policy"
@@ -148,7 +178,7 @@ def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
     header, fitting = trace.header, []
     for count in ladder(header.n_experts, header.n_used):
         try:
-            settings_of(header, config, count)
+            _settings_of(header, config, count)
         except UsageError:
             if count == header.n_experts:  # it is not for want of room
                 raise
@@ -195,13 +225,13 @@ def _replay(
     from vkmoe.experts.sweep import run_sweep
 
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
-        return settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
+        return _settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
 
     main, curve = config.expert_policy, _ladder(trace, config)
     with counting("replaying", shown=not quiet) as progress:
         return run_sweep(
             trace, counts, settings, policies, progress,
-            main=main, curve=curve, transfers=transfers_of(config),
+            main=main, curve=curve, transfers=_transfers_of(config),
         )  # fmt: skip
 
 
@@ -209,8 +239,7 @@ def _replay(
 
 
 def _show(sweep: Sweep, as_json: bool) -> None:
-    from vkmoe.cli.simulation import as_text
-    from vkmoe.cli.simulation_values import as_document
+    from vkmoe.cli.study.report import as_document, as_text
     from vkmoe.experts.accuracy import accuracies
     from vkmoe.experts.locality import locality
 
@@ -225,6 +254,60 @@ def _show(sweep: Sweep, as_json: bool) -> None:
 def _draw(sweep: Sweep, path: Path) -> None:
     # No window is opened, and a backend that is not there would keep matplotlib from loading.
     os.environ["MPLBACKEND"] = "agg"
-    from vkmoe.cli.simulation_plot import draw
+    from vkmoe.cli.study.plot import draw
 
     draw(sweep, path)
+
+
+# ----- the engine that the replay stands for -----
+
+
+def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
+    """Choose the settings of the engine's cache, by the engine's own rule."""
+    from vkmoe.facts import MemoryPlan
+    from vkmoe.placement.cache_choice import cache_settings, copies_overlap
+
+    experts_in: Literal["device", "cache"] = "device" if n_slots >= header.n_experts else "cache"
+    plan = MemoryPlan(
+        0,
+        "f16",
+        experts_in,
+        (),
+        (n_slots,) * header.n_layers,
+        executor=config.executor or "fused",
+    )
+    return cache_settings(config, _spec(header), plan, copies_overlap(config, has_queue=False))
+
+
+def _transfers_of(config: EngineConfig) -> Transfers:
+    """Say how experts get into slots: by copies that are waited for, unless asked otherwise."""
+    from vkmoe.experts.simulate import Transfers
+    from vkmoe.placement.cache_choice import copies_overlap
+    from vkmoe.placement.slots import N_LANDING
+
+    late = copies_overlap(config, has_queue=False)
+    return Transfers(late, N_LANDING if config.promote_on_read else 0)
+
+
+def _spec(header: TraceHeader) -> ModelSpec:
+    """Invent a model with the true name and experts; the rule asks for nothing else."""
+    from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+
+    experts = ExpertSpec(header.n_experts, header.n_used, width=0)
+    return ModelSpec(
+        architecture=header.architecture,
+        name=header.model,
+        n_layers=header.n_layers,
+        width=0,
+        n_heads=0,
+        n_kv_heads=0,
+        head_dim=0,
+        n_vocab=0,
+        context_length=0,
+        norm_eps=0.0,
+        rope=RopeSpec(0),
+        qk_norm="none",
+        feed_forward_width=0,
+        experts=experts,
+        tied_embeddings=False,
+    )

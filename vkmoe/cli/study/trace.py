@@ -1,4 +1,4 @@
-"""`vkmoe trace`: generates as `vkmoe generate` does, and records which experts each token uses."""
+"""This module is `vkmoe trace`: it generates like `vkmoe generate` and records the experts used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 
 from vkmoe.cli.generate import INTERRUPTED, reply_limits, write_reply
 from vkmoe.cli.loading import opened
-from vkmoe.cli.notes import note
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
@@ -24,7 +23,7 @@ from vkmoe.cli.options import (
     config_options,
     option,
 )
-from vkmoe.cli.progress import counting
+from vkmoe.cli.output import counting, note
 from vkmoe.cli.prompt import chosen_model, prompt_source, read_prompt, split_words
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError, VkmoeError
@@ -149,20 +148,20 @@ def _recording(
 ) -> Iterator[None]:
     """Write the routing of every token the model runs; at the end say what there is."""
     from vkmoe.experts.trace import TraceWriter
-    from vkmoe.generate.observed import ObservedRunner
+    from vkmoe.generate.loop import ObservedRunner
 
     n_prompt = len(llm.tokenizer.encode(prompt))
     header = replace(header, n_prompt_tokens=n_prompt)
     writer: TraceWriter | None = None
     with ExitStack() as stack:
-        told = stack.enter_context(_prompt_progress(n_prompt, quiet))
+        show_done = stack.enter_context(_prompt_progress(n_prompt, quiet))
 
         def record(position: int) -> None:
             nonlocal writer
             if writer is None:  # an error before the first token leaves an older file alone
                 writer = stack.enter_context(TraceWriter(path, header))
             writer.write(llm.engine.routing(), position < n_prompt)
-            told(position + 1)
+            show_done(position + 1)
 
         llm.runner = ObservedRunner(llm.engine, record)
         stack.callback(setattr, llm, "runner", llm.engine)
@@ -180,10 +179,10 @@ def _prompt_progress(n_prompt: int, quiet: bool) -> Iterator[Callable[[int], Non
     with ExitStack() as bar:
         show = bar.enter_context(counting("prompt", shown=not quiet))
 
-        def told(n_done: int) -> None:
+        def show_done(n_done: int) -> None:
             if n_done < n_prompt:
                 show(n_done, n_prompt)
             else:
                 bar.close()
 
-        yield told
+        yield show_done

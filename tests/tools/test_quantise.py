@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from tools.make_quant_fixtures import QUANTISED, error_measures
+from tools.quantise import quantise
 from vkmoe.errors import UnsupportedModelError
-from vkmoe.quants import TYPES, decode, quantise
+from vkmoe.quants import TYPES, decode
 from vkmoe.quants.decode import bf16_to_f32
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "quants"

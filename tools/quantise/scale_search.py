@@ -1,6 +1,6 @@
-"""Finding the scale (and minimum) that a group of weights is best rounded with.
+"""This module finds the scale (and minimum) that a group of weights is best rounded with.
 
-Owns three searches, all by the same means: try a range of steps around the obvious one, round,
+It owns three searches, all by the same means: try a range of steps around the obvious one, round,
 solve for the best scale by weighted least squares, keep the attempt with the least weighted error.
 Arrays are [weights of a group, groups], so that every sum runs over the first axis.
 """

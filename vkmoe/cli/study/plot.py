@@ -1,6 +1,6 @@
-"""The picture of `vkmoe simulate --plot`: hit rates by slots, and where the misses come from.
+"""This module draws the picture of `vkmoe simulate --plot`: hit rates by slots, causes of misses.
 
-Needs matplotlib, the extra `plot`; nothing else imports this.
+It needs matplotlib, the extra `plot`; nothing else imports that.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""This package studies the expert cache: `vkmoe trace` records, `vkmoe simulate` replays."""
