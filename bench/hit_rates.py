@@ -13,8 +13,14 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from vkmoe.config import EngineConfig
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.settings import (
+    Allocation,
+    CacheSettings,
+    PolicyName,
+    PoolSpec,
+    make_pools,
+)
 from vkmoe.experts.simulate import Misses, ceiling, misses, simulate
 from vkmoe.experts.slru import Slru
 from vkmoe.experts.trace import Trace

@@ -9,7 +9,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting, header, trace_of
 from vkmoe.config import EngineConfig
-from vkmoe.experts.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.simulate import simulate
 from vkmoe.experts.trace import Trace
 

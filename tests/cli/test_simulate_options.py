@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
-from vkmoe.experts.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.simulate import Transfers, simulate
 
 from .conftest import Run

@@ -14,7 +14,7 @@ from tests.engine.test_placement_law import mixed
 from vkmoe.cli.trace import _header
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, make_pools
+from vkmoe.experts.decide.settings import Allocation, CacheSettings, PolicyName, make_pools
 from vkmoe.experts.simulate import SimulationResult, simulate
 from vkmoe.experts.trace import Trace, TraceWriter, joined
 from vkmoe.experts.trace_reader import read_trace

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
 from vkmoe.experts.belady import belady_hits, first_uses
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import (
+    Allocation,
+    CacheSettings,
+    PolicyName,
+    PoolSpec,
+    make_pools,
+)
 from vkmoe.experts.simulate import simulate
 
 

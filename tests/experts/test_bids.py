@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, PredictorName
 from vkmoe.experts.foresight import COPY, GUESS
-from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.moves import Move
 from vkmoe.experts.residency import Residency
-from vkmoe.experts.settings import CacheSettings, PoolSpec, PredictorName
 
 HELD, MISSED = (0, 1), 7  # one layer of eight experts, with slots for two
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.experts.interrupts import Line, ctrl_c_after, ctrl_c_at_new_line
 from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.settings import CacheSettings, PolicyName, make_pools
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, PolicyName, make_pools
 from vkmoe.gpu.device import Device
 
 SPACE = KeySpace(n_layers=3, n_experts=8)

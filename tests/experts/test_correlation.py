@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts import correlation
 from vkmoe.experts.correlation import LEAST, WARM_UP, Correlation
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
 
 SPACE = KeySpace(3, 16)
 

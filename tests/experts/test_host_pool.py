@@ -14,9 +14,9 @@ import pytest
 from tests.experts.interrupts import Line, ctrl_c_at_new_line
 from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, VkmoeError
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.prefetch import QueueFullError
-from vkmoe.experts.settings import CacheSettings, make_pools
 from vkmoe.experts.uploads import Copy, Upload
 from vkmoe.gpu.device import Device
 

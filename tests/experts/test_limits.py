@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkmoe.experts.create import POLICIES, create_policy
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 from vkmoe.experts.limits import Limits
 from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.policy import Policy
-from vkmoe.experts.settings import PolicyName, PoolSpec
 
 SPACE = KeySpace(3, 8)
 NOBODY = np.zeros(SPACE.n_keys, np.bool_)

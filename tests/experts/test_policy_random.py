@@ -11,9 +11,9 @@ from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.experts.policy_pool import OnePool
 from vkmoe.experts.create import POLICIES
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.settings import PolicyName
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import PolicyName
 
 SPACE = KeySpace(3, 8)
 KEYS = st.integers(0, SPACE.n_keys - 1)

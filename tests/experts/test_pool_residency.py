@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 from vkmoe.experts.moves import FREE
 from vkmoe.experts.pool_residency import PoolResidency
-from vkmoe.experts.settings import PolicyName, PoolSpec
 
 SPACE = KeySpace(n_layers=2, n_experts=6)
 

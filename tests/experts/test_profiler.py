@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.profiler import ExpertProfiler, Tally
 
 SPACE = KeySpace(3, 16)

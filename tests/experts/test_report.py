@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
+from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.foresight import PredictionCounts
-from vkmoe.experts.keys import KeySpace
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler
 from vkmoe.experts.report import ExpertReport, Setup, as_document, make_report

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.residency import Residency
-from vkmoe.experts.settings import CacheSettings, make_pools
 
 SPACE = KeySpace(n_layers=2, n_experts=16)
 

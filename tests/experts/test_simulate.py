@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
+from vkmoe.experts.decide.settings import (
+    Allocation,
+    CacheSettings,
+    PolicyName,
+    PoolSpec,
+    make_pools,
+)
 from vkmoe.experts.residency import Residency
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
 from vkmoe.experts.simulate import Transfers, ceiling, misses, simulate
 
 POLICIES = get_args(PolicyName)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts import sweep as module
-from vkmoe.experts.settings import CacheSettings, PolicyName, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, PolicyName, make_pools
 from vkmoe.experts.simulate import ceiling, simulate
 from vkmoe.experts.sweep import ENOUGH_TOKENS, bend_of_curve, ladder, run_sweep
 from vkmoe.experts.trace import Trace

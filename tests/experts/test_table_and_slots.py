@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.gpu import _native as native

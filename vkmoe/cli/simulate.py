@@ -22,7 +22,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.experts.settings import CacheSettings, PolicyName
+    from vkmoe.experts.decide.settings import CacheSettings, PolicyName
     from vkmoe.experts.sweep import Sweep
     from vkmoe.experts.trace import Trace
 

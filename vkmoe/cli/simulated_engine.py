@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vkmoe.config import EngineConfig
 
 if TYPE_CHECKING:
-    from vkmoe.experts.settings import CacheSettings
+    from vkmoe.experts.decide.settings import CacheSettings
     from vkmoe.experts.simulate import Transfers
     from vkmoe.experts.trace import TraceHeader
     from vkmoe.facts import ModelSpec

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from vkmoe.cli.simulation_guesses import guess_cells, right_lines
 from vkmoe.experts.accuracy import Accuracies
+from vkmoe.experts.decide.sizing import recommended_slots
 from vkmoe.experts.locality import SEGMENT, SHARES, Locality
 from vkmoe.experts.simulate import misses
-from vkmoe.experts.sizing import recommended_slots
 from vkmoe.experts.sweep import GUESSES, Sweep, bend_of_curve
 from vkmoe.experts.trace import Trace
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.settings import CacheSettings, Executor, PredictorName
 from vkmoe.experts.foresight import create_predictor
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.settings import CacheSettings, Executor, PredictorName
 from vkmoe.experts.trace import Trace
 
 __all__ = ["Accuracies", "accuracies", "guess_accuracy"]

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["belady_hits", "first_uses"]
 

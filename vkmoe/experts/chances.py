@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts import _sums
-from vkmoe.experts.frequency import DecayedCounts
+from vkmoe.experts.decide.counts import DecayedCounts
 
 __all__ = ["Chances"]
 

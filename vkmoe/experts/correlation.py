@@ -12,9 +12,9 @@ from collections import deque
 import numpy as np
 
 from vkmoe.experts import _sums
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import Executor
 from vkmoe.experts.predictor import Ids, Predictor, Scores
-from vkmoe.experts.settings import Executor
 
 __all__ = ["Correlation"]
 

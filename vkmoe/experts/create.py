@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vkmoe.errors import UsageError
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 from vkmoe.experts.lfru import Lfru
 from vkmoe.experts.lru import Lru
 from vkmoe.experts.policy import Policy
-from vkmoe.experts.settings import PolicyName, PoolSpec
 from vkmoe.experts.slru import Slru
 
 __all__ = ["POLICIES", "create_policy"]

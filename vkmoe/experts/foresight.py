@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.chances import Chances
 from vkmoe.experts.correlation import Correlation
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.predictor import Frequency, Predictor, Previous
-from vkmoe.experts.settings import CacheSettings, PoolSpec
 
 __all__ = ["COPY", "GUESS", "Foresight", "PredictionCounts", "create_foresight", "create_predictor"]
 

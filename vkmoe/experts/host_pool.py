@@ -12,10 +12,9 @@ import numpy as np
 
 from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.counters import PoolCounters
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.moves import Move
 from vkmoe.experts.overlap import Interval, Overlap
-from vkmoe.experts.policy import Keys, Mask
 from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.tier import Tier
 from vkmoe.experts.uploads import Copy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.moves import FREE
 
 __all__ = ["Leaving"]

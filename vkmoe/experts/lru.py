@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.policy import Keys, Policy, Ranks
+from vkmoe.experts.decide.keys import Keys
+from vkmoe.experts.policy import Policy, Ranks
 
 __all__ = ["Lru"]
 

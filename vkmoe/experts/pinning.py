@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts import pins
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.settings import CacheSettings, PoolSpec
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 
 __all__ = ["PinChange", "Pinning"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["fill", "hottest", "most_used"]
 

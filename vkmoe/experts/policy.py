@@ -14,13 +14,13 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.leaving import Leaving
 from vkmoe.experts.limits import NO_LIMITS, Limits
 from vkmoe.experts.moves import FREE, Move
-from vkmoe.experts.residents import NO_POOL, Keys, Mask, Residents
-from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.residents import NO_POOL, Residents
 
 __all__ = ["NO_POOL", "Keys", "Mask", "Policy", "Ranks", "rank_by"]
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkmoe.experts.create import create_policy
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 from vkmoe.experts.moves import FREE, Move
-from vkmoe.experts.policy import Keys, Mask
-from vkmoe.experts.settings import PolicyName, PoolSpec
 
 __all__ = ["PoolResidency"]
 

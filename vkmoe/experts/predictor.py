@@ -14,8 +14,8 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
 
 __all__ = ["Frequency", "Predictor", "Previous", "Scores"]
 

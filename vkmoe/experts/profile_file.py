@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.writing import write_whole
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo

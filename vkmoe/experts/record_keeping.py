@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.experts.decide.settings import PredictorName
 from vkmoe.experts.profile_file import load_profile, profiled_model, save_profile
 from vkmoe.experts.report import ExpertReport, Setup, as_document
 from vkmoe.experts.report_text import as_text
-from vkmoe.experts.settings import PredictorName
 from vkmoe.experts.writing import (
     is_special,
     reason_against_writing,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.moves import FREE
-from vkmoe.experts.settings import PoolSpec
 
 __all__ = ["NO_POOL", "Keys", "Mask", "Residents"]
 

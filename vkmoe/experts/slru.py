@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.policy import Keys, Mask, Policy, Ranks, rank_by
-from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.settings import PoolSpec
+from vkmoe.experts.policy import Policy, Ranks, rank_by
 
 __all__ = ["PROTECTED_SHARE", "Slru"]
 

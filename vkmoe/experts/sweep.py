@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.foresight import PredictionCounts
-from vkmoe.experts.settings import (
+from vkmoe.experts.decide.settings import (
     Allocation,
     CacheSettings,
     PolicyName,
@@ -26,6 +25,7 @@ from vkmoe.experts.settings import (
     PredictorName,
     make_pools,
 )
+from vkmoe.experts.foresight import PredictionCounts
 from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, ceiling, simulate
 from vkmoe.experts.trace import Trace
 

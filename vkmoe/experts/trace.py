@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
 
 __all__ = ["FORMAT", "VERSION", "Trace", "TraceHeader", "TraceWriter", "joined"]
 

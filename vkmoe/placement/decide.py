@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vkmoe.config import EngineConfig
-from vkmoe.experts.settings import CacheSettings, PoolSpec
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models.tensors import ModelTensors

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.experts.budget import CopyBudget
 from vkmoe.experts.cache import ExpertCache
-from vkmoe.experts.keys import KeySpace
+from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
 from vkmoe.experts.pool_residency import PoolResidency

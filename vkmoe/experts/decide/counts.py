@@ -1,6 +1,7 @@
-"""How often each expert was used, with old uses counting less.
+"""Counts how often each expert was used, where old uses count less.
 
-A count halves every `half_life` tokens: a cache follows the subject of the text.
+A count halves every `half_life` tokens, so a cache follows the subject of the text. Does not
+decide anything.
 """
 
 from __future__ import annotations
