@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, trace_of
+from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import CacheSettings, PredictorName, make_pools
-from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.simulate import Transfers, simulate
 

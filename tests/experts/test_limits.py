@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from vkmoe.experts.create import POLICIES, create_policy
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.residents import FREE, Limits, Move
 from vkmoe.experts.decide.settings import PolicyName, PoolSpec
-from vkmoe.experts.limits import Limits
-from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.policy import Policy
 
 SPACE = KeySpace(3, 8)

@@ -13,7 +13,7 @@ import numpy as np
 from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.counters import PoolCounters
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
-from vkmoe.experts.moves import Move
+from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.overlap import Interval, Overlap
 from vkmoe.experts.pool_residency import PoolResidency
 from vkmoe.experts.tier import Tier

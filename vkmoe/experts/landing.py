@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.moves import Move
+from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.slots import Slot, SlotManager
 from vkmoe.experts.table import ExpertTable
 from vkmoe.gpu.arena import Placement

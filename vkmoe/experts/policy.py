@@ -16,11 +16,16 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.residents import (
+    FREE,
+    NO_LIMITS,
+    NO_POOL,
+    Leaving,
+    Limits,
+    Move,
+    Residents,
+)
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.experts.leaving import Leaving
-from vkmoe.experts.limits import NO_LIMITS, Limits
-from vkmoe.experts.moves import FREE, Move
-from vkmoe.experts.residents import NO_POOL, Residents
 
 __all__ = ["NO_POOL", "Keys", "Mask", "Policy", "Ranks", "rank_by"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from vkmoe.experts.create import create_policy
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import PolicyName, PoolSpec
-from vkmoe.experts.moves import FREE, Move
 
 __all__ = ["PoolResidency"]
 

@@ -17,12 +17,10 @@ from vkmoe.experts import pins
 from vkmoe.experts.create import create_policy
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.residents import FREE, NO_LIMITS, NO_POOL, Limits, Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.foresight import COPY, GUESS, PredictionCounts, create_foresight
-from vkmoe.experts.limits import NO_LIMITS, Limits
-from vkmoe.experts.moves import FREE, Move
 from vkmoe.experts.pinning import PinChange, Pinning
-from vkmoe.experts.policy import NO_POOL
 
 __all__ = ["Residency"]
 

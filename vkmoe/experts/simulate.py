@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.belady import belady_hits, first_uses
+from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.foresight import PredictionCounts
-from vkmoe.experts.moves import Move
 from vkmoe.experts.residency import Residency
 from vkmoe.experts.trace import Trace
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vkmoe.closing import Closing
+from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.experts.moves import FREE, Move
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.memory_types import Intent

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from typing import NamedTuple, TypeAlias
 
 from vkmoe.errors import DeviceLostError, GpuError
-from vkmoe.experts.moves import FREE, Move
+from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.prefetch import QueueFullError
 from vkmoe.experts.slots import Slot
 from vkmoe.experts.table import ExpertTable

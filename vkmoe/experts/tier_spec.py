@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from vkmoe.experts.moves import Move
+from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.uploads import DrainedUploader

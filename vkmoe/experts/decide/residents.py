@@ -1,26 +1,34 @@
-"""Who holds the slots of each pool, and who of them is pinned.
+"""Which experts hold the slots of each pool, which of them may leave, and for which newcomers.
 
-All pools of a model are one object with one array per fact, because a token asks for hundreds of
-experts at once. Decides nothing: policy.py does.
+Owns those facts, for all pools of a model at once with one array per fact, because a token asks for
+hundreds of experts; and the answer that all deciding ends in, a `Move`. Does not rank the experts:
+policies.py does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask, Values
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.experts.moves import FREE
 
-__all__ = ["NO_POOL", "Keys", "Mask", "Residents"]
+__all__ = ["FREE", "NO_LIMITS", "NO_POOL", "Leaving", "Limits", "Move", "Residents"]
 
 NO_POOL = -1
+FREE = -1  # in place of a victim: a slot that no expert holds
 
-Keys = NDArray[np.int64]  # numbers of experts
-Mask = NDArray[np.bool_]  # [n_keys]
+
+class Move(NamedTuple):
+    """An expert that gets a slot: to copy from its home, unless it has landed."""
+
+    pool: int
+    key: int  # its number
+    victim: int  # whose slot it takes; FREE: one that nobody has
+    landed: bool = False  # it keeps its landing slot, and the slot above is the next landing slot
 
 
 class Residents:
@@ -113,3 +121,76 @@ class Residents:
         self.unpinned[keys] = self.mask[keys] > pinned
         if pinned.any():
             self._n_pinned = None
+
+
+class Leaving:
+    """A pool's free slots first; then who leaves, in order.
+
+    The one inserted last leaves only if nobody else may, and none of a layer that has nobody to
+    spare, unless for an expert of the same layer.
+    """
+
+    def __init__(
+        self,
+        n_free: int,
+        order: list[int],
+        newest: int,
+        space: KeySpace,
+        spare: list[int] | None = None,
+    ) -> None:
+        """`order` are those that may leave; `spare` [n_layers] how many each layer can do without,
+        None: all.
+        """
+        self._n_free, self._order, self._newest = n_free, order, newest
+        self._space, self._spare = space, spare
+
+    def first_for(self, newcomer: int) -> int | None:
+        """Whose slot it would take; FREE: one that nobody holds; None: there is none."""
+        if self._n_free:
+            return FREE
+        last = None
+        for key in self._order:
+            if self._spare is not None and not self._is_spared(key, newcomer):
+                continue
+            if key != self._newest:
+                return key
+            last = key
+        return last
+
+    def take(self, victim: int, newcomer: int) -> None:
+        """The newcomer takes the slot that `first_for` said."""
+        self._newest = FREE  # it is the newcomer now, who cannot leave
+        if victim == FREE:
+            self._n_free -= 1
+        else:
+            self._order.remove(victim)
+        if self._spare is not None:
+            self._spare[self._space.layer(newcomer)] += 1
+            if victim != FREE:
+                self._spare[self._space.layer(victim)] -= 1
+
+    def _is_spared(self, key: int, newcomer: int) -> bool:
+        assert self._spare is not None
+        layer = self._space.layer(key)
+        return self._spare[layer] > 0 or layer == self._space.layer(newcomer)
+
+
+class Limits(NamedTuple):
+    """Newcomers enter whose bid is more than what their victim is worth; pinned ones anyway.
+
+    Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none.
+    """
+
+    bids: Values | None = None  # [n newcomers]; None: everybody enters
+    worth: Values | None = None  # [n_keys]; with bids
+    budget_bytes: float = inf
+    n_landed: int = 0
+
+    def lets_in(self, newcomer: int, victim: int) -> bool:
+        """Whether the newcomer of this index may take the victim's slot, as far as worth goes."""
+        if self.bids is None or self.worth is None:
+            return True
+        return self.bids.item(newcomer) > self.worth.item(victim)
+
+
+NO_LIMITS = Limits()
