@@ -14,6 +14,7 @@ import numpy as np
 
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.policies import Slru
 from vkmoe.experts.decide.settings import (
     Allocation,
     CacheSettings,
@@ -22,7 +23,6 @@ from vkmoe.experts.decide.settings import (
     make_pools,
 )
 from vkmoe.experts.simulate import Misses, ceiling, misses, simulate
-from vkmoe.experts.slru import Slru
 from vkmoe.experts.trace import Trace
 
 __all__ = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vkmoe.experts import correlation
 from vkmoe.experts.correlation import LEAST, WARM_UP, Correlation
+from vkmoe.experts.decide import predict
 from vkmoe.experts.decide.keys import KeySpace
 
 SPACE = KeySpace(3, 16)
@@ -105,7 +105,7 @@ def test_old_pairs_count_less() -> None:
 
 def test_weights_that_grow_for_ever_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = taught(n=90).after_token(cycle(90))
-    monkeypatch.setattr(correlation, "LATEST", 1.05)
+    monkeypatch.setattr(predict, "LATEST", 1.05)
     found = taught(n=90).after_token(cycle(90))
     assert expected is not None and found is not None
     np.testing.assert_allclose(found, expected, rtol=1e-4)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.experts.policy_pool import PolicyPool, random_tokens
 from vkmoe.errors import UsageError
-from vkmoe.experts.create import POLICIES, create_policy
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.policies import POLICIES, create_policy
 from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 
 CAPACITY = 8

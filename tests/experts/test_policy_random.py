@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.experts.policy_pool import OnePool
-from vkmoe.experts.create import POLICIES
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.policies import POLICIES
 from vkmoe.experts.decide.settings import PolicyName
 
 SPACE = KeySpace(3, 8)

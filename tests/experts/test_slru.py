@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.experts.policy_pool import MakePolicy, OnePool, PolicyPool, random_tokens
-from vkmoe.experts.slru import PROTECTED_SHARE, Slru
+from vkmoe.experts.decide.policies import PROTECTED_SHARE, Slru
 
 CAPACITY = 8
 

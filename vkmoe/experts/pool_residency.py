@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkmoe.experts.create import create_policy
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.policies import create_policy
 from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts import pins
-from vkmoe.experts.create import create_policy
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.policies import create_policy
 from vkmoe.experts.decide.residents import FREE, NO_LIMITS, NO_POOL, Limits, Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.foresight import COPY, GUESS, PredictionCounts, create_foresight

@@ -1,7 +1,8 @@
-"""What a cache policy is: it orders the residents of every pool of slots, and says who leaves.
+"""Cache policies: which resident of a pool of slots leaves first when another expert needs a slot.
 
-A policy sees numbers of experts (keys.py), never a buffer. All policies pass one contract test,
-tests/experts/test_policy_contract.py.
+Owns the contract that all policies share (tests/experts/decide/test_policy_contract.py), the three
+policies and their names; a new one is a class and a line in POLICIES. Policies see numbers of
+experts, never a buffer. Which experts should enter is decided in residency.py.
 """
 
 from __future__ import annotations
@@ -14,25 +15,22 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.errors import UsageError
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
-from vkmoe.experts.decide.residents import (
-    FREE,
-    NO_LIMITS,
-    NO_POOL,
-    Leaving,
-    Limits,
-    Move,
-    Residents,
-)
-from vkmoe.experts.decide.settings import PoolSpec
+from vkmoe.experts.decide.residents import FREE, NO_LIMITS, Leaving, Limits, Move, Residents
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 
-__all__ = ["NO_POOL", "Keys", "Mask", "Policy", "Ranks", "rank_by"]
+__all__ = ["POLICIES", "PROTECTED_SHARE", "Lfru", "Lru", "Policy", "Slru", "create_policy"]
+
+# The share of a pool that Slru protects. On traces of the demo model larger shares hit less, and
+# smaller ones hardly more; where the subject changes, a share keeps what is in use now.
+PROTECTED_SHARE = 0.25
 
 Ranks = NDArray[np.int64]
-
 _NEVER = np.iinfo(np.int64).max  # the rank of those that may not leave
 _MAX_CLOCK = (1 << 31) - 2  # recency is an int32
+_NO_RECENCY = np.iinfo(np.int32).max  # a recency that no expert has
 
 
 class Policy(ABC):
@@ -64,8 +62,8 @@ class Policy(ABC):
 
     def order(self, pool: int) -> list[int]:
         """The residents of a pool: those that would leave first in front, the pinned ones last."""
-        nobody = np.zeros(self.space.n_keys, np.bool_)
-        order = self._orders([pool], nobody)[0]
+        none_needed = np.zeros(self.space.n_keys, np.bool_)
+        order = self._orders([pool], none_needed)[0]
         newest = int(self._newest[pool])
         if newest in order:
             order.remove(newest)
@@ -230,7 +228,116 @@ class Policy(ABC):
         return [int(n) - self.pools[pool].floor for n in n_resident]
 
 
-def rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
+class Lru(Policy):
+    """The least recently used leaves first: the plain policy that the others are measured by.
+
+    An insertion counts as a use; a pinned key keeps its place in the order.
+    """
+
+    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+        return self._last[keys].astype(np.int64)
+
+
+class Slru(Policy):
+    """The default policy: segmented LRU that looks at how often an expert was used.
+
+    A newcomer is on probation until it is used again; only then it is protected. The least used on
+    probation leaves, the least recent of equals, so a passing expert does not push out a steady
+    one. Where none of them may leave, the least recently used protected one does.
+
+    Protected are the most recently used of those used again, up to a share of the pool. Pinned ones
+    come first in that share, however many they are. With `frequency` off the least recent on
+    probation leaves, for comparison.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[PoolSpec],
+        space: KeySpace,
+        counts: DecayedCounts,
+        share: float = PROTECTED_SHARE,
+        frequency: bool = True,
+    ) -> None:
+        super().__init__(pools, space, counts)
+        assert 0 <= share <= 1, share
+        self.frequency = frequency
+        self._again: Mask = np.zeros(space.n_keys + 1, np.bool_)  # used again since insertion
+        # At least one slot is on probation: a newcomer could not stay otherwise.
+        sizes = [min(int(pool.capacity * share), pool.capacity - 1) for pool in pools]
+        self._n_protected = np.array(sizes, np.int64)
+
+    def protected(self, pool: int) -> set[int]:
+        """The protected residents of a pool, pinned ones among them."""
+        keys, residents = self._residents.holders[[pool]], self._residents.of(pool)
+        unpinned = self._residents.unpinned[keys]
+        protected = self._protected(keys, unpinned, [pool], self._last[keys])
+        pinned = residents[self._residents.pinned[residents]]
+        return {*keys[protected].tolist(), *pinned.tolist()}
+
+    def use(self, keys: Keys) -> Keys:
+        self._again[keys] = True  # also of those that will be inserted, which takes it back
+        return super().use(keys)
+
+    def unpin(self, keys: Keys) -> None:
+        """Those that had a pin stay protected, as if they were used now."""
+        freed = keys[self.resident[keys] & self._residents.pinned[keys]]
+        super().unpin(keys)
+        self._touch(freed)
+        self._again[freed] = True
+
+    def _enter(self, keys: Keys, victims: Keys) -> None:
+        super()._enter(keys, victims)
+        self._again[keys] = False
+
+    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+        last = self._last[keys]
+        values = self.counts.of(keys) if self.frequency else np.zeros(keys.shape)
+        values[self._protected(keys, unpinned, pools, last)] = np.inf
+        return _rank_by(values, last)
+
+    def _protected(
+        self,
+        keys: Keys,
+        unpinned: NDArray[np.bool_],
+        pools: Sequence[int],
+        last: NDArray[np.int32],
+    ) -> NDArray[np.bool_]:
+        """Which of them are, [n_pools, n]; arguments as of `_rank`, and their recency."""
+        room = (self._n_protected - self._residents.n_pinned)[pools]
+        recency = last * (self._again[keys] & unpinned)  # 0: cannot be protected
+        column = keys.shape[1] - np.maximum(1, room)
+        lowest = np.maximum(1, np.sort(recency, axis=1)[np.arange(len(pools)), column])
+        lowest[room <= 0] = _NO_RECENCY
+        found: NDArray[np.bool_] = recency >= lowest[:, None]
+        return found
+
+
+class Lfru(Policy):
+    """The lowest score leaves first; of equals, the least recent. An insertion counts as a use.
+
+        score = decayed uses / (1 + tokens since the last use)
+
+    The score is that of vLLM's CachedWeightProvider (pull request 37190).
+    """
+
+    def __init__(self, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts) -> None:
+        super().__init__(pools, space, counts)
+        self._used_at: Keys = np.zeros(space.n_keys + 1, np.int64)  # tokens
+
+    def use(self, keys: Keys) -> Keys:
+        self._used_at[keys] = self.counts.now
+        return super().use(keys)
+
+    def _enter(self, keys: Keys, victims: Keys) -> None:
+        super()._enter(keys, victims)
+        self._used_at[keys] = self.counts.now
+
+    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+        since = self.counts.now - self._used_at[keys]
+        return _rank_by(self.counts.of(keys) / (1 + since), self._last[keys])
+
+
+def _rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
     """The lowest value first, the least recent of equals: one number for both.
 
     The bits of a float32, as an integer, rise with it where it is not negative; values are equal
@@ -238,3 +345,15 @@ def rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
     """
     bits = values.astype(np.float32).view(np.int32).astype(np.int64)
     return (bits << 32) | recency
+
+
+POLICIES: Mapping[PolicyName, type[Policy]] = {"lru": Lru, "slru": Slru, "lfru": Lfru}
+
+
+def create_policy(
+    name: PolicyName, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts
+) -> Policy:
+    """A policy of empty pools. Raises UsageError for a name that is none of POLICIES."""
+    if name not in POLICIES:
+        raise UsageError(f"no cache policy is called '{name}'", f"use one of {', '.join(POLICIES)}")
+    return POLICIES[name](pools, space, counts)
