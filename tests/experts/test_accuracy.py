@@ -7,7 +7,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts.accuracy import accuracies, guess_accuracy
-from vkmoe.experts.correlation import WARM_UP
+from vkmoe.experts.decide.predict import WARM_UP
 from vkmoe.experts.decide.settings import Executor
 
 MEANINGS: tuple[Executor, ...] = ("fused", "stepped")

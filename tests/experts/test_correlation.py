@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vkmoe.experts.correlation import LEAST, WARM_UP, Correlation
 from vkmoe.experts.decide import predict
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.predict import LEAST, WARM_UP, Correlation
 
 SPACE = KeySpace(3, 16)
 

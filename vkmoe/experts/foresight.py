@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.chances import Chances
-from vkmoe.experts.correlation import Correlation
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.predict import create_predictor
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.predictor import Frequency, Predictor, Previous
 
-__all__ = ["COPY", "GUESS", "Foresight", "PredictionCounts", "create_foresight", "create_predictor"]
+__all__ = ["COPY", "GUESS", "Foresight", "PredictionCounts", "create_foresight"]
 
 Keys = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -29,7 +28,6 @@ Values = NDArray[np.float64]
 # and those of a guess whether it is used or not. From traces of the demo model (bench/results).
 COPY = 1.5
 GUESS = 2.0
-PAIRS_LIVE = 4  # times as long as counts, because there are so many more pairs to know
 
 NOBODY: Keys = np.zeros(0, np.int64)
 
@@ -41,20 +39,6 @@ class PredictionCounts:
     n_hinted: int = 0  # experts fetched on a guess
     hinted_bytes: int = 0  # of their slots
     n_right: int = 0  # of them used by the very token, or layer, that the guess was about
-
-
-def create_predictor(
-    settings: CacheSettings, space: KeySpace, counts: DecayedCounts
-) -> Predictor | None:
-    """The predictor that the settings name; None for "none"."""
-    name, life = settings.predictor, PAIRS_LIVE * settings.half_life
-    if name == "previous":
-        return Previous(space)
-    if name == "frequency":
-        return Frequency(space, counts)
-    if name == "correlation":
-        return Correlation(space, life, settings.executor, settings.lag)
-    return None
 
 
 class Foresight:
