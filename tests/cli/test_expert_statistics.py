@@ -13,7 +13,7 @@ import pytest
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.counters import CacheCounters, PoolCounters
-from vkmoe.experts.foresight import PredictionCounts
+from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.profiler import Tally
 from vkmoe.experts.report import CopyTimes
 

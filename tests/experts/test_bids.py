@@ -8,7 +8,7 @@ import pytest
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, PredictorName
-from vkmoe.experts.foresight import COPY, GUESS
+from vkmoe.experts.decide.worth import COPY, GUESS
 from vkmoe.experts.residency import Residency
 
 HELD, MISSED = (0, 1), 7  # one layer of eight experts, with slots for two

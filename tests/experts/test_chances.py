@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tests.experts.interrupts import ctrl_c_after
 from vkmoe.experts import _sums
-from vkmoe.experts.chances import EVERY, LEAST, Chances
 from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.worth import EVERY, LEAST, Chances
 
 N = 64
 

@@ -11,7 +11,7 @@ import pytest
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.foresight import PredictionCounts
+from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler
 from vkmoe.experts.report import ExpertReport, Setup, as_document, make_report

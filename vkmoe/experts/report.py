@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from vkmoe.experts.counters import CacheCounters, PoolCounters
-from vkmoe.experts.foresight import PredictionCounts
+from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.profiler import ExpertProfiler, Tally
 

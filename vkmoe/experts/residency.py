@@ -19,7 +19,7 @@ from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.decide.policies import create_policy
 from vkmoe.experts.decide.residents import FREE, NO_LIMITS, NO_POOL, Limits, Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.foresight import COPY, GUESS, PredictionCounts, create_foresight
+from vkmoe.experts.decide.worth import COPY, GUESS, PredictionCounts, create_foresight
 from vkmoe.experts.pinning import PinChange, Pinning
 
 __all__ = ["Residency"]

@@ -25,7 +25,7 @@ from vkmoe.experts.decide.settings import (
     PredictorName,
     make_pools,
 )
-from vkmoe.experts.foresight import PredictionCounts
+from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, ceiling, simulate
 from vkmoe.experts.trace import Trace
 
