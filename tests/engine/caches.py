@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from vkmoe.engine import Engine
 from vkmoe.experts.cache import ExpertCache
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.parts import CacheWays
-from vkmoe.experts.residency import Residency
 from vkmoe.experts.tracker import ExpertTracker
 from vkmoe.experts.uploads import DrainedUploader, Uploads
 

@@ -17,10 +17,10 @@ from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
 from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.pool_residency import PoolResidency
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
-from vkmoe.experts.pool_residency import PoolResidency
-from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.experts.uploads import Copy, DrainedUploader, Upload, Uploads

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.residency import Residency
 from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, simulate
 from vkmoe.experts.trace import Trace
 

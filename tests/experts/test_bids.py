@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, PredictorName
 from vkmoe.experts.decide.worth import COPY, GUESS
-from vkmoe.experts.residency import Residency
 
 HELD, MISSED = (0, 1), 7  # one layer of eight experts, with slots for two
 

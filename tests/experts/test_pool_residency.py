@@ -7,9 +7,9 @@ import pytest
 
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residents import FREE
 from vkmoe.experts.decide.settings import PolicyName, PoolSpec
-from vkmoe.experts.pool_residency import PoolResidency
 
 SPACE = KeySpace(n_layers=2, n_experts=6)
 

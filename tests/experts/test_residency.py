@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.residency import Residency
 
 SPACE = KeySpace(n_layers=2, n_experts=16)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import (
     Allocation,
     CacheSettings,
@@ -17,7 +18,6 @@ from vkmoe.experts.decide.settings import (
     PoolSpec,
     make_pools,
 )
-from vkmoe.experts.residency import Residency
 from vkmoe.experts.simulate import Transfers, ceiling, misses, simulate
 
 POLICIES = get_args(PolicyName)

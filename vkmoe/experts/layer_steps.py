@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.host_pool import HostPool
-from vkmoe.experts.residency import Residency
 from vkmoe.experts.tier import Tier
 
 __all__ = ["LayerSteps"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from vkmoe.experts.decide.pool_residency import PoolResidency
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.directory import Directory
 from vkmoe.experts.host_pool import HostPool
 from vkmoe.experts.overlap import Overlap
-from vkmoe.experts.pool_residency import PoolResidency
-from vkmoe.experts.residency import Residency
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.table import ExpertTable
 from vkmoe.experts.tier import Tier

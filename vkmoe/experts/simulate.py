@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.belady import belady_hits, first_uses
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.residency import Residency
 from vkmoe.experts.trace import Trace
 
 __all__ = ["PLAIN", "Misses", "SimulationResult", "Transfers", "ceiling", "misses", "simulate"]

@@ -1,25 +1,25 @@
-"""Who is pinned, and when that is chosen anew: residents, and the experts used most of late.
+"""Which experts are pinned to their slots, and when that is chosen anew.
 
-Owns both lists and the uses that residents are chosen by. Does not own slots: it answers with
-changes, which residency.py carries out.
+Pinned are residents, chosen once by the options, and the experts used most of late. Owns both
+lists, the uses that residents are chosen by, and the choices, in which ties go to the lower number.
+Does not own slots: it answers with changes, which residency.py carries out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts import pins
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import Keys, KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 
-__all__ = ["PinChange", "Pinning"]
+__all__ = ["PinChange", "Pinning", "fill"]
 
-Keys = NDArray[np.int64]
-Values = NDArray[Any]  # uses or decayed counts [n_keys]
+Uses = NDArray[Any]  # whole or decayed uses [n_keys]
 
 
 class PinChange(NamedTuple):
@@ -48,7 +48,7 @@ class Pinning:
         """The numbers of all that are pinned."""
         return np.array(sorted({*self._residents, *self._warm}), np.int64)
 
-    def at_start(self, seed: Values | None) -> Iterator[PinChange]:
+    def at_start(self, seed: Uses | None) -> Iterator[PinChange]:
         """Changes before the first token; `seed` are the counts of an earlier run."""
         selection = self._settings.selection
         if selection in ("first_n", "manual"):
@@ -69,7 +69,7 @@ class Pinning:
         """Whether pins are to be chosen after this token."""
         return bool(self._pools) and (self._warm_is_due or self._residents_are_due)
 
-    def choose(self, counts: Values) -> Iterator[PinChange]:
+    def choose(self, counts: Uses) -> Iterator[PinChange]:
         """The changes that are due; `counts` [n_keys] know of the token."""
         if self._warm_is_due:
             yield self._choose_warm(counts)
@@ -95,17 +95,17 @@ class Pinning:
         self._residents = keys
         return PinChange(sorted(freed), keys)
 
-    def _choose_warm(self, counts: Values) -> PinChange:
+    def _choose_warm(self, counts: Uses) -> PinChange:
         """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
         before, n = self._warm, self._settings.warmpin
-        self._warm = pins.hottest(counts, self._pools, self._space, n, self._residents)
+        self._warm = _hottest(counts, self._pools, self._space, n, self._residents)
         self.warm_at = self._n_tokens if self._warm else self.warm_at
         freed = set(before) - set(self._warm) - set(self._residents)
         new = set(self._warm) - set(before)
         return PinChange(sorted(freed), [key for key in self._warm if key in new])
 
-    def _most_used(self, values: Values) -> list[int]:
-        return pins.most_used(values, self._numbers, self._settings.n_resident)
+    def _most_used(self, values: Uses) -> list[int]:
+        return _most_used(values, self._numbers, self._settings.n_resident)
 
     def _listed(self) -> list[int]:
         ids = list(range(self._space.n_experts))
@@ -113,3 +113,44 @@ class Pinning:
             ids = list(self._settings.resident_ids)
         chosen: list[int] = self._numbers[:, ids[: self._settings.n_resident]].reshape(-1).tolist()
         return chosen
+
+
+def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:
+    """Used experts for all slots of a pool, the most used first; every layer gets its floor."""
+    rows = np.stack([space.numbers(layer) for layer in pool.layers])
+    chosen = _most_used(values, rows, pool.floor)
+    rest = set(rows.reshape(-1).tolist()) - set(chosen)
+    chosen += sorted(rest, key=lambda key: (-values[key], key))
+    return [key for key in chosen if values[key] > 0][: pool.capacity]
+
+
+def _most_used(values: Uses, rows: NDArray[np.int64], n: int) -> list[int]:
+    """The `n` most used of each row of numbers [n_rows, n_experts]."""
+    order = np.argsort(-values[rows], axis=1, kind="stable")[:, :n]
+    chosen: list[int] = np.take_along_axis(rows, order, axis=1).reshape(-1).tolist()
+    return chosen
+
+
+def _hottest(
+    values: Uses, pools: Sequence[PoolSpec], space: KeySpace, n: int, taken: Sequence[int]
+) -> list[int]:
+    """Up to `n` used experts of each layer with slots; half of a pool may be pinned in all.
+
+    `taken` are pinned already. Where the room is too small for all layers of a pool, those whose
+    experts were used most are served first.
+    """
+    left = values.copy()
+    left[list(taken)] = 0
+    rows = left.reshape(space.n_layers, space.n_experts)
+    best = np.argsort(-rows, axis=1, kind="stable")[:, :n].tolist()
+    n_taken = Counter(space.layer(key) for key in taken)
+    chosen: list[int] = []
+    for pool in pools:
+        by_layer = []
+        for layer in pool.layers:
+            first = layer * space.n_experts
+            keys = [first + expert for expert in best[layer] if left[first + expert] > 0]
+            by_layer.append((-sum(left[keys].tolist()), layer, keys))
+        room = max(0, pool.capacity // 2 - sum(n_taken[layer] for layer in pool.layers))
+        chosen += [key for _, _, keys in sorted(by_layer) for key in keys][:room]
+    return chosen

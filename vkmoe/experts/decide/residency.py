@@ -13,18 +13,16 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts import pins
+from vkmoe.experts.decide import pins
 from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask
+from vkmoe.experts.decide.pins import PinChange, Pinning
 from vkmoe.experts.decide.policies import create_policy
 from vkmoe.experts.decide.residents import FREE, NO_LIMITS, NO_POOL, Limits, Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.worth import COPY, GUESS, PredictionCounts, create_foresight
-from vkmoe.experts.pinning import PinChange, Pinning
 
 __all__ = ["Residency"]
-
-NOBODY: Keys = np.zeros(0, np.int64)
 
 
 class Residency:
@@ -55,7 +53,6 @@ class Residency:
         self.published: NDArray[np.bool_] = np.zeros((space.n_layers, space.n_experts), np.bool_)
         self._published = self.published.reshape(-1)
         self.n_tokens = 0
-        self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
         self._pinning = Pinning(space, pools, settings)
         # Who can be copied [n_keys]: who is in a host pool that does not hold all. None: everybody.
         self.copyable: Mask | None = None
@@ -77,14 +74,14 @@ class Residency:
     def start(self) -> list[Move]:
         """The moves before the first token: residents, then the experts of the profile."""
         seed = self.counts.values() if self._seeded else None
-        moves = self._pin(self._pinning.at_start(seed), NOBODY)
+        moves = self._pin(self._pinning.at_start(seed), NO_KEYS)
         if seed is not None:
             for index, pool in enumerate(self._pools):
                 wanted = pins.fill(seed, pool, self.space)
                 absent = [key for key in wanted if not self._policy.resident[key]]
                 coming = np.array(absent[: self._policy.n_free(index)], np.int64)
                 # The most used last: to every policy it is the one to leave last.
-                moves += self._promote(coming[::-1], NOBODY)
+                moves += self._promote(coming[::-1], NO_KEYS)
         return moves
 
     @property
@@ -94,7 +91,7 @@ class Residency:
 
     def hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """[n_layers, n_used]: which of these experts the next token would find in a slot."""
-        found: NDArray[np.bool_] = self._published[routing + self._first]
+        found: NDArray[np.bool_] = self._published[self.space.numbers_of(routing)]
         return found
 
     def use(
@@ -109,7 +106,7 @@ class Residency:
         those that are worth most; while nothing is known of that, those that landed, then those
         missed, by rank. Copies fill at most `budget_bytes`, up to the first that does not fit.
         """
-        keys = routing + self._first
+        keys = self.space.numbers_of(routing)
         self.counts.use(keys.reshape(-1))
         self._pinning.note(keys)
         self.n_tokens += 1
@@ -139,7 +136,7 @@ class Residency:
         likeliest first, when the token at hand uses these [n_used] in `layer`.
         """
         if self._foresight is None or layer + 1 >= self.space.n_layers:
-            return NOBODY
+            return NO_KEYS
         return self._foresight.of_next_layer(layer, experts, ~self._policy.resident)
 
     def reset_predictions(self) -> None:
@@ -181,7 +178,7 @@ class Residency:
         self, missing: Keys, landed: Set[int], used: Keys, budget_bytes: float
     ) -> list[Move]:
         """Slots after a token, for those it missed and those that are guessed for the next."""
-        there, others = NOBODY, missing
+        there, others = NO_KEYS, missing
         if landed:
             is_there = np.array([key in landed for key in missing.tolist()], np.bool_)
             there, others = missing[is_there], missing[~is_there]
