@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.experts.test_profile_file import COUNTS, MODEL, SPEC, TENSORS
 from vkmoe.config import EngineConfig
-from vkmoe.experts.profiler import ExpertProfiler
 from vkmoe.experts.record_keeping import RecordKeeper
+from vkmoe.experts.records.profiler import ExpertProfiler
 from vkmoe.experts.report import ExpertReport, Setup, make_report
 
 __all__ = ["LAYERS", "SETUP", "keeper", "report", "write"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vkmoe.experts import overlap
-from vkmoe.experts.overlap import Interval, Overlap, first_overlap
+from vkmoe.experts.records import overlap
+from vkmoe.experts.records.overlap import Interval, Overlap, first_overlap
 
 MS = 1_000_000
 EVER = (-(10**15), 10**15)  # the host saw nothing in particular

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.profile_file import (
+from vkmoe.experts.records.profile import (
     MAX_COUNT,
     load_profile,
     model_fingerprint,

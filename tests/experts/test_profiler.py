@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.profiler import ExpertProfiler, Tally
+from vkmoe.experts.records.profiler import ExpertProfiler, Tally
 
 SPACE = KeySpace(3, 16)
 N_USED = 4

@@ -14,7 +14,7 @@ from tests.engine.tiny import model_path
 from tests.experts.kept_records import keeper, report, write
 from tests.experts.test_profile_file import COUNTS, MODEL
 from vkmoe.errors import UsageError, VkmoeError
-from vkmoe.experts.profile_file import load_profile, save_profile
+from vkmoe.experts.records.profile import load_profile, save_profile
 
 
 def test_a_failure_is_raised_in_one_line_with_a_hint(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.overlap import Overlap
-from vkmoe.experts.profiler import ExpertProfiler
+from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCounters
 from vkmoe.experts.report import ExpertReport, Setup, as_document, make_report
 from vkmoe.experts.report_text import SILENT, as_text
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.engine.tiny import model_path
 from vkmoe.errors import UsageError
-from vkmoe.experts.writing import (
+from vkmoe.experts.records.writing import (
     is_special,
     reason_against_writing,
     refuse_to_replace,
@@ -121,7 +121,8 @@ def test_a_plain_file_among_the_devices_is_a_plain_file() -> None:
 def test_a_file_that_the_shell_writes_to_is_added_to(tmp_path: Path, name: str) -> None:
     """A new file in its place would leave what was printed in a file without a name."""
     code = (
-        "import os, sys; from pathlib import Path; from vkmoe.experts.writing import write_whole\n"
+        "import os, sys; from pathlib import Path\n"
+        "from vkmoe.experts.records.writing import write_whole\n"
         "os.write(int(sys.argv[2]), b'text, '); write_whole(Path(sys.argv[1]), b'statistics')"
     )
     descriptor = {"/dev/stderr": "2", "/dev/fd/9": "9"}.get(name, "1")

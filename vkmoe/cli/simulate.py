@@ -161,7 +161,7 @@ def _check_plotting(plot: str, traces: list[str]) -> None:
     """Raises VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
-    from vkmoe.experts.writing import reason_against_writing, refuse_to_replace
+    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
 
     if find_spec("matplotlib") is None:
         raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')

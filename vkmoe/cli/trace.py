@@ -85,7 +85,7 @@ def trace(
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
     """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.writing import reason_against_writing, refuse_to_replace
+    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
 
     if output == "-":
         raise UsageError(
@@ -107,7 +107,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
 def _refuse_shared(path: Path, engine: EngineConfig) -> None:
     """Raise UsageError where another file of the run would take the place of the trace."""
     from vkmoe.experts.record_keeping import stats_paths
-    from vkmoe.experts.writing import is_special, same_file
+    from vkmoe.experts.records.writing import is_special, same_file
 
     others: list[tuple[str, Path]] = []
     if engine.expert_stats is not None:

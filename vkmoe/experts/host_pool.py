@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
-from vkmoe.experts.counters import PoolCounters
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residents import Move
-from vkmoe.experts.overlap import Interval, Overlap
+from vkmoe.experts.records.overlap import Interval, Overlap
+from vkmoe.experts.records.profiler import PoolCounters
 from vkmoe.experts.tier import Tier
 from vkmoe.experts.uploads import Copy
 from vkmoe.gpu.arena import Placement

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PredictorName
-from vkmoe.experts.profile_file import load_profile, profiled_model, save_profile
-from vkmoe.experts.report import ExpertReport, Setup, as_document
-from vkmoe.experts.report_text import as_text
-from vkmoe.experts.writing import (
+from vkmoe.experts.records.profile import load_profile, profiled_model, save_profile
+from vkmoe.experts.records.writing import (
     is_special,
     reason_against_writing,
     refuse_to_replace,
     same_file,
     write_whole,
 )
+from vkmoe.experts.report import ExpertReport, Setup, as_document
+from vkmoe.experts.report_text import as_text
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.gguf_file import TensorInfo
 

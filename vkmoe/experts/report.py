@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from vkmoe.experts.counters import CacheCounters, PoolCounters
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.overlap import Overlap
-from vkmoe.experts.profiler import ExpertProfiler, Tally
+from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCounters, Tally
 
 __all__ = ["CopyTimes", "ExpertReport", "LayerReport", "Setup", "as_document", "make_report"]
 

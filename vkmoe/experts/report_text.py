@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vkmoe.experts.counters import CacheCounters, PoolCounters
-from vkmoe.experts.profiler import Tally
+from vkmoe.experts.records.profiler import CacheCounters, PoolCounters, Tally
 from vkmoe.experts.report import CopyTimes, ExpertReport, LayerReport
 
 __all__ = ["as_text"]

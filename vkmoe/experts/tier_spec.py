@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from vkmoe.experts.decide.residents import Move
-from vkmoe.experts.overlap import Overlap
+from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.uploads import DrainedUploader
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from vkmoe.experts.budget import CopyBudget
 from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.overlap import Interval, Overlap
-from vkmoe.experts.profiler import ExpertProfiler
+from vkmoe.experts.records.overlap import Interval, Overlap
+from vkmoe.experts.records.profiler import ExpertProfiler
 from vkmoe.experts.table import ExpertTable
 
 __all__ = ["ExpertTracker"]

@@ -19,9 +19,9 @@ from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.overlap import Overlap
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
 from vkmoe.experts.prefetch import Prefetcher
+from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.slots import SlotManager
 from vkmoe.experts.tracker import ExpertTracker
 from vkmoe.experts.uploads import DrainedUploader, Uploads

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.writing import write_whole
+from vkmoe.experts.records.writing import write_whole
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.cursor import shown

@@ -1,11 +1,13 @@
-"""Counts how often each expert was used, and how often it was found in device memory.
+"""What is counted while a model runs: uses and hits of every expert, totals of caches and pools.
 
-Pure NumPy. Does not decide anything; the decayed counts that do are in frequency.py.
+Pure NumPy. Does not decide anything; the decayed counts that do are in decide/counts.py. The totals
+are filled in by what moves experts (store/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import KeySpace
 
-__all__ = ["ExpertProfiler", "Tally"]
+__all__ = ["CacheCounters", "ExpertProfiler", "PoolCounters", "Tally"]
 
 _LOG_TOKENS = 32  # counted at once, which costs a few times as much as one token alone
 
@@ -47,7 +49,6 @@ class ExpertProfiler:
         # One row of uses and one of hits; an expert's column is its number in the key space.
         self._counts = np.zeros((2, space.n_keys), np.uint64)
         self._before: NDArray[np.uint64] | None = None
-        self._first = np.arange(space.n_layers, dtype=np.int64)[:, None] * space.n_experts
         # Tokens not yet counted: routing, and which of it was found (or whether all was).
         self._log: list[tuple[NDArray[np.uint32], NDArray[np.bool_] | bool]] = []
 
@@ -117,7 +118,8 @@ class ExpertProfiler:
     def _count(self) -> None:
         """Move the log into the counts."""
         log, self._log = self._log, []  # torn behind this, tokens are lost but none counts twice
-        keys = np.stack([routing for routing, _ in log]) + self._first  # [n, n_layers, n_used]
+        routing = np.stack([ids for ids, _ in log])
+        keys = self.space.numbers_of(routing)  # [n, n_layers, n_used]
         found = np.empty(keys.shape, np.bool_)
         for i, (_, hits) in enumerate(log):
             found[i] = hits
@@ -134,3 +136,36 @@ class ExpertProfiler:
         end = self.space.n_keys if layer is None else first + self.space.n_experts
         n_uses, n_hits = counts[:, first:end].sum(axis=1)
         return Tally(int(n_uses), int(n_hits))
+
+
+@dataclass(frozen=True)
+class CacheCounters:
+    """Totals since the model was loaded; sizes in bytes, times in nanoseconds."""
+
+    n_uploads: int = 0  # experts copied into a slot
+    upload_bytes: int = 0
+    n_evictions: int = 0  # experts that lost their slot to another
+    missed_bytes: int = 0  # read from host memory because the expert had no slot
+    n_table_writes: int = 0  # versions of the expert table written after the first
+    n_failed_uploads: int = 0
+    n_landed: int = 0  # experts that got their slot while they were read, without a copy
+    n_hinted: int = 0  # uploads begun because a predictor guessed them
+    n_cancelled: int = 0  # uploads taken back before they began
+    stall_ns: int = 0  # waited for copies between two submits
+
+
+@dataclass(frozen=True)
+class PoolCounters:
+    """Totals of a host pool smaller than the model; sizes in bytes, times in nanoseconds."""
+
+    n_uses: int = 0  # experts that tokens asked for and that had no slot
+    n_hits: int = 0  # of them already in the pool
+    n_reads: int = 0  # experts read from the file, those at the start too
+    read_bytes: int = 0
+    n_failed: int = 0
+    n_hinted: int = 0  # reads begun because a predictor guessed them
+    n_cancelled: int = 0
+    stall_ns: int = 0  # waited for the file while a token was computed
+    read_ns: int = 0  # that the reads took, without those at the start
+    hidden: float | None = None  # the part of it while something was computed; None: no such read
+    n_right: int = 0  # of n_hinted used by the very layer that the guess was about
