@@ -22,8 +22,8 @@ from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError, PromptError, UsageError
-from vkmoe.experts.record_keeping import RecordKeeper, setup_of
-from vkmoe.experts.report import ExpertReport, make_report
+from vkmoe.experts.records.keeper import RecordKeeper
+from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.chat_template import ChatTemplate
 from vkmoe.generate.loop import (

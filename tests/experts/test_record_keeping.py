@@ -14,9 +14,9 @@ from tests.cli.conftest import DEVICE
 from tests.experts.kept_records import SETUP, keeper, report, write
 from tests.experts.test_profile_file import COUNTS, MODEL, SPEC
 from vkmoe.config import EngineConfig
-from vkmoe.experts.record_keeping import RecordKeeper, setup_of, stats_paths
+from vkmoe.experts.records.keeper import RecordKeeper, stats_paths
 from vkmoe.experts.records.profile import save_profile
-from vkmoe.experts.report import make_report
+from vkmoe.experts.records.report import make_report, setup_of
 from vkmoe.facts import MemoryPlan
 
 

@@ -13,8 +13,14 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCounters
-from vkmoe.experts.report import ExpertReport, Setup, as_document, make_report
-from vkmoe.experts.report_text import SILENT, as_text
+from vkmoe.experts.records.report import (
+    SILENT,
+    ExpertReport,
+    Setup,
+    as_document,
+    as_text,
+    make_report,
+)
 
 SPACE = KeySpace(3, 16)
 NUMBERS = (1, 2, 7)  # the model's own: layer 0 is dense

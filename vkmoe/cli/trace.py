@@ -106,7 +106,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
 
 def _refuse_shared(path: Path, engine: EngineConfig) -> None:
     """Raise UsageError where another file of the run would take the place of the trace."""
-    from vkmoe.experts.record_keeping import stats_paths
+    from vkmoe.experts.records.keeper import stats_paths
     from vkmoe.experts.records.writing import is_special, same_file
 
     others: list[tuple[str, Path]] = []

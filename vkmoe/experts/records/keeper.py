@@ -1,7 +1,7 @@
 """The files a run leaves behind: `--expert-stats` and `--expert-profile`.
 
 Owns where they lie, when they are read and written, and what happens when that fails. Does not own
-what stands in them (report.py, report_text.py, profile_file.py).
+what stands in them (report.py, profile.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
-from vkmoe.experts.decide.settings import PredictorName
 from vkmoe.experts.records.profile import load_profile, profiled_model, save_profile
+from vkmoe.experts.records.report import ExpertReport, as_document, as_text
 from vkmoe.experts.records.writing import (
     is_special,
     reason_against_writing,
@@ -29,17 +28,14 @@ from vkmoe.experts.records.writing import (
     same_file,
     write_whole,
 )
-from vkmoe.experts.report import ExpertReport, Setup, as_document
-from vkmoe.experts.report_text import as_text
-from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 
-__all__ = ["RecordKeeper", "setup_of", "stats_paths"]
+__all__ = ["RecordKeeper", "stats_paths"]
 
 log = logging.getLogger("vkmoe")
 _HINT = "give a path in a folder that exists and where you may write"
 _OURS = re.compile(rb'vkmoe expert statistics\n|\{\s*"format":\s*"vkmoe expert statistics"')
-_MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about experts too
 _Writing = tuple[str, Path, Callable[[], None]]  # of what, where, how
 
 
@@ -149,37 +145,6 @@ def stats_paths(path: Path) -> tuple[Path, Path]:
     if path.suffix == ".json":
         return path.with_suffix(".txt"), path
     return path, path.with_suffix(".json") if path.suffix == ".txt" else Path(f"{path}.json")
-
-
-def setup_of(
-    spec: ModelSpec,
-    plan: MemoryPlan,
-    device: DeviceInfo,
-    config: EngineConfig,
-    predictor: PredictorName = "none",
-) -> Setup:
-    """What the statistics of a run belong to; `predictor` is the one that was chosen."""
-    moves = plan.experts_in == "cache"
-    return Setup(
-        spec.name,
-        spec.architecture,
-        device.name,
-        plan.experts_in,
-        spec.experts.n_experts if spec.experts else 0,
-        spec.experts.n_used if spec.experts else 0,
-        plan.expert_slots,
-        config.expert_policy if moves else None,
-        config.expert_allocation if moves else None,
-        {
-            name: value
-            for name, value in asdict(config).items()
-            if name.startswith(("expert_", "moe_")) or name in _MOVING
-            if name not in ("expert_stats", "expert_profile")
-        },
-        plan.executor,
-        sum(plan.host_places),
-        predictor if predictor != "none" else None,
-    )
 
 
 def _refuse_dangerous(stats: Path | None, profile: Path | None) -> None:
