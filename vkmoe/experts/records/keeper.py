@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.records.profile import load_profile, profiled_model, save_profile
-from vkmoe.experts.records.report import ExpertReport, as_document, as_text
+from vkmoe.experts.records.report import FORMAT, ExpertReport, as_document, as_text
 from vkmoe.experts.records.writing import (
     is_special,
     reason_against_writing,
@@ -35,7 +35,7 @@ __all__ = ["RecordKeeper", "stats_paths"]
 
 log = logging.getLogger("vkmoe")
 _HINT = "give a path in a folder that exists and where you may write"
-_OURS = re.compile(rb'vkmoe expert statistics\n|\{\s*"format":\s*"vkmoe expert statistics"')
+_OURS = re.compile(rf'{FORMAT}\n|\{{\s*"format":\s*"{FORMAT}"'.encode())
 _Writing = tuple[str, Path, Callable[[], None]]  # of what, where, how
 
 

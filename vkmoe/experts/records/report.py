@@ -18,6 +18,7 @@ from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCo
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 
 __all__ = [
+    "FORMAT",
     "SILENT",
     "CopyTimes",
     "ExpertReport",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 N_TOP = 8  # most used experts that are listed
-DOCUMENT_VERSION = 1
+FORMAT, DOCUMENT_VERSION = "vkmoe expert statistics", 1
 SILENT = "(no accesses recorded)"
 _MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about experts too
 
@@ -195,7 +196,7 @@ def _copies(overlap: Overlap | None) -> CopyTimes | None:
 def as_document(report: ExpertReport) -> dict[str, Any]:
     """Plain values for json.dumps; rates from 0 to 1, null where nothing was recorded."""
     return {
-        "format": "vkmoe expert statistics",
+        "format": FORMAT,
         "version": DOCUMENT_VERSION,
         **asdict(report.setup),
         "slots": [layer.n_slots for layer in report.layers],
@@ -240,7 +241,7 @@ def as_text(report: ExpertReport) -> str:
 
 def _summary(report: ExpertReport) -> Iterator[str]:
     setup = report.setup
-    yield "vkmoe expert statistics"
+    yield FORMAT
     name = "".join(sign if sign.isprintable() else "?" for sign in setup.model)
     yield f"model       {name} ({setup.architecture})"
     yield f"device      {setup.device}"
