@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.slots import Slot, SlotManager
-from vkmoe.experts.table import ExpertTable
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.arena import Placement
 
 __all__ = ["Landings"]

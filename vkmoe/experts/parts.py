@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.directory import Directory
 from vkmoe.experts.host_pool import HostPool
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.slots import SlotManager
-from vkmoe.experts.table import ExpertTable
+from vkmoe.experts.store.table import Directory, ExpertTable
 from vkmoe.experts.tier import Tier
 from vkmoe.experts.tier_spec import TierSpec
 from vkmoe.experts.uploads import DrainedUploader

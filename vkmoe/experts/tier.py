@@ -16,7 +16,7 @@ from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.prefetch import QueueFullError
 from vkmoe.experts.slots import Slot
-from vkmoe.experts.table import ExpertTable
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.experts.tier_spec import Decider, TierCounters, TierSpec
 from vkmoe.experts.uploads import Copy, Upload
 

@@ -18,7 +18,7 @@ from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import ExpertProfiler
-from vkmoe.experts.table import ExpertTable
+from vkmoe.experts.store.table import ExpertTable
 
 __all__ = ["ExpertTracker"]
 

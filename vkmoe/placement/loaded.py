@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
 
-from vkmoe.experts.table import ExpertTable
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.experts.uploads import Copy
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.models.weights import ModelWeights

@@ -2,12 +2,14 @@
 
 uvec2 [n_layers][n_experts] (low word, high word) and behind it uvec2 [n_layers][n_landing], where
 the misses of a layer may land; twice: a submit reads the version its parameters name while the next
-one is written. Layers count MoE layers only. Also keeps count of which versions submits in flight
-read. Does not decide where an expert should lie.
+one is written. Layers count MoE layers only. `ExpertTable` also keeps count of which versions
+submits in flight read; `Directory` alone writes the entries of a cache, from what it knows of slots
+and homes. Neither decides where an expert should lie.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -17,10 +19,11 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["AT_HOME", "N_VERSIONS", "ExpertTable"]
+__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "Directory", "ExpertTable"]
 
 N_VERSIONS = 2  # in memory at a time; the code below is written for two
 AT_HOME = 1  # in an entry: the span is at its home, behind the link; addresses leave bits 0-7 free
+NOWHERE = 0  # in place of an address
 
 
 class ExpertTable(Closing):
@@ -148,3 +151,38 @@ class ExpertTable(Closing):
     def _copy(self) -> int:
         """Which copy holds the version in force."""
         return self.version % N_VERSIONS
+
+
+class Directory:
+    """Two addresses for each expert, by number (keys.py); the table gets the better one.
+
+    With `marks`, addresses of homes carry AT_HOME, by which kernels know a miss.
+    """
+
+    def __init__(self, table: ExpertTable, n_keys: int, marks: bool) -> None:
+        self._table, self._mark = table, AT_HOME if marks else 0
+        self._slots = array("Q", [NOWHERE]) * n_keys
+        self._homes = array("Q", [NOWHERE]) * n_keys
+
+    def set_slots(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
+        """These experts are in slots at these addresses; NOWHERE: in none any more."""
+        slots, homes, entries = self._slots, self._homes, []
+        for key, address in zip(keys, addresses, strict=True):
+            slots[key] = address
+            entries.append(address or homes[key])
+        self._table.set_all(keys, entries)
+
+    def set_homes(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
+        """These experts are at home at these addresses; NOWHERE: not in host memory any more."""
+        slots, homes, mark = self._slots, self._homes, self._mark
+        for key, address in zip(keys, addresses, strict=True):
+            homes[key] = address | mark if address else NOWHERE
+        self._table.set_all(keys, [slots[key] or homes[key] for key in keys])
+
+    def entry(self, key: int) -> int:
+        """What the table's next version says of an expert."""
+        return self._slots[key] or self._homes[key]
+
+    def home(self, key: int) -> int:
+        """The address of its home; NOWHERE if it is not in host memory."""
+        return self._homes[key] & ~AT_HOME
