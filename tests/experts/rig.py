@@ -21,7 +21,7 @@ from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
-from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.experts.uploads import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.gpu.arena import Arena, Placement

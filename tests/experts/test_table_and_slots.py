@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import FREE, Move
-from vkmoe.experts.landing import Landings
 from vkmoe.experts.layer_steps import LayerSteps
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts, make_pool, make_tier
 from vkmoe.experts.records.profiler import CacheCounters
+from vkmoe.experts.store.slots import Landings
 from vkmoe.experts.store.table import Directory
 from vkmoe.experts.uploads import Copy, DrainedUploader
 

@@ -11,7 +11,7 @@ from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.host_pool import HostPool
 from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import Directory, ExpertTable
 from vkmoe.experts.tier import Tier
 from vkmoe.experts.tier_spec import TierSpec

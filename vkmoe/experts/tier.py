@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.prefetch import QueueFullError
-from vkmoe.experts.slots import Slot
+from vkmoe.experts.store.slots import Slot
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.experts.tier_spec import Decider, TierCounters, TierSpec
 from vkmoe.experts.uploads import Copy, Upload

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.uploads import DrainedUploader
 
 __all__ = ["Decider", "TierCounters", "TierSpec"]

@@ -22,7 +22,7 @@ from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
 from vkmoe.experts.prefetch import Prefetcher
 from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.slots import SlotManager
+from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.tracker import ExpertTracker
 from vkmoe.experts.uploads import DrainedUploader, Uploads
 from vkmoe.gpu.arena import Arena

@@ -1,8 +1,9 @@
 """The memory that experts are brought into: one slot holds one expert's span, whole.
 
-Owns the arenas, which key holds which slot, which slots are for landing, and since when a slot is
-no longer read. Does not choose keys, and does not copy. A host pool smaller than the model has the
-same kind of slots, in host memory.
+`SlotManager` owns the arenas, which key holds which slot, which slots are for landing, and since
+when a slot is no longer read. `Landings` owns which landing slots the table offers to the next
+submit. Neither chooses keys or copies. A host pool smaller than the model has the same kind of
+slots, in host memory.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import PoolSpec
+from vkmoe.experts.store.table import NOWHERE, ExpertTable
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
 
-__all__ = ["Slot", "SlotManager"]
+__all__ = ["Landings", "Slot", "SlotManager"]
 
 POISON = 0xFFFFFFFF  # NaN in every weight type: a read too early or too late cannot stay unseen
 
@@ -204,3 +210,80 @@ class SlotManager(Closing):
             for place, n_bytes in places:
                 recorder.fill(place.buffer, place.offset, n_bytes, POISON if self._poison else 0)
             self._device.native.submit(recorder.finish()).wait()
+
+
+_Entry: TypeAlias = tuple[int, int]  # a layer, and the index of one of its landing entries
+
+
+class Landings:
+    """The landing entries of the table. Only one submit at a time may read a version that has any.
+
+    `scratch` are places behind the landing slots, the same for all layers: experts gathered there
+    are read by their token and forgotten.
+    """
+
+    def __init__(
+        self, table: ExpertTable, slots: SlotManager, scratch: Sequence[Placement] = ()
+    ) -> None:
+        self._table, self._slots = table, slots
+        self._scratch = [place.address for place in scratch]
+        self._waiting: list[_Entry] = []  # not offered yet: a submit may read their slots
+        self._arrived: dict[int, int] = {}  # of the last token: rank among its layer's misses
+        self._n_landing = max((len(ours) for ours in slots.landing.values()), default=0)
+        self.offer_all()
+
+    @property
+    def n_landing(self) -> int:
+        """Slots of a layer to land in."""
+        return self._n_landing
+
+    def offer_all(self) -> None:
+        """Fill the table's entries anew. Must hold: no submit is in flight."""
+        n_layers, n_entries = self._table.landing.shape
+        ours = self._slots.landing
+        self._waiting = [(layer, i) for layer, slots in ours.items() for i in range(len(slots))]
+        for layer in range(n_layers):
+            first = len(ours.get(layer, ()))
+            behind = self._scratch[first:n_entries]
+            self._table.set_landing([(layer, first + i) for i in range(len(behind))], behind)
+        self.offer()
+
+    def offer(self) -> None:
+        """Offer those that no submit reads any more, in the table's next version."""
+        if not self._waiting:
+            return
+        landing, oldest = self._slots.landing, self._table.oldest_read
+        addresses, waiting = [], []
+        for place in self._waiting:
+            slot = landing[place[0]][place[1]]
+            addresses.append(slot.address if slot.writable(oldest) else NOWHERE)
+            if not addresses[-1]:
+                waiting.append(place)
+        self._table.set_landing(self._waiting, addresses)
+        self._waiting = waiting
+
+    def arrived(
+        self, keys: NDArray[np.int64], rank: NDArray[np.int64], filled: NDArray[np.bool_]
+    ) -> list[int]:
+        """Who has landed in a slot, of the experts that a token used; all are [n_layers, n_used].
+
+        `filled` are those it found at home whose landing place got every byte, as the kernels
+        reported; `rank` counts those at home in their layer, from 1 on.
+        """
+        here = filled & (rank <= self._n_landing)
+        found: list[int] = keys[here].tolist()
+        self._arrived = dict(zip(found, rank[here].tolist(), strict=True))
+        return found
+
+    def keep(self, moves: Sequence[Move]) -> list[Slot]:
+        """Let those that arrived have the slots they are in: returns these.
+
+        Their layers land in the slots of the victims, to which the table's next version must not
+        lead, once these are offered.
+        """
+        n_experts, arrived = self._table.entries.shape[1], self._arrived
+        places = [(move.key // n_experts, arrived.pop(move.key) - 1) for move in moves]
+        kept = self._slots.land(moves, places, self._table.version)
+        self._slots.poison(self._slots.landing[layer][index] for layer, index in places)
+        self._waiting += places
+        return kept
