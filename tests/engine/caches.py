@@ -15,8 +15,8 @@ from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.parts import CacheWays
+from vkmoe.experts.store.copies import DrainedUploader, Uploads
 from vkmoe.experts.tracker import ExpertTracker
-from vkmoe.experts.uploads import DrainedUploader, Uploads
 
 __all__ = ["assert_same_bits", "recache", "rows"]
 

@@ -21,9 +21,9 @@ from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
+from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
-from vkmoe.experts.uploads import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from vkmoe.experts.budget import NEW_WEIGHT, CopyBudget, background_bytes
+from vkmoe.experts.store.copies import NEW_WEIGHT, CopyBudget, background_bytes
 from vkmoe.gpu.link_speed import LinkSpeed
 
 LINK = LinkSpeed(10e9, 20e9)  # reads in place, copies

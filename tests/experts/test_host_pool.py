@@ -16,8 +16,7 @@ from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.prefetch import QueueFullError
-from vkmoe.experts.uploads import Copy, Upload
+from vkmoe.experts.store.copies import Copy, QueueFullError, Upload
 from vkmoe.gpu.device import Device
 
 SPACE = KeySpace(n_layers=3, n_experts=8)

@@ -13,8 +13,14 @@ import pytest
 
 from tests.experts.held_uploads import NOWHERE, HeldUploads, copies, inner, names, worker
 from vkmoe.errors import GpuError, VkmoeError
-from vkmoe.experts.jobs import SLICE_S, Job, JobCancelledError
-from vkmoe.experts.prefetch import END_LIMIT_S, Prefetcher, QueueFullError
+from vkmoe.experts.store.copies import (
+    END_LIMIT_S,
+    SLICE_S,
+    Job,
+    JobCancelledError,
+    Prefetcher,
+    QueueFullError,
+)
 
 __all__ = ["inner", "worker"]
 

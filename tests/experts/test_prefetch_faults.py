@@ -15,8 +15,7 @@ import pytest
 from tests.experts.held_uploads import HeldUploads, copies, inner, names, worker
 from tests.experts.interrupts import apart, ctrl_c_after
 from vkmoe.errors import DeviceLostError, GpuError, ModelFileError, OutOfMemoryError, VkmoeError
-from vkmoe.experts.jobs import JobCancelledError, JobQueue
-from vkmoe.experts.prefetch import Prefetcher
+from vkmoe.experts.store.copies import JobCancelledError, JobQueue, Prefetcher
 
 __all__ = ["inner", "worker"]
 
@@ -169,7 +168,7 @@ def test_a_program_that_forgets_to_close_still_ends(stuck: bool) -> None:
     program = f"""
 import time
 from tests.experts.held_uploads import HeldUploads
-from vkmoe.experts.prefetch import Prefetcher
+from vkmoe.experts.store.copies import Prefetcher
 inner = HeldUploads()
 if {stuck}:
     inner.pass_gate = lambda: time.sleep(60)

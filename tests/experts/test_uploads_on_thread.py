@@ -10,8 +10,7 @@ import pytest
 
 from tests.experts.conftest import nothing_left
 from vkmoe.errors import DeviceLostError, GpuError
-from vkmoe.experts.prefetch import Prefetcher
-from vkmoe.experts.uploads import Copy, Uploads
+from vkmoe.experts.store.copies import Copy, Prefetcher, Uploads
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device

@@ -18,9 +18,9 @@ from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.layer_steps import LayerSteps
 from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts, make_pool, make_tier
 from vkmoe.experts.records.profiler import CacheCounters
+from vkmoe.experts.store.copies import Copy, DrainedUploader
 from vkmoe.experts.store.slots import Landings
 from vkmoe.experts.store.table import Directory
-from vkmoe.experts.uploads import Copy, DrainedUploader
 
 __all__ = ["ExpertCache"]
 

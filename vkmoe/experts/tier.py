@@ -14,11 +14,10 @@ from typing import NamedTuple, TypeAlias
 
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.decide.residents import FREE, Move
-from vkmoe.experts.prefetch import QueueFullError
+from vkmoe.experts.store.copies import Copy, QueueFullError, Upload
 from vkmoe.experts.store.slots import Slot
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.experts.tier_spec import Decider, TierCounters, TierSpec
-from vkmoe.experts.uploads import Copy, Upload
 
 __all__ = ["Tier"]
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.store.copies import DrainedUploader
 from vkmoe.experts.store.slots import SlotManager
-from vkmoe.experts.uploads import DrainedUploader
 
 __all__ = ["Decider", "TierCounters", "TierSpec"]
 

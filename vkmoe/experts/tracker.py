@@ -13,11 +13,11 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.budget import CopyBudget
 from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import ExpertProfiler
+from vkmoe.experts.store.copies import CopyBudget
 from vkmoe.experts.store.table import ExpertTable
 
 __all__ = ["ExpertTracker"]
