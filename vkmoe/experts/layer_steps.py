@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.host_pool import HostPool
-from vkmoe.experts.tier import Tier
+from vkmoe.experts.store.host_pool import HostPool
+from vkmoe.experts.store.tier import Tier
 
 __all__ = ["LayerSteps"]
 

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.host_pool import HostPool
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.store.copies import DrainedUploader
+from vkmoe.experts.store.host_pool import HostPool
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import Directory, ExpertTable
-from vkmoe.experts.tier import Tier
-from vkmoe.experts.tier_spec import TierSpec
+from vkmoe.experts.store.tier import Tier, TierSpec
 from vkmoe.gpu.arena import Placement
 
 __all__ = ["CacheWays", "ExpertMemory", "PoolParts", "make_pool", "make_tier"]

@@ -17,7 +17,7 @@ from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import PoolCounters
 from vkmoe.experts.store.copies import Copy
-from vkmoe.experts.tier import Tier
+from vkmoe.experts.store.tier import Tier
 from vkmoe.gpu.arena import Placement
 
 __all__ = ["HostPool"]

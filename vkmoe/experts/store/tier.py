@@ -1,8 +1,8 @@
-"""Memory of one kind that experts are brought into: who holds its slots, and what is under way.
+"""Memory of one kind that experts are brought into: which keys hold slots, and what is under way.
 
-There is one for device slots, filled from host memory, and where the host pool is smaller than the
-model one for the pool, filled from the file. Does not decide who comes and who goes, and does not
-copy itself.
+There is one tier for device slots, filled from host memory, and where the host pool is smaller than
+the model one for the pool, filled from the file. Does not decide which experts come and go, and
+leaves the copying itself to an uploader.
 """
 
 from __future__ import annotations
@@ -10,21 +10,50 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.decide.residents import FREE, Move
-from vkmoe.experts.store.copies import Copy, QueueFullError, Upload
-from vkmoe.experts.store.slots import Slot
+from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.store.copies import Copy, DrainedUploader, QueueFullError, Upload
+from vkmoe.experts.store.slots import Slot, SlotManager
 from vkmoe.experts.store.table import ExpertTable
-from vkmoe.experts.tier_spec import Decider, TierCounters, TierSpec
 
-__all__ = ["Tier"]
+__all__ = ["Decider", "Tier", "TierCounters", "TierSpec"]
 
 log = logging.getLogger("vkmoe")
 MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
-
 Taken: TypeAlias = tuple[Move, Slot]  # a move, and the slot that its expert has taken
+
+
+class Decider(Protocol):
+    """Who decided the moves, and is told what became of them."""
+
+    def landed(self, moves: Sequence[Move]) -> None: ...
+
+    def failed(self, moves: Sequence[Move]) -> None: ...
+
+
+class TierSpec(NamedTuple):
+    """What a tier works with."""
+
+    slots: SlotManager
+    uploads: DrainedUploader
+    assign: Callable[[Sequence[int], Sequence[int]], None]  # notes addresses of keys; 0: none
+    source: Callable[[int], Any]  # where the bytes of a key come from, as `uploads` takes it
+    span_bytes: Sequence[int]  # of an expert [n_layers]
+    n_experts: int
+    max_copy_bytes: int  # of one upload
+    failure: str  # what is logged, once, when an upload fails
+    overlap: Overlap | None = None  # told when bytes moved
+
+
+class TierCounters:
+    """Totals since the start; sizes in bytes, times in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.n_copies = self.copied_bytes = self.n_evictions = 0
+        self.n_failed = self.n_cancelled = self.stall_ns = 0
 
 
 class _Pending(NamedTuple):
