@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
-from vkmoe.experts.cache import ExpertCache
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
+from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertMemory, PoolParts
 from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
