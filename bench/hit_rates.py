@@ -23,7 +23,7 @@ from vkmoe.experts.decide.settings import (
     make_pools,
 )
 from vkmoe.experts.simulate import Misses, ceiling, misses, simulate
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 __all__ = [
     "DEFAULT",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.config import DEFAULT_PREDICTOR
-from vkmoe.experts.trace import Trace, TraceWriter
+from vkmoe.experts.study.trace import Trace, TraceWriter
 
 from .conftest import Run
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, header, trace_of
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 from .conftest import Run
 from .simulated import TRACE, document, long_path, path, write

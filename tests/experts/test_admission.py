@@ -9,7 +9,7 @@ from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, simulate
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 LAYERS, EXPERTS, USED = 3, 32, 4
 

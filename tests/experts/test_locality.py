@@ -9,7 +9,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
 from vkmoe.experts.locality import SEGMENT, Locality, locality
-from vkmoe.experts.trace import joined
+from vkmoe.experts.study.trace import joined
 
 
 def test_a_trace_that_repeats_itself_is_as_local_as_can_be() -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, header, trace_of
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.trace import Trace, TraceWriter, joined
-from vkmoe.experts.trace_reader import read_trace
+from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 
 HEADER = header(2, 8, 2, n_prompt_tokens=1)
 PROMPT = {"phase": "prompt", "experts": [[0, 7], [3, 1]]}

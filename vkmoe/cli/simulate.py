@@ -23,8 +23,8 @@ from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings, PolicyName
+    from vkmoe.experts.study.trace import Trace
     from vkmoe.experts.sweep import Sweep
-    from vkmoe.experts.trace import Trace
 
 __all__ = ["simulate"]
 
@@ -173,8 +173,7 @@ def _check_plotting(plot: str, traces: list[str]) -> None:
 
 
 def _read(paths: list[str], quiet: bool) -> Trace:
-    from vkmoe.experts.trace import joined
-    from vkmoe.experts.trace_reader import read_trace
+    from vkmoe.experts.study.trace import joined, read_trace
 
     trace = joined([read_trace(Path(path)) for path in paths])
     for text in () if quiet else trace.notes:

@@ -10,7 +10,7 @@ from vkmoe.config import EngineConfig
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
     from vkmoe.experts.simulate import Transfers
-    from vkmoe.experts.trace import TraceHeader
+    from vkmoe.experts.study.trace import TraceHeader
     from vkmoe.facts import ModelSpec
 
 __all__ = ["CacheOptions", "settings_of", "transfers_of"]

@@ -13,8 +13,8 @@ from vkmoe.experts.accuracy import Accuracies
 from vkmoe.experts.decide.sizing import recommended_slots
 from vkmoe.experts.locality import SEGMENT, SHARES, Locality
 from vkmoe.experts.simulate import misses
+from vkmoe.experts.study.trace import Trace
 from vkmoe.experts.sweep import GUESSES, Sweep, bend_of_curve
-from vkmoe.experts.trace import Trace
 
 __all__ = ["as_text"]
 

@@ -12,8 +12,8 @@ from vkmoe.cli.simulation_guesses import guess_values
 from vkmoe.experts.accuracy import Accuracies
 from vkmoe.experts.locality import Locality
 from vkmoe.experts.simulate import Misses, SimulationResult, misses
+from vkmoe.experts.study.trace import Trace
 from vkmoe.experts.sweep import Rung, Sweep, bend_of_curve
-from vkmoe.experts.trace import Trace
 
 __all__ = ["as_document"]
 

@@ -30,7 +30,7 @@ from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.experts.trace import TraceHeader
+    from vkmoe.experts.study.trace import TraceHeader
     from vkmoe.llm import LLM
 
 __all__ = ["trace"]
@@ -148,7 +148,7 @@ def _recording(
     llm: LLM, path: Path, header: TraceHeader, prompt: str, quiet: bool
 ) -> Iterator[None]:
     """Write the routing of every token the model runs; at the end say what there is."""
-    from vkmoe.experts.trace import TraceWriter
+    from vkmoe.experts.study.trace import TraceWriter
     from vkmoe.generate.observed import ObservedRunner
 
     n_prompt = len(llm.tokenizer.encode(prompt))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.predict import create_predictor
 from vkmoe.experts.decide.settings import CacheSettings, Executor, PredictorName
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 __all__ = ["Accuracies", "accuracies", "guess_accuracy"]
 

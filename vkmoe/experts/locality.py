@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 __all__ = ["SEGMENT", "SHARES", "Locality", "locality"]
 

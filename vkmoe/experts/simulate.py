@@ -19,7 +19,7 @@ from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 __all__ = ["PLAIN", "Misses", "SimulationResult", "Transfers", "ceiling", "misses", "simulate"]
 

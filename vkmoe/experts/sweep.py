@@ -27,7 +27,7 @@ from vkmoe.experts.decide.settings import (
 )
 from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, ceiling, simulate
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 __all__ = ["ENOUGH_TOKENS", "GUESSES", "Rung", "Sweep", "bend_of_curve", "ladder", "run_sweep"]
 
