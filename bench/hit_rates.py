@@ -1,7 +1,7 @@
 """Hit rates of every policy beside Belady's optimum, on any routing and for any number of slots.
 
-Uses the simulator, and so the engine's own decisions (vkmoe/experts/simulate.py). Does not record
-or invent routing (routing.py), prints nothing.
+Uses the simulator, and so the engine's own decisions (vkmoe/experts/study/replay.py). Does not
+record or invent routing (routing.py), prints nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vkmoe.experts.decide.settings import (
     PoolSpec,
     make_pools,
 )
-from vkmoe.experts.simulate import Misses, ceiling, misses, simulate
+from vkmoe.experts.study.replay import Misses, ceiling, misses, simulate
 from vkmoe.experts.study.trace import Trace
 
 __all__ = [

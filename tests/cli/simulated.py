@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A trace long enough for a suggestion, by a lower mark: a replay of 200 tokens takes long."""
-    monkeypatch.setattr("vkmoe.experts.sweep.ENOUGH_TOKENS", 60)
+    monkeypatch.setattr("vkmoe.experts.study.replay.ENOUGH_TOKENS", 60)
     return write(tmp_path / "long.jsonl", trace_of(drifting(60, 3, 16, 4), 16))
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.experts.invented_traces import drifting, header, trace_of
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.simulate import simulate
+from vkmoe.experts.study.replay import simulate
 from vkmoe.experts.study.trace import Trace
 
 from .conftest import Run

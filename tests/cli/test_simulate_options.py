@@ -11,7 +11,7 @@ import pytest
 
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.simulate import Transfers, simulate
+from vkmoe.experts.study.replay import Transfers, simulate
 
 from .conftest import Run
 from .simulated import MOVING, TRACE, document, long_path, path, rows

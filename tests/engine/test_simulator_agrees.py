@@ -15,7 +15,7 @@ from vkmoe.cli.trace import _header
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.settings import Allocation, CacheSettings, PolicyName, make_pools
-from vkmoe.experts.simulate import SimulationResult, simulate
+from vkmoe.experts.study.replay import SimulationResult, simulate
 from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.llm import demo_model_path

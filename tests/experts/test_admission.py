@@ -8,7 +8,7 @@ import pytest
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.simulate import PLAIN, SimulationResult, Transfers, simulate
+from vkmoe.experts.study.replay import PLAIN, SimulationResult, Transfers, simulate
 from vkmoe.experts.study.trace import Trace
 
 LAYERS, EXPERTS, USED = 3, 32, 4
@@ -78,7 +78,7 @@ def test_nothing_is_weighed_where_every_expert_has_a_slot() -> None:
     cache = Residency(trace.space, pools, CacheSettings(admission=True, predictor="correlation"))
     for routing in trace.routing[:60]:
         moves = cache.use(routing)
-        assert {move.key for move in moves} <= set((routing + cache._first).ravel().tolist())
+        assert {move.key for move in moves} <= set(trace.space.numbers_of(routing).ravel().tolist())
         cache.landed(moves)
     assert cache._foresight is None and cache.predictions.n_hinted == 0
     assert cache.guess_next_layer(0, trace.routing[0, 0]).size == 0

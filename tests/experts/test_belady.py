@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
-from vkmoe.experts.belady import belady_hits, first_uses
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import (
     Allocation,
@@ -21,7 +20,8 @@ from vkmoe.experts.decide.settings import (
     PoolSpec,
     make_pools,
 )
-from vkmoe.experts.simulate import simulate
+from vkmoe.experts.study.belady import belady_hits, first_uses
+from vkmoe.experts.study.replay import simulate
 
 
 def best_of_all(tokens: list[set[int]], capacity: int, initial: frozenset[int]) -> int:

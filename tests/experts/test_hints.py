@@ -15,7 +15,7 @@ from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import CacheSettings, PredictorName, make_pools
-from vkmoe.experts.simulate import Transfers, simulate
+from vkmoe.experts.study.replay import Transfers, simulate
 
 LAYERS, EXPERTS, USED = 2, 32, 4
 N_GROUPS = EXPERTS // USED

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
-from vkmoe.experts.locality import SEGMENT, Locality, locality
+from vkmoe.experts.study.locality import SEGMENT, Locality, locality
 from vkmoe.experts.study.trace import joined
 
 

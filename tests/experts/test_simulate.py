@@ -18,7 +18,7 @@ from vkmoe.experts.decide.settings import (
     PoolSpec,
     make_pools,
 )
-from vkmoe.experts.simulate import Transfers, ceiling, misses, simulate
+from vkmoe.experts.study.replay import Transfers, ceiling, misses, simulate
 
 POLICIES = get_args(PolicyName)
 

@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
-from vkmoe.experts import sweep as module
 from vkmoe.experts.decide.settings import CacheSettings, PolicyName, make_pools
-from vkmoe.experts.simulate import ceiling, simulate
+from vkmoe.experts.study import replay as module
+from vkmoe.experts.study.replay import (
+    ENOUGH_TOKENS,
+    bend_of_curve,
+    ceiling,
+    ladder,
+    run_sweep,
+    simulate,
+)
 from vkmoe.experts.study.trace import Trace
-from vkmoe.experts.sweep import ENOUGH_TOKENS, bend_of_curve, ladder, run_sweep
 
 POLICIES = get_args(PolicyName)
 TRACE = trace_of(drifting(80, 3, 16, 4), 16)

@@ -23,8 +23,8 @@ from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings, PolicyName
+    from vkmoe.experts.study.replay import Sweep
     from vkmoe.experts.study.trace import Trace
-    from vkmoe.experts.sweep import Sweep
 
 __all__ = ["simulate"]
 
@@ -143,7 +143,7 @@ def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, .
 
 def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
     """The numbers of slots worth looking at that have room for residents and pins."""
-    from vkmoe.experts.sweep import ladder
+    from vkmoe.experts.study.replay import ladder
 
     header, fitting = trace.header, []
     for count in ladder(header.n_experts, header.n_used):
@@ -191,7 +191,7 @@ def _replay(
     config: EngineConfig,
     quiet: bool,
 ) -> Sweep:
-    from vkmoe.experts.sweep import run_sweep
+    from vkmoe.experts.study.replay import run_sweep
 
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
         return settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
@@ -210,8 +210,8 @@ def _replay(
 def _show(sweep: Sweep, as_json: bool) -> None:
     from vkmoe.cli.simulation import as_text
     from vkmoe.cli.simulation_values import as_document
-    from vkmoe.experts.accuracy import accuracies
-    from vkmoe.experts.locality import locality
+    from vkmoe.experts.study.accuracy import accuracies
+    from vkmoe.experts.study.locality import locality
 
     local = locality(sweep.trace)
     right = accuracies(sweep.trace, sweep.settings.half_life)

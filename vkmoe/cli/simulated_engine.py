@@ -9,7 +9,7 @@ from vkmoe.config import EngineConfig
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
-    from vkmoe.experts.simulate import Transfers
+    from vkmoe.experts.study.replay import Transfers
     from vkmoe.experts.study.trace import TraceHeader
     from vkmoe.facts import ModelSpec
 
@@ -65,7 +65,7 @@ def settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> Cach
 
 def transfers_of(config: EngineConfig) -> Transfers:
     """How experts get into slots: by copies that are waited for, unless asked for otherwise."""
-    from vkmoe.experts.simulate import Transfers
+    from vkmoe.experts.study.replay import Transfers
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.slots import N_LANDING
 

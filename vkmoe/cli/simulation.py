@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.cli.simulation_guesses import guess_cells, right_lines
-from vkmoe.experts.accuracy import Accuracies
 from vkmoe.experts.decide.sizing import recommended_slots
-from vkmoe.experts.locality import SEGMENT, SHARES, Locality
-from vkmoe.experts.simulate import misses
+from vkmoe.experts.study.accuracy import Accuracies
+from vkmoe.experts.study.locality import SEGMENT, SHARES, Locality
+from vkmoe.experts.study.replay import GUESSES, Sweep, bend_of_curve, misses
 from vkmoe.experts.study.trace import Trace
-from vkmoe.experts.sweep import GUESSES, Sweep, bend_of_curve
 
 __all__ = ["as_text"]
 

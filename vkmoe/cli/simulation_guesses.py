@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vkmoe.experts.accuracy import Accuracies
-from vkmoe.experts.simulate import SimulationResult
-from vkmoe.experts.sweep import GUESSES, Rung
+from vkmoe.experts.study.accuracy import Accuracies
+from vkmoe.experts.study.replay import GUESSES, Rung, SimulationResult
 
 __all__ = ["guess_cells", "guess_values", "right_lines"]
 

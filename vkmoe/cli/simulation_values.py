@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.cli.simulation_guesses import guess_values
-from vkmoe.experts.accuracy import Accuracies
-from vkmoe.experts.locality import Locality
-from vkmoe.experts.simulate import Misses, SimulationResult, misses
+from vkmoe.experts.study.accuracy import Accuracies
+from vkmoe.experts.study.locality import Locality
+from vkmoe.experts.study.replay import Misses, Rung, SimulationResult, Sweep, bend_of_curve, misses
 from vkmoe.experts.study.trace import Trace
-from vkmoe.experts.sweep import Rung, Sweep, bend_of_curve
 
 __all__ = ["as_document"]
 

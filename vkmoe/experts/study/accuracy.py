@@ -1,7 +1,7 @@
 """How often a predictor is right on a trace: the share of the experts it names that are used.
 
 It names as many experts of each layer as a token uses. No cache takes part, so a right guess may
-be of an expert that has a slot anyway; what guesses are worth to a cache, simulate.py tells.
+be of an expert that has a slot anyway; what guesses are worth to a cache, replay.py tells.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.predict import create_predictor
+from vkmoe.experts.decide.predict import PREDICTORS, create_predictor
 from vkmoe.experts.decide.settings import CacheSettings, Executor, PredictorName
 from vkmoe.experts.study.trace import Trace
 
 __all__ = ["Accuracies", "accuracies", "guess_accuracy"]
 
-NAMES: tuple[PredictorName, ...] = ("previous", "correlation", "frequency")
 MEANINGS: tuple[Executor, ...] = ("fused", "stepped")
 
 Accuracies = dict[Executor, dict[PredictorName, float | None]]
@@ -25,7 +24,7 @@ Accuracies = dict[Executor, dict[PredictorName, float | None]]
 def accuracies(trace: Trace, half_life: float) -> Accuracies:
     """Of every predictor in both meanings."""
     return {
-        meaning: {name: guess_accuracy(trace, name, meaning, half_life) for name in NAMES}
+        meaning: {name: guess_accuracy(trace, name, meaning, half_life) for name in PREDICTORS}
         for meaning in MEANINGS
     }
 
@@ -43,14 +42,13 @@ def guess_accuracy(
     predictor = create_predictor(settings, space, counts)
     if predictor is None:
         return None
-    first = np.arange(space.n_layers)[:, None] * space.n_experts
     n_right = n_named = 0
     scores: NDArray[np.float64] | None = None
     for token, ids in enumerate(trace.routing):
         if token in trace.starts:
             predictor.reset()
             scores = None
-        counts.use((ids + first).reshape(-1))
+        counts.use(space.numbers_of(ids).reshape(-1))
         following = predictor.after_token(ids)
         counts.advance()
         said = predictor.said if predictor.informs else scores
