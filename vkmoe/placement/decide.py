@@ -89,7 +89,7 @@ def predictor_lines(
     if settings.predictor != "correlation" or spec.experts is None:
         return ()
     n_experts = spec.experts.n_experts
-    n_bytes = 4 * n_layers * n_experts * (n_experts + 1)  # as experts/correlation.py has them
+    n_bytes = 4 * n_layers * n_experts * (n_experts + 1)  # as experts/decide/predict.py has them
     reason = "how often each expert follows each other one"
     return (PlanLine("predictor, correlation", "host", n_bytes, reason, heap_of(device, "host")),)
 
