@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.experts.test_profile_file import COUNTS, MODEL, SPEC, TENSORS
+from tests.experts.records.test_profile_file import COUNTS, MODEL, SPEC, TENSORS
 from vkmoe.config import EngineConfig
 from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.profiler import ExpertProfiler

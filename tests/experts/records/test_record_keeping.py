@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import DEVICE
 from tests.experts.kept_records import SETUP, keeper, report, write
-from tests.experts.test_profile_file import COUNTS, MODEL, SPEC
+from tests.experts.records.test_profile_file import COUNTS, MODEL, SPEC
 from vkmoe.config import EngineConfig
 from vkmoe.experts.records.keeper import RecordKeeper, stats_paths
 from vkmoe.experts.records.profile import save_profile

@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.tiny import model_path
 from tests.experts.kept_records import keeper, report, write
-from tests.experts.test_profile_file import COUNTS, MODEL
+from tests.experts.records.test_profile_file import COUNTS, MODEL
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.records.profile import load_profile, save_profile
 

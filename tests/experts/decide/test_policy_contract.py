@@ -1,4 +1,4 @@
-"""What every cache policy promises (vkmoe/experts/policy.py), at 8 slots and at the edges."""
+"""What every cache policy promises (experts/decide/policies.py), at 8 slots and at the edges."""
 
 from __future__ import annotations
 
