@@ -15,15 +15,15 @@ _RESCALE_ABOVE = 1e100
 
 
 class DecayedCounts:
-    """Decayed uses of the experts of a model. One `advance()` per token.
+    """Keeps the decayed uses of the experts of a model; one `advance()` per token.
 
     Instead of decaying every count, new uses weigh more and more; values are scaled on reading.
     """
 
     def __init__(self, n_keys: int, half_life: float) -> None:
-        """`half_life` in tokens."""
+        """Begin with no uses; `half_life` is in tokens."""
         assert half_life > 0, half_life
-        # `values()` are raw / weight: who adds up many counts reads these.
+        # `values()` are raw / weight: sums over many counts read these.
         self.raw = np.zeros(n_keys, np.float64)
         self.weight = 1.0  # of a use now
         self._growth = 2.0 ** (1.0 / half_life)
@@ -34,7 +34,7 @@ class DecayedCounts:
         self.raw[keys] += self.weight
 
     def advance(self) -> None:
-        """A token has passed."""
+        """Note that a token has passed."""
         self.now += 1
         self.weight *= self._growth
         if self.weight > _RESCALE_ABOVE:
@@ -42,11 +42,11 @@ class DecayedCounts:
             self.weight = 1.0
 
     def values(self) -> NDArray[np.float64]:
-        """The decayed counts as of now: [n_keys], a use of this moment counts 1."""
+        """Return the decayed counts of now: [n_keys], where a use of this moment counts 1."""
         return self.raw / self.weight
 
     def of(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """`values()` of these keys, in an array of any shape; too high a key is the last one."""
+        """Return `values()` of keys in an array of any shape; too high a key is the last one."""
         found: NDArray[np.float64] = self.raw.take(keys, mode="clip") / self.weight
         return found
 

@@ -22,7 +22,7 @@ NO_KEYS: Keys = np.zeros(0, np.int64)
 
 
 class ExpertKey(NamedTuple):
-    """One routed expert."""
+    """Names one routed expert."""
 
     layer: int
     expert: int
@@ -30,7 +30,7 @@ class ExpertKey(NamedTuple):
 
 @dataclass(frozen=True)
 class KeySpace:
-    """All experts of a model. An expert's number in it: layer * n_experts + expert.
+    """Numbers all experts of a model: layer * n_experts + expert.
 
     Policies and counts use numbers, because hundreds are looked up for every token.
     """
@@ -61,5 +61,5 @@ class KeySpace:
 
     @cached_property
     def _first(self) -> Keys:
-        """The number of the first expert of each layer: [n_layers, 1]."""
+        """Return the number of the first expert of each layer: [n_layers, 1]."""
         return np.arange(self.n_layers, dtype=np.int64)[:, None] * self.n_experts

@@ -23,7 +23,7 @@ Uses = NDArray[Any]  # whole or decayed uses [n_keys]
 
 
 class PinChange(NamedTuple):
-    """Numbers of experts that are set free, then of those that are pinned."""
+    """Lists numbers of experts: those that lose their pin, then those that get one."""
 
     freed: list[int]
     pinned: list[int]
@@ -36,20 +36,20 @@ class Pinning:
         self._space, self._pools, self._settings = space, tuple(pools), settings
         self._residents: list[int] = []
         self._warm: list[int] = []
-        self._uses = np.zeros(space.n_keys, np.int64)  # all alike, for the choice of residents
+        self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for the choice of residents
         self._n_tokens = 0
         self.warm_at: int | None = None  # tokens seen when pins were last chosen by use
         layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
-        # Of each layer with slots: [n such layers, n_experts].
+        # Numbers of the experts of each layer with slots: [n such layers, n_experts].
         self._numbers = layers[:, None] * space.n_experts + np.arange(space.n_experts)
 
     @property
     def keys(self) -> Keys:
-        """The numbers of all that are pinned."""
+        """Return the numbers of all pinned experts."""
         return np.array(sorted({*self._residents, *self._warm}), np.int64)
 
     def at_start(self, seed: Uses | None) -> Iterator[PinChange]:
-        """Changes before the first token; `seed` are the counts of an earlier run."""
+        """Yield the changes before the first token; `seed` are counts of an earlier run."""
         selection = self._settings.selection
         if selection in ("first_n", "manual"):
             yield self._choose_residents(self._listed())
@@ -59,18 +59,18 @@ class Pinning:
             yield self._choose_warm(seed)
 
     def note(self, keys: Keys) -> None:
-        """A token used these."""
+        """Note that a token used these experts."""
         self._n_tokens += 1
         if self._settings.selection == "frequency":
             self._uses[keys] += 1
 
     @property
     def is_due(self) -> bool:
-        """Whether pins are to be chosen after this token."""
+        """Return whether pins are to be chosen after this token."""
         return bool(self._pools) and (self._warm_is_due or self._residents_are_due)
 
     def choose(self, counts: Uses) -> Iterator[PinChange]:
-        """The changes that are due; `counts` [n_keys] know of the token."""
+        """Yield the changes that are due; `counts` [n_keys] know of the token."""
         if self._warm_is_due:
             yield self._choose_warm(counts)
         if self._residents_are_due:
@@ -116,7 +116,7 @@ class Pinning:
 
 
 def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:
-    """Used experts for all slots of a pool, the most used first; every layer gets its floor."""
+    """Return used experts for all slots of a pool, the most used first; layers get their floor."""
     rows = np.stack([space.numbers(layer) for layer in pool.layers])
     chosen = _most_used(values, rows, pool.floor)
     rest = set(rows.reshape(-1).tolist()) - set(chosen)
@@ -125,7 +125,7 @@ def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:
 
 
 def _most_used(values: Uses, rows: NDArray[np.int64], n: int) -> list[int]:
-    """The `n` most used of each row of numbers [n_rows, n_experts]."""
+    """Return the `n` most used of each row of numbers [n_rows, n_experts]."""
     order = np.argsort(-values[rows], axis=1, kind="stable")[:, :n]
     chosen: list[int] = np.take_along_axis(rows, order, axis=1).reshape(-1).tolist()
     return chosen
@@ -134,7 +134,7 @@ def _most_used(values: Uses, rows: NDArray[np.int64], n: int) -> list[int]:
 def _hottest(
     values: Uses, pools: Sequence[PoolSpec], space: KeySpace, n: int, taken: Sequence[int]
 ) -> list[int]:
-    """Up to `n` used experts of each layer with slots; half of a pool may be pinned in all.
+    """Return up to `n` used experts of each layer with slots; at most half of a pool gets pinned.
 
     `taken` are pinned already. Where the room is too small for all layers of a pool, those whose
     experts were used most are served first.

@@ -34,11 +34,11 @@ _NO_RECENCY = np.iinfo(np.int32).max  # a recency that no expert has
 
 
 class Policy(ABC):
-    """Who holds the slots of each pool, and who of them would leave first.
+    """Orders the experts that hold the slots of each pool by which would leave first.
 
-    A subclass adds a rank. Everything else is alike: no pinned expert leaves, nor one that is
-    needed; the one inserted last only if nobody else of its pool may; and none whose layer has no
-    more slots than the pool's floor, unless for an expert of the same layer.
+    A subclass adds a rank. All else is common: no pinned expert leaves, nor one that is needed; the
+    one inserted last leaves only if no other of its pool may; and none whose layer has no more
+    slots than the pool's floor, unless for an expert of the same layer.
     """
 
     def __init__(self, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts) -> None:
@@ -46,22 +46,22 @@ class Policy(ABC):
         self._residents = Residents(pools, space)
         self.resident: Mask = self._residents.mask
         self.pool_of: Keys = self._residents.pool_of
-        # As all that is asked place by place, with an entry for the place that nobody holds.
+        # Like all that is looked up by place, it has an entry more, for places that are free.
         self._last: NDArray[np.int32] = np.zeros(space.n_keys + 1, np.int32)  # rises with each use
-        self._clock = 1  # 0 is of those that were never used
+        self._clock = 1  # 0 stands for experts that were never used
         self._newest: Keys = np.full(len(self.pools), FREE, np.int64)  # inserted last
 
-    # ----- asked -----
+    # ----- questions -----
 
     def n_free(self, pool: int) -> int:
-        """Slots that nobody holds."""
+        """Return how many slots of a pool are free."""
         return self._residents.n_free(pool)
 
     def is_pinned(self, key: int) -> bool:
         return bool(self._residents.pinned[key])
 
     def order(self, pool: int) -> list[int]:
-        """The residents of a pool: those that would leave first in front, the pinned ones last."""
+        """List the residents of a pool: those that would leave first in front, pinned ones last."""
         none_needed = np.zeros(self.space.n_keys, np.bool_)
         order = self._orders([pool], none_needed)[0]
         newest = int(self._newest[pool])
@@ -72,14 +72,14 @@ class Policy(ABC):
         return [*order, *residents[self._residents.pinned[residents]].tolist()]
 
     def victim(self, newcomer: int, needed: Mask) -> int | None:
-        """Who would leave for `newcomer` were its pool full; None if nobody. Changes nothing."""
+        """Return which key would leave for `newcomer` were its pool full; None if none may."""
         pool = int(self.pool_of[newcomer])
         return self._leaving(pool, 0, self._orders([pool], needed)[0]).first_for(newcomer)
 
-    # ----- told -----
+    # ----- changes -----
 
     def use(self, keys: Keys) -> Keys:
-        """A token used these distinct keys, all of them in pools, the most important first.
+        """Note that a token used these distinct keys, all in pools, the most important first.
 
         Once per token, when `counts` has counted it. Returns those that are not resident, in order.
         """
@@ -90,10 +90,10 @@ class Policy(ABC):
     def promote(
         self, newcomers: Sequence[int] | Keys, needed: Mask, limits: Limits = NO_LIMITS
     ) -> list[Move]:
-        """Give slots to newcomers, in order, as long as somebody may leave for them.
+        """Give slots to newcomers, in order, as long as others may leave for them.
 
-        Where they bid, the highest bid comes first, and pinned ones before all. Returns who got
-        one, in that order. Victims are never `needed` (what the token uses, what is being copied)
+        Where they bid, the highest bid comes first, and pinned ones before all. Returns the
+        moves in that order. Victims are never `needed` (what the token uses, what is being copied)
         and never newcomers.
         """
         keys = np.array(newcomers, np.int64)
@@ -109,11 +109,11 @@ class Policy(ABC):
         return moves
 
     def insert(self, keys: Keys) -> None:
-        """Keys that are not resident take free slots of their pools."""
+        """Put keys that are not resident into free slots of their pools."""
         self._enter(keys, np.full(len(keys), FREE, np.int64))
 
     def remove(self, keys: Keys) -> None:
-        """Residents leave their slots. A pin of one stays noted for when it comes back."""
+        """Take residents out of their slots; a pin stays noted for when its expert comes back."""
         self._residents.leave(keys)
 
     def pin(self, keys: Keys) -> None:
@@ -136,14 +136,14 @@ class Policy(ABC):
 
     @abstractmethod
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
-        """Who would leave first: [n_pools, n], the lowest first; no two alike in a row.
+        """Rank residents: [n_pools, n], the lowest leaves first, and no two in a row are equal.
 
-        `keys` [n_pools, n] are who holds the places of these pools, n_keys for nobody; `unpinned`,
-        who has no pin. The ranks of the others mean nothing.
+        `keys` [n_pools, n] hold the places of these pools, n_keys where one is free; `unpinned` marks
+        those without a pin. The ranks of the others mean nothing.
         """
 
     def _enter(self, keys: Keys, victims: Keys) -> None:
-        """Each takes the slot of its victim, who leaves, or for FREE one that nobody holds."""
+        """Give each key the slot of its victim, which leaves, or for FREE a free one."""
         self._residents.enter(keys, victims)
         self._newest[self.pool_of[keys]] = keys  # the last one of each pool stays
         self._touch(keys)
@@ -167,10 +167,10 @@ class Policy(ABC):
         needed: Mask,
         limits: Limits,
     ) -> list[Move]:
-        """Who gets a slot of these, asked in their turns, and who leaves for each."""
+        """Return which of these keys, in their turns, get a slot, and which leave for them."""
         leaving = self._leaving_for(Counter(pools), needed)
         left = limits.budget_bytes
-        closed: set[int] = set()  # others of the pool bid less, and better ones would leave
+        closed: set[int] = set()  # pools where the others bid less, and better ones would leave
         moves: list[Move] = []
         for turn in turns:
             key, pool = keys[turn], pools[turn]
@@ -191,7 +191,7 @@ class Policy(ABC):
         return moves
 
     def _leaving_for(self, n_waiting: Mapping[int, int], needed: Mask) -> Mapping[int, Leaving]:
-        """Who leaves those of these pools that have fewer free slots than experts that wait."""
+        """Return what leaves each of these pools with fewer free slots than experts that wait."""
         full = [pool for pool, n in n_waiting.items() if n > self.n_free(pool)]
         if not full:
             return {}
@@ -211,7 +211,7 @@ class Policy(ABC):
     def _orders(
         self, pools: Sequence[int], needed: Mask, n_most: int | None = None
     ) -> list[list[int]]:
-        """Who may leave each of these pools, floor and newest aside, the first `n_most` of them."""
+        """Return the first `n_most` that may leave each pool, whatever its floor and newest are."""
         keys = self._residents.holders[pools]
         unpinned = self._residents.unpinned[keys]
         allowed = unpinned > needed.take(keys, mode="clip")
@@ -222,7 +222,7 @@ class Policy(ABC):
         return [row[:n] for row, n in zip(rows, n_allowed, strict=True)]
 
     def _spare(self, pool: int) -> list[int]:
-        """How many residents each layer has above the pool's floor [n_layers]."""
+        """Return how many residents each layer has above the pool's floor [n_layers]."""
         layers = self._residents.of(pool) // self.space.n_experts
         n_resident = np.bincount(layers, minlength=self.space.n_layers)
         return [int(n) - self.pools[pool].floor for n in n_resident]
@@ -267,7 +267,7 @@ class Slru(Policy):
         self._n_protected = np.array(sizes, np.int64)
 
     def protected(self, pool: int) -> set[int]:
-        """The protected residents of a pool, pinned ones among them."""
+        """Return the protected residents of a pool, pinned ones among them."""
         keys, residents = self._residents.holders[[pool]], self._residents.of(pool)
         unpinned = self._residents.unpinned[keys]
         protected = self._protected(keys, unpinned, [pool], self._last[keys])
@@ -279,7 +279,7 @@ class Slru(Policy):
         return super().use(keys)
 
     def unpin(self, keys: Keys) -> None:
-        """Those that had a pin stay protected, as if they were used now."""
+        """Take pins back; the experts that had one stay protected, as if they were used now."""
         freed = keys[self.resident[keys] & self._residents.pinned[keys]]
         super().unpin(keys)
         self._touch(freed)
@@ -302,7 +302,7 @@ class Slru(Policy):
         pools: Sequence[int],
         last: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
-        """Which of them are, [n_pools, n]; arguments as of `_rank`, and their recency."""
+        """Return which are protected, [n_pools, n]; arguments as for `_rank`, and their recency."""
         room = (self._n_protected - self._residents.n_pinned)[pools]
         recency = last * (self._again[keys] & unpinned)  # 0: cannot be protected
         column = keys.shape[1] - np.maximum(1, room)
@@ -338,7 +338,7 @@ class Lfru(Policy):
 
 
 def _rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
-    """The lowest value first, the least recent of equals: one number for both.
+    """Join values and recency in one rank: the lowest value first, of equals the least recent.
 
     The bits of a float32, as an integer, rise with it where it is not negative; values are equal
     if they are as float32.
@@ -353,7 +353,7 @@ POLICIES: Mapping[PolicyName, type[Policy]] = {"lru": Lru, "slru": Slru, "lfru":
 def create_policy(
     name: PolicyName, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts
 ) -> Policy:
-    """A policy of empty pools. Raises UsageError for a name that is none of POLICIES."""
+    """Make a policy of empty pools. Raises UsageError for a name that is none of POLICIES."""
     if name not in POLICIES:
         raise UsageError(f"no cache policy is called '{name}'", f"use one of {', '.join(POLICIES)}")
     return POLICIES[name](pools, space, counts)

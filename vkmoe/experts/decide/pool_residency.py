@@ -1,6 +1,6 @@
-"""Which experts are in a host pool that is smaller than the model: decided without a GPU or a file.
+"""Decides which experts are in a host pool that is smaller than the model, without GPU or file.
 
-Owns the pool's policy. The experts of a layer are asked for while its token runs, so here a miss is
+Owns the pool's policy. The experts of a layer are needed while its token runs, so here a miss is
 waited for. Does not own places, addresses or reading: it answers with moves.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["PoolResidency"]
 class PoolResidency:
     """Orders experts into places of host memory.
 
-    An expert in the pool that also has a device slot is the first to leave: nobody reads it there.
+    An expert in the pool that also has a device slot is the first to leave: it is not read there.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class PoolResidency:
         policy: PolicyName,
         counts: DecayedCounts,
     ) -> None:
-        """`counts` are somebody else's, who also counts. All layers have places."""
+        """Begin with an empty pool; the owner of `counts` counts. All layers have places."""
         assert {layer for pool in pools for layer in pool.layers} == set(range(space.n_layers))
         self.space, self.pools = space, tuple(pools)
         self._name, self._counts = policy, counts
@@ -41,20 +41,20 @@ class PoolResidency:
 
     @property
     def n_at_once(self) -> int:
-        """How many experts of one size can always be here together.
+        """Return how many experts of one size can always be here together.
 
-        What other layers keep in any case, although nobody needs it now, has no room for them.
+        What other layers keep in any case, although it is not needed now, leaves no room for them.
         """
         return min(pool.capacity - pool.floor * (len(pool.layers) - 1) for pool in self.pools)
 
     def use(self, keys: Keys) -> Keys:
-        """A layer uses these; returns those that are neither here nor on their way."""
+        """Note that a layer uses these; returns those that are neither here nor on their way."""
         return self._policy.use(keys)
 
     def bring(self, keys: Sequence[int], kept: Mask, in_slots: Mask) -> list[Move]:
-        """Places for these, in order, as long as somebody may leave for them.
+        """Give places to these, in order, as long as others may leave for them.
 
-        `kept` [n_keys] may not leave, nor may who is on the way; `in_slots` leave first.
+        `kept` [n_keys] may not leave, nor may those on the way; `in_slots` leave first.
         """
         moves: list[Move] = []
         busy = kept | self._in_flight
@@ -68,9 +68,9 @@ class PoolResidency:
         return moves
 
     def first_fill(self, in_slots: Mask) -> list[int]:
-        """Whom to read before the first token: the most used, else as many of each layer.
+        """List what to read before the first token: the most used, else as many of each layer.
 
-        But for those `in_slots` [n_keys], who are not read here.
+        Experts `in_slots` [n_keys] are left out: they are not read here.
         """
         values = self._counts.values().reshape(self.space.n_layers, -1)
         wanted: list[int] = []
@@ -85,28 +85,28 @@ class PoolResidency:
         return sorted(wanted)  # as they lie in the file
 
     def is_absent(self, key: int) -> bool:
-        """Whether an expert is neither here nor on its way."""
+        """Return whether an expert is neither here nor on its way."""
         return not self._policy.resident[key]
 
     def landed(self, moves: Sequence[Move]) -> None:
-        """These have been read."""
+        """Publish experts that have been read."""
         keys = [move.key for move in moves]
         self._in_flight[keys] = False
         self.published[keys] = True
 
     def failed(self, moves: Sequence[Move]) -> None:
-        """These could not be read: their places are free."""
+        """Free the places of experts that could not be read."""
         keys = np.array([move.key for move in moves], np.int64)
         self._in_flight[keys] = False
         self._policy.remove(keys)
 
     def left(self, keys: Keys) -> None:
-        """These are no longer in the pool, and nobody took their places."""
+        """Free the places of experts that left the pool while no other took them."""
         self.published[keys] = False
         self._policy.remove(keys)
 
     def reset(self) -> None:
-        """The pool is empty."""
+        """Empty the pool."""
         self._begin_empty()
         self.published[:] = False
 

@@ -35,18 +35,18 @@ Scores = NDArray[np.float64]
 Ids = NDArray[np.uint32]
 
 PREDICTORS: tuple[PredictorName, ...] = ("previous", "correlation", "frequency")
-N_TOKENS = 4  # that `Previous` looks back on
-WARM_UP = 32  # tokens told of before the first guess
-LATEST = 1e15  # of a pair; the counts are float32
-LEAST = 1e-15  # of a pair beside one of now: far smaller numbers are slow to add up
-PAIRS_LIVE = 4  # times as long as counts, because there are so many more pairs to know
+N_TOKENS = 4  # the tokens that `Previous` looks back on
+WARM_UP = 32  # tokens seen before the first guess
+LATEST = 1e15  # weight of a pair; the counts are float32
+LEAST = 1e-15  # weight of a pair beside one of now: far smaller numbers are slow to add up
+PAIRS_LIVE = 4  # times as long as counts, as there are so many more pairs to learn
 
 
 class Predictor(ABC):
-    """Told of every token with `after_token`, in stepped mode asked after every layer too.
+    """Guesses from `after_token`, called for every token, and when stepped from `after_layer` too.
 
-    `informs` is whether scores tell more than the counts that every cache has; then `said`
-    [n_keys] are those of the token just told of, as they were before it was known.
+    `informs` is whether scores know more than the counts that every cache has; then `said`
+    [n_keys] are the scores of the last token as they were before it was known.
     """
 
     informs = False
@@ -57,27 +57,27 @@ class Predictor(ABC):
 
     @abstractmethod
     def after_token(self, ids: Ids) -> Scores | None:
-        """A token used these [n_layers, n_used]. Scores for the next one, [n_keys].
+        """Learn that a token used `ids` [n_layers, n_used]; return scores for the next, [n_keys].
 
-        None while nothing can be said, and in stepped mode where only a layer tells of the next.
+        None while nothing is known, and in stepped mode where only a layer hints at the next.
         """
 
     @abstractmethod
     def after_layer(self, layer: int, ids: Ids) -> Scores | None:
-        """The token at hand uses these [n_used] of a MoE layer: scores [n_experts] for the next.
+        """Return scores [n_experts] of the next MoE layer; the token uses `ids` [n_used] in this.
 
-        None while nothing can be said. Must hold: there is a layer after it.
+        None while nothing is known. Must hold: there is a layer after it.
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """A new text begins: forget the last tokens, but not what was learned of the model."""
+        """Forget the last tokens, as a new text begins, but not what was learned of the model."""
 
 
 def create_predictor(
     settings: CacheSettings, space: KeySpace, counts: DecayedCounts
 ) -> Predictor | None:
-    """The predictor that the settings name; None for "none"."""
+    """Make the predictor that the settings name; None for "none"."""
     name, life = settings.predictor, PAIRS_LIVE * settings.half_life
     if name == "previous":
         return Previous(space)
@@ -102,7 +102,7 @@ class _ByToken(Predictor):
 
 
 class Previous(_ByToken):
-    """Experts of the last four tokens, half as likely with every token since."""
+    """Expects the experts of the last four tokens, half as likely with every token since."""
 
     def __init__(self, space: KeySpace) -> None:
         super().__init__(space)
@@ -122,7 +122,7 @@ class Previous(_ByToken):
 
 
 class Frequency(_ByToken):
-    """Experts by their decayed counts, which the owner keeps."""
+    """Expects experts by their decayed counts, which the owner keeps."""
 
     def __init__(self, space: KeySpace, counts: DecayedCounts) -> None:
         super().__init__(space)
@@ -133,7 +133,7 @@ class Frequency(_ByToken):
         return self._next
 
     def reset(self) -> None:
-        """Nothing here belongs to one text."""
+        """Do nothing: counts do not belong to one text."""
 
 
 class Correlation(Predictor):
@@ -157,7 +157,7 @@ class Correlation(Predictor):
         self._pairs = np.zeros((*shape, space.n_experts), np.float32)  # [layer, before, after]
         self._seen = np.zeros(shape, np.float32)  # [layer, before]
         self._growth, self._weight = 2.0 ** (1.0 / half_life), 1.0
-        # Ids [n_layers, n_used] of the last tokens, the oldest first, and what was said then.
+        # Ids [n_layers, n_used] of the last tokens, the oldest first, and the scores given then.
         self._last: deque[tuple[Ids, Scores | None]] = deque(maxlen=lag)
         self._above_first: Ids | None = None  # stepped: of the last layer before this token, [1, n]
         self._n_tokens = 0
@@ -203,7 +203,7 @@ class Correlation(Predictor):
         self._above_first = ids[-1:].copy()
 
     def _learn(self, before: Ids, after: Ids, first: int) -> None:
-        """These [n_layers - first, n_used] were followed by those, from layer `first` on."""
+        """Learn that `after` followed `before` [n_layers - first, n_used] from layer `first` on."""
         self._weight *= self._growth
         if self._weight > LATEST:
             for counts in (self._pairs, self._seen):
@@ -213,5 +213,5 @@ class Correlation(Predictor):
         _sums.learn(self._pairs, self._seen, before, after, first, self._weight)
 
     def _follow(self, ids: Ids, first: int) -> Scores:
-        """[n, n_experts]: who follows these [n, n_used] in the n layers from `first` on."""
+        """Score what follows `ids` [n, n_used] in the n layers from `first` on: [n, n_experts]."""
         return _sums.follow(self._pairs, self._seen, ids, first, self._weight)

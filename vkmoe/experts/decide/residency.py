@@ -1,8 +1,8 @@
-"""Which experts have a slot: decided from what the tokens used, without a GPU.
+"""Decides which experts have a slot, from what the tokens used and without a GPU.
 
 The engine and the simulator ask the same object, so that their hits agree exactly. Owns the
-policies and the counts; does not own slots, addresses or copies: it answers with moves,
-and is told when they have landed.
+policies and the counts; does not own slots, addresses or copies: it answers with moves, and its
+caller reports when they have landed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Residency:
         settings: CacheSettings,
         seed: NDArray[np.float64] | None = None,
     ) -> None:
-        """`seed` are decayed counts [n_keys] of an earlier run: the start is warm."""
+        """Begin with empty slots; with a `seed`, decayed counts [n_keys], the start is warm."""
         self.space, self.settings = space, settings
         self.counts = DecayedCounts(space.n_keys, settings.half_life)
         self._seeded = seed is not None and bool(seed.any())
@@ -54,12 +54,12 @@ class Residency:
         self._published = self.published.reshape(-1)
         self.n_tokens = 0
         self._pinning = Pinning(space, pools, settings)
-        # Who can be copied [n_keys]: who is in a host pool that does not hold all. None: everybody.
+        # Which can be copied [n_keys]: those in a host pool that does not hold all. None: all can.
         self.copyable: Mask | None = None
 
     @property
     def pinned(self) -> list[list[int]]:
-        """The ids of the pinned experts of each layer, ascending."""
+        """Return the ids of the pinned experts of each layer, ascending."""
         found: list[list[int]] = [[] for _ in range(self.space.n_layers)]
         for number in self._pinning.keys.tolist():
             layer, expert = self.space.key(number)
@@ -68,11 +68,11 @@ class Residency:
 
     @property
     def predictions(self) -> PredictionCounts:
-        """How the guesses went that experts were fetched on."""
+        """Return how the guesses went that experts were fetched on."""
         return self._foresight.counts if self._foresight is not None else PredictionCounts()
 
     def start(self) -> list[Move]:
-        """The moves before the first token: residents, then the experts of the profile."""
+        """Return the moves before the first token: residents, then experts of the profile."""
         seed = self.counts.values() if self._seeded else None
         moves = self._pin(self._pinning.at_start(seed), NO_KEYS)
         if seed is not None:
@@ -80,17 +80,17 @@ class Residency:
                 wanted = pins.fill(seed, pool, self.space)
                 absent = [key for key in wanted if not self._policy.resident[key]]
                 coming = np.array(absent[: self._policy.n_free(index)], np.int64)
-                # The most used last: to every policy it is the one to leave last.
+                # The most used comes last: then every policy lets it leave last.
                 moves += self._promote(coming[::-1], NO_KEYS)
         return moves
 
     @property
     def warm_at(self) -> int | None:
-        """Tokens seen when pins were last chosen by use."""
+        """Return how many tokens were seen when pins were last chosen by use."""
         return self._pinning.warm_at
 
     def hits(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """[n_layers, n_used]: which of these experts the next token would find in a slot."""
+        """Return which of `routing` [n_layers, n_used] the next token would find in a slot."""
         found: NDArray[np.bool_] = self._published[self.space.numbers_of(routing)]
         return found
 
@@ -100,7 +100,7 @@ class Residency:
         landed: Sequence[int] = (),
         budget_bytes: float = inf,
     ) -> list[Move]:
-        """A token used these experts [n_layers, n_used]; what should move before the next one.
+        """Count a token's experts [n_layers, n_used]; return what to move before the next.
 
         `landed` are the numbers of experts it missed that lie in landing slots now. First come
         those that are worth most; while nothing is known of that, those that landed, then those
@@ -127,37 +127,38 @@ class Residency:
     def hint(
         self, keys: Sequence[int] | Keys, needed: Keys, budget_bytes: float = inf
     ) -> list[Move]:
-        """Fetch the absent ones of these, the likeliest first, and let nobody `needed` leave."""
+        """Fetch the absent ones of these, the likeliest first; none of `needed` leaves."""
         found = np.array(keys, np.int64)
         return self._fetch(found[~self._policy.resident[found]], needed, budget_bytes)
 
     def guess_next_layer(self, layer: int, experts: NDArray[np.uint32]) -> Keys:
-        """Numbers of the experts without a slot that the next layer is expected to use, the
-        likeliest first, when the token at hand uses these [n_used] in `layer`.
+        """Guess which experts without a slot the next layer will use: numbers, likeliest first.
+
+        The token at hand uses `experts` [n_used] in `layer`.
         """
         if self._foresight is None or layer + 1 >= self.space.n_layers:
             return NO_KEYS
         return self._foresight.of_next_layer(layer, experts, ~self._policy.resident)
 
     def reset_predictions(self) -> None:
-        """A new text begins, and what was used last says nothing of it."""
+        """Forget what was used last, as a new text begins that it does not bear on."""
         if self._foresight is not None:
             self._foresight.reset()
 
     def landed(self, moves: Iterable[Move]) -> None:
-        """The copies are done: the next token finds these experts in their slots."""
+        """Publish experts whose copies are done: the next token finds them in their slots."""
         keys = [move.key for move in moves]
         self._in_flight[keys] = False
         self._published[keys] = True
 
     def failed(self, moves: Iterable[Move]) -> None:
-        """The copies were not done: their slots are free."""
+        """Free the slots of moves whose copies failed."""
         keys = np.array([move.key for move in moves], np.int64)
         self._in_flight[keys] = False
         self._policy.remove(keys)
 
     def reset(self) -> None:
-        """All slots are empty; counts and pins stay."""
+        """Empty all slots; counts and pins stay."""
         self._begin_empty()
         self.published[:] = False
         self._policy.pin(self._pinning.keys)
@@ -177,7 +178,7 @@ class Residency:
     def _bring(
         self, missing: Keys, landed: Set[int], used: Keys, budget_bytes: float
     ) -> list[Move]:
-        """Slots after a token, for those it missed and those that are guessed for the next."""
+        """Give slots after a token to experts that it missed or that are guessed for the next."""
         there, others = NO_KEYS, missing
         if landed:
             is_there = np.array([key in landed for key in missing.tolist()], np.bool_)
@@ -203,7 +204,7 @@ class Residency:
         return moves
 
     def _fetch(self, absent: Keys, needed: Keys, budget_bytes: float) -> list[Move]:
-        """Slots on a guess, for those that are worth far more than who would leave."""
+        """Give slots on a guess to experts that are worth far more than those that would leave."""
         if self._foresight is None or self._foresight.worth is None:
             return []
         guessed = self._copyable(absent[self._policy.pool_of[absent] != NO_POOL])
@@ -223,15 +224,15 @@ class Residency:
         return keys if self.copyable is None else keys[self.copyable[keys]]
 
     def _n_bytes(self, moves: Iterable[Move]) -> int:
-        """Of the slots they take."""
+        """Return the bytes of the slots that these moves take."""
         return sum(self._pools[move.pool].slot_bytes for move in moves)
 
     def _begin_empty(self) -> None:
         self._policy = create_policy(self.settings.policy, self._pools, self.space, self.counts)
-        self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)  # not arrived in their slots
+        self._in_flight: Mask = np.zeros(self.space.n_keys, np.bool_)  # on the way to their slots
 
     def _promote(self, newcomers: Keys, used: Keys, limits: Limits = NO_LIMITS) -> list[Move]:
-        """Slots for newcomers, of experts that are neither `used` now nor in flight."""
+        """Give slots to newcomers, of experts that are neither `used` now nor in flight."""
         if not newcomers.size:
             return []
         needed = self._in_flight.copy()
@@ -244,7 +245,7 @@ class Residency:
     def _pin(
         self, changes: Iterable[PinChange], used: Keys, budget_bytes: float = inf
     ) -> list[Move]:
-        """Pin and set free; pinned ones without a slot get one, if somebody may leave for them."""
+        """Carry out changes of pins; pinned experts get slots as far as others may leave."""
         moves: list[Move] = []
         for freed, pinned in changes:
             self._policy.unpin(np.array(freed, np.int64))

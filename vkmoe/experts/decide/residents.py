@@ -23,29 +23,29 @@ FREE = -1  # in place of a victim: a slot that no expert holds
 
 
 class Move(NamedTuple):
-    """An expert that gets a slot: to copy from its home, unless it has landed."""
+    """Gives an expert a slot: it is copied there from its home, unless it has landed."""
 
     pool: int
     key: int  # its number
-    victim: int  # whose slot it takes; FREE: one that nobody has
+    victim: int  # the key that loses its slot to it; FREE: it takes a free slot
     landed: bool = False  # it keeps its landing slot, and the slot above is the next landing slot
 
 
 class Residents:
-    """The experts in slots, by expert and by pool. A pin is noted of others too."""
+    """Knows the experts in slots, by expert and by pool, and the pins, of other experts too."""
 
     def __init__(self, pools: Sequence[PoolSpec], space: KeySpace) -> None:
         assert all(pool.capacity >= 1 for pool in pools), pools
         self.pools, self.space = tuple(pools), space
         self.mask: Mask = np.zeros(space.n_keys, np.bool_)
         self.pinned: Mask = np.zeros(space.n_keys, np.bool_)  # resident or not
-        # Residents without a pin; with an entry for the place that nobody holds.
+        # Residents without a pin; with an entry more, for places that are free.
         self.unpinned: Mask = np.zeros(space.n_keys + 1, np.bool_)
         self.pool_of: Keys = np.full(space.n_keys, NO_POOL, np.int64)
         for index, pool in enumerate(pools):
             for layer in pool.layers:
                 self.pool_of[space.numbers(layer)] = index
-        # Who holds the places of each pool, n_keys for nobody: rows to ask many pools at once.
+        # Keys by place, n_keys where it is free: one row a pool, to look at many pools at once.
         n_widest = max((pool.capacity for pool in pools), default=0)
         self.holders: Keys = np.full((len(self.pools), n_widest), space.n_keys, np.int64)
         self._place_of: Keys = np.zeros(space.n_keys, np.int64)
@@ -53,23 +53,23 @@ class Residents:
         self._n_pinned: Keys | None = None  # None: to be counted
 
     def n_free(self, pool: int) -> int:
-        """Slots that nobody holds."""
+        """Return how many slots of a pool are free."""
         return len(self._free[pool])
 
     def of(self, pool: int) -> Keys:
-        """The residents of a pool, ascending."""
+        """Return the residents of a pool, ascending."""
         return np.flatnonzero(self.mask & (self.pool_of == pool))
 
     @property
     def n_pinned(self) -> Keys:
-        """How many residents of each pool are pinned, [n_pools]."""
+        """Return how many residents of each pool are pinned, [n_pools]."""
         if self._n_pinned is None:
             pools = self.pool_of[self.mask & self.pinned]
             self._n_pinned = np.bincount(pools, minlength=len(self.pools))
         return self._n_pinned
 
     def enter(self, keys: Keys, victims: Keys) -> None:
-        """Each takes the slot of its victim, who leaves, or for FREE one that nobody holds."""
+        """Give each key the slot of its victim, which leaves, or for FREE a free one."""
         assert not self.mask[keys].any(), keys
         pools, places = self.pool_of[keys], self._place_of[victims]
         held = victims != FREE
@@ -86,7 +86,7 @@ class Residents:
         self._note_pins(keys)
 
     def leave(self, keys: Keys) -> None:
-        """Residents leave their slots. A pin of one stays noted for when it comes back."""
+        """Take residents out of their slots; a pin stays noted for when its expert comes back."""
         assert self.mask[keys].all(), keys
         pools, places = self.pool_of[keys], self._place_of[keys]
         for pool, place in zip(pools.tolist(), places.tolist(), strict=True):
@@ -96,7 +96,7 @@ class Residents:
         self._note_pins(keys)
 
     def pin(self, keys: Keys, pinned: bool = True) -> None:
-        """Note the pins of these, or take them back."""
+        """Note the pins of these experts, or take them back."""
         self.pinned[keys] = pinned
         self._n_pinned = None
         self._note_pins(keys)
@@ -116,7 +116,7 @@ class Residents:
         assert self.n_pinned.tolist() == n_pinned, "pins are miscounted"
 
     def _note_pins(self, keys: Keys) -> None:
-        """These came, went, were pinned or set free."""
+        """Bring the facts on pins up to date for experts that came, went or were (un)pinned."""
         pinned = self.pinned[keys]
         self.unpinned[keys] = self.mask[keys] > pinned
         if pinned.any():
@@ -124,9 +124,9 @@ class Residents:
 
 
 class Leaving:
-    """A pool's free slots first; then who leaves, in order.
+    """Gives a pool's slots to newcomers, one by one: free ones first, then in order of leaving.
 
-    The one inserted last leaves only if nobody else may, and none of a layer that has nobody to
+    The expert inserted last leaves only if no other may, and none of a layer that has none to
     spare, unless for an expert of the same layer.
     """
 
@@ -138,14 +138,15 @@ class Leaving:
         space: KeySpace,
         spare: list[int] | None = None,
     ) -> None:
-        """`order` are those that may leave; `spare` [n_layers] how many each layer can do without,
-        None: all.
+        """List those that may leave in `order`, and how many each layer can spare [n_layers].
+
+        Without `spare` it is all of them.
         """
         self._n_free, self._order, self._newest = n_free, order, newest
         self._space, self._spare = space, spare
 
     def first_for(self, newcomer: int) -> int | None:
-        """Whose slot it would take; FREE: one that nobody holds; None: there is none."""
+        """Return the key whose slot it would take; FREE: a free one; None: there is none."""
         if self._n_free:
             return FREE
         last = None
@@ -158,8 +159,8 @@ class Leaving:
         return last
 
     def take(self, victim: int, newcomer: int) -> None:
-        """The newcomer takes the slot that `first_for` said."""
-        self._newest = FREE  # it is the newcomer now, who cannot leave
+        """Let the newcomer take the slot that `first_for` answered."""
+        self._newest = FREE  # it is the newcomer now, which cannot leave
         if victim == FREE:
             self._n_free -= 1
         else:
@@ -176,18 +177,18 @@ class Leaving:
 
 
 class Limits(NamedTuple):
-    """Newcomers enter whose bid is more than what their victim is worth; pinned ones anyway.
+    """Lets newcomers in that bid more than their victim is worth, and pinned ones anyway.
 
     Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none.
     """
 
-    bids: Values | None = None  # [n newcomers]; None: everybody enters
+    bids: Values | None = None  # [n newcomers]; None: all enter
     worth: Values | None = None  # [n_keys]; with bids
     budget_bytes: float = inf
     n_landed: int = 0
 
     def lets_in(self, newcomer: int, victim: int) -> bool:
-        """Whether the newcomer of this index may take the victim's slot, as far as worth goes."""
+        """Return whether a newcomer, by index, may take the victim's slot as far as worth goes."""
         if self.bids is None or self.worth is None:
             return True
         return self.bids.item(newcomer) > self.worth.item(victim)

@@ -1,4 +1,4 @@
-"""How an expert cache is laid out and what it was told, as plain data: pools of slots, choices.
+"""How an expert cache is laid out and what was chosen for it, as plain data.
 
 Made from the config and the memory plan for the engine, from options for the simulator.
 """
@@ -29,7 +29,7 @@ Executor = Literal["fused", "stepped"]
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """Slots of one size that the experts of some layers share."""
+    """Describes slots of one size that the experts of some layers share."""
 
     layers: tuple[int, ...]  # MoE layers
     capacity: int  # slots
@@ -39,28 +39,27 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """What decides where experts are; the same settings and routing give the same decisions."""
+    """Holds all that decides where experts are: equal settings and routing, equal decisions."""
 
     policy: PolicyName = "slru"
     half_life: float = 64.0  # tokens, of the counts
     warmpin: int = 0  # experts to pin per layer; 0: none
     warmpin_after: int = 64  # tokens between one choice of the pins and the next
-    selection: Selection = "none"  # experts that are resident for good
+    selection: Selection = "none"  # how experts are chosen that stay resident
     n_resident: int = 0  # of them per layer
     resident_ids: tuple[int, ...] = ()  # with "manual"
     warmup_tokens: int = 4096  # with "frequency"
     admission: bool = False  # a newcomer enters only if it is worth more than its victim
-    predictor: PredictorName = "none"  # who fetches experts before they are used
+    predictor: PredictorName = "none"  # what guesses experts, to fetch them before they are used
     executor: Executor = "fused"  # what the predictor guesses: a token to come, or the next layer
-    lag: int = (
-        1  # fused: the token to come that a copy begun now is there for; 2 if it overlaps one
-    )
+    # Fused: the token to come that a copy begun now is there for; 2 if it overlaps one.
+    lag: int = 1
 
 
 def make_pools(
     slots: Sequence[int], slot_bytes: Sequence[int], n_used: int, allocation: Allocation
 ) -> tuple[PoolSpec, ...]:
-    """The pools for `slots[layer]` slots of `slot_bytes[layer]` bytes; layers without get none.
+    """Make pools of `slots[layer]` slots of `slot_bytes[layer]` bytes; layers without get none.
 
     "layer": each layer keeps its own. "global": layers whose experts have the same size share
     theirs, each with a floor of `n_used` slots, or an even share where there are fewer.

@@ -1,4 +1,4 @@
-"""Is the expert cache large enough: a status, how far from what is recommended, and what to do.
+"""Judges whether the expert cache is large enough: a status, what is recommended, what to do.
 
 Pure. Whether slots fit is decided by placement/expert_plan.py.
 """
@@ -16,7 +16,7 @@ _MORE_ROOM = "lower --ctx-size, close other programs that use the GPU, or take a
 
 
 def recommended_slots(n_experts: int, n_used: int) -> int:
-    """Slots per layer from which caching works well: twice the experts a token uses.
+    """Return the slots per layer from which caching works well: twice the experts a token uses.
 
     Measured on 20 models in "Not All Models Suit Expert Offloading" (arXiv:2505.16056).
     """
@@ -57,7 +57,7 @@ def _judge(
 
 
 def sizing_line(sizing: CacheSizing) -> str:
-    """One line for people: how much is cached, what is recommended, the status and the remedy."""
+    """Say in one line how much is cached, what is recommended, the status and the remedy."""
     if sizing.status == "empty":
         advice = f", so {sizing.remedy}" if sizing.remedy else ""
         return f"expert cache: the model has no experts{advice}: empty"

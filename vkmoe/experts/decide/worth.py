@@ -29,21 +29,21 @@ __all__ = [
     "create_foresight",
 ]
 
-# Times what its victim is worth must a newcomer be worth that is copied: its bytes cross the link,
-# and those of a guess whether it is used or not. From traces of the demo model (bench/results).
+# A newcomer that is copied must be worth so many times what its victim is, as its bytes cross the
+# link, those of a guess whether it is used or not. From traces of the demo model (bench/results).
 COPY = 1.5
 GUESS = 2.0
 SHORT = (1.0, 8.0)  # half-lives in tokens, beside that of the counts
 EVERY = 4  # tokens; a fit looks at one in so many
 KEPT = 0.95  # of what was learned, from one look to the next
-LEAST = 8  # looks before anything is said
+LEAST = 8  # looks before there is an answer
 NOTHING = 1e-20  # beside any use; products of far smaller numbers take ten times as long
 RIDGE = 1e-4  # of the mean square, so that counts that hardly differ do not fight
 
 
 @dataclass
 class PredictionCounts:
-    """How the guesses went for which an expert was fetched."""
+    """Counts how the guesses went for which an expert was fetched."""
 
     n_hinted: int = 0  # experts fetched on a guess
     hinted_bytes: int = 0  # of their slots
@@ -53,7 +53,7 @@ class PredictionCounts:
 def create_foresight(
     space: KeySpace, pools: Sequence[PoolSpec], counts: DecayedCounts, settings: CacheSettings
 ) -> Foresight | None:
-    """What weighs and guesses, where that can change anything: not with a slot for everybody.
+    """Make what weighs and guesses, if that can change anything: only when slots are scarce.
 
     Without any slots guesses may still serve a host pool.
     """
@@ -65,7 +65,7 @@ def create_foresight(
 
 
 class Foresight:
-    """Told of every token; says what experts are worth, and whom the predictor would fetch."""
+    """Learns from every token what experts are worth, and which ones to fetch on a guess."""
 
     def __init__(self, space: KeySpace, counts: DecayedCounts, settings: CacheSettings) -> None:
         self._space, self._stepped = space, settings.executor == "stepped"
@@ -73,16 +73,16 @@ class Foresight:
         self.predictor = create_predictor(settings, space, counts)
         self._chances = Chances(counts, settings.half_life, self._lag)
         self._scores: Values | None = None  # [n_keys], of the token that guesses are about
-        self._due: dict[int, list[int]] = {}  # whom guesses fetched, by the token they were about
+        self._due: dict[int, list[int]] = {}  # what guesses fetched, by the token they were about
         self._n_used = self._n_tokens = 0
-        # [n_keys], of newcomers; None while too little is known.
+        # What newcomers are worth [n_keys]; None while too little is known.
         self.worth: Values | None = None
-        # The same of those in slots. They do not leave for what one token lets expect.
+        # What experts in slots are worth. They do not leave for what one token lets expect.
         self.held_worth: Values | None = None
         self.counts = PredictionCounts()
 
     def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
-        """A token used `ids` [n_layers, n_used], these `keys`, and the counts know of it."""
+        """Learn that a token used `ids` [n_layers, n_used], these `keys`; counts know of it."""
         self._n_tokens += 1
         if due := self._due.pop(self._n_tokens, None):
             self.counts.n_right += len(set(due).intersection(keys.reshape(-1).tolist()))
@@ -100,7 +100,7 @@ class Foresight:
             self.held_worth = np.maximum(self.worth, steady)
 
     def wanted(self, absent: Mask) -> Keys:
-        """Whom to fetch of those `absent` [n_keys] now that a token is over, likeliest first."""
+        """Return which `absent` [n_keys] to fetch now that a token is over, likeliest first."""
         if self._stepped or self._scores is None or self.worth is None:
             return NO_KEYS
         (found,) = (absent & (self.worth > self._average)).nonzero()
@@ -109,9 +109,10 @@ class Foresight:
         return found[order[: self._space.n_layers * self._n_used]]
 
     def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:
-        """The same of the layer after this one, of which the token at hand uses `ids` [n_used].
+        """Return which `absent` to fetch for the layer after this one, likeliest first.
 
-        Afterwards `worth` knows of it. Must hold: there is a layer after it.
+        The token at hand uses `ids` [n_used] of this layer. Afterwards `worth` knows of it. Must
+        hold: there is a layer after it.
         """
         if self.predictor is None or self.worth is None:
             return NO_KEYS
@@ -130,13 +131,13 @@ class Foresight:
         return numbers[found[order[: self._n_used]]]
 
     def fetched(self, keys: list[int], n_bytes: int) -> None:
-        """These are fetched on a guess, into slots of so many bytes."""
+        """Note that these are fetched on a guess, into slots of so many bytes."""
         self._due.setdefault(self._n_tokens + self._lag, []).extend(keys)
         self.counts.n_hinted += len(keys)
         self.counts.hinted_bytes += n_bytes
 
     def reset(self) -> None:
-        """A new text begins."""
+        """Forget the guesses, as a new text begins."""
         self._scores = None
         self._due.clear()
         if self.predictor is not None:
@@ -144,7 +145,7 @@ class Foresight:
 
     @property
     def _average(self) -> float:
-        """The chance of an expert of which nothing is known."""
+        """Return the chance of an expert of which nothing is known."""
         return self._n_used / self._space.n_experts
 
 
@@ -159,13 +160,13 @@ class Chances:
     """
 
     def __init__(self, counts: DecayedCounts, half_life: float, lag: int = 1) -> None:
-        """`counts` of all experts, which the owner keeps, and their half-life in tokens."""
+        """Begin to learn from `counts`, kept by their owner; `half_life` is theirs, in tokens."""
         assert 0 < lag <= EVERY, lag  # one look at a time is prepared
         n_keys = len(counts.values())
         self._short = tuple(DecayedCounts(n_keys, each) for each in SHORT)
         self._counts = (*self._short, counts)
         scale = [1 - 0.5 ** (1 / each) for each in (*SHORT, half_life)]
-        self._scale = np.array([*scale, 1.0])  # what the predictor says comes last
+        self._scale = np.array([*scale, 1.0])  # the scores of the predictor come last
         self._lag = lag
         # The token to look at, and the counts [n - 1][n_keys] of `lag` tokens before it. With its
         # number, because Ctrl-C may leave out what was to be kept, or to be looked at.
@@ -179,10 +180,10 @@ class Chances:
         self._unsaid: Values | None = None  # the same without what the predictor may say yet
 
     def update(self, keys: NDArray[np.int64], said: Values | None, says: Values | None) -> None:
-        """A token used these [n_used], and `counts` has counted it.
+        """Learn that a token used `keys` [n_used], which `counts` has counted.
 
-        `said` [n_keys] is what the predictor said of this token, `says` of one to come; None:
-        nothing.
+        `said` [n_keys] are the predictor's scores of this token, `says` those of one to come; None:
+        it has none.
         """
         self._n_tokens += 1
         if self._kept is not None and self._kept[0] == self._n_tokens:
@@ -202,7 +203,7 @@ class Chances:
             short.advance()
 
     def given(self, first: int, says: Values) -> Values | None:
-        """Of the experts from number `first` on, now that the predictor says this of them [n]."""
+        """Return the chances of experts from number `first` on, given their scores `says` [n]."""
         if self._unsaid is None:
             return None
         return self._unsaid[first : first + len(says)] + self._fit(told=True)[-1] * says
@@ -210,7 +211,7 @@ class Chances:
     # ----- inside -----
 
     def _look(self, known: list[Values], said: Values | None, keys: NDArray[np.int64]) -> None:
-        """Learn from who was used, knowing what was known before."""
+        """Fit the uses of a token to what was known before it."""
         known.append(np.zeros(len(known[0])) if said is None else said)
         products = _sums.products(known) * (self._scale[:, None] * self._scale)
         self._products = KEPT * self._products + products
@@ -220,7 +221,7 @@ class Chances:
         self._n_looks += 1
 
     def _fit(self, told: bool) -> list[float]:
-        """The weights of the counts, and last, if we are `told`, of what the predictor says."""
+        """Return the weights of the counts, and last, if `told`, of the predictor's scores."""
         if told not in self._fits:
             n = len(self._scale) if told else len(self._counts)
             ridge = RIDGE * self._products.trace() / len(self._products) * self._eye
@@ -229,7 +230,7 @@ class Chances:
         return self._fits[told]
 
     def _sum(self, weights: list[float], says: Values | None) -> Values:
-        """Of the counts as they are now, and of what the predictor says."""
+        """Add up the counts as they are now, and the predictor's scores, by their weights."""
         rows = [each.raw for each in self._counts]
         factors = [one / each.weight for one, each in zip(weights, self._counts, strict=False)]
         if says is not None:
