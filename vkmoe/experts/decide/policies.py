@@ -138,7 +138,7 @@ class Policy(ABC):
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
         """Rank residents: [n_pools, n], the lowest leaves first, and no two in a row are equal.
 
-        `keys` [n_pools, n] hold the places of these pools, n_keys where one is free; `unpinned` marks
+        `keys` [n_pools, n] hold the places of these pools, n_keys where one is free; `unpinned` are
         those without a pin. The ranks of the others mean nothing.
         """
 

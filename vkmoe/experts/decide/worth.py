@@ -194,11 +194,11 @@ class Chances:
             known = [each.values() + NOTHING for each in self._counts]
             self._kept = self._n_tokens + self._lag, known
         if self._n_looks >= LEAST:
-            self.steady = self.all = self._sum(self._fit(told=False), None)
+            self.steady = self.all = self._sum(self._fit(informed=False), None)
             if says is not None:
-                self.all = self._sum(self._fit(told=True), says)
+                self.all = self._sum(self._fit(informed=True), says)
             if says is None and said is not None:
-                self._unsaid = self._sum(self._fit(told=True), None)
+                self._unsaid = self._sum(self._fit(informed=True), None)
         for short in self._short:
             short.advance()
 
@@ -206,7 +206,7 @@ class Chances:
         """Return the chances of experts from number `first` on, given their scores `says` [n]."""
         if self._unsaid is None:
             return None
-        return self._unsaid[first : first + len(says)] + self._fit(told=True)[-1] * says
+        return self._unsaid[first : first + len(says)] + self._fit(informed=True)[-1] * says
 
     # ----- inside -----
 
@@ -220,14 +220,14 @@ class Chances:
         self._fits.clear()
         self._n_looks += 1
 
-    def _fit(self, told: bool) -> list[float]:
-        """Return the weights of the counts, and last, if `told`, of the predictor's scores."""
-        if told not in self._fits:
-            n = len(self._scale) if told else len(self._counts)
+    def _fit(self, informed: bool) -> list[float]:
+        """Return the weights of the counts, and last, if `informed`, of the predictor's scores."""
+        if informed not in self._fits:
+            n = len(self._scale) if informed else len(self._counts)
             ridge = RIDGE * self._products.trace() / len(self._products) * self._eye
             fit = np.linalg.solve((self._products + ridge)[:n, :n], self._sums[:n])
-            self._fits[told] = (fit * self._scale[:n]).tolist()
-        return self._fits[told]
+            self._fits[informed] = (fit * self._scale[:n]).tolist()
+        return self._fits[informed]
 
     def _sum(self, weights: list[float], says: Values | None) -> Values:
         """Add up the counts as they are now, and the predictor's scores, by their weights."""

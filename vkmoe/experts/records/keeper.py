@@ -1,4 +1,4 @@
-"""The files a run leaves behind: `--expert-stats` and `--expert-profile`.
+"""Keeps the files a run leaves behind: `--expert-stats` and `--expert-profile`.
 
 Owns where they lie, when they are read and written, and what happens when that fails. Does not own
 what stands in them (report.py, profile.py).
@@ -48,7 +48,7 @@ class RecordKeeper:
     def __init__(
         self, config: EngineConfig, spec: ModelSpec, expert_layers: Sequence[Sequence[TensorInfo]]
     ) -> None:
-        """`expert_layers` are the expert tensors of each MoE layer; empty for a dense model.
+        """Check the paths and read the profile; `expert_layers` are empty for a dense model.
 
         Raises UsageError for paths that would destroy something, VkmoeError for a profile that is
         damaged or of another model. A path that cannot be written is a warning in the log.
@@ -122,7 +122,7 @@ class RecordKeeper:
             yield "profile", profile, lambda: save_profile(profile, self._model, counts)
 
     def _stats_exist(self) -> bool:
-        """Whether there are statistics that a run without tokens must not replace."""
+        """Return whether there are statistics that a run without tokens must not replace."""
         return self._stats is not None and any(map(os.path.isfile, stats_paths(self._stats)))
 
 
@@ -136,7 +136,7 @@ def _write_json(path: Path, report: ExpertReport) -> None:
 
 
 def stats_paths(path: Path) -> tuple[Path, Path]:
-    """Where text and JSON of the statistics go.
+    """Return where text and JSON of the statistics go.
 
     `stats.txt` and `stats.json` belong together, whichever is asked for; to any other name of the
     text, .json is appended. The one that was not asked for by its name never replaces a file that
@@ -148,7 +148,7 @@ def stats_paths(path: Path) -> tuple[Path, Path]:
 
 
 def _refuse_dangerous(stats: Path | None, profile: Path | None) -> None:
-    """No file of ours may take the place of a model, of the other, or of one nobody named."""
+    """Refuse files that would replace a model, each other, or one that was not named."""
     if profile is not None:
         refuse_to_replace("--expert-profile", profile)
     if stats is None:
@@ -169,7 +169,7 @@ def _refuse_dangerous(stats: Path | None, profile: Path | None) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether there is a file that we would not have written as statistics."""
+    """Return whether there is a file that we would not have written as statistics."""
     if not os.path.isfile(path):
         return False
     try:

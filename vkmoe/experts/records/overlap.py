@@ -1,7 +1,7 @@
 """How much of the copying is hidden behind computing: arithmetic on intervals, without a device.
 
-All times are integer nanoseconds. The device's clock and the host's have different origins; what is
-said to have been copied must lie where the host saw it happen, or the answer is "unknown".
+All times are integer nanoseconds. The device's clock and the host's have different origins; a copy
+must lie where the host saw it happen, or the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLACK_NS = 1_000_000  # that two clocks may drift apart between two tokens
 
 
 class _Copy(NamedTuple):
-    """By the clock of its queue, and when the host began it and saw it done."""
+    """Times a copy by the clock of its queue, and by when the host began it and saw it done."""
 
     interval: Interval
     host: Interval
@@ -33,7 +33,7 @@ class Overlap:
     """
 
     def __init__(self, comparable: bool = True) -> None:
-        """`comparable`: whether computing and copying are timed by one clock."""
+        """Begin at zero; `comparable`: one clock times computing and copying."""
         self.copied_ns = self.overlapped_ns = 0
         self.n_unknown = 0  # copies that are in neither
         self._comparable = comparable
@@ -45,19 +45,19 @@ class Overlap:
 
     @property
     def fraction(self) -> float | None:
-        """The part of the copied time that was overlapped; None: not known, or nothing copied."""
+        """Return the part of copying that was overlapped; None: not known, or nothing copied."""
         self._settle(all_of_them=True)
         if not self._comparable or not self.copied_ns:
             return None
         return self.overlapped_ns / self.copied_ns
 
     def begin_anew(self) -> None:
-        """What was copied until now counts no more."""
+        """Forget what was copied until now."""
         self.copied_ns = self.overlapped_ns = self.n_unknown = 0
         self._waiting.clear()
 
     def computed(self, submits: Sequence[Interval], host: Interval) -> None:
-        """A token was computed in these submits, between `host`'s begin and end as the host saw it.
+        """Note a token that ran in these submits, between begin and end as the `host` saw it.
 
         Tokens come in their order.
         """
@@ -75,7 +75,7 @@ class Overlap:
         self._settle()
 
     def copied(self, interval: Interval | None, host: Interval) -> None:
-        """A copy ran in `interval` (None: not known), between `host`'s begin and end."""
+        """Note a copy in `interval` (None: not known), between `host`'s begin and end."""
         if interval is None or interval[1] < interval[0]:
             self.n_unknown += 1
             return
@@ -109,7 +109,7 @@ class Overlap:
             self.overlapped_ns += max(0, min(end, last) - max(begin, first))
 
     def _fits(self, copy: _Copy) -> bool:
-        """Whether it can have run when the host saw it, by the clock that times the tokens."""
+        """Return whether it can have run when the host saw it, by the clock of the tokens."""
         if self._offset is None:
             return True
         least, most = self._offset
@@ -118,7 +118,7 @@ class Overlap:
 
 
 def first_overlap(intervals: Iterable[Interval]) -> tuple[Interval, Interval] | None:
-    """Two of them that ran at the same time; None if each ended before the next began.
+    """Return two of them that ran at the same time; None if each ended before the next began.
 
     On one queue nothing may: give it what was computed and copied there, together.
     """

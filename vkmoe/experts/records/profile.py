@@ -41,7 +41,7 @@ _OWN_FILE = "give each model a profile of its own: another --expert-profile"
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """What a profile must agree with; the fields stand in the file under these names."""
+    """Holds what a profile must agree with; the file has the fields under these names."""
 
     architecture: str
     name: str
@@ -57,7 +57,7 @@ class ProfiledModel:
 
 
 def model_fingerprint(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> str:
-    """A sha256 over what the model is and over name, shape and type of its expert tensors."""
+    """Return a sha256 of what the model is and of its expert tensors' names, shapes and types."""
     experts = asdict(spec.experts) if spec.experts else None
     sizes = [spec.n_layers, spec.width, spec.n_vocab, spec.n_heads, spec.n_kv_heads, spec.head_dim]
     parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
@@ -68,7 +68,7 @@ def model_fingerprint(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> str:
 def profiled_model(
     spec: ModelSpec, n_moe_layers: int, tensors: Iterable[TensorInfo]
 ) -> ProfiledModel:
-    """The model with experts whose expert tensors are `tensors`."""
+    """Describe the model with experts whose expert tensors are `tensors`."""
     assert spec.experts is not None
     tensors = list(tensors)
     return ProfiledModel(
@@ -97,7 +97,7 @@ def save_profile(path: Path, model: ProfiledModel, counts: NDArray[np.float64]) 
 
 
 def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None:
-    """The decayed counts [n_keys] of an earlier run; None if there is no such file.
+    """Return the decayed counts [n_keys] of an earlier run; None if there is no such file.
 
     Raises VkmoeError for a file that cannot be read, is damaged or belongs to another model.
     """
@@ -121,7 +121,7 @@ def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None
 
 
 def _parse(path: Path, data: bytes) -> dict[str, Any]:
-    """The document, of our format and version."""
+    """Return the document, if it is of our format and version."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -130,7 +130,7 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
         _refuse(path, "is not an expert profile, or damaged")
     version = document.get("version")
     if version != VERSION or isinstance(version, bool):
-        _refuse(path, f"has format version {_said(version)}, this vkmoe reads {VERSION}")
+        _refuse(path, f"has format version {_in_short(version)}, this vkmoe reads {VERSION}")
     return document
 
 
@@ -150,12 +150,12 @@ def _check_model(path: Path, document: dict[str, Any], model: ProfiledModel) -> 
                 _OWN_FILE,
             )
         word = _WORDS.get(name, name.replace("_", " "))
-        both = f"its {word} is {_said(theirs)}, this model's {_said(ours)}"
+        both = f"its {word} is {_in_short(theirs)}, this model's {_in_short(ours)}"
         _refuse(path, f"belongs to another model: {both}", _OWN_FILE)
 
 
 def _counts(path: Path, rows: Any, space: KeySpace) -> NDArray[np.float64]:
-    """Numbers from 0 to MAX_COUNT, in the right shape."""
+    """Return the counts, if they are numbers from 0 to MAX_COUNT in the right shape."""
     if not isinstance(rows, list) or len(rows) != space.n_layers:
         _refuse(path, f"is damaged: there are not counts for {space.n_layers} layers")
     counts = np.empty((space.n_layers, space.n_experts), np.float64)
@@ -165,7 +165,7 @@ def _counts(path: Path, rows: Any, space: KeySpace) -> NDArray[np.float64]:
         for expert, count in enumerate(row):
             if not _is_count(count):
                 where = f"expert {expert} of layer {layer}"
-                _refuse(path, f"is damaged: the count of {where} is {_said(count)}")
+                _refuse(path, f"is damaged: the count of {where} is {_in_short(count)}")
             counts[layer, expert] = count
     return counts.reshape(-1)
 
@@ -175,8 +175,8 @@ def _is_count(value: Any) -> bool:
     return number and 0 <= value <= MAX_COUNT  # false for NaN too
 
 
-def _said(value: Any) -> str:
-    """A value from the file in one short line; nested ones by their type."""
+def _in_short(value: Any) -> str:
+    """Show a value from the file in one short line; nested ones by their type."""
     if value is None:
         return "missing"
     if isinstance(value, int | float) and len(str(value)) < 25:

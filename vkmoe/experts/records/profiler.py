@@ -21,22 +21,22 @@ _LOG_TOKENS = 32  # counted at once, which costs a few times as much as one toke
 
 
 class Tally(NamedTuple):
-    """Uses of experts, and how many of them device memory served."""
+    """Counts uses of experts, and how many of them device memory served."""
 
     n_uses: int
     n_hits: int
 
     @property
     def hit_rate(self) -> float | None:
-        """From 0 to 1; None if nothing was used."""
+        """Return hits per use, from 0 to 1; None if nothing was used."""
         return self.n_hits / self.n_uses if self.n_uses else None
 
 
 class ExpertProfiler:
-    """Uses and hits of every expert since the model was loaded, whatever the placement.
+    """Counts uses and hits of every expert since the model was loaded, whatever the placement.
 
     Layers count MoE layers from 0; `layer_numbers` are the model's own, for display. A token is
-    only noted when it is recorded; it is counted with others, at the latest when somebody asks.
+    only noted when it is recorded; it is counted with others, at the latest when counts are read.
     """
 
     def __init__(self, space: KeySpace, layer_numbers: Sequence[int]) -> None:
@@ -44,7 +44,7 @@ class ExpertProfiler:
         self.space = space
         self.layer_numbers = tuple(layer_numbers)
         self.n_tokens = 0
-        self.pinned: tuple[tuple[int, ...], ...] = ()  # expert ids per layer, as last told
+        self.pinned: tuple[tuple[int, ...], ...] = ()  # expert ids per layer, as of `mark_warm`
         self.n_tokens_before: int | None = None  # tokens before warm-pinning; None: not yet
         # One row of uses and one of hits; an expert's column is its number in the key space.
         self._counts = np.zeros((2, space.n_keys), np.uint64)
@@ -56,7 +56,7 @@ class ExpertProfiler:
         """Count one token's routing [n_layers, n_used]; `hits` alike, or one bool for all of it.
 
         Must hold: ids are below n_experts, the experts of a layer are distinct, every token has as
-        many, and nobody writes to the arrays any more.
+        many, and the arrays are not written to any more.
         """
         self._log.append((routing, hits))
         self.n_tokens += 1
@@ -64,7 +64,7 @@ class ExpertProfiler:
             self._count()
 
     def mark_warm(self, pinned: Sequence[Sequence[int]]) -> None:
-        """Warm-pinning happened: what was counted until now becomes "before".
+        """Let all that was counted until now become "before", as warm-pinning happened.
 
         `pinned` are expert ids per layer. A second call replaces them and leaves the split.
         """
@@ -76,33 +76,33 @@ class ExpertProfiler:
 
     @property
     def uses(self) -> NDArray[np.uint64]:
-        """[n_layers, n_experts]; a view that must not be written."""
+        """Return the counts [n_layers, n_experts]; a view that must not be written."""
         return self._shaped(self._counted()[0])
 
     @property
     def hits(self) -> NDArray[np.uint64]:
-        """[n_layers, n_experts]; a view that must not be written."""
+        """Return the counts [n_layers, n_experts]; a view that must not be written."""
         return self._shaped(self._counted()[1])
 
     def total(self, layer: int | None = None) -> Tally:
-        """Of one layer or of all."""
+        """Return the tally of one layer or of all."""
         return self._tally(self._counted(), layer)
 
     def before(self, layer: int | None = None) -> Tally | None:
-        """Until warm-pinning; None if there was none."""
+        """Return the tally until warm-pinning; None if there was none."""
         return None if self._before is None else self._tally(self._before, layer)
 
     def after(self, layer: int | None = None) -> Tally | None:
-        """Since warm-pinning; None if there was none."""
+        """Return the tally since warm-pinning; None if there was none."""
         before = self._before
         return None if before is None else self._tally(self._counted() - before, layer)
 
     def hit_rate(self, layer: int | None = None) -> float | None:
-        """Hits per use, from 0 to 1; None if nothing was recorded."""
+        """Return hits per use, from 0 to 1; None if nothing was recorded."""
         return self.total(layer).hit_rate
 
     def top_experts(self, layer: int, n: int) -> list[int]:
-        """The most used experts of a layer, at most `n`: only used ones; ties to the lower id."""
+        """Return at most `n` used experts of a layer, the most used first; ties to the lower id."""
         uses = self.uses[layer]
         used = np.flatnonzero(uses)
         # Stable on rising ids; counts are below 2^63, so the sign can be taken.
@@ -110,7 +110,7 @@ class ExpertProfiler:
         return [int(expert) for expert in used[order[:n]]]
 
     def _counted(self) -> NDArray[np.uint64]:
-        """The counts with all of the log in them: [2, n_keys]."""
+        """Return the counts with all of the log in them: [2, n_keys]."""
         if self._log:
             self._count()
         return self._counts
@@ -140,7 +140,7 @@ class ExpertProfiler:
 
 @dataclass(frozen=True)
 class CacheCounters:
-    """Totals since the model was loaded; sizes in bytes, times in nanoseconds."""
+    """Holds totals since the model was loaded; sizes in bytes, times in nanoseconds."""
 
     n_uploads: int = 0  # experts copied into a slot
     upload_bytes: int = 0
@@ -156,7 +156,7 @@ class CacheCounters:
 
 @dataclass(frozen=True)
 class PoolCounters:
-    """Totals of a host pool smaller than the model; sizes in bytes, times in nanoseconds."""
+    """Holds totals of a host pool smaller than the model; in bytes and nanoseconds."""
 
     n_uses: int = 0  # experts that tokens asked for and that had no slot
     n_hits: int = 0  # of them already in the pool

@@ -38,7 +38,7 @@ _MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the figures belong to. `slots` per MoE layer; `host_places` of a small host pool."""
+    """Says what the figures belong to; `slots` per MoE layer, `host_places` of a small pool."""
 
     model: str
     architecture: str
@@ -52,7 +52,7 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # as asked, to run the same again
     executor: Executor = "fused"
     host_places: int = 0  # 0: one for each expert
-    predictor: str | None = None  # None: nobody guesses
+    predictor: str | None = None  # None: none guesses
 
 
 def setup_of(
@@ -62,7 +62,7 @@ def setup_of(
     config: EngineConfig,
     predictor: PredictorName = "none",
 ) -> Setup:
-    """What the statistics of a run belong to; `predictor` is the one that was chosen."""
+    """Say what the statistics of a run belong to; `predictor` is the one that was chosen."""
     moves = plan.experts_in == "cache"
     return Setup(
         spec.name,
@@ -88,7 +88,7 @@ def setup_of(
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One MoE layer; `layer` is its number in the model."""
+    """Reports on one MoE layer; `layer` is its number in the model."""
 
     layer: int
     n_slots: int
@@ -101,7 +101,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class CopyTimes:
-    """How long was copied into slots, and the part of it that computing hid, from 0 to 1."""
+    """Says how long was copied into slots, and which part of it computing hid, from 0 to 1."""
 
     copied_ns: int
     hidden: float | None  # None: not known
@@ -109,7 +109,7 @@ class CopyTimes:
 
     @property
     def reason(self) -> str:
-        """Why it is not known; empty where it is."""
+        """Return why `hidden` is not known; empty where it is."""
         if self.hidden is not None:
             return ""
         if not self.copied_ns:
@@ -119,7 +119,7 @@ class CopyTimes:
 
 @dataclass(frozen=True)
 class ExpertReport:
-    """All of it. `counters` only with a cache, `pool` only where it is smaller than the model."""
+    """Holds all statistics; `counters` with a cache, `pool` where it is smaller than the model."""
 
     setup: Setup
     n_tokens: int
@@ -135,7 +135,7 @@ class ExpertReport:
 
     @property
     def coverage(self) -> float:
-        """The part of the experts that fits into device memory, from 0 to 1."""
+        """Return the part of the experts that fits into device memory, from 0 to 1."""
         n_total = self.setup.n_experts * len(self.layers)
         return sum(layer.n_slots for layer in self.layers) / n_total if n_total else 0.0
 
@@ -149,8 +149,9 @@ def make_report(
     overlap: Overlap | None = None,
     predictions: PredictionCounts | None = None,
 ) -> ExpertReport:
-    """The state of now. `pinned` are expert ids per layer, the profiler's without; no profiler
-    means a model without experts.
+    """Report the state of now; without a profiler, on a model without experts.
+
+    `pinned` are expert ids per layer, by default those of the profiler.
     """
     if profiler is None:
         return ExpertReport(setup, 0, Tally(0, 0), None, None, None, (), None)
@@ -185,7 +186,7 @@ def make_report(
 
 
 def _copies(overlap: Overlap | None) -> CopyTimes | None:
-    """None without any copy."""
+    """Return the times of copies, or None without any copy."""
     if overlap is None:
         return None
     hidden = overlap.fraction  # which adds up what is known by now
@@ -194,7 +195,7 @@ def _copies(overlap: Overlap | None) -> CopyTimes | None:
 
 
 def as_document(report: ExpertReport) -> dict[str, Any]:
-    """Plain values for json.dumps; rates from 0 to 1, null where nothing was recorded."""
+    """Return plain values for json.dumps; rates from 0 to 1, null where nothing was recorded."""
     return {
         "format": FORMAT,
         "version": DOCUMENT_VERSION,
@@ -235,7 +236,7 @@ def _tally(tally: Tally) -> dict[str, Any]:
 
 
 def as_text(report: ExpertReport) -> str:
-    """Lines that end with a newline; one per layer in the table at the end."""
+    """Return lines that end with a newline; the table at the end has one per layer."""
     return "\n".join([*_summary(report), "", *_table(report)]) + "\n"
 
 

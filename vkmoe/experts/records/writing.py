@@ -49,7 +49,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def reason_against_writing(path: Path) -> str | None:
-    """Why `write_whole` would fail, as far as one can know before; None: it may work."""
+    """Return why `write_whole` would fail, as far as one can know before; None: it may work."""
     try:
         if is_special(path):
             return None
@@ -69,7 +69,7 @@ def reason_against_writing(path: Path) -> str | None:
 def refuse_to_replace(option: str, path: Path, inputs: Iterable[str | Path] = ()) -> None:
     """Raise UsageError where a file written to `path` would replace a model or one of `inputs`.
 
-    `option` is who asked for it. Links are followed. Any file that begins as GGUF is a model: the
+    `option` asked for it. Links are followed. Any file that begins as GGUF is a model: the
     one in use, each of its parts, and every other; so is any name that ends in .gguf.
     """
     if "\0" in str(path):
@@ -89,7 +89,7 @@ def refuse_to_replace(option: str, path: Path, inputs: Iterable[str | Path] = ()
 
 
 def same_file(first: Path, second: Path) -> bool:
-    """Whether both name one file, through links too; it need not be there yet."""
+    """Return whether both name one file, through links too; it need not be there yet."""
     try:
         return first.samefile(second)
     except OSError:
@@ -97,7 +97,7 @@ def same_file(first: Path, second: Path) -> bool:
 
 
 def is_special(path: Path) -> bool:
-    """Whether `path` is no plain file (a pipe, a terminal), or is where stdout or stderr goes.
+    """Return whether `path` is no plain file (a pipe, a terminal), or takes stdout or stderr.
 
     Such a file is written to as it is: a new one in its place would not reach its reader.
     """
@@ -111,7 +111,7 @@ def is_special(path: Path) -> bool:
 
 
 def _is_open(descriptor: int, found: os.stat_result) -> bool:
-    """Whether `descriptor` is that file."""
+    """Return whether `descriptor` is that file."""
     try:
         return os.path.samestat(os.fstat(descriptor), found)
     except OSError:  # it is closed

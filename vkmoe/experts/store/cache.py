@@ -34,7 +34,7 @@ from vkmoe.gpu.arena import Placement
 
 __all__ = ["CacheWays", "ExpertCache", "ExpertMemory", "ExpertTracker", "PoolParts"]
 
-# Of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
+# Limit of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
 MAX_SUBMIT_BYTES = 256 << 20
 OVERLAPPED_SUBMIT_BYTES = 16 << 20  # small enough to be of use, or taken back, one by one
 MAX_READ_BYTES = 1  # one expert a job: what is needed waits for no more guesses than that
@@ -43,7 +43,7 @@ READ_FAILED = "reading experts from the model file failed"
 
 
 class ExpertMemory(NamedTuple):
-    """Where experts can be.
+    """Lists where experts can be.
 
     `homes` [n_layers][n_experts] hold all of them; empty with a host pool smaller than the model.
     """
@@ -56,7 +56,7 @@ class ExpertMemory(NamedTuple):
 
 
 class PoolParts(NamedTuple):
-    """A host pool smaller than the model."""
+    """Names the parts of a host pool smaller than the model."""
 
     residency: PoolResidency
     places: SlotManager
@@ -65,7 +65,7 @@ class PoolParts(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheWays:
-    """How copies are made.
+    """Says how copies are made.
 
     With `wait`, the plain way, the next submit finds all in place that was decided to move; else
     copies are collected when they are done.
@@ -74,14 +74,14 @@ class CacheWays:
     wait: bool = True
     marks_homes: bool = False  # kernels are to know what they read at home
     budget: Callable[[], float] = lambda: inf  # bytes that may be copied for the next token
-    overlap: Overlap | None = None  # told when copies to slots ran
+    overlap: Overlap | None = None  # notes when copies to slots ran
 
 
 PLAIN = CacheWays()
 
 
 class ExpertTracker:
-    """What the host does about experts between two submits."""
+    """Does what the host has to do about experts between two submits."""
 
     def __init__(
         self,
@@ -94,9 +94,10 @@ class ExpertTracker:
         budget: CopyBudget | None = None,
         overlap: Overlap | None = None,
     ) -> None:
-        """Without a cache, `on_device` says where all experts are. `checks` is for tests.
+        """Begin to count; without a cache, `on_device` says where all experts are.
 
-        `budget` and `overlap` are told of tokens; they are there where copies overlap with these.
+        `budget` and `overlap` learn of tokens; they are there where copies overlap with these.
+        `checks` is for tests.
         """
         self.residency, self.cache = residency, cache
         self.profiler = ExpertProfiler(residency.space, layer_numbers)
@@ -107,11 +108,10 @@ class ExpertTracker:
         self._note_pins()
 
     def begin(self, first: bool = True) -> int:
-        """The number to end the next submit with, of a token's `first` or a later one.
+        """Return the number to end the next submit with, of a token's `first` or a later one.
 
-        Raises DeviceLostError.
-
-        Must hold: no submit is in flight, not even one that was interrupted.
+        Must hold: no submit is in flight, not even one that was interrupted. Raises
+        DeviceLostError.
         """
         self._table.end_all()
         reader = self.cache.begin(first) if self.cache is not None else self._table.begin()
@@ -119,22 +119,22 @@ class ExpertTracker:
         return reader
 
     def end(self, reader: int) -> None:
-        """That submit is over. One that was interrupted or failed needs no ending."""
+        """Note that a submit is over. One that was interrupted or failed needs no ending."""
         if self.cache is not None and self.cache.pool is not None:
             self.cache.pool.computed((self._began_ns, perf_counter_ns()))
         self._table.end(reader)
 
     def timed(self, submits: Sequence[Interval], host: Interval) -> None:
-        """A token is over that ran in these submits, between `host`'s begin and end.
+        """Note when a token ran, in these submits and between `host`'s begin and end.
 
-        In nanoseconds of the device's and of the host's clock. To be told before `after_token`.
+        In nanoseconds of the device's and of the host's clock. Comes before `after_token`.
         """
         self._host_ns = host[1] - host[0]
         if self.overlap is not None:
             self.overlap.computed(submits, host)
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """The next submit uses these experts [n_used] of a MoE layer: have them where it can read.
+        """Have these experts [n_used] of a MoE layer where the next submit, which uses them, reads.
 
         Raises ModelFileError where they have to be read from the file and cannot.
         """
@@ -144,9 +144,9 @@ class ExpertTracker:
     def after_token(
         self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
     ) -> None:
-        """A token is over; it used `routing` [n MoE layers, n_used], which is kept.
+        """Count a token that is over and used `routing` [n MoE layers, n_used], which is kept.
 
-        `filled` [n MoE layers, n_used]: who was stored where it was to land; None: nobody.
+        `filled` [n MoE layers, n_used]: which were stored where they were to land; None: none.
         """
         if self.cache is not None:
             hits = self.cache.after_token(routing, filled)
@@ -198,7 +198,7 @@ class ExpertCache:
 
     @property
     def counters(self) -> CacheCounters:
-        """What was done since the start."""
+        """Return what was done since the start."""
         tier = self._tier.counters
         return CacheCounters(
             n_uploads=tier.n_copies,
@@ -252,11 +252,11 @@ class ExpertCache:
         return self._table.begin()
 
     def end(self, reader: int) -> None:
-        """That submit is over."""
+        """Note that a submit is over."""
         self._table.end(reader)
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """The next submit uses these [n_used] of a layer: have them in a slot or in the pool.
+        """Have experts [n_used] of a layer, which the next submit uses, in a slot or in the pool.
 
         Waits for the file; raises ModelFileError where it cannot be read. What they let expect of
         the next layer is begun.
@@ -267,10 +267,10 @@ class ExpertCache:
     def after_token(
         self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
     ) -> NDArray[np.bool_]:
-        """A token is over that used `routing` [n_layers, n_used].
+        """Decide what moves after a token that used `routing` [n_layers, n_used]; begin to copy.
 
-        `filled` [n_layers, n_used] says who was stored where it was to land. Decides what moves and
-        begins to copy. Returns which uses were served from slots.
+        `filled` [n_layers, n_used] marks experts that were stored where they were to land. Returns
+        which uses were served from slots.
         """
         keys = self._space.numbers_of(routing)
         hits = self._steps.hits(keys)
@@ -321,7 +321,7 @@ class ExpertCache:
 
     @property
     def _in_slots(self) -> NDArray[np.bool_]:
-        """Who is published in a slot [n_keys]."""
+        """Return which experts are published in a slot [n_keys]."""
         return self.residency.published.reshape(-1)
 
     @property
@@ -339,18 +339,18 @@ class ExpertCache:
         self._torn = True  # until all of it is done: Ctrl-C may come here too
         self._tier.reset()
         self.residency.reset()
-        everybody = range(self._space.n_keys)
+        every_key = range(self._space.n_keys)
         if self.pool is not None:
             self.pool.reset()
-            self._directory.set_homes(everybody, [0] * self._space.n_keys)
-        self._directory.set_slots(everybody, [0] * self._space.n_keys)
+            self._directory.set_homes(every_key, [0] * self._space.n_keys)
+        self._directory.set_slots(every_key, [0] * self._space.n_keys)
         self._landings.offer_all()
         self._steps.forget()
         self._table.publish()
         self._torn = False
 
     def _begin(self, moves: list[Move]) -> None:
-        """Keep who has landed, and begin to copy the others."""
+        """Keep the experts that have landed, and begin to copy the others."""
         landed = [move for move in moves if move.landed]
         if landed:
             self._keep(landed)
@@ -373,7 +373,11 @@ class ExpertCache:
 
 
 class _LayerSteps:
-    """Owns which experts are about to be run, and who of the token's was found in a slot."""
+    """Has the experts of the next layer in place, where a token is cut at its routers.
+
+    Begins to move what they let expect of the layer after it. Owns which experts are about to be
+    run, and which of the token's were found in a slot; does not decide which leave.
+    """
 
     def __init__(
         self,
@@ -382,7 +386,7 @@ class _LayerSteps:
         pool: HostPool | None,
         budget: Callable[[], float],
     ) -> None:
-        """`budget`: how many bytes may be copied ahead."""
+        """Work on a cache's parts; `budget` returns how many bytes may be copied ahead."""
         self._residency, self._tier, self._pool, self._budget = residency, tier, pool, budget
         self._in_slots: Mask = residency.published.reshape(-1)  # a view
         self._left: float | None = None  # bytes a token may still copy ahead, from its first hint
@@ -391,15 +395,15 @@ class _LayerSteps:
         self.n_hinted = 0
 
     def forget(self) -> None:
-        """A token begins, whatever became of the last one."""
+        """Begin a token, whatever became of the last one."""
         self._next = None
         self._hits.clear()
         self._left = None
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """The next submit uses these [n_used] of a layer. Waits for the file.
+        """Have experts [n_used] of a layer, which the next submit uses, in place.
 
-        Raises ModelFileError where it cannot be read.
+        Waits for the file; raises ModelFileError where it cannot be read.
         """
         keys = experts.astype(np.int64) + layer * self._residency.space.n_experts
         self._next = (layer, keys)
@@ -409,18 +413,18 @@ class _LayerSteps:
             self._hint(guessed, keys)
 
     def fetch(self, keys: Keys) -> None:
-        """Have these in a slot or in the host pool. Raises ModelFileError."""
+        """Have experts in a slot or in the host pool. Raises ModelFileError."""
         if self._pool is not None:
             self._pool.need(keys, self._kept(keys), lambda: self._make_room(keys))
 
     def begin(self) -> None:
-        """The next submit begins: who is in a slot now is a hit."""
+        """Note the hits of a submit that begins: the experts that are in a slot now."""
         if self._next is not None:
             layer, keys = self._next
             self._hits[layer] = self._in_slots[keys]
 
     def hits(self, keys: Keys) -> Mask:
-        """Which of these [n_layers, n_used] the token that is over found in a slot."""
+        """Return which of `keys` [n_layers, n_used] the token that is over found in a slot."""
         hits: Mask = self._in_slots[keys]
         for layer, row in self._hits.items():
             hits[layer] = row
@@ -429,14 +433,14 @@ class _LayerSteps:
     # ----- inside -----
 
     def _kept(self, keys: Keys) -> Mask:
-        """Who may not leave the pool [n_keys]: those needed now, and those being copied from."""
+        """Mark which may not leave the pool [n_keys]: those needed now or being copied from."""
         kept = np.zeros(self._residency.space.n_keys, np.bool_)
         kept[keys] = True
         kept[list(self._tier.moving)] = True
         return kept
 
     def _make_room(self, keys: Keys) -> Mask:
-        """Wait until nobody is copied from the pool; who may not leave it then."""
+        """Wait until none is copied from the pool; return which may not leave it then."""
         self._tier.start_blocked(wait=True)
         self._tier.collect(wait=True)
         return self._kept(keys)
@@ -465,7 +469,7 @@ def _make_tier(
     home: Callable[[int], Placement],
     ways: CacheWays,
 ) -> Tier:
-    """The device's slots, filled from the homes."""
+    """Make the tier of the device's slots, which are filled from the homes."""
     spec = TierSpec(
         memory.slots,
         uploads,
@@ -483,7 +487,7 @@ def _make_tier(
 def _make_pool(
     parts: PoolParts, memory: ExpertMemory, directory: Directory, residency: Residency
 ) -> HostPool:
-    """The host pool, filled from the file."""
+    """Make the host pool, which is filled from the file."""
     overlap = Overlap()  # by the host's clock, which times reads
     spec = TierSpec(
         parts.places,

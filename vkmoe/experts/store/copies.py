@@ -66,33 +66,33 @@ Copy: TypeAlias = tuple[Any, Placement, int]
 
 
 class Upload(Protocol):
-    """Copies under way."""
+    """Follows copies that are under way."""
 
     def done(self) -> bool:
-        """Whether all bytes have arrived; never waits."""
+        """Return whether all bytes have arrived; never waits."""
 
     def wait(self) -> None:
-        """Wait for them. Raises VkmoeErrors; the targets' bytes are undefined then, and stay so."""
+        """Wait for the end. Raises VkmoeErrors: then the targets' bytes are and stay undefined."""
 
     def cancel(self) -> bool:
-        """Whether they had not begun and now never will: nothing was written."""
+        """Return whether they had not begun and now never will: nothing was written."""
 
     def interval(self) -> tuple[int, int] | None:
-        """When they began and ended, in nanoseconds of their queue's clock; None: not known."""
+        """Return begin and end in nanoseconds of their queue's clock; None: not known."""
 
 
 class Uploader(Protocol):
-    """Whoever copies: the upload queue, a thread, or in tests a slow or failing one."""
+    """Copies: the upload queue, a thread, or in tests a slow or failing one."""
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         """Begin to copy, before what is not urgent. Raises VkmoeErrors, with nothing begun."""
 
 
 class DrainedUploader(Uploader, Protocol):
-    """One that can be brought to rest."""
+    """Copies, and can be brought to rest."""
 
     def drain(self) -> bool:
-        """Wait until nothing is written any more, or never will be; whether that ended in time."""
+        """Wait until nothing is or will be written any more; return whether that was in time."""
 
 
 class Uploads:
@@ -117,7 +117,7 @@ class Uploads:
 
 
 class _Upload:
-    """A submit on the upload queue."""
+    """Follows a submit on the upload queue."""
 
     __slots__ = ("_device", "_submission")
 
@@ -149,7 +149,7 @@ class _Upload:
 
 
 class QueueFullError(GpuError):
-    """As many jobs wait as may; nothing was begun. Start it later, or make it urgent."""
+    """Too many jobs wait already, so nothing was begun. Start it later, or make it urgent."""
 
 
 class JobCancelledError(GpuError):
@@ -157,7 +157,7 @@ class JobCancelledError(GpuError):
 
 
 class Prefetcher(Closing):
-    """Starts copies on a thread of its own, one job after the other. Itself an `Uploader`.
+    """Starts copies on a thread of its own, one job after the other; is an `Uploader`.
 
     One thread, the engine's, starts, waits and cancels. The worker survives whatever a job raises;
     but after a DeviceLostError every job fails with it at once. Raises OutOfMemoryError where the
@@ -178,21 +178,21 @@ class Prefetcher(Closing):
         self._lost: DeviceLostError | None = None
         self._closed = False
         self._first_failure, self._has_stumbled = "", False
-        self.n_jobs = 0  # that arrived
+        self.n_jobs = 0  # jobs that arrived
         self.n_failed = 0  # jobs
         self.busy_ns = 0  # of the worker
         try:
             self._thread.start()
         except RuntimeError as error:
             raise OutOfMemoryError(f"no thread for {name}: {error}", "see `ulimit -u`") from error
-        except BaseException:  # Ctrl-C: it may run already, and nobody would end it
+        except BaseException:  # Ctrl-C: it may run already, and nothing would end it
             self._queue.end()
             raise
         atexit.register(self.close)
 
     @property
     def has_room(self) -> bool:
-        """Whether a job that is not urgent may be started now."""
+        """Return whether a job that is not urgent may be started now."""
         return self._queue.n_later < self._max_queued
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Job:
@@ -210,7 +210,7 @@ class Prefetcher(Closing):
         return job
 
     def drain(self) -> bool:
-        """Cancel what has not begun and wait for what has; whether that ended within the limit.
+        """Cancel what has not begun, wait for what has; return whether that was within the limit.
 
         Afterwards nothing is written, not even by a job whose start Ctrl-C has torn.
         """
@@ -223,7 +223,7 @@ class Prefetcher(Closing):
         return True
 
     def close(self) -> None:
-        """Drain, and end the thread. One that does not end in time is left behind, and told of."""
+        """Drain, and end the thread. One that does not end in time is left, with a warning."""
         first, self._closed = not self._closed, True
         self._queue.end()
         if self.drain():
@@ -234,8 +234,8 @@ class Prefetcher(Closing):
         atexit.unregister(self.close)
         if first and self.n_failed:
             n_all = self.n_jobs + self.n_failed
-            told = (self._name, self.n_failed, n_all, self._first_failure)
-            log.warning("%s: %d of %d jobs failed; %s", *told)
+            figures = (self._name, self.n_failed, n_all, self._first_failure)
+            log.warning("%s: %d of %d jobs failed; %s", *figures)
 
     # ----- on the worker's thread -----
 
@@ -255,7 +255,7 @@ class Prefetcher(Closing):
                     job.end(NO_MEMORY)  # unless it has ended, as nearly always
 
     def _run(self, job: Job) -> None:
-        began, told, interval = time.perf_counter_ns(), None, None
+        began, failure, interval = time.perf_counter_ns(), None, None
         try:
             if self._lost is not None:
                 raise self._lost
@@ -264,29 +264,29 @@ class Prefetcher(Closing):
             interval = upload.interval()
             self.n_jobs += 1
         except BaseException as error:  # KeyboardInterrupt too: a job must not end the thread
-            told = self._failed(error)
+            failure = self._failed(error)
         self.busy_ns += time.perf_counter_ns() - began
-        job.end(told, interval)
+        job.end(failure, interval)
 
     def _failed(self, error: BaseException) -> VkmoeError:
-        """Count a failure. Returns what those who collect the job are told."""
+        """Count a failure. Returns the error that collecting the job raises."""
         self.n_failed += 1
         if isinstance(error, DeviceLostError):
             self._lost = error
         try:
-            told = _told(error)
+            raised = _as_vkmoe_error(error)
             if not self._first_failure:
-                self._first_failure = f"the first: {told}"
-                if told is not error:
+                self._first_failure = f"the first: {raised}"
+                if raised is not error:
                     log.warning("a copy of experts failed unexpectedly\n%s", _text(error))
-            for one in (told, error):
+            for one in (raised, error):
                 one.__traceback__ = None  # its frames hold the job and its memory
         except BaseException:
             return NO_MEMORY
-        return told
+        return raised
 
     def _stumbled(self, error: BaseException) -> None:
-        """Tell once of an error of our own bookkeeping."""
+        """Warn once of an error of our own bookkeeping."""
         first, self._has_stumbled = not self._has_stumbled, True
         if first:
             with suppress(BaseException):  # without memory left to say so; the thread goes on
@@ -294,28 +294,28 @@ class Prefetcher(Closing):
 
 
 def _text(error: BaseException) -> str:
-    """The error with its traceback, in words: as it is, it holds on to memory."""
+    """Return the error with its traceback as text: the object holds on to memory."""
     return "".join(traceback.format_exception(error))
 
 
-def _told(error: BaseException) -> VkmoeError:
-    """The error in terms of vkmoe's: whoever collects a job need not know others."""
+def _as_vkmoe_error(error: BaseException) -> VkmoeError:
+    """Return the error as one of vkmoe's: those that collect a job need not know others."""
     if isinstance(error, VkmoeError):
         return error
     kind = OutOfMemoryError if isinstance(error, MemoryError) else GpuError
-    told = kind(f"copying experts failed with {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    raised = kind(f"copying experts failed with {type(error).__name__}: {error}")
+    raised.__cause__ = error
+    return raised
 
 
 class Job:
-    """Copies that wait for their turn, are under way, or are over: an `Upload`."""
+    """Follows copies that wait for their turn, are under way, or are over: an `Upload`."""
 
     __slots__ = ("_ended", "_error", "_fate", "_interval", "_over", "_queue", "copies")
 
     def __init__(self, queue: JobQueue, copies: Sequence[Copy]) -> None:
         self._queue, self.copies = queue, copies
-        self._fate: dict[str, str] = {}  # "is": "begun" or "cancelled", whoever came first
+        self._fate: dict[str, str] = {}  # "is": "begun" or "cancelled", whichever came first
         self._over = False
         self._ended = threading.Lock()  # released at the end: a hint to look again
         self._ended.acquire()
@@ -331,11 +331,11 @@ class Job:
         return self._fate.get("is") == "begun"
 
     def done(self) -> bool:
-        """Whether it is over: arrived, failed or cancelled; never waits."""
+        """Return whether it is over: arrived, failed or cancelled; never waits."""
         return self._over or self.cancelled
 
     def wait(self) -> None:
-        """Wait until it is over; from now on it goes before jobs that nobody waits for.
+        """Wait until it is over; from now on it goes before jobs that none waits for.
 
         Raises what it failed with, always a VkmoeError; the targets' bytes are undefined then.
         JobCancelledError where it was cancelled.
@@ -348,27 +348,27 @@ class Job:
             raise self._error
 
     def cancel(self) -> bool:
-        """Whether it had not begun and now never will: nothing was written."""
+        """Return whether it had not begun and now never will: nothing was written."""
         if not self._fate and self._fate.setdefault("is", "cancelled") == "cancelled":
             self._queue.forget(self)
             self.copies = ()
         return self.cancelled
 
     def interval(self) -> tuple[int, int] | None:
-        """When the bytes moved, as its uploader knows it; None before the end, or if unknown."""
+        """Return when the bytes moved, by its uploader; None before the end, or if unknown."""
         return self._interval
 
     # ----- on the worker's thread -----
 
     def begin(self) -> bool:
-        """Whether it is the worker's to do: nobody has cancelled it, and it was not begun before.
+        """Return whether the worker is to do it: it was neither cancelled nor begun before.
 
         After Ctrl-C it may wait in a queue twice.
         """
         return not self.begun and self._fate.setdefault("is", "begun") == "begun"
 
     def end(self, error: VkmoeError | None, interval: tuple[int, int] | None = None) -> None:
-        """It is over. Does nothing the second time."""
+        """Note that it is over. Does nothing the second time."""
         if not self._over:
             self.copies, self._error, self._interval = (), error, interval
             self._over = True
@@ -376,15 +376,15 @@ class Job:
                 self._ended.release()
 
     def look(self, limit_s: float) -> bool:
-        """Whether it is over; waits for that for at most `limit_s`."""
+        """Return whether it is over; waits for that for at most `limit_s`."""
         return self.done() or self._ended.acquire(timeout=max(limit_s, 0.0)) or self.done()
 
 
 class JobQueue:
-    """Jobs that wait, urgent ones before the others. One thread adds them, one takes them."""
+    """Holds jobs that wait, urgent ones first. One thread adds them, one takes them."""
 
     def __init__(self, is_alive: Callable[[], bool]) -> None:
-        """`is_alive`: whether the thread that takes jobs is."""
+        """Begin empty; `is_alive` returns whether the thread that takes jobs is."""
         self._is_alive = is_alive
         self._urgent: deque[Job] = deque()
         self._later: deque[Job] = deque()
@@ -394,7 +394,7 @@ class JobQueue:
 
     @property
     def n_later(self) -> int:
-        """How many wait that are not urgent."""
+        """Return how many jobs wait that are not urgent."""
         return len(self._later)
 
     @property
@@ -411,7 +411,7 @@ class JobQueue:
         self._wake()
 
     def wait_for(self, job: Job) -> None:
-        """Wait until it is over. Raises GpuError where nobody is left to do it."""
+        """Wait until a job is over. Raises GpuError where no thread is left to do it."""
         if job in self._later:
             self._urgent.append(job)  # first: Ctrl-C may leave it in both, but not in none
             self._remove(self._later, job)
@@ -420,16 +420,16 @@ class JobQueue:
                 raise GpuError("the thread that copies experts has ended")
 
     def forget(self, job: Job) -> None:
-        """It waits no more."""
+        """Take a job out of the queue."""
         self._remove(self._urgent, job)
         self._remove(self._later, job)
 
     def take(self) -> Job | None:
-        """The next job, begun, once there is one; None when it is time to end."""
+        """Return the next job, begun, once there is one; None when it is time to end."""
         while True:
             job = self._first()
             if job is not None:
-                self.running = job  # before it begins: who drains looks here last
+                self.running = job  # before it begins: draining looks here last
                 begun = job.begin()
                 self.forget(job)
                 if begun:
@@ -467,14 +467,14 @@ class CopyBudget:
         self._weight = 1.0  # of the next token; the first counts whole
 
     def token(self, seconds: float, missed_bytes: int) -> None:
-        """A token took so long, from its submit to its end, and missed so much."""
+        """Note how long a token took, from its submit to its end, and how much it missed."""
         self._token_s += self._weight * (seconds - self._token_s)
         self._missed_bytes += self._weight * (missed_bytes - self._missed_bytes)
         self._weight = NEW_WEIGHT
 
     @property
     def n_bytes(self) -> float:
-        """Bytes that may be copied during the next token; one expert before the first."""
+        """Return the bytes that the next token may copy; one expert before the first."""
         return background_bytes(self._link, self._token_s, self._missed_bytes, self._largest_bytes)
 
 

@@ -1,7 +1,7 @@
 """A host pool smaller than the model: experts come into it from the file when they are needed.
 
-Brings the parts together: who is in (pool_residency.py), places and reads under way (tier.py). Does
-not know of device slots, but that some experts have one.
+Brings the parts together: which are in it (decide/pool_residency.py), places and reads under way
+(tier.py). Does not know of device slots, but that some experts have one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ N_ATTEMPTS = 2  # at an expert that is needed, before the run ends
 
 
 class HostPool:
-    """Experts in host memory; the others are in the file.
+    """Keeps experts in host memory; the others are in the file.
 
-    `in_slots` [n_keys] is a view of who has a device slot; nobody here waits for those.
+    `in_slots` [n_keys] is a view of which have a device slot; those are not waited for here.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class HostPool:
         in_slots: Mask,
         overlap: Overlap,
     ) -> None:
-        """`overlap` is told of reads by `tier`, and of what was computed by `computed`."""
+        """Begin empty; `overlap` learns of reads from `tier`, of computing from `computed`."""
         self.residency, self.tier, self._overlap = residency, tier, overlap
         self.space: KeySpace = residency.space
         self._in_slots = in_slots
         self._n_uses = self._n_hits = self._n_hinted = self._n_right = 0
-        self._guessed: set[int] = set()  # of the layer to come, and being read for it
+        self._guessed: set[int] = set()  # for the layer to come, and being read for it
 
     @property
     def counters(self) -> PoolCounters:
-        """What was done since the start."""
+        """Return what was done since the start."""
         tier, overlap = self.tier.counters, self._overlap
         hidden = overlap.fraction  # which adds up what is known by now
         return PoolCounters(
@@ -66,20 +66,20 @@ class HostPool:
 
     @property
     def n_at_once(self) -> int:
-        """How many experts of one size can always be here together."""
+        """Return how many experts of one size can always be here together."""
         return self.residency.n_at_once
 
     def computed(self, host: Interval) -> None:
-        """Something was computed from `host`'s begin to its end, by the clock that times reads."""
+        """Note that computing went on from `host`'s begin to its end, by the clock of reads."""
         self._overlap.computed([host], host)
 
     def reset(self) -> None:
-        """Nobody is in the pool, after a change that was torn in two."""
+        """Empty the pool, after a change that was torn in two."""
         self.tier.reset()
         self.residency.reset()
 
     def place(self, key: int) -> Placement:
-        """Where an expert of the pool lies. Must hold: it is there."""
+        """Return where an expert of the pool lies. Must hold: it is there."""
         return self.tier.slots.of(key).place
 
     def fill(self, read: Callable[[Sequence[Copy]], object]) -> None:
@@ -90,13 +90,13 @@ class HostPool:
         twice = np.flatnonzero(self.residency.published & self._in_slots)
         self.tier.drop(twice.tolist())
         self.residency.left(twice)
-        nobody = np.zeros(self.space.n_keys, np.bool_)
+        none_kept = np.zeros(self.space.n_keys, np.bool_)
         wanted = self.residency.first_fill(self._in_slots)
-        moves = self.residency.bring(wanted, nobody, self._in_slots)
+        moves = self.residency.bring(wanted, none_kept, self._in_slots)
         self.tier.fill(moves, read)
 
     def started(self) -> None:
-        """Tokens come from now on: who was asked for until now, and waited for, does not count."""
+        """Begin with tokens: what was needed and waited for until now does not count."""
         self._n_uses = self._n_hits = 0
         self.tier.started()
 
@@ -104,7 +104,7 @@ class HostPool:
         """Have these experts in a slot or in the pool, `n_at_once` at most; waits for them.
 
         `kept` [n_keys] may not leave the pool, these keys among them; `make_room` waits for those
-        of them that are copied, and returns who is kept then. Raises ModelFileError and other
+        of them that are copied, and returns which are kept then. Raises ModelFileError and other
         VkmoeErrors when one cannot be read, even at a second attempt.
         """
         wanted = keys[~self._in_slots[keys]]
@@ -156,9 +156,9 @@ class HostPool:
         return moves
 
     def _fetch(self, absent: Keys, kept: Mask) -> tuple[Keys, Exception | None]:
-        """One attempt; returns who is still absent, and why one of them could not be read."""
+        """Make one attempt; returns which are still absent, and why one could not be read."""
         tier, needed = self.tier, set(absent.tolist())
-        tier.cancel(lambda key: False)  # whoever is only guessed at waits; those needed come anew
+        tier.cancel(lambda key: False)  # what is only guessed at waits; those needed come anew
         for key in needed:
             tier.errors.pop(key, None)
         todo = [key for key in absent.tolist() if self.residency.is_absent(key)]
@@ -180,9 +180,9 @@ class HostPool:
     def _unreadable(self, error: Exception) -> VkmoeError:
         if isinstance(error, VkmoeError):
             return error
-        told = GpuError(
+        failure = GpuError(
             f"an expert could not be read from the model file: {error}",
             "see whether the file is still there and whole",
         )
-        told.__cause__ = error
-        return told
+        failure.__cause__ = error
+        return failure

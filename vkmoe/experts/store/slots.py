@@ -32,7 +32,7 @@ POISON = 0xFFFFFFFF  # NaN in every weight type: a read too early or too late ca
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """Room for one span of its pool's size."""
+    """Is room for one span of its pool's size."""
 
     place: Placement
     pool: int
@@ -43,7 +43,7 @@ class Slot:
         self.address = self.place.address
 
     def writable(self, oldest_read: int) -> bool:
-        """Whether no submit, in flight or to come, can read this slot, which nobody published.
+        """Return whether no submit, in flight or to come, can read this unpublished slot.
 
         `oldest_read` is the oldest table version that one of them reads.
         """
@@ -51,11 +51,11 @@ class Slot:
 
 
 class SlotManager(Closing):
-    """The slots of all pools. Raises OutOfMemoryError when made, with nothing left allocated.
+    """Holds the slots of all pools. Raises OutOfMemoryError when made, with nothing left allocated.
 
     Each layer has `n_landing` slots more, in which experts land while they are read at home. Slots
     are cleared when made: fresh memory read before its first write gave differing results on some
-    drivers. With `poison`, slots nobody holds are filled with NaN (tests).
+    drivers. With `poison`, slots that no key holds are filled with NaN (tests).
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class SlotManager(Closing):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes allocated."""
+        """Return how many bytes are allocated."""
         return sum(arena.n_bytes for arena in self._arenas.values())
 
     def ranges(self, layer: int) -> tuple[Range, ...]:
-        """The memory in which copies of a layer's experts can lie."""
+        """Return the memory in which copies of a layer's experts can lie."""
         return tuple(
             memory_range(chunk.address, chunk.size)
             for size in {pool.slot_bytes for pool in self._pools if layer in pool.layers}
@@ -107,10 +107,10 @@ class SlotManager(Closing):
     def land(
         self, moves: Sequence[Move], places: Sequence[tuple[int, int]], version: int
     ) -> list[Slot]:
-        """Give each key the slot it landed in, by (layer, index): returns these. The layer lands in
-        the victim's slot from now on.
+        """Give each key the slot it landed in, by (layer, index); returns these slots.
 
-        Table versions up to `version` may lead to the victims.
+        The layer lands in the victim's slot from now on. Table versions up to `version` may lead to
+        the victims.
         """
         held, kept = self._held, []
         for move, (layer, index) in zip(moves, places, strict=True):
@@ -126,27 +126,27 @@ class SlotManager(Closing):
         return kept
 
     def release(self, key: int) -> None:
-        """`key` leaves a slot to which no table version ever led while it had it."""
+        """Free the slot of `key`, to which no table version ever led while it had it."""
         slot = self._held.pop(key)
         self._free[slot.pool].append(slot)
 
     def reset(self, version: int) -> None:
-        """Everybody leaves; table versions up to `version` may lead anywhere."""
+        """Free all slots; table versions up to `version` may lead anywhere."""
         for slot in self.all:
             slot.last_mapped = version
         self._share_out()
 
     def of(self, key: int) -> Slot:
-        """The slot that `key` holds. Must hold: it has one."""
+        """Return the slot that `key` holds. Must hold: it has one."""
         return self._held[key]
 
     @property
     def keys(self) -> set[int]:
-        """Who holds a slot."""
+        """Return the keys that hold a slot."""
         return set(self._held)
 
     def poison(self, slots: Iterable[Slot]) -> None:
-        """Fill slots nobody may read with NaN; does nothing unless asked for when made."""
+        """Fill slots that must not be read with NaN; does nothing unless asked for when made."""
         if self._poison:
             self._fill([(slot.place, self._pools[slot.pool].slot_bytes) for slot in slots])
 
@@ -174,7 +174,7 @@ class SlotManager(Closing):
         self.all.clear()
 
     def _n_slots(self, spec: PoolSpec) -> int:
-        """All slots of a pool, those for landing among them."""
+        """Return how many slots a pool has, those for landing among them."""
         return spec.capacity + self._n_landing * len(spec.layers)
 
     def _allocate(self) -> None:
@@ -194,7 +194,7 @@ class SlotManager(Closing):
             self._fill([(slot.place, self._pools[slot.pool].slot_bytes) for slot in self.all])
 
     def _share_out(self) -> None:
-        """Nobody holds a slot: the first of each pool are for landing."""
+        """Free all slots and set the first of each pool apart for landing."""
         self._held.clear()
         for index, spec in enumerate(self._pools):
             ours = deque(slot for slot in self.all if slot.pool == index)
@@ -216,7 +216,7 @@ _Entry: TypeAlias = tuple[int, int]  # a layer, and the index of one of its land
 
 
 class Landings:
-    """The landing entries of the table. Only one submit at a time may read a version that has any.
+    """Offers slots to land in, as entries of the table that one submit at a time may read.
 
     `scratch` are places behind the landing slots, the same for all layers: experts gathered there
     are read by their token and forgotten.
@@ -234,7 +234,7 @@ class Landings:
 
     @property
     def n_landing(self) -> int:
-        """Slots of a layer to land in."""
+        """Return how many slots a layer has to land in."""
         return self._n_landing
 
     def offer_all(self) -> None:
@@ -265,7 +265,7 @@ class Landings:
     def arrived(
         self, keys: NDArray[np.int64], rank: NDArray[np.int64], filled: NDArray[np.bool_]
     ) -> list[int]:
-        """Who has landed in a slot, of the experts that a token used; all are [n_layers, n_used].
+        """Return which experts of a token have landed in a slot; all are [n_layers, n_used].
 
         `filled` are those it found at home whose landing place got every byte, as the kernels
         reported; `rank` counts those at home in their layer, from 1 on.
@@ -276,7 +276,7 @@ class Landings:
         return found
 
     def keep(self, moves: Sequence[Move]) -> list[Slot]:
-        """Let those that arrived have the slots they are in: returns these.
+        """Let those that arrived have the slots they are in; returns these slots.
 
         Their layers land in the slots of the victims, to which the table's next version must not
         lead, once these are offered.

@@ -27,7 +27,7 @@ NOWHERE = 0  # in place of an address
 
 
 class ExpertTable(Closing):
-    """The host's copy of the table and the versions the GPU reads.
+    """Keeps the host's copy of the table and the versions the GPU reads.
 
     `entries` [n_layers, n_experts] are addresses, or address | AT_HOME, or 0 where an expert is
     nowhere. `landing` [n_layers, n_landing]: where a token may put the first, second, ... expert of
@@ -40,9 +40,9 @@ class ExpertTable(Closing):
         self.entries = self._all[:n_entries].reshape(n_layers, n_experts)
         self.landing = self._all[n_entries:].reshape(n_layers, n_landing)
         self._buffer = device.allocate("bar", N_VERSIONS * self._all.nbytes, "expert table")
-        self._first = int(self._buffer.address)  # of all versions
+        self._first = int(self._buffer.address)  # the address of all versions
         self._transfer = Transfer(device, staging_bytes=max(16, self._all.nbytes))
-        # By number (keys.py). For one entry, and for all of them, NumPy's own ways take longer.
+        # By number. For one entry, and for all of them, NumPy's own ways take longer.
         self._words = self._all.data
         self._mapped = self._mapped_copies()
         self._stale = [True] * N_VERSIONS  # which copies lack an address
@@ -53,17 +53,17 @@ class ExpertTable(Closing):
 
     @property
     def address(self) -> int:
-        """Of the version in force."""
+        """Return the address of the version in force."""
         return self._first + self._copy * self._all.nbytes
 
     @property
     def range(self) -> Range:
-        """The memory of all versions."""
+        """Return the memory of all versions."""
         return memory_range(self._first, N_VERSIONS * self._all.nbytes)
 
     @property
     def changed(self) -> bool:
-        """Whether addresses were set that the version in force does not have."""
+        """Return whether addresses were set that the version in force does not have."""
         return self._stale[self._copy]
 
     def set(self, layer: int, expert: int, address: int) -> None:
@@ -71,7 +71,7 @@ class ExpertTable(Closing):
         self.set_all([layer * self.entries.shape[1] + expert], [address])
 
     def set_all(self, numbers: Sequence[int], addresses: Iterable[int]) -> None:
-        """Note the addresses of the experts of these numbers (keys.py)."""
+        """Note the addresses of the experts of these numbers (decide/keys.py)."""
         if not numbers:
             return
         self._stale = [True] * N_VERSIONS
@@ -106,23 +106,23 @@ class ExpertTable(Closing):
     # ----- which versions are read -----
 
     def begin(self) -> int:
-        """A submit will read the version in force. Returns the number to end it with."""
+        """Note that a submit will read the version in force. Returns the number to end it with."""
         assert self.version > 0 and not self.changed, "publish first"
         self._n_begun += 1
         self._readers[self._n_begun] = self.version
         return self._n_begun
 
     def end(self, reader: int) -> None:
-        """That submit has finished. Does nothing the second time."""
+        """Note that a submit has finished. Does nothing the second time."""
         self._readers.pop(reader, None)
 
     def end_all(self) -> None:
-        """No submit is in flight."""
+        """Note that no submit is in flight."""
         self._readers.clear()
 
     @property
     def oldest_read(self) -> int:
-        """The oldest version that a submit in flight reads, or that the next submit will."""
+        """Return the oldest version that a submit in flight reads, or that the next will."""
         return min(self._readers.values(), default=self.version + self.changed)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class ExpertTable(Closing):
         self._buffer.close()
 
     def _mapped_copies(self) -> tuple[memoryview, ...]:
-        """The copies in place; none where the memory is not mapped."""
+        """Return the copies in place; none where the memory is not mapped."""
         view = self._transfer.view(self._buffer)
         if view is None:
             return ()
@@ -139,7 +139,7 @@ class ExpertTable(Closing):
         return tuple(words[start : start + n] for start in range(0, N_VERSIONS * n, n))
 
     def _write(self, target: int) -> None:
-        """Bring a copy up to date: the whole of it, which is faster than to find what changed."""
+        """Bring a copy up to date, all of it: that is faster than to find what changed."""
         if self._mapped:
             self._mapped[target][:] = self._words
         else:
@@ -149,12 +149,12 @@ class ExpertTable(Closing):
 
     @property
     def _copy(self) -> int:
-        """Which copy holds the version in force."""
+        """Return which copy holds the version in force."""
         return self.version % N_VERSIONS
 
 
 class Directory:
-    """Two addresses for each expert, by number (keys.py); the table gets the better one.
+    """Keeps two addresses of each expert, by number; the table gets the better one.
 
     With `marks`, addresses of homes carry AT_HOME, by which kernels know a miss.
     """
@@ -165,7 +165,7 @@ class Directory:
         self._homes = array("Q", [NOWHERE]) * n_keys
 
     def set_slots(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
-        """These experts are in slots at these addresses; NOWHERE: in none any more."""
+        """Note the addresses of experts in slots; NOWHERE: in none any more."""
         slots, homes, entries = self._slots, self._homes, []
         for key, address in zip(keys, addresses, strict=True):
             slots[key] = address
@@ -173,16 +173,16 @@ class Directory:
         self._table.set_all(keys, entries)
 
     def set_homes(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
-        """These experts are at home at these addresses; NOWHERE: not in host memory any more."""
+        """Note the addresses of experts at home; NOWHERE: not in host memory any more."""
         slots, homes, mark = self._slots, self._homes, self._mark
         for key, address in zip(keys, addresses, strict=True):
             homes[key] = address | mark if address else NOWHERE
         self._table.set_all(keys, [slots[key] or homes[key] for key in keys])
 
     def entry(self, key: int) -> int:
-        """What the table's next version says of an expert."""
+        """Return the entry of an expert in the table's next version."""
         return self._slots[key] or self._homes[key]
 
     def home(self, key: int) -> int:
-        """The address of its home; NOWHERE if it is not in host memory."""
+        """Return the address of its home; NOWHERE if it is not in host memory."""
         return self._homes[key] & ~AT_HOME

@@ -27,7 +27,7 @@ Taken: TypeAlias = tuple[Move, Slot]  # a move, and the slot that its expert has
 
 
 class Decider(Protocol):
-    """Who decided the moves, and is told what became of them."""
+    """Decided the moves, and learns what became of them."""
 
     def landed(self, moves: Sequence[Move]) -> None: ...
 
@@ -35,7 +35,7 @@ class Decider(Protocol):
 
 
 class TierSpec(NamedTuple):
-    """What a tier works with."""
+    """Lists what a tier works with."""
 
     slots: SlotManager
     uploads: DrainedUploader
@@ -45,11 +45,11 @@ class TierSpec(NamedTuple):
     n_experts: int
     max_copy_bytes: int  # of one upload
     failure: str  # what is logged, once, when an upload fails
-    overlap: Overlap | None = None  # told when bytes moved
+    overlap: Overlap | None = None  # notes when bytes moved
 
 
 class TierCounters:
-    """Totals since the start; sizes in bytes, times in nanoseconds."""
+    """Counts totals since the start; sizes in bytes, times in nanoseconds."""
 
     def __init__(self) -> None:
         self.n_copies = self.copied_bytes = self.n_evictions = 0
@@ -57,7 +57,7 @@ class TierCounters:
 
 
 class _Pending(NamedTuple):
-    """Copies under way and whose they are."""
+    """Joins copies under way with the moves they belong to."""
 
     taken: list[Taken]
     n_bytes: int
@@ -85,20 +85,20 @@ class Tier:
 
     @property
     def moving(self) -> set[int]:
-        """Who has a slot and is not there yet."""
+        """Return the keys that have a slot and are not there yet."""
         blocked = {move.key for move, _ in self._blocked}
         return blocked | {move.key for one in self._pending for move, _ in one.taken}
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes under way, and of those that wait to be."""
+        """Return the bytes of copies under way, and of those that wait."""
         sizes, n = self._span_bytes, self._n_experts
         blocked = [sizes[move.key // n] for move, _ in self._blocked]
         return sum(blocked) + sum([pending.n_bytes for pending in self._pending])
 
     @property
     def is_copying(self) -> bool:
-        """Whether copies have begun that nobody has seen end."""
+        """Return whether copies have begun whose end was not collected."""
         return bool(self._pending)
 
     def bring(self, moves: Sequence[Move], wait: bool = False, urgent: bool = False) -> None:
@@ -121,13 +121,13 @@ class Tier:
         self._arrived(taken, sum([n_bytes for _, _, n_bytes in copies]))
 
     def started(self) -> None:
-        """Tokens come from now on: what was waited for until now does not count."""
+        """Begin with tokens: what was waited for until now does not count."""
         self.counters.stall_ns = 0
         if self._overlap is not None:
             self._overlap.begin_anew()
 
     def drop(self, keys: Sequence[int]) -> None:
-        """These leave their slots. Must hold: no submit was ever led there."""
+        """Free the slots of these keys. Must hold: no submit was ever led there."""
         self._assign(keys, [0] * len(keys))
         for key in keys:
             self.slots.release(key)
@@ -151,7 +151,7 @@ class Tier:
     def collect(self, wait: bool = False, needed: Collection[int] = ()) -> None:
         """Give addresses to those that have arrived; waits for `needed` keys, or for all.
 
-        Raises DeviceLostError. Who fails to arrive otherwise loses its slot again.
+        Raises DeviceLostError. A key that fails to arrive otherwise loses its slot again.
         """
         for pending in list(self._pending):
             waits = wait or (bool(needed) and any(move.key in needed for move, _ in pending.taken))
@@ -159,7 +159,7 @@ class Tier:
                 self._finish(pending)
 
     def cancel(self, wanted: Callable[[int], bool]) -> None:
-        """Take back what has not begun of the copies that hold nobody who is `wanted`."""
+        """Take back the copies that have not begun and hold no key that is `wanted`."""
         for pending in list(self._pending):
             if any(wanted(move.key) for move, _ in pending.taken):
                 continue
@@ -176,7 +176,7 @@ class Tier:
             self.torn = outer
 
     def reset(self) -> None:
-        """Everybody leaves, after a change torn in two; copies under way are waited for.
+        """Free all slots, after a change torn in two; copies under way are waited for.
 
         Raises GpuError where one does not end.
         """
@@ -252,7 +252,7 @@ class Tier:
         self._decider.landed(moves)
 
     def _give_up(self, taken: list[Taken], error: Exception) -> None:
-        """Take back copies that failed; tells of it once."""
+        """Take back copies that failed; warns once."""
         if not self.counters.n_failed:
             log.warning("%s: %s", self._failure, str(error))  # the error holds on to memory
         self.counters.n_failed += len(taken)

@@ -1,7 +1,7 @@
-"""How often a predictor is right on a trace: the share of the experts it names that are used.
+"""How often predictors are right on a trace: the share of the experts they name that are used.
 
-It names as many experts of each layer as a token uses. No cache takes part, so a right guess may
-be of an expert that has a slot anyway; what guesses are worth to a cache, replay.py tells.
+They name as many experts of each layer as a token uses. No cache takes part, so a right guess may
+be of an expert that has a slot anyway; replay.py finds what guesses are worth to a cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Accuracies = dict[Executor, dict[PredictorName, float | None]]
 
 
 def accuracies(trace: Trace, half_life: float) -> Accuracies:
-    """Of every predictor in both meanings."""
+    """Return the accuracy of every predictor in both meanings."""
     return {
         meaning: {name: guess_accuracy(trace, name, meaning, half_life) for name in PREDICTORS}
         for meaning in MEANINGS
@@ -32,7 +32,7 @@ def accuracies(trace: Trace, half_life: float) -> Accuracies:
 def guess_accuracy(
     trace: Trace, name: PredictorName, meaning: Executor, half_life: float
 ) -> float | None:
-    """From 0 to 1; None where it named nobody, or `name` is "none".
+    """Return the accuracy from 0 to 1; None where it named no expert, or `name` is "none".
 
     Where it names fewer than a token uses, the rest counts as wrong.
     """
@@ -63,7 +63,7 @@ def guess_accuracy(
 
 
 def _n_named(scores: NDArray[np.float64], used: NDArray[np.uint32]) -> int:
-    """How many of `used` [n, n_used] are among the highest scores [n, n_experts] above 0."""
+    """Return how many of `used` [n, n_used] are among the highest scores [n, n_experts] above 0."""
     n_used = used.shape[1]
     best = np.argpartition(-scores, n_used - 1, axis=1)[:, :n_used]
     named = np.zeros(scores.shape, np.bool_)

@@ -34,11 +34,10 @@ def belady_hits(
     pools: Sequence[PoolSpec],
     initial: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int64]:
-    """Hits of each token in each layer, [n_tokens, n_layers], of `routing` [n_tokens, n_layers,
-    n_used].
+    """Return the hits of each token in each layer, [n_tokens, n_layers].
 
-    `initial` [n_layers, n_experts] are held when the first token begins; empty without. Floors of
-    pools do not bind the optimum.
+    `routing` is [n_tokens, n_layers, n_used]. `initial` [n_layers, n_experts] are held when the
+    first token begins; empty without. Floors of pools do not bind the optimum.
     """
     numbers = space.numbers_of(routing)
     upcoming, first = _next_uses(numbers, space)
@@ -60,7 +59,7 @@ def belady_hits(
 def first_uses(
     routing: NDArray[np.uint32], space: KeySpace, initial: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    """How many different experts each layer uses, [n_layers], those held initially left out.
+    """Return how many different experts each layer uses, [n_layers], those held initially left out.
 
     So many misses no cache avoids that is filled on demand.
     """
@@ -76,7 +75,7 @@ def first_uses(
 def _next_uses(
     numbers: NDArray[np.int64], space: KeySpace
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """When each used expert is used next, as `numbers`; when each is used first, [n_keys].
+    """Return when each used expert is used next, as `numbers`; when each is used first, [n_keys].
 
     A use is token * n_keys + key: in order of time, and no two are equal. NEVER: not again.
     """
@@ -90,7 +89,7 @@ def _next_uses(
 
 
 def _batches(space: KeySpace, pools: Sequence[PoolSpec]) -> list[Batch]:
-    """Pools of one shape together, to be handled at once; layers without a pool hold nothing."""
+    """Group pools of one shape, to be handled at once; layers without a pool hold nothing."""
     groups: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for pool in pools:
         groups.setdefault((len(pool.layers), pool.capacity), []).append(pool.layers)
@@ -101,7 +100,7 @@ def _batches(space: KeySpace, pools: Sequence[PoolSpec]) -> list[Batch]:
 
 
 def _nearest(rows: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """Each row with all but its `capacity` smallest entries made NEVER."""
+    """Return each row with all but its `capacity` smallest entries made NEVER."""
     if capacity == 0:
         return np.full_like(rows, NEVER)
     if capacity >= rows.shape[1]:

@@ -23,7 +23,7 @@ Used = NDArray[np.bool_]  # of one layer and sequence: [n_tokens, n_experts]
 
 @dataclass(frozen=True, eq=False)
 class Locality:
-    """Figures of each layer; `np.nanmean` of them speaks for the model."""
+    """Holds figures of each layer; `np.nanmean` of them speaks for the model."""
 
     overlap: Values  # Jaccard index of adjacent tokens: common experts / experts of both
     overlap_by_chance: float  # of independent tokens that use all experts alike
@@ -35,7 +35,7 @@ class Locality:
 
 
 def locality(trace: Trace) -> Locality:
-    """The locality figures of a trace."""
+    """Compute the locality figures of a trace."""
     space, n_used = trace.space, trace.header.n_used
     longest = max(len(sequence) for sequence in trace.sequences)
     windows = [1 << n for n in range(longest.bit_length())]
@@ -56,7 +56,7 @@ def locality(trace: Trace) -> Locality:
 
 
 def _used(ids: NDArray[np.uint32], n_experts: int) -> Used:
-    """Ids [n_tokens, n_used] as flags."""
+    """Turn ids [n_tokens, n_used] into flags."""
     used = np.zeros((len(ids), n_experts), np.bool_)
     np.put_along_axis(used, ids.astype(np.int64), True, axis=1)
     return used
@@ -86,7 +86,7 @@ def _reuse_distance(parts: list[Used]) -> float:
 
 
 def _working_set(parts: list[Used], window: int) -> float:
-    """Over windows side by side, those that do not fill one left out."""
+    """Average over windows side by side; tokens that do not fill one are left out."""
     sizes = []
     for used in parts:
         n_windows = len(used) // window
@@ -96,7 +96,7 @@ def _working_set(parts: list[Used], window: int) -> float:
 
 
 def _consistency(parts: list[Used], n_used: int) -> tuple[float, float]:
-    """Segment routing best performance of a layer, and its size ratio (arXiv:2505.16056, 2.2).
+    """Compute a layer's segment routing best performance and size ratio (arXiv:2505.16056, 2.2).
 
     A router that must choose once for all tokens of a segment predicts the experts that at least
     some number of its tokens use. The best F1 score over that number says how well it can mimic

@@ -56,13 +56,13 @@ __all__ = [
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
 Progress = Callable[[int, int], None]  # replays done, replays in all
-# Of a result all but the trace, which every process has.
+# All of a result but the trace, which every process has.
 Replies = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], int, PredictionCounts]
 GUESSES: tuple[PredictorName, ...] = ("none", *PREDICTORS)
 
 
 class Transfers(NamedTuple):
-    """How experts get into slots. The plain way: all that was decided is there in time."""
+    """Says how experts get into slots. By default all that was decided is there in time."""
 
     late: bool = False  # copies are not there for the next submit, but for the one after it
     n_landing: int = 0  # missed experts of a layer that are in a slot for having been read
@@ -74,7 +74,7 @@ PLAIN = Transfers()
 
 @dataclass(frozen=True, eq=False)
 class SimulationResult:
-    """What a cache would have done on a trace."""
+    """Holds what a cache would have done on a trace."""
 
     trace: Trace
     hits: NDArray[np.int64]  # [n_tokens, n_layers]: uses served from slots
@@ -85,39 +85,39 @@ class SimulationResult:
 
     @property
     def layer_hits(self) -> NDArray[np.int64]:
-        """[n_layers]."""
+        """Return the hits of each layer, [n_layers]."""
         return np.asarray(self.hits.sum(axis=0), np.int64)
 
     @property
     def layer_rates(self) -> NDArray[np.float64]:
-        """Hits per use of each layer, from 0 to 1."""
+        """Return hits per use of each layer, from 0 to 1."""
         return self.layer_hits / (self.trace.n_tokens * self.trace.header.n_used)
 
     @property
     def hit_rate(self) -> float:
-        """Hits per use of all layers, from 0 to 1."""
+        """Return hits per use of all layers, from 0 to 1."""
         return float(self.layer_rates.mean())
 
     @property
     def worst_rate(self) -> float:
-        """Of the layer with the fewest hits."""
+        """Return hits per use of the layer with the fewest."""
         return float(self.layer_rates.min())
 
     @property
     def decode_rate(self) -> float | None:
-        """Of the tokens after the prompts; None if there are none."""
+        """Return hits per use of the tokens after the prompts; None if there are none."""
         decode = self.hits[~self.trace.is_prompt]
         return float(decode.mean()) / self.trace.header.n_used if decode.size else None
 
     @property
     def read_bytes(self) -> float:
-        """Bytes a token reads from host memory because experts have no slot, on average."""
+        """Return the bytes a token reads at home because experts have no slot, on average."""
         n_uses = self.trace.n_tokens * self.trace.header.n_used
         return self._per_token(n_uses - self.layer_hits)
 
     @property
     def copied_bytes(self) -> float:
-        """Bytes copied into slots per token, on average."""
+        """Return the bytes copied into slots per token, on average."""
         return self._per_token(self.n_promoted)
 
     def _per_token(self, counts: NDArray[np.int64]) -> float:
@@ -125,7 +125,7 @@ class SimulationResult:
 
 
 class Misses(NamedTuple):
-    """Where misses come from; together all of them."""
+    """Splits misses by where they come from; together they are all misses."""
 
     compulsory: int  # first use of an expert that was not there from the start
     capacity: int  # any others that Belady's optimum with as many slots has too
@@ -164,7 +164,7 @@ def simulate(
 
 
 class _Replay:
-    """A cache whose copies are told to have landed when their time has come."""
+    """Runs a cache whose copies land when their time has come."""
 
     def __init__(self, residency: Residency, transfers: Transfers) -> None:
         self.residency, self._transfers = residency, transfers
@@ -178,7 +178,7 @@ class _Replay:
         self.copied += [move.key for move in moves]
 
     def token(self, routing: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Run one; returns its hits [n_layers]."""
+        """Run a token; returns its hits [n_layers]."""
         residency, transfers = self.residency, self._transfers
         if self._stepped:
             hits = np.stack([self._layer(layer, ids) for layer, ids in enumerate(routing)])
@@ -198,7 +198,7 @@ class _Replay:
         return np.asarray(np.count_nonzero(hits, axis=1), np.int64)
 
     def _layer(self, layer: int, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Its hits [n_used]; fetches what they let expect of the layer after it."""
+        """Return the hits [n_used] of a layer; fetches what they let expect of the next."""
         hits: NDArray[np.bool_] = self.residency.published[layer, ids]
         keys = ids.astype(np.int64) + layer * self._n_experts
         self._arrive()
@@ -213,7 +213,7 @@ class _Replay:
         self._late = []
 
     def _missed(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> list[int]:
-        """The first of each layer, by rank, as many as have a place to land."""
+        """Return the first misses of each layer, by rank, as many as have a place to land."""
         missed = ~hits
         lands = missed & (missed.cumsum(axis=1) <= self._transfers.n_landing)
         layers, ranks = np.nonzero(lands)
@@ -223,7 +223,7 @@ class _Replay:
 def ceiling(
     trace: Trace, pools: Sequence[PoolSpec], start: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    """The most hits of each layer, [n_layers], for a cache that holds `start` at the beginning."""
+    """Return the most hits of each layer, [n_layers], for a cache that holds `start` at first."""
     if _holds_all(trace, pools):
         n_uses = trace.n_tokens * trace.header.n_used
         return np.full(trace.header.n_layers, n_uses, np.int64)
@@ -247,20 +247,20 @@ def _holds_all(trace: Trace, pools: Sequence[PoolSpec]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Rung:
-    """The results for one number of slots per layer."""
+    """Holds the results for one number of slots per layer."""
 
     slots: int
     own: dict[PolicyName, SimulationResult]  # each layer with slots of its own
     shared: SimulationResult  # slots shared by layers of one size, the sweep's main policy
     own_best: NDArray[np.int64]  # [n_layers]: hits of Belady's optimum
     shared_best: NDArray[np.int64]
-    unweighed: SimulationResult  # main policy, nobody guessed and every missed expert let in
+    unweighed: SimulationResult  # main policy without guesses, every missed expert let in
     guessing: dict[PredictorName, SimulationResult]  # main policy with each predictor
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """All results; `main` is the policy looked at closely."""
+    """Holds all results; `main` is the policy looked at closely."""
 
     trace: Trace
     main: PolicyName
@@ -277,7 +277,7 @@ class _Job(NamedTuple):
 
 
 class _Jobs(NamedTuple):
-    """What there is to replay, by what it is for."""
+    """Makes what there is to replay, by what it is for."""
 
     settings: Callable[[PolicyName, int], CacheSettings]
     main: PolicyName
@@ -299,7 +299,7 @@ class _Jobs(NamedTuple):
 
 
 def ladder(n_experts: int, n_used: int) -> tuple[int, ...]:
-    """Slots per layer worth looking at: what a token uses, doubled up to half of all, 3/4, all."""
+    """Return slots per layer worth a look: what a token uses, doubled up to half, 3/4, all."""
     counts = {n_experts, max(1, n_experts // 2), max(1, n_experts * 3 // 4)}
     n = n_used
     while n <= n_experts // 2:
@@ -367,9 +367,9 @@ def _rung(
 
 
 def bend_of_curve(sweep: Sweep) -> int | None:
-    """The slots per layer with the most hits above what as many experts picked blindly would have.
+    """Return the slots per layer with the most hits above what as many random experts would have.
 
-    Blindly picked ones serve slots / n_experts of the uses, so this is where the curve of the main
+    Random ones serve slots / n_experts of the uses, so this is where the curve of the main
     policy bends: fewer give up slots that earn more than an average one, more add such as earn
     less. All experts: it does not bend. None: there is no curve.
     """
@@ -390,7 +390,7 @@ def _replay(trace: Trace, job: _Job) -> tuple[_Job, Replies]:
 
 @contextmanager
 def _replays(trace: Trace, jobs: Sequence[_Job]) -> Iterator[Iterator[tuple[_Job, Replies]]]:
-    """The results of jobs as they are done, in any order."""
+    """Yield the results of jobs as they are done, in any order."""
     n_workers = min(len(os.sched_getaffinity(0)), len(jobs))
     if n_workers == 1 or trace.routing.size * len(jobs) < SERIAL_USES:
         yield (_replay(trace, job) for job in jobs)
@@ -406,8 +406,9 @@ def _replays(trace: Trace, jobs: Sequence[_Job]) -> Iterator[Iterator[tuple[_Job
 
 @contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """Ctrl-C takes effect at the end. Processes begun meanwhile never hear of it: they inherit
-    the mask, and the parent ends them.
+    """Let Ctrl-C take effect at the end.
+
+    Processes begun meanwhile never hear of it: they inherit the mask, and the parent ends them.
     """
     # The mask is this thread's alone: one of NumPy's may take the signal, hence the handler.
     caught: list[int] = []

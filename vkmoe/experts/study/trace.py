@@ -42,7 +42,7 @@ _PHASES = ("prompt", "decode")
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """The model a trace was recorded with; layers count MoE layers only."""
+    """Describes the model a trace was recorded with; layers count MoE layers only."""
 
     model: str
     architecture: str
@@ -61,7 +61,7 @@ class TraceHeader:
         return KeySpace(self.n_layers, self.n_experts)
 
     def difference(self, other: TraceHeader) -> str | None:
-        """What tells the model of `other` from ours, for people; None: both are of one model."""
+        """Say how the model of `other` differs from ours; None: both are of one model."""
         for what, ours, theirs in zip(_MODEL, self._model(), other._model(), strict=True):
             if ours != theirs:
                 first, second = _differing(ours, theirs), _differing(theirs, ours)
@@ -69,7 +69,7 @@ class TraceHeader:
         return None
 
     def document(self) -> dict[str, Any]:
-        """The header line."""
+        """Return the header line."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -89,7 +89,7 @@ class TraceHeader:
 
 
 def _differing(value: Any, other: Any) -> str:
-    """A value in a few characters; of a tuple the first entry that is not the other's."""
+    """Show a value in a few characters; of a tuple the first entry that is not the other's."""
     if isinstance(value, tuple):
         value = next(ours for ours, theirs in zip(value, other, strict=True) if ours != theirs)
     text = ascii(value)
@@ -98,7 +98,7 @@ def _differing(value: Any, other: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The routing of one or more sequences of tokens; at least one token."""
+    """Holds the routing of one or more sequences of tokens; at least one token."""
 
     header: TraceHeader
     routing: NDArray[np.uint32]  # [n_tokens, n_layers, n_used]
@@ -117,12 +117,12 @@ class Trace:
 
     @property
     def sequences(self) -> list[NDArray[np.uint32]]:
-        """The routing of each sequence: [n_tokens of it, n_layers, n_used]."""
+        """Return the routing of each sequence: [n_tokens of it, n_layers, n_used]."""
         return np.split(self.routing, self.starts[1:])
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
-    """Traces of one model as one: a run that had one prompt after the other.
+    """Join traces of one model to one: a run that had one prompt after the other.
 
     Raises VkmoeError if their models differ.
     """
@@ -202,7 +202,7 @@ def read_trace(path: Path) -> Trace:
 
 
 class _Reader:
-    """One pass over a file."""
+    """Makes one pass over a file."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -301,7 +301,7 @@ class _Reader:
         )
 
     def _token(self, rows: Any, header: TraceHeader) -> list[int]:
-        """The ids of a token, checked: n_layers * n_used of them."""
+        """Return the checked ids of a token: n_layers * n_used of them."""
         if not isinstance(rows, list) or len(rows) != header.n_layers:
             self._refuse(f"needs experts of {header.n_layers} layers")
         for layer, row in enumerate(rows):
@@ -346,7 +346,7 @@ class _Reader:
 
 
 def _shown(value: Any) -> str:
-    """A value of a file in at most a few characters."""
+    """Show a value of a file in a few characters."""
     if type(value) is int and abs(value) >= 1 << 64:
         return "of many digits"
     text = ascii(value)
