@@ -31,7 +31,7 @@ from bench.hit_rates import (
 from bench.measure import Row, command_line, finish, run_main, summarise
 from bench.routing import PROMPTS, prompt_text, record_trace, skewed_trace
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.trace import Trace, joined
+from vkmoe.experts.study.trace import Trace, joined
 from vkmoe.llm import LLM
 
 SLOTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 31)

@@ -1,7 +1,7 @@
 """Hit rates of every policy beside Belady's optimum, on any routing and for any number of slots.
 
-Uses the simulator, and so the engine's own decisions (vkmoe/experts/simulate.py). Does not record
-or invent routing (routing.py), prints nothing.
+Uses the simulator, and so the engine's own decisions (vkmoe/experts/study/replay.py). Does not
+record or invent routing (routing.py), prints nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from vkmoe.config import EngineConfig
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, PoolSpec, make_pools
-from vkmoe.experts.simulate import Misses, ceiling, misses, simulate
-from vkmoe.experts.slru import Slru
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.policies import Slru
+from vkmoe.experts.decide.settings import (
+    Allocation,
+    CacheSettings,
+    PolicyName,
+    PoolSpec,
+    make_pools,
+)
+from vkmoe.experts.study.replay import Misses, ceiling, misses, simulate
+from vkmoe.experts.study.trace import Trace
 
 __all__ = [
     "DEFAULT",

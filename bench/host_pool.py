@@ -31,7 +31,7 @@ from bench.same_logits import check_same_logits
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.prefetch import Prefetcher
+from vkmoe.experts.store.copies import Prefetcher
 from vkmoe.gguf_file import open_gguf
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.llm import read_model_file

@@ -35,7 +35,7 @@ from bench.measure import MIN_REPEATS, Row, command_line, finish, percentile, ru
 from bench.models import custom_model, default_cache, shape_of
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.experts.profiler import Tally
+from vkmoe.experts.records.profiler import Tally
 from vkmoe.gpu.program import Program
 from vkmoe.models.recorded import Recorded
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vkmoe.experts.trace import Trace, TraceHeader, TraceWriter
-from vkmoe.experts.trace_reader import read_trace
+from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trace
 from vkmoe.generate.loop import ObservedRunner
 from vkmoe.llm import LLM
 from vkmoe.models.tensors import read_tensors

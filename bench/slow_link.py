@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.engine import Engine
-from vkmoe.experts.prefetch import Prefetcher
-from vkmoe.experts.uploads import Copy, DrainedUploader, Upload
+from vkmoe.experts.store.copies import Copy, DrainedUploader, Prefetcher, Upload
 from vkmoe.gpu.link_speed import LinkSpeed
 
 __all__ = ["SlowLink", "SlowUploads", "throttle"]

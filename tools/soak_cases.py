@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import GpuError
-from vkmoe.experts.uploads import Copy, DrainedUploader, Upload
+from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.placement import expert_memory
 

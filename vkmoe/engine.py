@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
-from vkmoe.experts.cache import ExpertCache
-from vkmoe.experts.overlap import Overlap
-from vkmoe.experts.profiler import ExpertProfiler
+from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.records.profiler import ExpertProfiler
+from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
 from vkmoe.gguf_file import GgufFile, open_gguf

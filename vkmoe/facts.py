@@ -275,7 +275,7 @@ class WeightBytes:
 class CacheSizing:
     """How many experts are in memory, compared with what a model needs to run well.
 
-    `experts/sizing.py` makes it and says it in words.
+    `experts/decide/sizing.py` makes it and says it in words.
     """
 
     status: SizingStatus

@@ -28,8 +28,8 @@ from vkmoe.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from vkmoe.experts.record_keeping import RecordKeeper, setup_of
-from vkmoe.experts.report import ExpertReport, make_report
+from vkmoe.experts.records.keeper import RecordKeeper
+from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.loop import (

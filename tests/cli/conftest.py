@@ -15,8 +15,8 @@ from tests.generate.conftest import tiny_metadata
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UnsupportedModelError
-from vkmoe.experts.profiler import Tally
-from vkmoe.experts.report import ExpertReport, Setup
+from vkmoe.experts.records.profiler import Tally
+from vkmoe.experts.records.report import ExpertReport, Setup
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryPlan, PlanLine
 from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.tokenizer import Tokenizer

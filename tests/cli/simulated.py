@@ -11,7 +11,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.config import DEFAULT_PREDICTOR
-from vkmoe.experts.trace import Trace, TraceWriter
+from vkmoe.experts.study.trace import Trace, TraceWriter
 
 from .conftest import Run
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A trace long enough for a suggestion, by a lower mark: a replay of 200 tokens takes long."""
-    monkeypatch.setattr("vkmoe.experts.sweep.ENOUGH_TOKENS", 60)
+    monkeypatch.setattr("vkmoe.experts.study.replay.ENOUGH_TOKENS", 60)
     return write(tmp_path / "long.jsonl", trace_of(drifting(60, 3, 16, 4), 16))
 
 

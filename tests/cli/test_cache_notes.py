@@ -9,7 +9,7 @@ import pytest
 
 from vkmoe.cli.cache_notes import cache_notes
 from vkmoe.config import EngineConfig
-from vkmoe.experts.sizing import size_cache
+from vkmoe.experts.decide.sizing import size_cache
 from vkmoe.facts import MemoryPlan, PlanLine
 
 from .conftest import FakeLLM, Run

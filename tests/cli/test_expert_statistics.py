@@ -12,10 +12,9 @@ import pytest
 
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.counters import CacheCounters, PoolCounters
-from vkmoe.experts.foresight import PredictionCounts
-from vkmoe.experts.profiler import Tally
-from vkmoe.experts.report import CopyTimes
+from vkmoe.experts.decide.worth import PredictionCounts
+from vkmoe.experts.records.profiler import CacheCounters, PoolCounters, Tally
+from vkmoe.experts.records.report import CopyTimes
 
 from .conftest import NO_CACHE, FakeLLM, Run
 

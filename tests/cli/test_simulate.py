@@ -9,9 +9,9 @@ import pytest
 
 from tests.experts.invented_traces import drifting, header, trace_of
 from vkmoe.config import EngineConfig
-from vkmoe.experts.settings import CacheSettings, make_pools
-from vkmoe.experts.simulate import simulate
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.study.replay import simulate
+from vkmoe.experts.study.trace import Trace
 
 from .conftest import Run
 from .simulated import MOVING, TRACE, as_cell, document, long_path, path, rows, write

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
-from vkmoe.experts.settings import CacheSettings, make_pools
-from vkmoe.experts.simulate import Transfers, simulate
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.study.replay import Transfers, simulate
 
 from .conftest import Run
 from .simulated import MOVING, TRACE, document, long_path, path, rows

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, header, trace_of
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.study.trace import Trace
 
 from .conftest import Run
 from .simulated import TRACE, document, long_path, path, write
@@ -98,7 +98,7 @@ def test_processes_give_the_results_of_one(
     run: Run, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = document(run, path, "--slots", "4,8")
-    monkeypatch.setattr("vkmoe.experts.sweep.SERIAL_USES", 0)
+    monkeypatch.setattr("vkmoe.experts.study.replay.SERIAL_USES", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert document(run, path, "--slots", "4,8") == alone
 

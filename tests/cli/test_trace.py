@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.engine.tiny import model_path
-from vkmoe.experts.trace_reader import read_trace
+from vkmoe.experts.study.trace import read_trace
 from vkmoe.llm import LLM
 
 from .conftest import Run

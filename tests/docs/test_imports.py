@@ -28,11 +28,13 @@ LAYERS = (
     ("cli", "server"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-# What of experts/ has to do with device memory; the rest decides, counts and reports without it.
-DEVICE_MODULES = (
-    *("budget", "cache", "host_pool", "landing", "parts", "slots", "table", "tier", "tracker"),
-    "uploads",
-)
+# The folders of experts/, and which others each may import from. Only store/ knows device memory.
+EXPERTS = {
+    "decide": (),
+    "records": ("decide",),
+    "store": ("decide", "records"),
+    "study": ("decide", "records"),
+}
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -83,10 +85,22 @@ def test_cli_never_sees_a_kernel() -> None:
             assert not seen, f"{path.name} imports {seen}"
 
 
+def test_the_folders_of_experts_import_one_way() -> None:
+    """What decides knows nothing of what counts, moves or replays; counting knows no bytes."""
+    modules = [path for path in SOURCES if part_of(path) == "experts"]
+    folders = {path: path.relative_to(PACKAGE / "experts").parts[0] for path in modules}
+    assert set(folders.values()) == {*EXPERTS, "__init__.py"}
+    for path, folder in folders.items():
+        for name in imports_of(path):
+            if name.startswith("vkmoe.experts.") and name != "vkmoe.experts._sums":
+                other = name.split(".")[2]
+                assert other == folder or other in EXPERTS[folder], f"{path} imports {name}"
+
+
 def test_policies_never_see_a_buffer() -> None:
     """The pure parts of experts/ import nothing of the GPU layer."""
-    for path in (PACKAGE / "experts").glob("*.py"):
-        if path.stem not in DEVICE_MODULES:
+    for folder in set(EXPERTS) - {"store"}:
+        for path in (PACKAGE / "experts" / folder).glob("*.py"):
             assert not [name for name in imports_of(path) if name.startswith("vkmoe.gpu")], path
 
 

@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.engine import Engine
-from vkmoe.experts.cache import ExpertCache
-from vkmoe.experts.parts import CacheWays
-from vkmoe.experts.residency import Residency
-from vkmoe.experts.settings import CacheSettings
-from vkmoe.experts.tracker import ExpertTracker
-from vkmoe.experts.uploads import DrainedUploader, Uploads
+from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.settings import CacheSettings
+from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertTracker
+from vkmoe.experts.store.copies import DrainedUploader, Uploads
 
 __all__ = ["assert_same_bits", "recache", "rows"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.experts.overlap import Interval, Overlap, first_overlap
+from vkmoe.experts.records.overlap import Interval, Overlap, first_overlap
 from vkmoe.llm import demo_model_path
 
 N_TOKENS = 12

@@ -12,7 +12,7 @@ from tests.engine.test_expert_stats import GREEDY, TINY, generate, opened
 from tests.engine.test_faults import without_frames
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.profile_file import profiled_model, save_profile
+from vkmoe.experts.records.profile import profiled_model, save_profile
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM, read_model_file
 

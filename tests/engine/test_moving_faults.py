@@ -16,7 +16,7 @@ from tests.engine.caches import Rows, assert_same_bits, rows
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, ModelFileError, OutOfMemoryError
-from vkmoe.experts.uploads import Uploads
+from vkmoe.experts.store.copies import Uploads
 from vkmoe.llm import demo_model_path
 
 LIMIT_S = 10

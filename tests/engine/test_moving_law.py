@@ -22,9 +22,8 @@ from tests.experts.rig import DelayedUploads
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.experts.landing import Landings
-from vkmoe.experts.moves import Move
-from vkmoe.experts.slots import Slot
+from vkmoe.experts.decide.residents import Move
+from vkmoe.experts.store.slots import Landings, Slot
 from vkmoe.llm import demo_model_path
 from vkmoe.models.tensors import read_tensors
 from vkmoe.ops.expert_spans import kept_bytes

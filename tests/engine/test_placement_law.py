@@ -18,8 +18,8 @@ from tests.experts.rig import DelayedUploads
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError
-from vkmoe.experts.settings import CacheSettings, PolicyName
-from vkmoe.experts.uploads import Uploads
+from vkmoe.experts.decide.settings import CacheSettings, PolicyName
+from vkmoe.experts.store.copies import Uploads
 from vkmoe.llm import demo_model_path
 
 POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")

@@ -14,10 +14,9 @@ from tests.engine.test_placement_law import mixed
 from vkmoe.cli.study.trace import _header
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.experts.settings import Allocation, CacheSettings, PolicyName, make_pools
-from vkmoe.experts.simulate import SimulationResult, simulate
-from vkmoe.experts.trace import Trace, TraceWriter, joined
-from vkmoe.experts.trace_reader import read_trace
+from vkmoe.experts.decide.settings import Allocation, CacheSettings, PolicyName, make_pools
+from vkmoe.experts.study.replay import SimulationResult, simulate
+from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.llm import demo_model_path
 from vkmoe.placement.cache_choice import cache_settings

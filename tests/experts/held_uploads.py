@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from vkmoe.experts.prefetch import Prefetcher
-from vkmoe.experts.uploads import Copy
+from vkmoe.experts.store.copies import Copy, Prefetcher
 
 __all__ = ["NOWHERE", "HeldUploads", "copies", "inner", "names", "worker"]
 

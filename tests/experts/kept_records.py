@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.experts.test_profile_file import COUNTS, MODEL, SPEC, TENSORS
+from tests.experts.records.test_profile_file import COUNTS, MODEL, SPEC, TENSORS
 from vkmoe.config import EngineConfig
-from vkmoe.experts.profiler import ExpertProfiler
-from vkmoe.experts.record_keeping import RecordKeeper
-from vkmoe.experts.report import ExpertReport, Setup, make_report
+from vkmoe.experts.records.keeper import RecordKeeper
+from vkmoe.experts.records.profiler import ExpertProfiler
+from vkmoe.experts.records.report import ExpertReport, Setup, make_report
 
 __all__ = ["LAYERS", "SETUP", "keeper", "report", "write"]
 

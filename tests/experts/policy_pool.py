@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from vkmoe.experts.create import POLICIES
-from vkmoe.experts.frequency import DecayedCounts
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.policy import Keys, Mask, Policy
-from vkmoe.experts.settings import PolicyName, PoolSpec
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.policies import POLICIES, Policy
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
 
 __all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "random_tokens"]
 

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
-from vkmoe.experts.cache import ExpertCache
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
-from vkmoe.experts.pool_residency import PoolResidency
-from vkmoe.experts.residency import Residency
-from vkmoe.experts.settings import CacheSettings, PoolSpec
-from vkmoe.experts.slots import SlotManager
-from vkmoe.experts.table import AT_HOME, N_VERSIONS, ExpertTable
-from vkmoe.experts.uploads import Copy, DrainedUploader, Upload, Uploads
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.pool_residency import PoolResidency
+from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
+from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertMemory, PoolParts
+from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload, Uploads
+from vkmoe.experts.store.slots import SlotManager
+from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer

@@ -17,7 +17,7 @@ from tests.engine.tiny import model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
-from vkmoe.experts.table import ExpertTable
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program

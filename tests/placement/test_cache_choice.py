@@ -9,7 +9,7 @@ import pytest
 
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
-from vkmoe.experts.settings import CacheSettings
+from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.facts import MemoryPlan
 from vkmoe.placement.cache_choice import cache_pools, cache_settings, copies_overlap
 

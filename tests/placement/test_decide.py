@@ -11,9 +11,9 @@ import pytest
 from tests.engine.tiny import model_path
 from tests.gpu.invented import LAVAPIPE
 from vkmoe.config import EngineConfig
-from vkmoe.experts.correlation import Correlation
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.settings import CacheSettings
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.predict import Correlation
+from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.facts import PlanLine
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import read_spec

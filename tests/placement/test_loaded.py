@@ -18,8 +18,8 @@ from tests.engine.tiny import model_path
 from tests.live import live_objects
 from vkmoe.config import EngineConfig
 from vkmoe.errors import ModelFileError
-from vkmoe.experts.slots import SlotManager
-from vkmoe.experts.uploads import Copy
+from vkmoe.experts.store.copies import Copy
+from vkmoe.experts.store.slots import SlotManager
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.device import Device
 from vkmoe.models import read_spec

@@ -120,7 +120,7 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 
 def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) -> list[str]:
     """The plan on the chosen device, or why there is none."""
-    from vkmoe.experts.sizing import sizing_line
+    from vkmoe.experts.decide.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.decide import decide

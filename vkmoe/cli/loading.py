@@ -53,7 +53,7 @@ def _explain_cpu(llm: LLM) -> None:
 
 def _explain_cache(llm: LLM, config: EngineConfig) -> None:
     """How much of the experts is on the device, unless it is all; options that do nothing."""
-    from vkmoe.experts.sizing import sizing_line
+    from vkmoe.experts.decide.sizing import sizing_line
 
     sizing = llm.plan.sizing
     if sizing is not None and llm.plan.experts_in != "device":

@@ -18,9 +18,9 @@ def learn(
     first: int,
     weight: float,
 ) -> None:
-    """Of the layers from `first` on, each expert of `before` [n, n_used] was followed by each of
-    `after` [n, n_used]: *mutates* `pairs` [n_layers, n_experts, n_experts] and `seen`
-    [n_layers, n_experts].
+    """Count that in layers from `first` on each of `after` [n, n_used] followed each of `before`.
+
+    *Mutates* `pairs` [n_layers, n_experts, n_experts] and `seen` [n_layers, n_experts].
     """
 
 def follow(
@@ -30,12 +30,13 @@ def follow(
     first: int,
     weight: float,
 ) -> NDArray[np.float64]:
-    """[n, n_experts]: the share of the uses of an expert of `ids` [n, n_used] that each expert
-    followed, averaged over them. `weight` is what was never seen counts.
+    """Return the share of the uses of an expert of `ids` [n, n_used] that each expert followed.
+
+    It is averaged over those ids: [n, n_experts]. `weight` is what was never seen counts.
     """
 
 def blend(rows: Sequence[NDArray[np.float64]], factors: Sequence[float]) -> NDArray[np.float64]:
-    """[n]: the sum of `rows` [n], each times its factor. There must be a row."""
+    """Return the sum of `rows` [n], each times its factor: [n]. There must be a row."""
 
 def products(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """[n_rows, n_rows]: the sums of the products of every two of `rows` [n]. There must be one."""
+    """Return the sums of the products of every two of `rows` [n]: [n_rows, n_rows]."""

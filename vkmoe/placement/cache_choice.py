@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from vkmoe.config import EngineConfig, parse_ids
 from vkmoe.errors import UsageError
-from vkmoe.experts.settings import CacheSettings, PoolSpec, Selection, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, Selection, make_pools
 from vkmoe.facts import MemoryPlan, ModelSpec
 
 __all__ = ["cache_pools", "cache_settings", "copies_overlap"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vkmoe.config import EngineConfig
-from vkmoe.experts.settings import CacheSettings, PoolSpec
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models.tensors import ModelTensors
@@ -89,7 +89,7 @@ def predictor_lines(
     if settings.predictor != "correlation" or spec.experts is None:
         return ()
     n_experts = spec.experts.n_experts
-    n_bytes = 4 * n_layers * n_experts * (n_experts + 1)  # as experts/correlation.py has them
+    n_bytes = 4 * n_layers * n_experts * (n_experts + 1)  # as experts/decide/predict.py has them
     reason = "how often each expert follows each other one"
     return (PlanLine("predictor, correlation", "host", n_bytes, reason, heap_of(device, "host")),)
 

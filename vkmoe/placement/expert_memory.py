@@ -14,17 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.experts.budget import CopyBudget
-from vkmoe.experts.cache import ExpertCache
-from vkmoe.experts.keys import KeySpace
-from vkmoe.experts.overlap import Overlap
-from vkmoe.experts.parts import CacheWays, ExpertMemory, PoolParts
-from vkmoe.experts.pool_residency import PoolResidency
-from vkmoe.experts.prefetch import Prefetcher
-from vkmoe.experts.residency import Residency
-from vkmoe.experts.slots import SlotManager
-from vkmoe.experts.tracker import ExpertTracker
-from vkmoe.experts.uploads import DrainedUploader, Uploads
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.pool_residency import PoolResidency
+from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertMemory, ExpertTracker, PoolParts
+from vkmoe.experts.store.copies import CopyBudget, DrainedUploader, Prefetcher, Uploads
+from vkmoe.experts.store.slots import SlotManager
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.experts.sizing import size_cache
+from vkmoe.experts.decide.sizing import size_cache
 from vkmoe.facts import DeviceInfo, ExpertSpec, WeightBytes
 from vkmoe.placement.allocations import allocated
 from vkmoe.placement.expert_facts import ExpertPlan, Room

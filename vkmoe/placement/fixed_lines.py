@@ -2,7 +2,7 @@
 
 One line for each allocation of the engine, or for several of a kind, as bytes of a heap: a guard
 compares the plan with what the device counts. Who allocates: engine.py, placement/loader.py,
-models/kv_cache.py, experts/table.py, gpu/token_io.py, gpu/transfer.py.
+models/kv_cache.py, experts/store/table.py, gpu/token_io.py, gpu/transfer.py.
 """
 
 from __future__ import annotations

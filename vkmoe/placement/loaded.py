@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
 
-from vkmoe.experts.table import ExpertTable
-from vkmoe.experts.uploads import Copy
+from vkmoe.experts.store.copies import Copy
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.models.weights import ModelWeights
 from vkmoe.placement.span_reader import FileReads, SpanReader

@@ -12,7 +12,7 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.table import ExpertTable
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement, round_up

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vkmoe.experts.settings import PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.facts import DeviceInfo
 from vkmoe.placement.allocations import arena_bytes
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from vkmoe.config import EngineConfig, parse_size
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.experts.sizing import size_cache
+from vkmoe.experts.decide.sizing import size_cache
 from vkmoe.facts import CacheSizing, DeviceInfo, ExpertSpec, PlanLine, WeightBytes
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.placement.allocations import arena_bytes, heap_of

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.experts.uploads import Copy, Upload
+from vkmoe.experts.store.copies import Copy, Upload
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.expert_spans import SpanMatrix

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vkmoe.experts.trace import TraceHeader
+from vkmoe.experts.study.trace import TraceHeader
 from vkmoe.facts import ModelSpec
 from vkmoe.models.tensors import ModelTensors
 from vkmoe.placement.sizes import weight_bytes

@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vkmoe.experts.simulate import misses
-from vkmoe.experts.sweep import Sweep, bend_of_curve
+from vkmoe.experts.study.replay import Sweep, bend_of_curve, misses
 
 __all__ = ["draw"]
 

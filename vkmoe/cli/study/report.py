@@ -12,12 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.accuracy import Accuracies
-from vkmoe.experts.locality import SEGMENT, SHARES, Locality
-from vkmoe.experts.simulate import Misses, SimulationResult, misses
-from vkmoe.experts.sizing import recommended_slots
-from vkmoe.experts.sweep import GUESSES, Rung, Sweep, bend_of_curve
-from vkmoe.experts.trace import Trace
+from vkmoe.experts.decide.sizing import recommended_slots
+from vkmoe.experts.study.accuracy import Accuracies
+from vkmoe.experts.study.locality import SEGMENT, SHARES, Locality
+from vkmoe.experts.study.replay import (
+    GUESSES,
+    Misses,
+    Rung,
+    SimulationResult,
+    Sweep,
+    bend_of_curve,
+    misses,
+)
+from vkmoe.experts.study.trace import Trace
 
 __all__ = ["as_document", "as_text"]
 

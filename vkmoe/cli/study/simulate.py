@@ -23,10 +23,9 @@ from vkmoe.config import EngineConfig, Executor, ExpertPolicy, Predictor, Reside
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.experts.settings import CacheSettings, PolicyName
-    from vkmoe.experts.simulate import Transfers
-    from vkmoe.experts.sweep import Sweep
-    from vkmoe.experts.trace import Trace, TraceHeader
+    from vkmoe.experts.decide.settings import CacheSettings, PolicyName
+    from vkmoe.experts.study.replay import Sweep, Transfers
+    from vkmoe.experts.study.trace import Trace, TraceHeader
     from vkmoe.facts import ModelSpec
 
 __all__ = ["simulate"]
@@ -173,7 +172,7 @@ def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, .
 
 def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
     """The numbers of slots worth looking at that have room for residents and pins."""
-    from vkmoe.experts.sweep import ladder
+    from vkmoe.experts.study.replay import ladder
 
     header, fitting = trace.header, []
     for count in ladder(header.n_experts, header.n_used):
@@ -191,7 +190,7 @@ def _check_plotting(plot: str, traces: list[str]) -> None:
     """Raises VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
-    from vkmoe.experts.writing import reason_against_writing, refuse_to_replace
+    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
 
     if find_spec("matplotlib") is None:
         raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
@@ -203,8 +202,7 @@ def _check_plotting(plot: str, traces: list[str]) -> None:
 
 
 def _read(paths: list[str], quiet: bool) -> Trace:
-    from vkmoe.experts.trace import joined
-    from vkmoe.experts.trace_reader import read_trace
+    from vkmoe.experts.study.trace import joined, read_trace
 
     trace = joined([read_trace(Path(path)) for path in paths])
     for text in () if quiet else trace.notes:
@@ -222,7 +220,7 @@ def _replay(
     config: EngineConfig,
     quiet: bool,
 ) -> Sweep:
-    from vkmoe.experts.sweep import run_sweep
+    from vkmoe.experts.study.replay import run_sweep
 
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
         return _settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
@@ -240,8 +238,8 @@ def _replay(
 
 def _show(sweep: Sweep, as_json: bool) -> None:
     from vkmoe.cli.study.report import as_document, as_text
-    from vkmoe.experts.accuracy import accuracies
-    from vkmoe.experts.locality import locality
+    from vkmoe.experts.study.accuracy import accuracies
+    from vkmoe.experts.study.locality import locality
 
     local = locality(sweep.trace)
     right = accuracies(sweep.trace, sweep.settings.half_life)
@@ -281,7 +279,7 @@ def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> Cac
 
 def _transfers_of(config: EngineConfig) -> Transfers:
     """Say how experts get into slots: by copies that are waited for, unless asked otherwise."""
-    from vkmoe.experts.simulate import Transfers
+    from vkmoe.experts.study.replay import Transfers
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.slots import N_LANDING
 

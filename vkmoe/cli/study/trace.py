@@ -29,7 +29,7 @@ from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.experts.trace import TraceHeader
+    from vkmoe.experts.study.trace import TraceHeader
     from vkmoe.llm import LLM
 
 __all__ = ["trace"]
@@ -84,7 +84,7 @@ def trace(
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
     """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.writing import reason_against_writing, refuse_to_replace
+    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
 
     if output == "-":
         raise UsageError(
@@ -105,8 +105,8 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
 
 def _refuse_shared(path: Path, engine: EngineConfig) -> None:
     """Raise UsageError where another file of the run would take the place of the trace."""
-    from vkmoe.experts.record_keeping import stats_paths
-    from vkmoe.experts.writing import is_special, same_file
+    from vkmoe.experts.records.keeper import stats_paths
+    from vkmoe.experts.records.writing import is_special, same_file
 
     others: list[tuple[str, Path]] = []
     if engine.expert_stats is not None:
@@ -147,7 +147,7 @@ def _recording(
     llm: LLM, path: Path, header: TraceHeader, prompt: str, quiet: bool
 ) -> Iterator[None]:
     """Write the routing of every token the model runs; at the end say what there is."""
-    from vkmoe.experts.trace import TraceWriter
+    from vkmoe.experts.study.trace import TraceWriter
     from vkmoe.generate.loop import ObservedRunner
 
     n_prompt = len(llm.tokenizer.encode(prompt))

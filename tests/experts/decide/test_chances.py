@@ -1,0 +1,149 @@
+"""Chances: learned from how uses follow from counts, whatever kind of routing it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.experts.interrupts import ctrl_c_after
+from vkmoe.experts import _sums
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.worth import EVERY, LEAST, Chances
+
+N = 64
+
+
+class Learner:
+    def __init__(self, lag: int = 1) -> None:
+        self.counts = DecayedCounts(N, 64.0)
+        self.chances = Chances(self.counts, 64.0, lag)
+
+    def token(self, keys: object, said: object = None, says: object = None) -> None:
+        used = np.array(keys, np.int64)
+        self.counts.use(used)
+        self.chances.update(used, said, says)  # type: ignore[arg-type]
+        self.counts.advance()
+
+    @property
+    def all(self) -> NDArray[np.float64]:
+        assert self.chances.all is not None
+        return self.chances.all
+
+
+def test_nothing_is_said_while_too_little_is_known() -> None:
+    learner = Learner()
+    for n in range(EVERY * LEAST + 4):
+        learner.token([n % N])
+        assert (learner.chances.all is None) == (n + 1 < EVERY * LEAST), n
+    assert learner.all.shape == (N,)
+
+
+def test_where_uses_come_back_at_once_the_last_ones_are_worth_most() -> None:
+    """Every expert is used for three tokens in a row, and not again for long."""
+    learner = Learner()
+    for n in range(300):
+        learner.token([(n // 3) % N])
+    n = 300
+    learner.token([(n // 3) % N])
+    last = (n // 3) % N
+    assert learner.all.argmax() == last
+    assert learner.all[last] > 0.3 > 10 * learner.all[(last - 6) % N]
+
+
+def test_where_uses_are_steady_a_passing_one_is_worth_little() -> None:
+    """The same liking throughout: experts 0 to 7 often, others now and then."""
+    random = np.random.default_rng(3)
+    learner = Learner()
+    for _ in range(300):
+        learner.token([random.integers(8) if random.random() < 0.8 else random.integers(8, N)])
+    learner.token([40])
+    assert learner.all[40] < learner.all[:8].min()
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_what_is_learned_is_about_the_token_asked_for(lag: int) -> None:
+    """Every expert is used in every second token, twice over: two tokens on, it is there again."""
+    learner = Learner(lag)
+    for n in range(300):
+        learner.token([n % 2 + 2 * (n // 40 % 16)])
+    n = 300 - 1  # the middle of a stretch
+    used, other = n % 2 + 2 * (n // 40 % 16), (n + 1) % 2 + 2 * (n // 40 % 16)
+    assert (learner.all[used] > learner.all[other]) == (lag == 2)
+
+
+def test_a_predictor_that_is_right_is_believed() -> None:
+    random = np.random.default_rng(5)
+    learner, following = Learner(), random.integers(0, N, 400)
+    says = [np.eye(N)[each] * 0.25 for each in following]
+    for n in range(399):
+        learner.token([following[n]], says[n], says[n + 1])
+    assert learner.all.argmax() == following[399]
+    assert learner.all[following[399]] > 0.8, "a quarter said always meant a use"
+
+
+def test_a_predictor_that_guesses_blindly_is_not() -> None:
+    random = np.random.default_rng(5)
+    learner = Learner()
+    for _ in range(400):
+        learner.token([random.integers(8)], np.eye(N)[random.integers(N)], np.eye(N)[60])
+    assert learner.all[60] < learner.all[:8].min()
+
+
+def test_the_chances_of_a_layer_follow_from_what_is_said_of_it() -> None:
+    random = np.random.default_rng(6)
+    learner, following = Learner(), random.integers(0, N, 300)
+    for n in range(299):
+        learner.token([following[n]], np.eye(N)[following[n]])
+    row = learner.chances.given(16, np.eye(16)[5])
+    assert row is not None and row.shape == (16,) and row.argmax() == 5
+    assert Learner().chances.given(16, np.eye(16)[5]) is None
+
+
+def test_the_fit_multiplies_no_tiny_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of experts not used for long; products below 1e-308 take ten times as long."""
+    looked_at: list[NDArray[np.float64]] = []
+    products = _sums.products
+
+    def noting(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        looked_at.extend(rows)
+        return products(rows)
+
+    monkeypatch.setattr(_sums, "products", noting)
+    learner = Learner()
+    for n in range(700):
+        learner.token([n % N if n < 100 else n % 3])
+    rows = np.abs(np.array(looked_at))
+    assert rows[rows > 0].min() > 1e-100
+
+
+def test_uses_that_never_vary_do_not_break_the_fit() -> None:
+    learner = Learner()
+    for _ in range(100):
+        learner.token([0, 1, 2])
+    assert np.isfinite(learner.all).all() and learner.all[0] > learner.all[3]
+
+
+@pytest.mark.parametrize("lag", [1, 2, EVERY])
+@pytest.mark.parametrize("phase", range(EVERY))
+def test_ctrl_c_at_any_line_leaves_what_can_learn(lag: int, phase: int) -> None:
+    """And never from counts of another age than `lag` tokens."""
+    n_lines, ended = 0, False
+    while not ended:
+        learner = Learner(lag)
+        for n in range(2 * EVERY + phase):
+            learner.token([n])
+        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
+            learner.token([N - 1])
+        ended = len(ran) < n_lines
+        n_lines += 1
+        before = learner.chances._n_looks
+        for n in range(2 * EVERY):
+            learner.token([n])
+        assert 0 < learner.chances._n_looks - before <= 2
+        assert learner.chances._kept is not None
+        assert -EVERY < learner.chances._kept[0] - learner.chances._n_tokens <= lag
+    assert n_lines > 8

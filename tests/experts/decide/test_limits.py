@@ -1,0 +1,130 @@
+"""Limits: a policy lets newcomers in by worth and within a budget, whatever its order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.policies import POLICIES, Policy, create_policy
+from vkmoe.experts.decide.residents import FREE, Limits, Move
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+
+SPACE = KeySpace(3, 8)
+NOBODY = np.zeros(SPACE.n_keys, np.bool_)
+OWN = [PoolSpec((layer,), 3, 0, 100 + layer) for layer in range(3)]
+SHARED = [PoolSpec((0, 2), 6, 2, 100), PoolSpec((1,), 3, 0, 150)]
+
+
+def full(name: PolicyName = "slru", pools: Sequence[PoolSpec] = OWN) -> Policy:
+    """Experts 0, 1, 2 of each layer have the slots, 0 first."""
+    policy = create_policy(name, pools, SPACE, DecayedCounts(SPACE.n_keys, 64.0))
+    for expert in range(3):
+        policy.insert(np.array([expert, 8 + expert, 16 + expert]))
+    return policy
+
+
+def worth(**values: float) -> np.ndarray:
+    found = np.ones(SPACE.n_keys)
+    for name, value in values.items():
+        found[int(name[1:])] = value
+    return found
+
+
+def bid(newcomers: list[int], values: np.ndarray, **limits: float) -> Limits:
+    return Limits(values[newcomers], values, **limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_only_who_bids_more_than_the_victim_is_worth_enters(name: PolicyName) -> None:
+    values = worth(k0=2.0, k5=3.0, k8=2.0, k13=2.0, k16=2.0, k21=1.0)
+    newcomers = [5, 13, 21]
+    moves = full(name).promote(newcomers, NOBODY, bid(newcomers, values))
+    assert moves == [Move(0, 5, 0)], "13 bids as much as 8 is worth, 21 less than 16"
+
+
+def test_the_highest_bid_of_a_pool_comes_first_and_the_rest_is_held_against_the_next() -> None:
+    values = worth(k0=2.0, k1=2.0, k2=2.0, k4=1.5, k5=9.0, k6=2.5)
+    newcomers = [4, 5, 6]
+    moves = full().promote(newcomers, NOBODY, bid(newcomers, values))
+    assert moves == [Move(0, 5, 0), Move(0, 6, 1)]
+
+
+def test_a_free_slot_and_a_pin_ask_for_no_worth() -> None:
+    policy = full()
+    policy.remove(np.array([0]))
+    policy.pin(np.array([12]))
+    newcomers = [5, 6, 12]
+    moves = policy.promote(newcomers, NOBODY, bid(newcomers, worth(k5=0.1, k6=0.1, k12=0.1)))
+    assert moves == [Move(1, 12, 8), Move(0, 5, FREE)], "the pinned one first"
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(0, []), (99, []), (100, [5]), (201, [5, 13]),
+                                                  (302, [5, 13]), (303, [5, 13, 21])])  # fmt: skip
+def test_copies_stay_within_the_budget_in_the_order_they_were_asked_for(
+    budget: float, expected: list[int]
+) -> None:
+    moves = full().promote([5, 13, 21], NOBODY, Limits(budget_bytes=budget))
+    assert [move.key for move in moves] == expected
+
+
+def test_the_first_that_does_not_fit_ends_it() -> None:
+    moves = full().promote([21, 5, 13], NOBODY, Limits(budget_bytes=201))
+    assert [move.key for move in moves] == [21], "5 would need 202 in all, and 13 waits its turn"
+
+
+def test_landed_ones_cost_nothing() -> None:
+    moves = full().promote([5, 13, 21], NOBODY, Limits(budget_bytes=0, n_landed=2))
+    assert [move.key for move in moves] == [5, 13]
+    moves = full().promote([5, 13, 21], NOBODY, Limits(budget_bytes=-5, n_landed=2))
+    assert [move.key for move in moves] == [5, 13], "an overdrawn budget is none"
+
+
+@pytest.mark.parametrize("pools", [OWN, SHARED], ids=["own", "shared"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_everybody_is_worth_it_where_all_bid_without_end(
+    name: PolicyName, pools: list[PoolSpec]
+) -> None:
+    newcomers = [5, 13, 21, 6, 22]
+    plain = full(name, pools).promote(newcomers, NOBODY)
+    limits = Limits(np.full(5, inf), worth())
+    assert full(name, pools).promote(newcomers, NOBODY, limits) == plain
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["lru", "slru", "lfru"]), st.booleans())
+def test_what_is_let_in_is_worth_it_affordable_and_nobody_needed_leaves(
+    seed: int, name: PolicyName, shared: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    pools = SHARED if shared else OWN
+    policy = full(name, pools)
+    for _ in range(12):
+        values = random.random(SPACE.n_keys)
+        needed = random.random(SPACE.n_keys) < 0.2
+        policy.unpin(np.arange(SPACE.n_keys))
+        policy.pin(np.flatnonzero(random.random(SPACE.n_keys) < 0.1))
+        absent = np.flatnonzero(~policy.resident)
+        newcomers = random.permutation(absent)[: random.integers(0, 9)].tolist()
+        budget, n_landed = float(random.integers(0, 600)), int(random.integers(0, 3))
+        resident = policy.resident.copy()
+        limits = bid(newcomers, values, budget_bytes=budget, n_landed=n_landed)
+        moves = policy.promote(newcomers, needed, limits)
+        policy.check_integrity()
+        assert len({move.key for move in moves}) == len(moves)
+        assert {move.key for move in moves} <= set(newcomers)
+        victims = [move.victim for move in moves if move.victim != FREE]
+        assert len(set(victims)) == len(victims)
+        assert resident[victims].all() and not needed[victims].any()
+        for move in moves:
+            assert policy.pool_of[move.key] == move.pool
+            if move.victim != FREE and not policy.is_pinned(move.key):
+                assert values[move.key] > values[move.victim]
+        copied = [move for move in moves if move.key not in newcomers[:n_landed]]
+        assert sum(pools[move.pool].slot_bytes for move in copied) <= budget

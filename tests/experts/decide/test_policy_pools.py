@@ -1,0 +1,149 @@
+"""Cache policies at the edges of size, in pools that several layers share, and in many pools."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.experts.policy_pool import N_USED, PolicyPool, random_tokens
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.policies import POLICIES, create_policy
+from vkmoe.experts.decide.residents import FREE
+from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+
+CAPACITY = 8
+
+
+@pytest.fixture(params=POLICIES)
+def name(request: pytest.FixtureRequest) -> PolicyName:
+    found: PolicyName = request.param
+    return found
+
+
+# ----- sizes -----
+
+
+def test_adversarial_routing_at_top_k_slots_keeps_what_the_token_uses(name: PolicyName) -> None:
+    """As many slots as a token uses, and every token wants others: no slot is taken twice."""
+    pool = PolicyPool(name, N_USED)
+    for keys in random_tokens(1, 300, n_experts=9):
+        had = [key for key in keys if key in pool.policy]
+        assert pool.token(keys) == len(had)
+        assert set(pool.policy) == set(keys)
+        pool.policy.check_integrity()
+
+
+def test_one_slot_follows_the_tokens(name: PolicyName) -> None:
+    pool = PolicyPool(name, 1)
+    for keys in random_tokens(5, 100, n_experts=6):
+        present = [key for key in keys if key in pool.policy]
+        assert pool.token(keys) == len(present)
+        assert list(pool.policy) == (present or [keys[0]]), "kept if used, else the most important"
+        pool.policy.check_integrity()
+
+
+@pytest.mark.parametrize("capacity", [64, 100])
+def test_with_a_slot_for_everyone_each_misses_once(name: PolicyName, capacity: int) -> None:
+    pool = PolicyPool(name, capacity)
+    tokens = random_tokens(6, 400)
+    assert N_USED * len(tokens) - pool.tokens(tokens) == len({key for t in tokens for key in t})
+    pool.policy.check_integrity()
+
+
+# ----- several layers in one pool -----
+
+
+def test_a_layer_at_its_floor_loses_to_itself_only(name: PolicyName) -> None:
+    """Layer 0 holds 2 of 8 slots and was used first, so it would lose them without a floor."""
+    for floor, spared in ((0, False), (1, False), (2, True), (3, True)):
+        pool = PolicyPool(name, CAPACITY, n_layers=3, n_experts=16, floor=floor)
+        pool.tokens([key] for key in (0, 1, 16, 17, 18, 19, 20, 21))
+        assert pool.policy.victim(2, ()) == 0, "its own newcomer"
+        for newcomer in (22, 40):
+            assert (pool.policy.victim(newcomer, ()) in (0, 1)) != spared, (floor, newcomer)
+
+
+def test_nobody_leaves_where_all_other_layers_are_at_their_floor(name: PolicyName) -> None:
+    pool = PolicyPool(name, CAPACITY, n_layers=3, n_experts=16, floor=4)
+    pool.tokens([key] for key in (0, 16, 1, 17, 2, 18, 3, 19))
+    assert pool.policy.victim(40, ()) is None
+    assert pool.policy.victim(5, ()) == 0
+    pool.policy.remove(1)
+    assert pool.policy.victim(20, ()) == 16, "a layer below its floor loses nothing either"
+
+
+def test_a_busy_layer_does_not_starve_the_others(name: PolicyName) -> None:
+    floor = 2
+    pool = PolicyPool(name, 12, n_layers=3, n_experts=16, floor=floor)
+    pool.tokens([[0, 1], [16, 17], [32, 33]])
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        pool.token(rng.choice(16, 4, replace=False).tolist())
+    held = [pool.space.layer(key) for key in pool.policy]
+    assert [held.count(layer) for layer in range(3)] == [12 - 2 * floor, floor, floor]
+
+
+# ----- many newcomers, many pools -----
+
+
+@pytest.mark.parametrize("floor", [0, 2])
+def test_many_newcomers_at_once_get_what_they_get_one_by_one(name: PolicyName, floor: int) -> None:
+    rng = np.random.default_rng(8)
+    for capacity in (1, 6, 9, 14):
+        at_once, in_turn = (
+            PolicyPool(name, capacity, n_layers=3, n_experts=8, floor=min(floor, capacity // 3))
+            for _ in range(2)
+        )
+        for _ in range(60):
+            keys = rng.choice(24, 6, replace=False).tolist()
+            needed = keys[:3]
+            for pool in (at_once, in_turn):
+                pool.counts.use(np.array(needed))
+                pool.policy.use(needed)
+            absent = [key for key in keys if key not in in_turn.policy]
+            moves = at_once.policy.all.promote(absent, at_once.policy.mask(needed))
+            expected = []
+            for key in absent:
+                victim = in_turn.promote(key, [*needed, *absent])
+                if key in in_turn.policy:
+                    expected.append((key, FREE if victim is None else victim))
+            assert [(move.key, move.victim) for move in moves] == expected
+            pinned = int(rng.integers(24))
+            for pool in (at_once, in_turn):
+                change = pool.policy.unpin if pool.policy.is_pinned(pinned) else pool.policy.pin
+                change(pinned)
+                pool.policy.check_integrity()
+                pool.counts.advance()
+            assert list(at_once.policy) == list(in_turn.policy)
+
+
+def test_pools_side_by_side_are_pools_alone(name: PolicyName) -> None:
+    """Five layers in three pools, one of them of layers that are no neighbours; one has none."""
+    space, counts = KeySpace(5, 16), DecayedCounts(80, 32.0)
+    specs = [PoolSpec((0, 3), 9, 2, 256), PoolSpec((1,), 8, 0, 512), PoolSpec((4,), 5, 0, 256)]
+    together = create_policy(name, specs, space, counts)
+    alone = [create_policy(name, [spec], space, counts) for spec in specs]
+    rng = np.random.default_rng(9)
+    for token in range(80):
+        experts = [rng.choice(16, 4, replace=False) + 16 * layer for layer in (0, 1, 3, 4)]
+        keys = np.stack(experts, axis=1).reshape(-1)
+        counts.use(keys)
+        needed = np.zeros(80, np.bool_)
+        needed[keys] = True
+        moves = together.promote(together.use(keys).tolist(), needed)
+        found = [(move.key, move.victim) for move in sorted(moves, key=lambda move: move.pool)]
+        expected = []
+        for index, policy in enumerate(alone):
+            ours = keys[together.pool_of[keys] == index]
+            moves = policy.promote(policy.use(ours).tolist(), needed)
+            expected += [(move.key, move.victim) for move in moves]
+        assert found == expected
+        if token % 7 == 3:
+            for policy in (together, *alone):
+                mine = keys[:3][policy.pool_of[keys[:3]] >= 0]
+                policy.pin(mine) if token % 2 else policy.unpin(mine)
+        together.check_integrity()
+        for index, policy in enumerate(alone):
+            assert together.order(index) == policy.order(0)
+        counts.advance()

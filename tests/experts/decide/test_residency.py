@@ -1,0 +1,230 @@
+"""Residency: what moves, what is pinned and when, without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residents import FREE, Move
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
+
+SPACE = KeySpace(n_layers=2, n_experts=16)
+
+
+def residency(slots: int = 8, allocation: Any = "layer", seed: Any = None, **choices: Any
+              ) -> Residency:  # fmt: skip
+    pools = make_pools([slots] * 2, [256] * 2, 2, allocation)
+    return Residency(SPACE, pools, CacheSettings(**choices), seed)
+
+
+def token(cache: Residency, *rows: tuple[int, ...]) -> list[Move]:
+    """One token whose moves land at once."""
+    moves = cache.use(np.array(rows, np.uint32))
+    cache.landed(moves)
+    cache.check_integrity()
+    return moves
+
+
+def held(cache: Residency, layer: int = 0) -> set[int]:
+    return set(np.flatnonzero(cache.published[layer]).tolist())
+
+
+def test_misses_take_free_slots_first_and_in_rank_order() -> None:
+    cache = residency(slots=3)
+    moves = token(cache, (5, 2), (1, 9))
+    assert moves == [Move(0, 5, FREE), Move(1, 16 + 1, FREE), Move(0, 2, FREE), Move(1, 25, FREE)]
+    assert [move.key for move in token(cache, (7, 8), (1, 9))] == [7, 8]
+    assert {7, 8} <= held(cache) and len(held(cache)) == 3
+
+
+def test_an_expert_is_served_only_once_its_copy_has_landed() -> None:
+    cache = residency()
+    used = np.array([(0, 1), (2, 3)], np.uint32)
+    moves = cache.use(used)
+    assert not cache.hits(used).any(), "counted before it arrived"
+    assert cache.use(used) == [], "asked for twice"
+    cache.landed(moves)
+    assert cache.hits(used).all()
+
+
+def test_a_failed_copy_is_tried_again() -> None:
+    cache = residency()
+    used = np.array([(0, 1), (2, 3)], np.uint32)
+    cache.failed(cache.use(used))
+    cache.check_integrity()
+    assert [move.key for move in cache.use(used)] == [0, 18, 1, 19]
+
+
+def test_an_expert_in_flight_is_no_victim() -> None:
+    cache = residency(slots=2)
+    cache.use(np.array([(0, 1), (0, 1)], np.uint32))  # never lands
+    assert cache.use(np.array([(2, 3), (2, 3)], np.uint32)) == []
+
+
+def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
+    cache = residency(slots=8, policy="lru", warmpin=2, warmpin_after=12)
+    for _ in range(5):
+        token(cache, (14, 15), (0, 1))
+    for first in (0, 2, 4, 6, 8, 10):  # push 14 and 15 out of layer 0
+        token(cache, (first, first + 1), (0, 1))
+    assert not held(cache) & {14, 15}
+    assert cache.warm_at is None
+    token(cache, (12, 13), (0, 1))
+    assert cache.warm_at == 12
+    assert cache.pinned == [[14, 15], [0, 1]] and {14, 15} <= held(cache)
+    for first in (0, 2, 4, 6, 8, 10):
+        token(cache, (first, first + 1), (2, 3))
+    assert {14, 15} <= held(cache), "a pinned expert left"
+
+
+def test_pins_are_chosen_anew_and_follow_the_text() -> None:
+    cache = residency(slots=8, warmpin=2, warmpin_after=6, half_life=2.0)
+    for _ in range(6):
+        token(cache, (14, 15), (0, 1))
+    assert cache.pinned == [[14, 15], [0, 1]] and cache.warm_at == 6
+    for _ in range(5):
+        token(cache, (3, 4), (0, 1))
+    assert cache.pinned[0] == [14, 15], "chosen before its time"
+    token(cache, (3, 4), (0, 1))
+    assert cache.pinned == [[3, 4], [0, 1]] and cache.warm_at == 12
+    for first in (0, 5, 7, 9, 11, 1):
+        token(cache, (first, first + 1), (0, 1))
+    assert not held(cache) & {14, 15} and {3, 4} <= held(cache)
+
+
+@pytest.mark.parametrize(("slots", "n_pinned"), [(1, 0), (2, 1), (5, 2), (8, 4), (16, 6)])
+def test_warm_pinning_takes_at_most_half_of_the_slots(slots: int, n_pinned: int) -> None:
+    cache = residency(slots=slots, warmpin=6, warmpin_after=3)
+    for first in (0, 2, 4):
+        token(cache, (first, first + 1), (first, first + 1))
+    assert [len(ids) for ids in cache.pinned] == [n_pinned, n_pinned]
+
+
+def test_a_tight_shared_budget_goes_to_the_hottest_layer() -> None:
+    """Layer 1 uses the same two experts again and again, layer 0 spreads over all."""
+    cache = residency(slots=3, allocation="global", warmpin=3, warmpin_after=8)
+    for first in range(0, 16, 2):
+        token(cache, (first, first + 1), (4, 5))
+    assert cache.pinned[1] == [4, 5] and len(cache.pinned[0]) == 1
+
+
+def test_without_uses_nothing_is_pinned() -> None:
+    """A sort of zero counts would pin experts that nobody ever used."""
+    cache = residency(slots=16, warmpin=4, warmpin_after=1)
+    token(cache, (3, 9), (0, 15))
+    assert cache.pinned == [[3, 9], [0, 15]]
+
+
+def test_first_n_residents_never_leave() -> None:
+    cache = residency(slots=4, selection="first_n", n_resident=2)
+    cache.landed(cache.start())
+    assert held(cache) == {0, 1} and cache.pinned == [[0, 1], [0, 1]]
+    for first in (2, 4, 6, 8):
+        token(cache, (first, first + 1), (first, first + 1))
+        assert {0, 1} <= held(cache)
+
+
+def test_residents_in_all_slots_mean_that_nothing_moves() -> None:
+    cache = residency(slots=4, selection="manual", resident_ids=(9, 3, 7, 1), n_resident=4)
+    cache.landed(cache.start())
+    for first in (2, 4, 6, 8):
+        assert token(cache, (first, first + 1), (first, first + 1)) == []
+    assert held(cache) == {1, 3, 7, 9}
+
+
+def test_frequency_chooses_once_after_the_warm_up() -> None:
+    cache = residency(slots=4, selection="frequency", n_resident=2, warmup_tokens=4, half_life=1.0)
+    assert cache.start() == [], "the cache works as any other until the uses are known"
+    for _ in range(3):
+        token(cache, (8, 9), (8, 9))
+    token(cache, (4, 5), (4, 5))
+    assert cache.pinned == [[8, 9], [8, 9]], "all uses of the warm-up count alike"
+    assert cache.warm_at == 4
+    for _ in range(8):
+        token(cache, (4, 5), (4, 5))
+    assert cache.pinned == [[8, 9], [8, 9]]
+    token(cache, (2, 3), (2, 3))
+    assert {8, 9} <= held(cache) and not {0, 1} & held(cache)
+
+
+def test_a_profile_fills_the_slots_and_pins_at_once() -> None:
+    counts = np.zeros(SPACE.n_keys)
+    counts[[3, 4, 5, 16 + 15]] = [1.0, 9.0, 5.0, 2.0]
+    cache = residency(slots=2, seed=counts, warmpin=1)
+    cache.landed(cache.start())
+    cache.check_integrity()
+    assert held(cache, 0) == {4, 5} and held(cache, 1) == {15}
+    assert cache.pinned == [[4], [15]] and cache.warm_at == 0
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+def test_what_a_profile_says_is_used_most_leaves_last(policy: Any) -> None:
+    counts = np.zeros(SPACE.n_keys)
+    counts[:8] = [100, 50, 20, 10, 5, 4, 3, 2]
+    cache = residency(slots=8, policy=policy, seed=counts)
+    cache.landed(cache.start())
+    token(cache, (12, 13), (0, 1))
+    token(cache, (14, 15), (0, 1))
+    assert {0, 1, 2, 3} <= held(cache)
+
+
+def test_a_profile_without_uses_is_none() -> None:
+    cache = residency(slots=8, seed=np.zeros(SPACE.n_keys), warmpin=2, warmpin_after=2)
+    assert cache.start() == []
+    for _ in range(2):
+        token(cache, (3, 9), (0, 15))
+    assert cache.pinned == [[3, 9], [0, 15]] and cache.warm_at == 2
+
+
+def test_an_early_warm_up_leaves_warm_pinning_alone() -> None:
+    cache = residency(slots=8, selection="frequency", n_resident=1, warmup_tokens=2, warmpin=2,
+                      warmpin_after=4)  # fmt: skip
+    for _ in range(4):
+        token(cache, (3, 9), (0, 15))
+    assert [len(ids) for ids in cache.pinned] == [2, 2] and cache.warm_at == 4
+
+
+def test_choosing_residents_throws_nobody_out_whom_the_token_used() -> None:
+    cache = residency(slots=2, selection="frequency", n_resident=1, warmup_tokens=4)
+    for _ in range(3):
+        token(cache, (4, 5), (4, 5))
+    token(cache, (8, 9), (8, 9))
+    assert held(cache) == {8, 9} and cache.pinned == [[4], [4]]
+
+
+def test_pins_with_no_room_for_them_do_not_count_as_warm() -> None:
+    cache = residency(slots=1, warmpin=2, warmpin_after=1)
+    token(cache, (3, 9), (0, 15))
+    assert cache.pinned == [[], []] and cache.warm_at is None
+
+
+def test_a_profile_respects_the_floor_of_shared_slots() -> None:
+    counts = np.zeros(SPACE.n_keys)
+    counts[:16], counts[16:18] = 9.0, 1.0
+    cache = residency(slots=4, allocation="global", seed=counts)
+    cache.landed(cache.start())
+    assert held(cache, 1) == {0, 1} and len(held(cache, 0)) == 6
+
+
+def test_reset_empties_the_slots_and_keeps_pins_and_counts() -> None:
+    cache = residency(slots=8, warmpin=2, warmpin_after=3)
+    for _ in range(4):
+        token(cache, (8, 9), (8, 9))
+    cache.reset()
+    cache.check_integrity()
+    assert not cache.published.any() and cache.pinned == [[8, 9], [8, 9]]
+    assert cache.counts.values()[8] > 3
+    token(cache, (8, 9), (8, 9))
+    for first in (0, 2, 4, 6, 10, 12):
+        token(cache, (first, first + 1), (first, first + 1))
+    assert {8, 9} <= held(cache)
+
+
+def test_ranks_of_all_layers_come_before_later_ranks_in_shared_slots() -> None:
+    cache = residency(slots=1, allocation="global")
+    moves = token(cache, (5, 6), (7, 8))
+    assert [SPACE.key(move.key) for move in moves] == [(0, 5), (1, 7)]

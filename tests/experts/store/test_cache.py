@@ -1,0 +1,335 @@
+"""The expert cache against a reader that looks at every byte, on a slow and a failing queue."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.experts.interrupts import Line, ctrl_c_after, ctrl_c_at_new_line
+from tests.experts.rig import Rig
+from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, PolicyName, make_pools
+from vkmoe.experts.store.slots import Landings
+from vkmoe.gpu.device import Device
+
+SPACE = KeySpace(n_layers=3, n_experts=8)
+N_USED = 2
+POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
+Make = Callable[..., Rig]
+
+
+@pytest.fixture
+def make(device: Device, nothing_left: None) -> Iterator[Make]:
+    """Makes a rig with `slots` per layer; the middle layer's experts are larger."""
+    made: list[Rig] = []
+
+    def rig(slots: int = 4, allocation: Any = "layer", delay: int | None = None,
+            policy: PolicyName = "slru", **choices: Any) -> Rig:  # fmt: skip
+        pools = make_pools([slots] * 3, [256, 768, 256], N_USED, allocation)
+        seed, n_landing = choices.pop("seed", None), choices.pop("n_landing", 0)
+        asked = CacheSettings(policy, **choices)
+        rig = Rig(device, SPACE, pools, asked, delay, seed, n_landing=n_landing)
+        made.append(rig)
+        return rig
+
+    yield rig
+    for one in made:
+        one.close()
+
+
+def routing(*rows: tuple[int, ...]) -> Any:
+    return np.array(rows, np.uint32)
+
+
+def random_routing(rng: np.random.Generator, skew: float = 1.0) -> Any:
+    """Distinct ids per layer, low ones more often."""
+    weights = 1.0 / np.arange(1, SPACE.n_experts + 1) ** skew
+    return np.stack(
+        [rng.choice(SPACE.n_experts, N_USED, replace=False, p=weights / weights.sum())
+         for _ in range(SPACE.n_layers)]
+    ).astype(np.uint32)  # fmt: skip
+
+
+def test_a_missed_expert_is_in_a_slot_for_the_next_token(make: Make) -> None:
+    rig = make()
+    used = routing((0, 1), (2, 3), (4, 5))
+    assert not rig.token(used).any()
+    assert rig.token(used).all()
+    assert rig.cache.counters.n_uploads == 6
+    assert rig.cache.counters.upload_bytes == 2 * (256 + 768 + 256)
+    assert rig.cache.counters.missed_bytes == 2 * (256 + 768 + 256)
+
+
+def test_nothing_moves_while_everything_hits(make: Make) -> None:
+    rig = make()
+    used = routing((0, 1), (2, 3), (4, 5))
+    rig.token(used)
+    rig.token(used)
+    before = rig.cache.counters
+    for _ in range(5):
+        rig.token(used)
+    assert rig.cache.counters == before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("allocation", ["layer", "global"])
+@pytest.mark.parametrize("slots", [1, 2, 8])
+def test_what_the_token_used_is_never_thrown_out_for_it(
+    make: Make, policy: PolicyName, allocation: str, slots: int
+) -> None:
+    """Adversarial: every token uses what the last one did not, at the smallest capacities."""
+    rig = make(slots, allocation, policy=policy)
+    for token in range(24):
+        first = (2 * token) % SPACE.n_experts
+        used = routing(*[(first, first + 1)] * 3)
+        rig.token(used)
+        held = set(np.flatnonzero(rig.residency._policy.resident).tolist())
+        wanted = {layer * 8 + expert for layer in range(3) for expert in (first, first + 1)}
+        if slots >= N_USED:
+            assert wanted <= held, "an expert of this token lost its slot to another of it"
+        else:
+            assert len(wanted & held) == 3, "no expert of this token was taken in"
+
+
+@pytest.mark.parametrize("delay", [None, 0, 1, 3])
+@pytest.mark.parametrize("allocation", ["layer", "global"])
+def test_slow_uploads_never_show(make: Make, delay: int | None, allocation: str) -> None:
+    """Copies that arrive tokens later: every read finds the right bytes, never poison."""
+    rig = make(3, allocation, delay)
+    rng = np.random.default_rng(1)
+    n_hits = sum(int(rig.token(random_routing(rng)).sum()) for _ in range(60))
+    assert n_hits > 40 and rig.cache.counters.n_evictions > 10
+
+
+def test_a_slot_is_not_written_while_an_older_submit_reads_it(make: Make) -> None:
+    """Two submits in flight: the first still reads a slot whose expert the table has let go."""
+    rig = make(2, delay=0)
+    old, new = routing((0, 1), (0, 1), (0, 1)), routing((2, 3), (2, 3), (2, 3))
+    rig.token(old)
+    assert rig.token(old).all()
+    first = rig.begin()
+    rig.read(first, old)
+    second = rig.begin()
+    rig.end(second, new)  # decides to evict what the first submit reads
+    third = rig.begin()
+    rig.read(third, new)
+    rig.end(first, old)  # every byte of the old experts must still be there
+    rig.end(third, new)
+    rig.cache.check_integrity()
+    assert not rig.residency.hits(new).any(), "published before it could be copied"
+    rig.token(new)
+    assert rig.token(new).all()
+
+
+def test_uploads_that_fail_leave_experts_at_home(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make()
+    rng = np.random.default_rng(2)
+    rig.uploads.failures = 1000
+    with caplog.at_level(logging.WARNING, "vkmoe"):
+        for _ in range(10):
+            assert not rig.token(random_routing(rng)).any()
+    assert len(caplog.records) == 1 and "read in place" in caplog.text
+    assert rig.cache.counters.n_uploads == 0 < rig.cache.counters.n_failed_uploads
+    rig.uploads.failures = 0
+    used = routing((0, 1), (2, 3), (4, 5))
+    rig.token(used)
+    assert rig.token(used).all(), "the cache did not recover"
+
+
+@pytest.mark.parametrize("error", [GpuError, OutOfMemoryError])
+@pytest.mark.parametrize("delay", [None, 2])
+def test_single_failures_at_any_time_change_nothing_read(
+    make: Make, delay: int | None, error: type[GpuError], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make(3, delay=delay)
+    rig.uploads.error = error
+    rng = np.random.default_rng(3)
+    for token in range(40):
+        if token % 3 == 0:
+            rig.uploads.failures, rig.uploads.fail_at_start = 1, token % 2 == 0
+        rig.token(random_routing(rng))
+    assert rig.cache.counters.n_failed_uploads > 5 and rig.cache.counters.n_uploads > 5
+
+
+def test_a_lost_device_is_passed_on(make: Make) -> None:
+    rig = make()
+    rig.uploads.failures, rig.uploads.error = 1, DeviceLostError
+    rig.token(routing((0, 1), (2, 3), (4, 5)))
+    with pytest.raises(DeviceLostError):
+        rig.begin()
+
+
+@pytest.mark.parametrize(
+    "at", ["take", "exchange", "release", "set_all", "landed", "failed", "publish"]
+)
+def test_ctrl_c_in_the_middle_of_a_change_is_survived(
+    make: Make, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Whatever is half done, the cache begins anew and every byte read is right."""
+    rig = make(2)
+    rng = np.random.default_rng(4)
+    for _ in range(6):
+        rig.token(random_routing(rng))
+    owners: dict[str, Any] = {"set_all": rig.table, "publish": rig.table,
+                              "landed": rig.residency, "failed": rig.residency}  # fmt: skip
+    owner = owners.get(at, rig.slots)
+    # Slots are taken and released only where a copy failed: else they are exchanged.
+    rig.uploads.failures = 3 * (at in ("take", "release", "failed"))
+    real, calls = getattr(owner, at), []
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(at)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, at, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(20):
+            rig.token(random_routing(rng))
+    rig.table.end_all()  # as the engine does before each token
+    for _ in range(20):
+        rig.token(random_routing(rng))
+    assert rig.cache.counters.n_uploads > 20
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int | None) -> None:
+    """Every line of a token's bookkeeping in turn; the tokens before and after it are checked."""
+    rig = make(2, delay=delay)
+    rng = np.random.default_rng(7)
+    n_lines, ended = 0, False
+    while not ended:
+        first, second = rig.begin(), rig.begin()
+        rig.end(first, random_routing(rng))  # what it evicts is still read by the second
+        rig.table.end(second)
+        used = random_routing(rng)
+        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
+            rig.end(rig.begin(), used)
+        ended = len(ran) < n_lines
+        n_lines += 1
+        device.native.wait_idle()  # a copy nobody waits for keeps its command buffer
+        rig.table.end_all()  # as the engine does before each token
+        rig.token(used)
+    assert n_lines > 100, "what is traced is not the bookkeeping"
+    assert rig.cache.counters.n_uploads > n_lines
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_ctrl_c_at_any_line_is_survived_where_experts_land(
+    make: Make, device: Device, delay: int | None
+) -> None:
+    rig = make(2, delay=delay, n_landing=2)
+    rng = np.random.default_rng(8)
+    struck: set[Line] = set()
+    n_calm = 0
+    while n_calm < 5:  # tokens in a row that ran no new line
+        n_struck, used = len(struck), random_routing(rng)
+        with suppress(KeyboardInterrupt), ctrl_c_at_new_line(struck):
+            rig.end(rig.begin(), used)
+        n_calm = n_calm + 1 if len(struck) == n_struck else 0
+        device.native.wait_idle()
+        rig.table.end_all()  # as the engine does before each token
+        rig.token(random_routing(rng))
+    lines, first = inspect.getsourcelines(Landings)
+    of_landings = range(first, first + len(lines))
+    assert any(Path(file).name == "slots.py" and line in of_landings for file, line in struck)
+    assert rig.cache.counters.n_landed > len(struck) > 100
+
+
+def test_a_copy_is_taken_back_while_a_submit_reads_whom_it_replaces(make: Make) -> None:
+    rig = make(2, delay=1)
+    rng = np.random.default_rng(3)
+    used = random_routing(rng)
+    for _ in range(4):
+        rig.token(used)
+    first, second = rig.begin(), rig.begin()
+    rig.end(first, (used + 3) % SPACE.n_experts)
+    blocked = rig.cache._tier.moving
+    assert blocked and not rig.cache._tier.is_copying
+    rig.cache._tier.cancel(lambda key: False)
+    assert rig.cache.counters.n_cancelled == len(blocked) and not rig.cache._tier.moving
+    rig.end(second, used)
+    for _ in range(4):
+        rig.token(random_routing(rng))
+
+
+def test_ctrl_c_at_any_line_of_beginning_anew_is_survived(make: Make, device: Device) -> None:
+    """After a Ctrl-C that tore no more than the collecting of a copy."""
+    rig = make(2)
+    rng = np.random.default_rng(9)
+    n_lines, ended = 0, False
+    while not ended:
+        for _ in range(2):
+            rig.token(random_routing(rng))
+        rig.cache._tier.torn = True
+        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
+            rig.cache.end(rig.begin())
+        ended = len(ran) < n_lines
+        n_lines += 2
+        device.native.wait_idle()
+        rig.table.end_all()  # as the engine does before each token
+        for _ in range(2):
+            rig.token(random_routing(rng))
+    assert n_lines > 50, "what is traced is not the bookkeeping"
+
+
+def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> None:
+    rig = make(4, selection="manual", resident_ids=(6, 7), n_resident=2)
+    assert rig.token(routing((6, 7), (6, 7), (6, 7))).all()
+    counts = np.zeros(SPACE.n_keys)
+    counts[[1, 2, 8 + 3, 8 + 4, 16, 16 + 5]] = 3.0
+    warm = make(4, seed=counts)
+    assert warm.token(routing((1, 2), (3, 4), (0, 5))).all()
+
+
+def test_pinned_experts_stay(make: Make) -> None:
+    rig = make(4, warmpin=2, warmpin_after=4)
+    for _ in range(4):
+        rig.token(routing((0, 1), (2, 3), (4, 5)))
+    assert rig.residency.pinned == [[0, 1], [2, 3], [4, 5]]
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        rig.token(random_routing(rng, skew=0.0))
+    assert rig.token(routing((0, 1), (2, 3), (4, 5))).all()
+
+
+CHOICES: list[dict[str, Any]] = [
+    {}, {"warmpin": 2, "warmpin_after": 5}, {"selection": "first_n", "n_resident": 1},
+    {"selection": "frequency", "n_resident": 1, "warmup_tokens": 7},
+]  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(
+    slots=st.integers(1, 8),
+    policy=st.sampled_from(POLICIES),
+    allocation=st.sampled_from(["layer", "global"]),
+    delay=st.sampled_from([None, 0, 1, 4]),
+    choice=st.sampled_from(CHOICES),
+    seed=st.integers(0, 1000),
+    failing=st.sets(st.integers(0, 24)),
+)
+def test_random_tokens_read_the_right_bytes(
+    make: Make, slots: int, policy: PolicyName, allocation: str, delay: int | None,
+    choice: dict[str, Any], seed: int, failing: set[int],
+) -> None:  # fmt: skip
+    rig = make(slots, allocation, delay, policy, **choice)
+    rng = np.random.default_rng(seed)
+    for token in range(25):
+        rig.uploads.failures = int(token in failing)
+        rig.token(random_routing(rng, skew=float(rng.choice([0.0, 1.0, 2.0]))))
+    rig.close()

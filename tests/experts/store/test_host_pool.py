@@ -1,0 +1,254 @@
+"""A host pool smaller than the model: every byte a layer reads is right, and misses are awaited."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.experts.interrupts import Line, ctrl_c_at_new_line
+from tests.experts.rig import Rig
+from vkmoe.errors import DeviceLostError, VkmoeError
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.store.copies import Copy, QueueFullError, Upload
+from vkmoe.gpu.device import Device
+
+SPACE = KeySpace(n_layers=3, n_experts=8)
+N_USED = 2
+SIZES = [256, 768, 256]
+Make = Callable[..., Rig]
+
+
+@pytest.fixture
+def make(device: Device, nothing_left: None) -> Iterator[Make]:
+    """Makes a rig with `slots` per layer over `places` for each of the two sizes of expert."""
+    made: list[Rig] = []
+
+    def rig(places: int, slots: int = 2, delay: int | None = None, **choices: Any) -> Rig:
+        pools = make_pools([slots] * 3, SIZES, N_USED, "layer")
+        seed = choices.pop("seed", None)
+        settings = CacheSettings("slru", **choices)
+        rig = Rig(device, SPACE, pools, settings, delay, seed, n_places=places, sizes=SIZES)
+        made.append(rig)
+        return rig
+
+    yield rig
+    for one in made:
+        one.close()
+
+
+def random_routing(rng: np.random.Generator) -> Any:
+    return np.stack(
+        [rng.choice(SPACE.n_experts, N_USED, replace=False) for _ in range(SPACE.n_layers)]
+    ).astype(np.uint32)
+
+
+@pytest.mark.parametrize("delay", [None, 0, 2])
+@pytest.mark.parametrize("slots", [0, 1, 3])
+@pytest.mark.parametrize("places", [N_USED, 5, 16])
+def test_every_layer_reads_the_right_bytes(
+    make: Make, places: int, slots: int, delay: int | None
+) -> None:
+    rig = make(places, slots, delay)
+    rng = np.random.default_rng(places)
+    for _ in range(20):
+        rig.stepped_token(random_routing(rng))
+    pool = rig.cache.pool
+    assert pool is not None
+    counters = pool.counters
+    assert counters.n_uses > 0 and (counters.n_reads > 8 or places == 16)
+    assert (slots == 0) == (rig.cache.counters.n_uploads == 0)
+
+
+def test_a_pool_of_top_k_reads_what_each_layer_uses(make: Make) -> None:
+    """The smallest pool there can be, with routing that never repeats."""
+    rig = make(N_USED, slots=0)
+    for token in range(8):
+        first = (2 * token) % SPACE.n_experts
+        rig.stepped_token(np.array([(first, first + 1)] * 3, np.uint32))
+    assert rig.cache.pool is not None and rig.cache.pool.counters.n_hits < 8
+
+
+def test_an_expert_in_a_slot_leaves_the_pool_first(make: Make) -> None:
+    rig = make(4, slots=2)
+    used = np.array([(0, 1)] * 3, np.uint32)
+    rig.stepped_token(used)
+    rig.stepped_token(used)  # in slots now
+    assert rig.residency.hits(used).all()
+    pool = rig.cache.pool
+    assert pool is not None
+    rig.stepped_token(np.array([(2, 3)] * 3, np.uint32))
+    here = pool.residency.published
+    assert not here[[0, 1]].all(), "twice in memory while others were read again"
+
+
+def test_what_is_in_neither_tier_has_no_address(make: Make) -> None:
+    rig = make(N_USED, slots=0)
+    rng = np.random.default_rng(1)
+    rig.stepped_token(random_routing(rng))
+    assert (rig.table.entries == 0).sum() == SPACE.n_keys - 2 * N_USED
+
+
+def test_reading_while_something_is_computed_is_hidden(make: Make) -> None:
+    rig = make(6, slots=0, delay=0)
+    pool = rig.cache.pool
+    assert pool is not None and pool.counters.hidden is None, "what was read at the start counts"
+    absent = np.flatnonzero(~pool.residency.published)
+    began = perf_counter_ns()
+    pool.want(absent[:1], np.zeros(SPACE.n_keys, np.bool_))
+    pool.tier.collect(wait=True)
+    pool.computed((began, perf_counter_ns()))
+    first = pool.counters
+    assert first.hidden == 1.0 and first.read_ns > 0
+    rig.stepped_token(random_routing(np.random.default_rng(8)))  # tells of nothing computed
+    pool.computed((perf_counter_ns(), perf_counter_ns() + 1))
+    both = pool.counters
+    assert both.read_ns > first.read_ns and both.hidden == first.read_ns / both.read_ns
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_read_that_fails_once_is_repeated(
+    make: Make, at_start: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make(3, delay=0)
+    rng = np.random.default_rng(2)
+    with caplog.at_level(logging.WARNING, "vkmoe"):
+        for _ in range(10):
+            rig.file.failures, rig.file.fail_at_start = 1, at_start
+            rig.stepped_token(random_routing(rng))
+    assert rig.cache.pool is not None and rig.cache.pool.counters.n_failed > 5
+    assert len(caplog.records) == 1
+
+
+def test_a_file_that_cannot_be_read_ends_the_token_with_its_error(make: Make) -> None:
+    rig = make(3, delay=0)
+    rng = np.random.default_rng(3)
+    rig.stepped_token(random_routing(rng))
+    rig.file.failures = 1000
+    with pytest.raises(VkmoeError, match="injected") as told:
+        for _ in range(10):
+            rig.stepped_token(random_routing(rng))
+    assert told.value.__cause__ is None, "it caused itself"
+    rig.file.failures = 0
+    rig.table.end_all()
+    for _ in range(5):
+        rig.stepped_token(random_routing(rng))
+
+
+def test_a_lost_device_is_passed_on(make: Make) -> None:
+    rig = make(3, delay=0)
+    rig.file.failures, rig.file.error = 1, DeviceLostError
+    rng = np.random.default_rng(4)
+    with pytest.raises(DeviceLostError):
+        for _ in range(10):
+            rig.stepped_token(random_routing(rng))
+
+
+@pytest.mark.parametrize(("delay", "occasion"), [(None, 2), (1, 1)])
+def test_ctrl_c_at_any_line_is_survived(
+    make: Make, device: Device, delay: int | None, occasion: int
+) -> None:
+    """Of what a token does between its submits; the tokens after it are checked."""
+    rig = make(3, delay=delay)
+    rng = np.random.default_rng(5)
+    struck: set[Line] = set()
+    n_calm = 0
+    while n_calm < 5:  # tokens in a row that ran no new line
+        n_struck = len(struck)
+        with suppress(KeyboardInterrupt), ctrl_c_at_new_line(struck, occasion):
+            rig.stepped_token(random_routing(rng))
+        n_calm = n_calm + 1 if len(struck) == n_struck else 0
+        device.native.wait_idle()
+        rig.table.end_all()  # as the engine does before each token
+        rig.stepped_token(random_routing(rng))
+    assert len(struck) > 300, "what is traced is not the bookkeeping"
+
+
+def test_a_profile_fills_slots_and_pool(make: Make) -> None:
+    counts = np.zeros(SPACE.n_keys)
+    counts[[1, 2, 3, 8 + 3, 8 + 4, 8 + 5, 16, 16 + 5, 16 + 6]] = [3, 2, 1] * 3
+    rig = make(8, slots=2, seed=counts)
+    assert rig.cache.pool is not None
+    hits = rig.stepped_token(np.array([(1, 3), (3, 5), (0, 6)], np.uint32))
+    assert hits[:, 0].all() and not hits[:, 1].any()
+    assert rig.cache.pool.counters.n_hits == 3
+
+
+def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: Make) -> None:
+    rig = make(4, slots=2, seed=np.arange(SPACE.n_keys, dtype=np.float64) + 1)
+    assert rig.cache.pool is not None
+    counters = rig.cache.pool.counters
+    assert counters.n_reads > 0 and rig.cache.counters.n_uploads == 6
+    assert (counters.n_uses, counters.n_hits, counters.read_ns, counters.hidden) == (0, 0, 0, None)
+    assert counters.stall_ns == rig.cache.counters.stall_ns == 0, "no token waited yet"
+    assert rig.residency.published.sum() == 6
+    assert not (rig.cache.pool.residency.published & rig.residency.published.ravel()).any()
+    assert rig.cache.pool.residency.published.sum() == 8, "there is room for others"
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        rig.stepped_token(random_routing(rng))
+
+
+def test_guesses_are_right_if_the_next_layer_uses_them(make: Make) -> None:
+    rig = make(8, slots=0, delay=0)
+    pool = rig.cache.pool
+    assert pool is not None
+    absent = np.flatnonzero(~pool.residency.published)
+    guessed, used = absent[:2], np.array([absent[0], absent[3]])
+    pool.want(guessed, np.zeros(SPACE.n_keys, np.bool_))
+    for _ in range(2):  # the second time nobody was guessed
+        pool.need(used, rig.cache._steps._kept(used), lambda: rig.cache._steps._make_room(used))
+        assert (pool.counters.n_hinted, pool.counters.n_right) == (2, 1)
+
+
+def test_guesses_that_the_queue_refused_do_not_go_before_who_is_needed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make(8, slots=0, delay=0)
+    pool, start = rig.cache.pool, rig.file.start
+    assert pool is not None
+
+    def full(copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        if not urgent:
+            raise QueueFullError("full")
+        return start(copies, urgent)
+
+    monkeypatch.setattr(rig.file, "start", full)
+    absent = np.flatnonzero(~pool.residency.published)
+    guessed, used = absent[:2], absent[2:4]
+    pool.want(guessed, np.zeros(SPACE.n_keys, np.bool_))
+    assert pool.tier.moving == set(guessed.tolist())
+    pool.need(used, rig.cache._steps._kept(used), lambda: rig.cache._steps._make_room(used))
+    assert [copy[0] for copy in rig.file.copied] == used.tolist()
+    assert pool.counters.n_cancelled == 2 and not pool.tier.moving
+    pool.check_integrity()
+
+
+def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:
+    """Of all layers together, however soon they arrive."""
+    rig = make(16, slots=3, delay=0, predictor="frequency", executor="stepped")
+    object.__setattr__(rig.cache._ways, "budget", lambda: 300.0)  # one small expert
+    rig.cache._steps._budget = rig.cache._ways.budget
+    rng = np.random.default_rng(7)
+    before, most = 0, 0
+    for _ in range(40):
+        rig.stepped_token(random_routing(rng))
+        most = max(most, rig.cache.counters.n_hinted - before)
+        before = rig.cache.counters.n_hinted
+    assert most <= 1
+
+
+def test_a_token_that_goes_on_after_ctrl_c_is_refused(make: Make) -> None:
+    rig = make(4)
+    rig.cache.end(rig.begin())
+    rig.cache._tier.torn = True
+    with pytest.raises(AssertionError, match="interrupted"):
+        rig.cache.need(0, np.array([0, 1], np.uint32))
+    with pytest.raises(AssertionError, match="interrupted"):
+        rig.cache.begin(first=False)

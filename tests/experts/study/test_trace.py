@@ -1,0 +1,256 @@
+"""The trace file: what is written comes back, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.experts.invented_traces import drifting, header, trace_of
+from vkmoe.errors import VkmoeError
+from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
+
+HEADER = header(2, 8, 2, n_prompt_tokens=1)
+PROMPT = {"phase": "prompt", "experts": [[0, 7], [3, 1]]}
+DECODE = {"phase": "decode", "experts": [[1, 2], [4, 5]]}
+
+
+def write(path: Path, trace: Trace) -> Path:
+    with TraceWriter(path, trace.header) as writer:
+        for routing, is_prompt in zip(trace.routing, trace.is_prompt, strict=True):
+            writer.write(routing, bool(is_prompt))
+    return path
+
+
+def lines(path: Path, *records: Any, end: str = "\n") -> Path:
+    """A file of these records, each JSON unless it is text already."""
+    texts = [item if isinstance(item, str) else json.dumps(item) for item in records]
+    path.write_text("\n".join(texts) + end)
+    return path
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The header line with changes; None removes."""
+    record = {**HEADER.document(), **changes}
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def with_experts(experts: Any) -> dict[str, Any]:
+    return {"phase": "decode", "experts": experts}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 1, 4, 4), (40, 6, 32, 4), (9, 48, 128, 8)])
+def test_what_is_written_is_read_again(path: Path, shape: tuple[int, int, int, int]) -> None:
+    n_tokens, n_layers, n_experts, n_used = shape
+    trace = trace_of(drifting(n_tokens, n_layers, n_experts, n_used), n_experts, n_prompt=2)
+    found = read_trace(write(path, trace))
+    assert found.header == trace.header
+    assert found.routing.dtype == np.uint32
+    assert np.array_equal(found.routing, trace.routing)
+    assert np.array_equal(found.is_prompt, trace.is_prompt)
+    assert (found.starts, found.notes) == ((0,), ())
+
+
+def test_every_line_is_in_the_file_before_the_next_token(path: Path) -> None:
+    """What a killed run has recorded is not lost."""
+    trace = trace_of(drifting(3, 2, 8, 2), 8)
+    with TraceWriter(path, trace.header) as writer:
+        for n_written, routing in enumerate(trace.routing, 1):
+            writer.write(routing, False)
+            assert read_trace(path).n_tokens == writer.n_tokens == n_written
+
+
+def test_the_file_names_no_text_and_its_lines_are_as_documented(path: Path) -> None:
+    write(path, trace_of(np.array([[[0, 7], [3, 1]]], np.uint32), 8, n_prompt=1))
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first == {
+        "format": "vkmoe-trace", "version": 1, "model": "invented", "architecture": "qwen3moe",
+        "n_layers": 2, "layer_numbers": [1, 2], "n_experts": 8, "n_used": 2,
+        "span_bytes": [1000, 1001], "prompt": {"n_tokens": 1},
+    }  # fmt: skip
+    assert second == PROMPT
+
+
+def test_a_last_line_cut_short_is_left_out_with_a_note(path: Path) -> None:
+    whole = json.dumps(DECODE)
+    for n_left in range(1, len(whole)):
+        lines(path, HEADER.document(), PROMPT, whole[:n_left], end="")
+        found = read_trace(path)
+        assert found.n_tokens == 1
+        assert "last line is cut short" in found.notes[0]
+    lines(path, HEADER.document(), PROMPT, whole, end="")
+    assert (read_trace(path).n_tokens, read_trace(path).notes) == (2, ())
+
+
+def test_files_written_one_behind_the_other_are_several_sequences(path: Path) -> None:
+    lines(path, HEADER.document(), PROMPT, DECODE, "", changed(prompt={"n_tokens": 9}), PROMPT)
+    found = read_trace(path)
+    assert (found.n_tokens, found.starts) == (3, (0, 2))
+    assert [len(sequence) for sequence in found.sequences] == [2, 1]
+
+
+def test_traces_of_one_model_are_joined_in_order() -> None:
+    routing = drifting(10, 2, 8, 2)
+    parts = [trace_of(routing[:4], 8, 1), trace_of(routing[4:9], 8, 2, starts=(0, 3)),
+             trace_of(routing[9:], 8)]  # fmt: skip
+    whole = joined(parts)
+    assert np.array_equal(whole.routing, routing)
+    assert whole.starts == (0, 4, 7, 9)
+    assert np.flatnonzero(whole.is_prompt).tolist() == [0, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (header(2, 9, 2), "experts 8 in one, 9 in the other"),
+        (header(2, 8, 2, model="another"), "name 'invented' in one, 'another' in the other"),
+        (header(3, 8, 2), "MoE layers 2 in one, 3 in the other"),
+        (
+            header(2, 8, 2, span_bytes=(1000, 7)),
+            "bytes of an expert by layer 1001 in one, 7 in the other",
+        ),
+    ],
+)
+def test_traces_of_different_models_are_not_joined(path: Path, other: Any, difference: str) -> None:
+    first = read_trace(write(path, trace_of(drifting(2, 2, 8, 2), 8)))
+    routing = drifting(2, other.n_layers, 8, 2)
+    second = read_trace(write(path.with_name("2"), Trace(other, routing, np.zeros(2, np.bool_))))
+    with pytest.raises(VkmoeError) as caught:
+        joined([first, second])
+    expected = f"{path} and {path.with_name('2')} are of different models: {difference}"
+    assert str(caught.value) == expected
+    lines(path, first.header.document(), DECODE, other.document())
+    with pytest.raises(VkmoeError, match=f"line 3 begins a trace of another model: {difference}"):
+        read_trace(path)
+
+
+def test_a_trace_that_cannot_be_written_is_one_error_that_names_it(path: Path) -> None:
+    for bad in (Path("/dev/full"), path.parent, path / "none"):
+        with pytest.raises(VkmoeError, match=f"the trace {bad} cannot be written: ") as caught:
+            TraceWriter(bad, HEADER)
+        assert caught.value.hint
+    writer = TraceWriter(path, HEADER)
+    with open("/dev/full", "w") as full:
+        os.dup2(full.fileno(), writer._file.fileno())  # the disk fills up meanwhile
+    with pytest.raises(VkmoeError, match="No space left"), writer:
+        writer.write(np.array([[0, 1], [2, 3]], np.uint32), False)
+    assert writer.n_tokens == 0
+
+
+HUGE = "9" * 4000  # Python refuses to read ints of more than 4300 digits
+BAD: list[tuple[Sequence[Any], int, str]] = [
+    # headers
+    (["{}"], 1, "is no header"),
+    (["[]"], 1, "is not a JSON object"),
+    (["GGUF\x00\x01"], 1, "is not JSON"),
+    (['{"format": '], 1, "is not JSON"),
+    ([PROMPT], 1, "is no header"),
+    ([changed(format="other")], 1, "is no header"),
+    ([changed(version="1")], 1, "has version '1'"),
+    ([changed(version=None)], 1, "has version None"),
+    ([changed(model=7)], 1, "has no text model"),
+    ([changed(n_layers=0)], 1, "has n_layers 0"),
+    ([changed(n_layers=1 << 40)], 1, "has n_layers 1099511627776"),
+    ([changed(n_layers=4096, n_experts=65536)], 1, "which no model has"),
+    ([changed(n_experts=True)], 1, "has n_experts True"),
+    ([changed(n_experts=8.0)], 1, "has n_experts 8.0"),
+    ([json.dumps(changed()).replace('"n_experts": 8', f'"n_experts": {HUGE}')], 1, "many digits"),
+    ([json.dumps(changed()).replace('"n_experts": 8', f'"n_experts": {HUGE * 9}')], 1, "not JSON"),
+    ([changed(n_used=9)], 1, "has n_used 9, not a whole number from 1 to 8"),
+    ([changed(span_bytes=[1])], 1, "needs 2 numbers as span_bytes"),
+    ([changed(span_bytes=[1, -1])], 1, "has span_bytes -1"),
+    ([changed(layer_numbers="ab")], 1, "needs 2 numbers as layer_numbers"),
+    ([changed(prompt=[])], 1, "has a prompt that is no object"),
+    ([changed(model=float("nan"))], 1, "holds NaN"),
+    ([changed(model="x" * (1 << 20))], 1, "is too long"),
+    (["[" * 100_000], 1, "is not JSON"),
+    # tokens
+    ([HEADER.document(), PROMPT, {"phase": "warmup", "experts": []}], 3, "has no phase"),
+    ([HEADER.document(), {"phase": ["prompt"], "experts": []}], 2, "has no phase"),
+    ([HEADER.document(), "not json", DECODE], 2, "is not JSON"),
+    ([HEADER.document(), '{"phase": "decode", "exper', DECODE], 2, "is not JSON"),
+    ([HEADER.document(), {"phase": "decode"}], 2, "needs experts of 2 layers"),
+    ([HEADER.document(), with_experts([[0, 1]])], 2, "needs experts of 2 layers"),
+    ([HEADER.document(), with_experts([[0, 1], [2]])], 2, "needs 2 experts in layer 1"),
+    ([HEADER.document(), with_experts([[0, 1], "ab"])], 2, "needs 2 experts in layer 1"),
+    ([HEADER.document(), with_experts([[0, 1], [2, 2]])], 2, "names an expert twice in layer 1"),
+    ([HEADER.document(), with_experts([[0, 8], [2, 3]])], 2, "has expert id 8; the model has 8"),
+    ([HEADER.document(), with_experts([[0, -1], [2, 3]])], 2, "has expert id -1"),
+    ([HEADER.document(), with_experts([[0, 1.0], [2, 3]])], 2, "not a whole number"),
+    ([HEADER.document(), with_experts([[0, True], [2, 3]])], 2, "not a whole number"),
+    ([HEADER.document(), with_experts([[0, None], [2, 3]])], 2, "not a whole number"),
+    ([HEADER.document(), with_experts([[0, [1]], [2, 3]])], 2, "not a whole number"),
+    ([HEADER.document(), with_experts([[0, 1 << 32], [2, 3]])], 2, "has expert id 4294967296"),
+    ([HEADER.document(), f'{{"phase":"decode","experts":[[0,{HUGE}],[2,3]]}}'], 2, "many digits"),
+    ([HEADER.document(), '{"phase":"decode","experts":[[0,1e999],[2,3]]}'], 2, "whole number"),
+    ([HEADER.document(), '{"phase":"decode","experts":[[0,NaN],[2,3]]}'], 2, "holds NaN"),
+    ([HEADER.document(), " " * (2 << 20)], 2, "is too long"),
+]
+
+
+@pytest.mark.parametrize(("records", "line", "problem"), BAD, ids=[item[2] for item in BAD])
+def test_a_bad_line_is_named(path: Path, records: Sequence[Any], line: int, problem: str) -> None:
+    lines(path, *records)
+    with pytest.raises(VkmoeError) as caught:
+        read_trace(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: line {line} ")
+    assert problem in message
+    assert len(message) < len(str(path)) + 200
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the trace is empty"),
+        ("\n\n", "the trace is empty"),
+        (json.dumps(changed()) + "\n", "holds no tokens"),
+        (json.dumps(changed()) + "\n" + json.dumps(DECODE)[:-1], "holds no tokens"),
+        (json.dumps(changed(version=2)), "has version 2, this vkmoe reads 1"),
+    ],
+)
+def test_a_file_without_a_token_or_of_the_future_is_refused(
+    path: Path, text: str, problem: str
+) -> None:
+    path.write_text(text)
+    with pytest.raises(VkmoeError, match=problem):
+        read_trace(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for missing, problem in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(VkmoeError, match=f"cannot be read: {problem}"):
+            read_trace(missing)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_changed_anywhere_is_read_rightly_or_refused(
+    path: Path, data: st.DataObject
+) -> None:
+    lines(path, HEADER.document(), PROMPT, DECODE, DECODE)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+    path.write_bytes(content)
+    try:
+        found = read_trace(path)
+    except VkmoeError:
+        return
+    assert found.routing.shape == (found.n_tokens, found.header.n_layers, found.header.n_used)
+    assert found.routing.max() < found.header.n_experts
+    assert len(found.is_prompt) == found.n_tokens

@@ -1,0 +1,217 @@
+"""Predictors guess which experts will be used, of the next token or of the next layer.
+
+A predictor sees only which experts tokens used. There are two kinds of guesses (`Executor`):
+"fused", where the host acts between tokens and guesses all layers of the next one; "stepped", where
+it acts between layers too and guesses the next MoE layer of the same token. Scores order experts
+and have no unit; 0 is no guess. What a guess is worth to a cache, worth.py learns. All predictors
+pass tests/experts/decide/test_predictor_contract.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts import _sums
+from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, Executor, PredictorName
+
+__all__ = [
+    "PREDICTORS",
+    "WARM_UP",
+    "Correlation",
+    "Frequency",
+    "Predictor",
+    "Previous",
+    "Scores",
+    "create_predictor",
+]
+
+Scores = NDArray[np.float64]
+Ids = NDArray[np.uint32]
+
+PREDICTORS: tuple[PredictorName, ...] = ("previous", "correlation", "frequency")
+N_TOKENS = 4  # the tokens that `Previous` looks back on
+WARM_UP = 32  # tokens seen before the first guess
+LATEST = 1e15  # weight of a pair; the counts are float32
+LEAST = 1e-15  # weight of a pair beside one of now: far smaller numbers are slow to add up
+PAIRS_LIVE = 4  # times as long as counts, as there are so many more pairs to learn
+
+
+class Predictor(ABC):
+    """Guesses from `after_token`, called for every token, and when stepped from `after_layer` too.
+
+    `informs` is whether scores know more than the counts that every cache has; then `said`
+    [n_keys] are the scores of the last token as they were before it was known.
+    """
+
+    informs = False
+
+    def __init__(self, space: KeySpace) -> None:
+        self.space = space
+        self.said: Scores | None = None
+
+    @abstractmethod
+    def after_token(self, ids: Ids) -> Scores | None:
+        """Learn that a token used `ids` [n_layers, n_used]; return scores for the next, [n_keys].
+
+        None while nothing is known, and in stepped mode where only a layer hints at the next.
+        """
+
+    @abstractmethod
+    def after_layer(self, layer: int, ids: Ids) -> Scores | None:
+        """Return scores [n_experts] of the next MoE layer; the token uses `ids` [n_used] in this.
+
+        None while nothing is known. Must hold: there is a layer after it.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget the last tokens, as a new text begins, but not what was learned of the model."""
+
+
+def create_predictor(
+    settings: CacheSettings, space: KeySpace, counts: DecayedCounts
+) -> Predictor | None:
+    """Make the predictor that the settings name; None for "none"."""
+    name, life = settings.predictor, PAIRS_LIVE * settings.half_life
+    if name == "previous":
+        return Previous(space)
+    if name == "frequency":
+        return Frequency(space, counts)
+    if name == "correlation":
+        return Correlation(space, life, settings.executor, settings.lag)
+    return None
+
+
+class _ByToken(Predictor):
+    """Knows as much of a layer before the token as when the layers above it are done."""
+
+    def __init__(self, space: KeySpace) -> None:
+        super().__init__(space)
+        self._next: Scores | None = None
+
+    def after_layer(self, layer: int, ids: Ids) -> Scores | None:
+        if self._next is None:
+            return None
+        return self._next[self.space.numbers(layer + 1)]
+
+
+class Previous(_ByToken):
+    """Expects the experts of the last four tokens, half as likely with every token since."""
+
+    def __init__(self, space: KeySpace) -> None:
+        super().__init__(space)
+        self._last: deque[NDArray[np.int64]] = deque(maxlen=N_TOKENS)
+
+    def after_token(self, ids: Ids) -> Scores | None:
+        self._last.append(self.space.numbers_of(ids))
+        scores = np.zeros(self.space.n_keys)
+        for age in range(len(self._last), 0, -1):  # the latest last
+            scores[self._last[-age]] = 0.5 ** (age - 1)
+        self._next = scores
+        return scores
+
+    def reset(self) -> None:
+        self._last.clear()
+        self._next = None
+
+
+class Frequency(_ByToken):
+    """Expects experts by their decayed counts, which the owner keeps."""
+
+    def __init__(self, space: KeySpace, counts: DecayedCounts) -> None:
+        super().__init__(space)
+        self._counts = counts
+
+    def after_token(self, ids: Ids) -> Scores | None:
+        self._next = self._counts.values()
+        return self._next
+
+    def reset(self) -> None:
+        """Do nothing: counts do not belong to one text."""
+
+
+class Correlation(Predictor):
+    """Learns from pairs which experts follow which.
+
+    The score of an expert: of the times that each expert before it was used, the share that it
+    followed, averaged over those used now. A pair counts half after `half_life` tokens. Pairs lead,
+    fused, from one token to the next, or to the one after it, in the same layer; stepped, from
+    layer to layer of the same token, and to the first layer from the last one of the token before.
+    Takes 4 * n_layers * n_experts^2 bytes.
+    """
+
+    informs = True
+
+    def __init__(
+        self, space: KeySpace, half_life: float, executor: Executor = "fused", lag: int = 1
+    ) -> None:
+        super().__init__(space)
+        self._stepped = executor == "stepped"
+        shape = (space.n_layers, space.n_experts)
+        self._pairs = np.zeros((*shape, space.n_experts), np.float32)  # [layer, before, after]
+        self._seen = np.zeros(shape, np.float32)  # [layer, before]
+        self._growth, self._weight = 2.0 ** (1.0 / half_life), 1.0
+        # Ids [n_layers, n_used] of the last tokens, the oldest first, and the scores given then.
+        self._last: deque[tuple[Ids, Scores | None]] = deque(maxlen=lag)
+        self._above_first: Ids | None = None  # stepped: of the last layer before this token, [1, n]
+        self._n_tokens = 0
+
+    def after_token(self, ids: Ids) -> Scores | None:
+        self._n_tokens += 1
+        if self._stepped:
+            self._after_steps(ids)
+            return None
+        self.said = None
+        if len(self._last) == self._last.maxlen:
+            before, self.said = self._last[0]
+            self._learn(before, ids, 0)
+        ready = self._n_tokens > WARM_UP
+        says = self._follow(ids, 0).ravel() if ready else None
+        self._last.append((ids.copy(), says))
+        return says
+
+    def after_layer(self, layer: int, ids: Ids) -> Scores | None:
+        if not self._stepped:
+            says = self._last[0][1] if self._last else None
+            return says[self.space.numbers(layer + 1)] if says is not None else None
+        if self._n_tokens <= WARM_UP:
+            return None
+        following: Scores = self._follow(ids[None], layer + 1)[0]
+        return following
+
+    def reset(self) -> None:
+        self._last.clear()
+        self._above_first = self.said = None
+
+    # ----- inside -----
+
+    def _after_steps(self, ids: Ids) -> None:
+        first, above = 1, ids[:-1]
+        if self._above_first is not None:
+            first, above = 0, np.concatenate([self._above_first, above])
+        self.said = None
+        if self._n_tokens > WARM_UP:
+            self.said = np.zeros(self.space.n_keys)
+            self.said[first * self.space.n_experts :] = self._follow(above, first).ravel()
+        self._learn(above, ids[first:], first)
+        self._above_first = ids[-1:].copy()
+
+    def _learn(self, before: Ids, after: Ids, first: int) -> None:
+        """Learn that `after` followed `before` [n_layers - first, n_used] from layer `first` on."""
+        self._weight *= self._growth
+        if self._weight > LATEST:
+            for counts in (self._pairs, self._seen):
+                counts /= self._weight
+                counts[counts < LEAST] = 0
+            self._weight = 1.0
+        _sums.learn(self._pairs, self._seen, before, after, first, self._weight)
+
+    def _follow(self, ids: Ids, first: int) -> Scores:
+        """Score what follows `ids` [n, n_used] in the n layers from `first` on: [n, n_experts]."""
+        return _sums.follow(self._pairs, self._seen, ids, first, self._weight)

@@ -1,0 +1,79 @@
+"""How an expert cache is laid out and what was chosen for it, as plain data.
+
+Made from the config and the memory plan for the engine, from options for the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "Allocation",
+    "CacheSettings",
+    "Executor",
+    "PolicyName",
+    "PoolSpec",
+    "PredictorName",
+    "Selection",
+    "make_pools",
+]
+
+PolicyName = Literal["lru", "slru", "lfru"]
+Allocation = Literal["layer", "global"]
+Selection = Literal["none", "first_n", "frequency", "manual"]
+PredictorName = Literal["previous", "correlation", "frequency", "none"]
+Executor = Literal["fused", "stepped"]
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """Describes slots of one size that the experts of some layers share."""
+
+    layers: tuple[int, ...]  # MoE layers
+    capacity: int  # slots
+    floor: int  # slots a layer is left with when other layers want more
+    slot_bytes: int
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Holds all that decides where experts are: equal settings and routing, equal decisions."""
+
+    policy: PolicyName = "slru"
+    half_life: float = 64.0  # tokens, of the counts
+    warmpin: int = 0  # experts to pin per layer; 0: none
+    warmpin_after: int = 64  # tokens between one choice of the pins and the next
+    selection: Selection = "none"  # how experts are chosen that stay resident
+    n_resident: int = 0  # of them per layer
+    resident_ids: tuple[int, ...] = ()  # with "manual"
+    warmup_tokens: int = 4096  # with "frequency"
+    admission: bool = False  # a newcomer enters only if it is worth more than its victim
+    predictor: PredictorName = "none"  # what guesses experts, to fetch them before they are used
+    executor: Executor = "fused"  # what the predictor guesses: a token to come, or the next layer
+    # Fused: the token to come that a copy begun now is there for; 2 if it overlaps one.
+    lag: int = 1
+
+
+def make_pools(
+    slots: Sequence[int], slot_bytes: Sequence[int], n_used: int, allocation: Allocation
+) -> tuple[PoolSpec, ...]:
+    """Make pools of `slots[layer]` slots of `slot_bytes[layer]` bytes; layers without get none.
+
+    "layer": each layer keeps its own. "global": layers whose experts have the same size share
+    theirs, each with a floor of `n_used` slots, or an even share where there are fewer.
+    """
+    if allocation == "layer":
+        return tuple(
+            PoolSpec((layer,), n_slots, 0, size)
+            for layer, (n_slots, size) in enumerate(zip(slots, slot_bytes, strict=True))
+            if n_slots
+        )
+    pools = []
+    for size in dict.fromkeys(slot_bytes):
+        layers = tuple(i for i, other in enumerate(slot_bytes) if other == size)
+        capacity = sum(slots[layer] for layer in layers)
+        if capacity:
+            pools.append(PoolSpec(layers, capacity, min(n_used, capacity // len(layers)), size))
+    return tuple(pools)

@@ -1,0 +1,1 @@
+"""Counts what experts and copies did, and writes it down; decides nothing and moves nothing."""

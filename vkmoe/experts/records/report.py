@@ -1,0 +1,388 @@
+"""The statistics of `--expert-stats`: how often device memory served the experts' uses.
+
+Collects them from the profiler and the cache, as a JSON document for programs and as text for
+people. Does not own where they are written, nor when (keeper.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from vkmoe.config import EngineConfig
+from vkmoe.experts.decide.settings import Executor, PredictorName
+from vkmoe.experts.decide.worth import PredictionCounts
+from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCounters, Tally
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+
+__all__ = [
+    "FORMAT",
+    "SILENT",
+    "CopyTimes",
+    "ExpertReport",
+    "LayerReport",
+    "Setup",
+    "as_document",
+    "as_text",
+    "make_report",
+    "setup_of",
+]
+
+N_TOP = 8  # most used experts that are listed
+FORMAT, DOCUMENT_VERSION = "vkmoe expert statistics", 1
+SILENT = "(no accesses recorded)"
+_MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about experts too
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Says what the figures belong to; `slots` per MoE layer, `host_places` of a small pool."""
+
+    model: str
+    architecture: str
+    device: str
+    experts_in: Literal["device", "host", "cache"]
+    n_experts: int  # per layer; 0: a dense model
+    n_used: int
+    slots: tuple[int, ...] = ()
+    policy: str | None = None  # None: nothing is ever moved
+    allocation: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # as asked, to run the same again
+    executor: Executor = "fused"
+    host_places: int = 0  # 0: one for each expert
+    predictor: str | None = None  # None: none guesses
+
+
+def setup_of(
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    device: DeviceInfo,
+    config: EngineConfig,
+    predictor: PredictorName = "none",
+) -> Setup:
+    """Say what the statistics of a run belong to; `predictor` is the one that was chosen."""
+    moves = plan.experts_in == "cache"
+    return Setup(
+        spec.name,
+        spec.architecture,
+        device.name,
+        plan.experts_in,
+        spec.experts.n_experts if spec.experts else 0,
+        spec.experts.n_used if spec.experts else 0,
+        plan.expert_slots,
+        config.expert_policy if moves else None,
+        config.expert_allocation if moves else None,
+        {
+            name: value
+            for name, value in asdict(config).items()
+            if name.startswith(("expert_", "moe_")) or name in _MOVING
+            if name not in ("expert_stats", "expert_profile")
+        },
+        plan.executor,
+        sum(plan.host_places),
+        predictor if predictor != "none" else None,
+    )
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """Reports on one MoE layer; `layer` is its number in the model."""
+
+    layer: int
+    n_slots: int
+    total: Tally
+    before: Tally | None  # warm-pinning; None: there was none
+    after: Tally | None
+    pinned: tuple[int, ...]
+    top: tuple[tuple[int, int], ...]  # most used experts: (id, uses)
+
+
+@dataclass(frozen=True)
+class CopyTimes:
+    """Says how long was copied into slots, and which part of it computing hid, from 0 to 1."""
+
+    copied_ns: int
+    hidden: float | None  # None: not known
+    n_unknown: int  # copies whose times are not known
+
+    @property
+    def reason(self) -> str:
+        """Return why `hidden` is not known; empty where it is."""
+        if self.hidden is not None:
+            return ""
+        if not self.copied_ns:
+            return "the device does not say when copies ran"
+        return "the device times its queues by different clocks"
+
+
+@dataclass(frozen=True)
+class ExpertReport:
+    """Holds all statistics; `counters` with a cache, `pool` where it is smaller than the model."""
+
+    setup: Setup
+    n_tokens: int
+    total: Tally
+    warm_after: int | None  # tokens before warm-pinning
+    before: Tally | None
+    after: Tally | None
+    layers: tuple[LayerReport, ...]
+    counters: CacheCounters | None
+    pool: PoolCounters | None = None
+    copies: CopyTimes | None = None  # None: none were timed
+    predictions: PredictionCounts | None = None  # None: nothing was fetched on a guess
+
+    @property
+    def coverage(self) -> float:
+        """Return the part of the experts that fits into device memory, from 0 to 1."""
+        n_total = self.setup.n_experts * len(self.layers)
+        return sum(layer.n_slots for layer in self.layers) / n_total if n_total else 0.0
+
+
+def make_report(
+    setup: Setup,
+    profiler: ExpertProfiler | None,
+    counters: CacheCounters | None,
+    pinned: Sequence[Sequence[int]] | None = None,
+    pool: PoolCounters | None = None,
+    overlap: Overlap | None = None,
+    predictions: PredictionCounts | None = None,
+) -> ExpertReport:
+    """Report the state of now; without a profiler, on a model without experts.
+
+    `pinned` are expert ids per layer, by default those of the profiler.
+    """
+    if profiler is None:
+        return ExpertReport(setup, 0, Tally(0, 0), None, None, None, (), None)
+    pins = pinned if pinned is not None else profiler.pinned
+    full = setup.n_experts if setup.experts_in == "device" else 0
+    uses = profiler.uses
+    layers = tuple(
+        LayerReport(
+            number,
+            setup.slots[i] if setup.slots else full,
+            profiler.total(i),
+            profiler.before(i),
+            profiler.after(i),
+            tuple(sorted(pins[i])) if pins else (),
+            tuple((expert, int(uses[i, expert])) for expert in profiler.top_experts(i, N_TOP)),
+        )
+        for i, number in enumerate(profiler.layer_numbers)
+    )
+    return ExpertReport(
+        setup,
+        profiler.n_tokens,
+        profiler.total(),
+        profiler.n_tokens_before,
+        profiler.before(),
+        profiler.after(),
+        layers,
+        counters,
+        pool,
+        _copies(overlap),
+        replace(predictions) if predictions is not None and predictions.n_hinted else None,
+    )
+
+
+def _copies(overlap: Overlap | None) -> CopyTimes | None:
+    """Return the times of copies, or None without any copy."""
+    if overlap is None:
+        return None
+    hidden = overlap.fraction  # which adds up what is known by now
+    times = CopyTimes(overlap.copied_ns, hidden, overlap.n_unknown)
+    return times if times.copied_ns or times.n_unknown else None
+
+
+def as_document(report: ExpertReport) -> dict[str, Any]:
+    """Return plain values for json.dumps; rates from 0 to 1, null where nothing was recorded."""
+    return {
+        "format": FORMAT,
+        "version": DOCUMENT_VERSION,
+        **asdict(report.setup),
+        "slots": [layer.n_slots for layer in report.layers],
+        "coverage": report.coverage,
+        "n_tokens": report.n_tokens,
+        **_rates(report),
+        "warm_after": report.warm_after,
+        "cache": asdict(report.counters) if report.counters else None,
+        "host_pool": asdict(report.pool) if report.pool else None,
+        "copies": asdict(report.copies) if report.copies else None,
+        "predictions": asdict(report.predictions) if report.predictions else None,
+        "layers": [
+            {
+                "layer": layer.layer,
+                "n_slots": layer.n_slots,
+                **_rates(layer),
+                "pinned": list(layer.pinned),
+                "top": [{"expert": expert, "n_uses": uses} for expert, uses in layer.top],
+            }
+            for layer in report.layers
+        ],
+    }
+
+
+def _rates(part: ExpertReport | LayerReport) -> dict[str, Any]:
+    before, after = part.before, part.after
+    return {
+        **_tally(part.total),
+        "before_warm_pinning": None if before is None else _tally(before),
+        "after_warm_pinning": None if after is None else _tally(after),
+    }
+
+
+def _tally(tally: Tally) -> dict[str, Any]:
+    return {"n_uses": tally.n_uses, "n_hits": tally.n_hits, "hit_rate": tally.hit_rate}
+
+
+def as_text(report: ExpertReport) -> str:
+    """Return lines that end with a newline; the table at the end has one per layer."""
+    return "\n".join([*_summary(report), "", *_table(report)]) + "\n"
+
+
+def _summary(report: ExpertReport) -> Iterator[str]:
+    setup = report.setup
+    yield FORMAT
+    name = "".join(sign if sign.isprintable() else "?" for sign in setup.model)
+    yield f"model       {name} ({setup.architecture})"
+    yield f"device      {setup.device}"
+    if not report.layers:
+        yield "experts     none: the model is dense"
+        return
+    yield (
+        f"experts     {len(report.layers)} layers of {setup.n_experts}, "
+        f"{setup.n_used} used per token and layer"
+    )
+    yield f"placement   {_placement(report)}"
+    if setup.host_places:
+        n_all = len(report.layers) * setup.n_experts
+        yield f"            {setup.host_places} of {n_all} experts in the host pool at a time"
+    if setup.executor == "stepped":
+        yield "executor    stepped: it stops at each router"
+    yield f"tokens      {report.n_tokens}"
+    yield f"hit rate    {_of(report.total)}"
+    if report.before is not None and report.after is not None:
+        yield f"            before warm-pinning, {report.warm_after} tokens: {_of(report.before)}"
+        yield f"            after warm-pinning: {_of(report.after)}"
+    if report.counters is not None:
+        yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
+    if report.copies is not None:
+        yield f"overlap     {_overlap(report.copies)}"
+    if report.counters is not None:
+        yield f"guesses     {_guesses(report)}"
+    if report.pool is not None:
+        yield from _pool(report.pool)
+
+
+def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
+    guessed = f", {c.n_hinted} of them guessed" if c.n_hinted else ""
+    if has_slots:
+        yield (
+            f"cache       {c.n_uploads} experts uploaded ({_mib(c.upload_bytes)}){guessed}, "
+            f"{c.n_evictions} evicted, {c.n_failed_uploads} uploads failed, "
+            f"{c.n_table_writes} table writes"
+        )
+    if c.n_landed:
+        yield f"            {c.n_landed} experts kept on the device as they were read"
+    if c.n_cancelled:
+        yield f"            {c.n_cancelled} uploads taken back, out of date before they began"
+    per_token = f", {_mib(c.missed_bytes / n_tokens, 2)} per token" if n_tokens else ""
+    yield f"misses      {_mib(c.missed_bytes)} read from host memory{per_token}"
+    if c.stall_ns:
+        yield f"waiting     {_milliseconds(c.stall_ns)} for uploads{_each(c.stall_ns, n_tokens)}"
+
+
+def _guesses(report: ExpertReport) -> str:
+    predictor, guesses = report.setup.predictor or "none", report.predictions
+    if guesses is None:
+        ahead = report.pool is not None and report.pool.n_hinted > 0
+        found = "experts fetched to the host pool only" if ahead else "no experts fetched"
+        return predictor if predictor == "none" else f"{predictor}: {found}"
+    return (
+        f"{predictor}: {guesses.n_hinted} experts fetched ({_mib(guesses.hinted_bytes)}), "
+        f"{_percent(guesses.n_right / guesses.n_hinted)} of them used at once"
+    )
+
+
+def _overlap(copies: CopyTimes) -> str:
+    if copies.hidden is None:
+        return f"unknown: {copies.reason}"
+    return f"{_percent(copies.hidden)} of {_milliseconds(copies.copied_ns)} of copying was hidden"
+
+
+def _pool(p: PoolCounters) -> Iterator[str]:
+    rate = f"{_percent(p.n_hits / p.n_uses)} of {p.n_uses} uses" if p.n_uses else "no uses yet"
+    guessed = f", {p.n_hinted} of them guessed" if p.n_hinted else ""
+    right = f" ({_percent(p.n_right / p.n_hinted)} used at once)" if p.n_hinted else ""
+    failed = f", {p.n_failed} failed" if p.n_failed else ""
+    yield (
+        f"host pool   {rate} served; {p.n_reads} experts read from the file "
+        f"({_mib(p.read_bytes)}){guessed}{right}{failed}; waited {_milliseconds(p.stall_ns)}"
+    )
+    if p.hidden is not None:
+        share, took = _percent(p.hidden), _milliseconds(p.read_ns)
+        yield f"            {share} of {took} of reading was hidden behind computing"
+
+
+def _placement(report: ExpertReport) -> str:
+    setup = report.setup
+    if setup.experts_in == "device":
+        return "all experts in device memory (coverage 100.0 %)"
+    if setup.experts_in == "host":
+        who = "those" if setup.host_places else "all experts"
+        return f"{who} in host memory are read in place (coverage 0.0 %)"
+    slots = [layer.n_slots for layer in report.layers]
+    each = f"{slots[0]}" if min(slots) == max(slots) else f"{min(slots)} to {max(slots)}"
+    shared = ", shared between layers" if setup.allocation == "global" else ""
+    return (
+        f"cache, policy {setup.policy}, {each} slots per layer{shared} "
+        f"(coverage {_percent(report.coverage)})"
+    )
+
+
+def _table(report: ExpertReport) -> Iterator[str]:
+    if not report.layers:
+        return
+    # Columns are as wide as their longest entry; the last two are open-ended.
+    heads = ("layer", "slots", "uses", "hit rate", "before", "after", "pinned")
+    rows = [heads, *(_row(layer) for layer in report.layers)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    for row, layer in zip(rows, (None, *report.layers), strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[-1] = row[-1].ljust(widths[-1])
+        yield "  ".join([*cells, _top(layer) if layer else "most used (uses)"]).rstrip()
+
+
+def _row(layer: LayerReport) -> tuple[str, ...]:
+    rates = [
+        tally.hit_rate if tally else None for tally in (layer.total, layer.before, layer.after)
+    ]
+    pinned = " ".join(map(str, layer.pinned)) or "-"
+    counts = (str(layer.layer), str(layer.n_slots), str(layer.total.n_uses))
+    return (*counts, *(_percent(rate) for rate in rates), pinned)
+
+
+def _top(layer: LayerReport) -> str:
+    return ", ".join(f"{expert} ({n_uses})" for expert, n_uses in layer.top) or SILENT
+
+
+def _of(tally: Tally) -> str:
+    if tally.hit_rate is None:
+        return SILENT
+    return f"{_percent(tally.hit_rate)} of {tally.n_uses} uses served from device memory"
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _mib(n_bytes: float, digits: int = 1) -> str:
+    return f"{n_bytes / 2**20:.{digits}f} MiB"
+
+
+def _milliseconds(time_ns: int) -> str:
+    return f"{time_ns / 1e6:.1f} ms"
+
+
+def _each(time_ns: int, n_tokens: int) -> str:
+    return f", {time_ns / 1e6 / n_tokens:.3f} ms per token" if n_tokens else ""

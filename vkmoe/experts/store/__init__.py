@@ -1,0 +1,1 @@
+"""Holds the bytes of experts and moves them: slots, address table, copies, host pool, cache."""

@@ -1,0 +1,494 @@
+"""How bytes of experts move: copies by the upload queue, a thread that starts them, and a budget.
+
+Owns what a copy and an uploader are, the recordings in flight, the thread with its jobs and what is
+counted of them, and how many bytes may be copied while a token runs. Does not decide what is moved,
+nor when a slot may be written: that is up to the one that starts a copy.
+
+Between the engine's thread and the other there are no locks: what both share changes by single
+atomic steps of CPython (a deque's methods, `dict.setdefault`), so that Ctrl-C between any two lines
+leaves it sound. That relies on the global interpreter lock: a build of Python without it needs
+locks here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeAlias
+
+from vkmoe.closing import Closing
+from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
+from vkmoe.gpu.arena import Placement
+from vkmoe.gpu.backend import Submission
+from vkmoe.gpu.device import Device, translated
+from vkmoe.gpu.extension import native
+from vkmoe.gpu.link_speed import LinkSpeed
+
+__all__ = [
+    "END_LIMIT_S",
+    "NEW_WEIGHT",
+    "SLICE_S",
+    "Copy",
+    "CopyBudget",
+    "DrainedUploader",
+    "Job",
+    "JobCancelledError",
+    "JobQueue",
+    "Prefetcher",
+    "QueueFullError",
+    "Upload",
+    "Uploader",
+    "Uploads",
+    "background_bytes",
+]
+
+log = logging.getLogger("vkmoe")
+SLICE_S = 0.1  # Ctrl-C is answered this quickly where waiting cannot be interrupted
+MAX_QUEUED = 16  # jobs that are not urgent; a job is one submit's worth of copies
+END_LIMIT_S = 5.0  # for the running job, when all is to end
+NO_MEMORY = OutOfMemoryError("copying experts failed, without memory left to say why")
+DOING = "uploading experts"
+SETTLE_NS = 10_000_000_000  # that copies may go on after an error; then the device counts as lost
+COPY_SHARE = 0.25
+NEW_WEIGHT = 1 / 8  # of the last token in the running means
+
+# One span to copy: from, to, bytes. A plain tuple: one is made for every expert that moves.
+# From: a Placement, or what another uploader copies from (of the file: an expert's number).
+Copy: TypeAlias = tuple[Any, Placement, int]
+
+
+class Upload(Protocol):
+    """Follows copies that are under way."""
+
+    def done(self) -> bool:
+        """Return whether all bytes have arrived; never waits."""
+
+    def wait(self) -> None:
+        """Wait for the end. Raises VkmoeErrors: then the targets' bytes are and stay undefined."""
+
+    def cancel(self) -> bool:
+        """Return whether they had not begun and now never will: nothing was written."""
+
+    def interval(self) -> tuple[int, int] | None:
+        """Return begin and end in nanoseconds of their queue's clock; None: not known."""
+
+
+class Uploader(Protocol):
+    """Copies: the upload queue, a thread, or in tests a slow or failing one."""
+
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        """Begin to copy, before what is not urgent. Raises VkmoeErrors, with nothing begun."""
+
+
+class DrainedUploader(Uploader, Protocol):
+    """Copies, and can be brought to rest."""
+
+    def drain(self) -> bool:
+        """Wait until nothing is or will be written any more; return whether that was in time."""
+
+
+class Uploads:
+    """Copies by one submit on the upload queue (the compute queue, where there is one queue)."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._timed = device.native.has_timestamps("upload")
+
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        try:  # no context manager: nearly every token comes here
+            return _Upload(self._device, self._device.native.upload(copies, self._timed))
+        except native().VulkanError as error:
+            raise translated(error, DOING) from error
+
+    def drain(self) -> bool:
+        try:
+            self._device.native.wait_idle()
+        except native().VulkanError as error:
+            raise translated(error, DOING) from error
+        return True
+
+
+class _Upload:
+    """Follows a submit on the upload queue."""
+
+    __slots__ = ("_device", "_submission")
+
+    def __init__(self, device: Device, submission: Submission) -> None:
+        self._device, self._submission = device, submission
+
+    def done(self) -> bool:
+        try:
+            return self._submission.done()
+        except native().VulkanError as error:
+            raise translated(error, DOING) from error
+
+    def wait(self) -> None:
+        try:
+            self._submission.wait()
+        except (native().VulkanError, MemoryError) as error:
+            with suppress(RuntimeError):  # the first error is the one to tell
+                # It may go on although waiting for it failed; its targets will be others' soon.
+                self._device.native.settle(SETTLE_NS)
+            if isinstance(error, MemoryError):
+                raise
+            raise translated(error, DOING) from error
+
+    def cancel(self) -> bool:
+        return False
+
+    def interval(self) -> tuple[int, int] | None:
+        return self._submission.interval() if self._submission.done() else None
+
+
+class QueueFullError(GpuError):
+    """Too many jobs wait already, so nothing was begun. Start it later, or make it urgent."""
+
+
+class JobCancelledError(GpuError):
+    """The job never began; nothing was written."""
+
+
+class Prefetcher(Closing):
+    """Starts copies on a thread of its own, one job after the other; is an `Uploader`.
+
+    One thread, the engine's, starts, waits and cancels. The worker survives whatever a job raises;
+    but after a DeviceLostError every job fails with it at once. Raises OutOfMemoryError where the
+    system refuses a thread.
+    """
+
+    def __init__(
+        self,
+        uploads: Uploader,
+        name: str = "prefetch",
+        max_queued: int = MAX_QUEUED,
+        end_limit_s: float = END_LIMIT_S,
+    ) -> None:
+        self._uploads, self._name = uploads, name
+        self._max_queued, self._end_limit_s = max_queued, end_limit_s
+        self._thread = threading.Thread(target=self._work, name=f"vkmoe {name}", daemon=True)
+        self._queue = JobQueue(self._thread.is_alive)
+        self._lost: DeviceLostError | None = None
+        self._closed = False
+        self._first_failure, self._has_stumbled = "", False
+        self.n_jobs = 0  # jobs that arrived
+        self.n_failed = 0  # jobs
+        self.busy_ns = 0  # of the worker
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OutOfMemoryError(f"no thread for {name}: {error}", "see `ulimit -u`") from error
+        except BaseException:  # Ctrl-C: it may run already, and nothing would end it
+            self._queue.end()
+            raise
+        atexit.register(self.close)
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether a job that is not urgent may be started now."""
+        return self._queue.n_later < self._max_queued
+
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Job:
+        """Let the worker copy. `copies` must not change. Urgent jobs go before all others.
+
+        Raises, with nothing begun: QueueFullError unless it is urgent, DeviceLostError.
+        """
+        assert not self._closed, "closed"
+        if self._lost is not None:
+            raise self._lost
+        if not urgent and not self.has_room:
+            raise QueueFullError(f"{self._max_queued} jobs wait already", "start it later")
+        job = Job(self._queue, copies)
+        self._queue.add(job, urgent)
+        return job
+
+    def drain(self) -> bool:
+        """Cancel what has not begun, wait for what has; return whether that was within the limit.
+
+        Afterwards nothing is written, not even by a job whose start Ctrl-C has torn.
+        """
+        for job in self._queue.waiting:
+            job.cancel()
+        running, give_up = self._queue.running, time.monotonic() + self._end_limit_s
+        while running is not None and not running.look(SLICE_S):
+            if time.monotonic() > give_up or not self._thread.is_alive():
+                return False
+        return True
+
+    def close(self) -> None:
+        """Drain, and end the thread. One that does not end in time is left, with a warning."""
+        first, self._closed = not self._closed, True
+        self._queue.end()
+        if self.drain():
+            self._thread.join(self._end_limit_s)
+        elif (running := self._queue.running) is not None:
+            log.warning("a copy of experts does not end (%s): its thread is left", self._name)
+            running.end(GpuError("the copy of experts did not end"))
+        atexit.unregister(self.close)
+        if first and self.n_failed:
+            n_all = self.n_jobs + self.n_failed
+            figures = (self._name, self.n_failed, n_all, self._first_failure)
+            log.warning("%s: %d of %d jobs failed; %s", *figures)
+
+    # ----- on the worker's thread -----
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._queue.take()
+                if job is None:
+                    return
+                self._run(job)
+            except BaseException as error:  # MemoryError of our own bookkeeping, most likely
+                self._stumbled(error)
+                time.sleep(SLICE_S)  # there may be more memory later
+            finally:
+                job = self._queue.running
+                if job is not None and job.begun:
+                    job.end(NO_MEMORY)  # unless it has ended, as nearly always
+
+    def _run(self, job: Job) -> None:
+        began, failure, interval = time.perf_counter_ns(), None, None
+        try:
+            if self._lost is not None:
+                raise self._lost
+            upload = self._uploads.start(job.copies)
+            upload.wait()
+            interval = upload.interval()
+            self.n_jobs += 1
+        except BaseException as error:  # KeyboardInterrupt too: a job must not end the thread
+            failure = self._failed(error)
+        self.busy_ns += time.perf_counter_ns() - began
+        job.end(failure, interval)
+
+    def _failed(self, error: BaseException) -> VkmoeError:
+        """Count a failure. Returns the error that collecting the job raises."""
+        self.n_failed += 1
+        if isinstance(error, DeviceLostError):
+            self._lost = error
+        try:
+            raised = _as_vkmoe_error(error)
+            if not self._first_failure:
+                self._first_failure = f"the first: {raised}"
+                if raised is not error:
+                    log.warning("a copy of experts failed unexpectedly\n%s", _text(error))
+            for one in (raised, error):
+                one.__traceback__ = None  # its frames hold the job and its memory
+        except BaseException:
+            return NO_MEMORY
+        return raised
+
+    def _stumbled(self, error: BaseException) -> None:
+        """Warn once of an error of our own bookkeeping."""
+        first, self._has_stumbled = not self._has_stumbled, True
+        if first:
+            with suppress(BaseException):  # without memory left to say so; the thread goes on
+                log.warning("%s: keeping account of jobs failed\n%s", self._name, _text(error))
+
+
+def _text(error: BaseException) -> str:
+    """Return the error with its traceback as text: the object holds on to memory."""
+    return "".join(traceback.format_exception(error))
+
+
+def _as_vkmoe_error(error: BaseException) -> VkmoeError:
+    """Return the error as one of vkmoe's: those that collect a job need not know others."""
+    if isinstance(error, VkmoeError):
+        return error
+    kind = OutOfMemoryError if isinstance(error, MemoryError) else GpuError
+    raised = kind(f"copying experts failed with {type(error).__name__}: {error}")
+    raised.__cause__ = error
+    return raised
+
+
+class Job:
+    """Follows copies that wait for their turn, are under way, or are over: an `Upload`."""
+
+    __slots__ = ("_ended", "_error", "_fate", "_interval", "_over", "_queue", "copies")
+
+    def __init__(self, queue: JobQueue, copies: Sequence[Copy]) -> None:
+        self._queue, self.copies = queue, copies
+        self._fate: dict[str, str] = {}  # "is": "begun" or "cancelled", whichever came first
+        self._over = False
+        self._ended = threading.Lock()  # released at the end: a hint to look again
+        self._ended.acquire()
+        self._error: VkmoeError | None = None
+        self._interval: tuple[int, int] | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._fate.get("is") == "cancelled"
+
+    @property
+    def begun(self) -> bool:
+        return self._fate.get("is") == "begun"
+
+    def done(self) -> bool:
+        """Return whether it is over: arrived, failed or cancelled; never waits."""
+        return self._over or self.cancelled
+
+    def wait(self) -> None:
+        """Wait until it is over; from now on it goes before jobs that none waits for.
+
+        Raises what it failed with, always a VkmoeError; the targets' bytes are undefined then.
+        JobCancelledError where it was cancelled.
+        """
+        if not self.done():
+            self._queue.wait_for(self)
+        if self.cancelled:
+            raise JobCancelledError("the copy was cancelled")
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> bool:
+        """Return whether it had not begun and now never will: nothing was written."""
+        if not self._fate and self._fate.setdefault("is", "cancelled") == "cancelled":
+            self._queue.forget(self)
+            self.copies = ()
+        return self.cancelled
+
+    def interval(self) -> tuple[int, int] | None:
+        """Return when the bytes moved, by its uploader; None before the end, or if unknown."""
+        return self._interval
+
+    # ----- on the worker's thread -----
+
+    def begin(self) -> bool:
+        """Return whether the worker is to do it: it was neither cancelled nor begun before.
+
+        After Ctrl-C it may wait in a queue twice.
+        """
+        return not self.begun and self._fate.setdefault("is", "begun") == "begun"
+
+    def end(self, error: VkmoeError | None, interval: tuple[int, int] | None = None) -> None:
+        """Note that it is over. Does nothing the second time."""
+        if not self._over:
+            self.copies, self._error, self._interval = (), error, interval
+            self._over = True
+            with suppress(RuntimeError):  # released already
+                self._ended.release()
+
+    def look(self, limit_s: float) -> bool:
+        """Return whether it is over; waits for that for at most `limit_s`."""
+        return self.done() or self._ended.acquire(timeout=max(limit_s, 0.0)) or self.done()
+
+
+class JobQueue:
+    """Holds jobs that wait, urgent ones first. One thread adds them, one takes them."""
+
+    def __init__(self, is_alive: Callable[[], bool]) -> None:
+        """Begin empty; `is_alive` returns whether the thread that takes jobs is."""
+        self._is_alive = is_alive
+        self._urgent: deque[Job] = deque()
+        self._later: deque[Job] = deque()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._ending = False
+        self.running: Job | None = None  # or the last one that was
+
+    @property
+    def n_later(self) -> int:
+        """Return how many jobs wait that are not urgent."""
+        return len(self._later)
+
+    @property
+    def waiting(self) -> list[Job]:
+        return [*self._urgent, *self._later]
+
+    def add(self, job: Job, urgent: bool) -> None:
+        (self._urgent if urgent else self._later).append(job)
+        self._wake()
+
+    def end(self) -> None:
+        """Let `take` return None once no job waits."""
+        self._ending = True
+        self._wake()
+
+    def wait_for(self, job: Job) -> None:
+        """Wait until a job is over. Raises GpuError where no thread is left to do it."""
+        if job in self._later:
+            self._urgent.append(job)  # first: Ctrl-C may leave it in both, but not in none
+            self._remove(self._later, job)
+        while not job.look(SLICE_S):
+            if not self._is_alive() and not job.done():
+                raise GpuError("the thread that copies experts has ended")
+
+    def forget(self, job: Job) -> None:
+        """Take a job out of the queue."""
+        self._remove(self._urgent, job)
+        self._remove(self._later, job)
+
+    def take(self) -> Job | None:
+        """Return the next job, begun, once there is one; None when it is time to end."""
+        while True:
+            job = self._first()
+            if job is not None:
+                self.running = job  # before it begins: draining looks here last
+                begun = job.begin()
+                self.forget(job)
+                if begun:
+                    return job
+            elif self._ending:
+                return None
+            else:
+                self._wakeups.get()
+
+    def _first(self) -> Job | None:
+        for queue in (self._urgent, self._later):
+            with suppress(IndexError):
+                return queue[0]
+        return None
+
+    def _wake(self) -> None:
+        if self._wakeups.empty():  # else the worker is going to look anyway
+            self._wakeups.put(None)
+
+    @staticmethod
+    def _remove(queue: deque[Job], job: Job) -> None:
+        with suppress(ValueError):
+            queue.remove(job)
+
+
+class CopyBudget:
+    """Says how many bytes may be copied in the background while the next token runs.
+
+    It goes by the tokens so far: running means of their time and of what they missed.
+    """
+
+    def __init__(self, link: LinkSpeed | None, largest_bytes: int) -> None:
+        self._link, self._largest_bytes = link, largest_bytes
+        self._token_s = self._missed_bytes = 0.0
+        self._weight = 1.0  # of the next token; the first counts whole
+
+    def token(self, seconds: float, missed_bytes: int) -> None:
+        """Note how long a token took, from its submit to its end, and how much it missed."""
+        self._token_s += self._weight * (seconds - self._token_s)
+        self._missed_bytes += self._weight * (missed_bytes - self._missed_bytes)
+        self._weight = NEW_WEIGHT
+
+    @property
+    def n_bytes(self) -> float:
+        """Return the bytes that the next token may copy; one expert before the first."""
+        return background_bytes(self._link, self._token_s, self._missed_bytes, self._largest_bytes)
+
+
+def background_bytes(
+    link: LinkSpeed | None, token_s: float, missed_bytes: float, largest_bytes: int
+) -> float:
+    """Return the bytes to copy at most in a token of `token_s` seconds that misses `missed_bytes`.
+
+    Misses are read over the same link, and a token waits for them but not for copies. So at most a
+    quarter of what the link can copy in the time of a token, and at most what the expected misses
+    leave of it; the aim is that reads in place get at most 15 % slower. But at least
+    `largest_bytes`, one expert, or a slow link would let nothing in. Infinite without a link.
+    """
+    if link is None:
+        return inf
+    left_s = token_s - missed_bytes / link.read_bytes_per_second
+    return max(min(COPY_SHARE * token_s, left_s) * link.copy_bytes_per_second, largest_bytes)
