@@ -17,7 +17,7 @@ from vkmoe.errors import UnsupportedModelError, VkmoeError
 if TYPE_CHECKING:
     from vkmoe.facts import ModelSpec
     from vkmoe.gguf_file import GgufFile
-    from vkmoe.models.layer_tensors import ModelTensors
+    from vkmoe.models.tensors import ModelTensors
 
 __all__ = ["info"]
 

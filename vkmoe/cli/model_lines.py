@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
-    from vkmoe.models.layer_tensors import ModelTensors
+    from vkmoe.models.tensors import ModelTensors
 
 __all__ = ["spec_lines", "type_lines"]
 

@@ -8,9 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ROPE_STYLES", "UNIT_DIMS", "AttentionShape", "LatentShape"]
+__all__ = [
+    "MAX_CACHE_BYTES",
+    "MAX_HEAD_DIM",
+    "MAX_RANK",
+    "MAX_ROPE_DIM",
+    "ROPE_STYLES",
+    "UNIT_DIMS",
+    "AttentionShape",
+    "LatentShape",
+]
 
 UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
+# What the shaders have room for.
+MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 256, 1024, 256
+MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
 ROPE_STYLES = {"neox": 0, "normal": 1}  # as the shaders number them
 
 
@@ -35,10 +47,10 @@ class AttentionShape:
     sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
 
     def __post_init__(self) -> None:
-        assert self.head_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.head_dim <= 256, self
+        assert self.head_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.head_dim <= MAX_HEAD_DIM, self
         assert self.n_heads % self.n_kv_heads == 0, self
         assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
-        assert self.context >= 1 and self.cache_bytes < 1 << 32 and self.window >= 0, self
+        assert self.context >= 1 and self.cache_bytes < MAX_CACHE_BYTES and self.window >= 0, self
 
     @property
     def group(self) -> int:
@@ -95,10 +107,10 @@ class LatentShape:
     rope_style: Literal["neox", "normal"] = "normal"
 
     def __post_init__(self) -> None:
-        assert self.kv_rank % UNIT_DIMS == 0 and UNIT_DIMS <= self.kv_rank <= 1024, self
-        assert self.rope_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.rope_dim <= 256, self
+        assert self.kv_rank % UNIT_DIMS == 0 and UNIT_DIMS <= self.kv_rank <= MAX_RANK, self
+        assert self.rope_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.rope_dim <= MAX_ROPE_DIM, self
         assert self.n_heads >= 1 and self.nope_dim >= 0, self
-        assert self.context >= 1 and self.cache_bytes < 1 << 32, self
+        assert self.context >= 1 and self.cache_bytes < MAX_CACHE_BYTES, self
 
     @property
     def group(self) -> int:

@@ -14,6 +14,8 @@ from vkmoe.ops.tuning import Tuning
 
 __all__ = [
     "LOG_HEADER_WORDS",
+    "MAX_EXPERTS",
+    "MAX_USED",
     "Landing",
     "RouterShape",
     "filled_words",

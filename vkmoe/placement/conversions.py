@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vkmoe.facts import Conversion
+from vkmoe.models.latent_matrices import latent_matrices
 from vkmoe.models.tensors import LatentTensors, ModelTensors
-from vkmoe.placement.latent_matrices import latent_matrices
 from vkmoe.placement.words import in_mib
 from vkmoe.quants import TYPES, device_row_bytes, loaded_type
 

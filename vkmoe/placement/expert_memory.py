@@ -29,7 +29,7 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.program import Range, memory_range
-from vkmoe.models.decoder import MissService
+from vkmoe.models.feed_forward import MissService
 from vkmoe.models.weights import ModelWeights, with_landing, with_slots
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loaded import LoadedWeights

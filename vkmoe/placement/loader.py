@@ -19,6 +19,7 @@ from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
+from vkmoe.models.latent_matrices import latent_matrices
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import (
     AttentionTensors,
@@ -35,7 +36,6 @@ from vkmoe.models.weights import (
     SharedExpert,
 )
 from vkmoe.placement.conversion_time import conversion_line
-from vkmoe.placement.latent_matrices import latent_matrices
 from vkmoe.placement.loaded import LoadedWeights, Progress, Progressing
 from vkmoe.placement.placing import Placer
 from vkmoe.placement.pool_places import host_pools

@@ -19,9 +19,9 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.models.latent_matrices import HeadMatrices
 from vkmoe.models.tensors import FeedForwardTensors
 from vkmoe.ops.matvec import Matrix
-from vkmoe.placement.latent_matrices import HeadMatrices
 from vkmoe.placement.loaded import N_THREADS, Progressing
 from vkmoe.placement.sizes import expert_shape, span_parts
 from vkmoe.quants import decode, device_row_bytes, lay_out, loaded_type

@@ -8,6 +8,7 @@ from __future__ import annotations
 from vkmoe.facts import WeightBytes
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gpu.arena import round_up
+from vkmoe.models.latent_matrices import latent_matrices
 from vkmoe.models.tensors import (
     AttentionTensors,
     ExpertMatrix,
@@ -18,7 +19,6 @@ from vkmoe.models.tensors import (
 )
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.placement.conversions import conversions
-from vkmoe.placement.latent_matrices import latent_matrices
 from vkmoe.quants import device_row_bytes, loaded_type
 
 __all__ = ["expert_shape", "span_parts", "weight_bytes"]

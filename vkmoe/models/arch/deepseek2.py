@@ -1,5 +1,5 @@
-"""DeepSeek-V2 and V3: multi-head latent attention, leading dense layers, shared experts, and routed
-ones chosen within groups, by softmax (V2) or by sigmoid and a bias (V3).
+"""Reads DeepSeek-V2 and V3: multi-head latent attention, leading dense layers, shared experts, and
+routed ones chosen within groups, by softmax (V2) or by sigmoid and a bias (V3).
 
 DeepSeek-V2: arXiv:2405.04434; V3: arXiv:2412.19437.
 """
@@ -12,27 +12,25 @@ from dataclasses import replace
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.common import (
-    MAX_EXPERTS,
+from vkmoe.models.arch.common import (
     MAX_HEADS,
     SIGMOID,
     SOFTMAX,
     base_spec,
     expert_spec,
 )
-from vkmoe.models.metadata import Metadata
-from vkmoe.models.rope_metadata import read_rope
+from vkmoe.models.metadata import WRONG_FILE, Metadata
+from vkmoe.models.rope import read_rope
+from vkmoe.ops.attention_shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
+from vkmoe.ops.router import MAX_EXPERTS
 
 __all__ = ["read_spec"]
 
-MAX_RANK, MAX_ROPE_DIM = 1024, 256  # that latent_attention.comp has room for
 BLOCK = 32  # rows of matrices are whole blocks
-ROPE_UNIT = 8  # latent_attention.comp loads so many elements at once
-_HINT = "the file was converted wrongly or is damaged"
 
 
 def read_spec(file: GgufFile) -> ModelSpec:
-    """The spec of a deepseek2 file."""
+    """Read the spec of a deepseek2 file."""
     metadata = Metadata(file)
     n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
     latent = _latent(metadata, n_heads)
@@ -56,7 +54,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
 
 
 def _latent(metadata: Metadata, n_heads: int) -> LatentSpec:
-    """Files of today describe the cached row as one head's key, and heads under other names."""
+    """Read the heads. Newer files describe the cached row as one head under the old names."""
     rope_dim = metadata.size("rope.dimension_count", largest=MAX_ROPE_DIM)
     rank = metadata.size("attention.kv_lora_rank", largest=MAX_RANK)
     is_absorbed = metadata.has("attention.key_length_mla")
@@ -73,18 +71,18 @@ def _latent(metadata: Metadata, n_heads: int) -> LatentSpec:
         if found != value:
             metadata.refuse(f"attention.{key}", found, f"{value} follows from the other keys")
     nope_dim = query_dim - rope_dim
-    if nope_dim < BLOCK or nope_dim % BLOCK or rank % BLOCK or rope_dim % ROPE_UNIT:
+    if nope_dim < BLOCK or nope_dim % BLOCK or rank % BLOCK or rope_dim % UNIT_DIMS:
         raise UnsupportedModelError(
             f"{metadata.file.path}: heads of {nope_dim} + {rope_dim} over {rank} compressed "
             "elements",
-            f"vkmoe runs multiples of {BLOCK}, the rotary part a multiple of {ROPE_UNIT}",
+            f"vkmoe runs multiples of {BLOCK}, the rotary part a multiple of {UNIT_DIMS}",
         )
     q_rank = metadata.count("attention.q_lora_rank", 1 << 16)
     return LatentSpec(rank, nope_dim, rope_dim, value_dim, q_rank)
 
 
 def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
-    """None for a model without experts, of which files say little."""
+    """Read the experts; None for a model without any, whose file has few of the keys."""
     n_shared = metadata.count("expert_shared_count", MAX_EXPERTS)
     if not metadata.count("expert_count", MAX_EXPERTS):
         for key in ("expert_used_count", "expert_feed_forward_length"):
@@ -101,7 +99,7 @@ def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
         raise ModelFileError(
             f"{metadata.file.path}: {experts.n_used} experts used in {n_groups_used} of "
             f"{n_groups} groups of {experts.n_experts}",
-            _HINT,
+            WRONG_FILE,
         )
     return replace(
         experts,
@@ -113,7 +111,7 @@ def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
 
 
 def _rope(metadata: Metadata, latent: LatentSpec) -> tuple[RopeSpec, float]:
-    """The rotary embedding, and the scale of the dot products.
+    """Read the rotary embedding, and the scale of the dot products.
 
     With yarn, scores grow by the square of 0.1 m ln(factor) + 1; a file has 0.1 m. Sines and
     cosines are then left alone: they would take the ratio of that to the same with another m, which

@@ -1,4 +1,4 @@
-"""The attention of a layer as commands: grouped-query, or latent.
+"""Appends the attention of a layer to a program: grouped-query, or latent.
 
 Grouped: q/k/v, attention, its join, output projection. Latent (DeepSeek-V2, arXiv:2405.04434,
 section 2.1, absorbed form): q and the compressed row (compressed queries take a norm and a
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from vkmoe.facts import LatentSpec, ModelSpec
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.models.weights import AttentionWeights, LatentWeights
-from vkmoe.models.workspace import LatentTensors, Workspace
+from vkmoe.models.workspace import KvAddresses, LatentWorkspace, Workspace
 from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
 from vkmoe.ops.latent_attention import LatentCache, LatentShape, latent_attention
 from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
@@ -21,15 +21,7 @@ from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.rms_norm import rms_norm
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["AttentionBlock", "KvAddresses"]
-
-
-@dataclass(frozen=True)
-class KvAddresses:
-    """Addresses of one layer's K and V caches; if latent, of the compressed rows alone."""
-
-    keys: int
-    values: int = 0
+__all__ = ["AttentionBlock"]
 
 
 @dataclass(frozen=True)
@@ -149,7 +141,7 @@ class AttentionBlock:
         label: str,
         stride: int,
     ) -> None:
-        """Each head's matrix times what is `stride` words behind the head before."""
+        """Multiply each head's matrix with its part of x, `stride` words behind the head before."""
         n_heads, scratch = self.spec.n_heads, self.space.norm_partials
         matvec_heads(program, self.tuning, stack, n_heads, x, y, label, scratch, x_stride=stride)
 
@@ -160,10 +152,12 @@ class AttentionBlock:
         weights: LatentWeights,
         norm: NormInput,
         latent: LatentSpec,
-        tensors: LatentTensors,
+        tensors: LatentWorkspace,
     ) -> tuple[TensorRef, int]:
-        """The heads' queries, which are the first words of the tensor returned, and the compressed
-        keys and values, which begin at a word of `qkv`.
+        """Append what makes the heads' queries, and the compressed keys and values.
+
+        Returns a tensor whose first words are the queries, and the word of `qkv` at which the
+        compressed keys and values begin.
         """
         space, tuning, down = self.space, self.tuning, weights.q_down
         if down is None or tensors.q is None or tensors.q_normed is None:

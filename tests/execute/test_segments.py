@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from tests.models.invented import DENSE, MOE, TUNINGS, Types, token_program
+from vkmoe.execute.segments import cut, layer_ends, segments
 from vkmoe.gpu.program import Command, Dispatch
-from vkmoe.models.steps import cut, layer_ends, segments
 from vkmoe.ops.tuning import Tuning
 
 LAYERS = {

@@ -1,5 +1,5 @@
-"""The feed-forward block of a layer as commands: routed experts, a shared one beside them, or one
-block alone.
+"""Appends the feed-forward block of a layer to a program: routed experts, a shared one beside them,
+or one block alone.
 
 Router, the shared expert's gate/up, top-k, gate/up, down, the shared expert's down. Where misses
 are gathered, that comes before gate/up.
@@ -28,8 +28,8 @@ __all__ = ["FeedForwardBlock", "MissService"]
 class MissService:
     """How experts that are at home are served.
 
-    read: where they are; with `keep` they are also stored in landing places while they are read.
-    gather: from a landing place, into which they are copied first; it is the host that keeps them.
+    read: kernels read them there; with `keep` they also store them in landing places meanwhile.
+    gather: they are copied into landing places first and read there; the host keeps them.
     """
 
     way: Literal["read", "gather"] = "read"
@@ -89,9 +89,9 @@ class FeedForwardBlock:
     def _route(
         self, program: Program, index: int, layer: LayerWeights, router: Matrix, norm: NormInput
     ) -> LandingMemory | None:
-        """Choose experts and find them, and gather them if that is the way.
+        """Choose experts and find them, and gather them if misses are served so.
 
-        Returns where those that are read at home are kept; None for nowhere.
+        Returns where those that are read at home are stored; None for nowhere.
         """
         space, label, shape = self.space, f"layer {index}", router_shape(self.spec)
         moe_layers, misses = self.weights.moe_layers, self.misses or MissService()
@@ -133,7 +133,7 @@ class FeedForwardBlock:
     def _logits(
         self, program: Program, label: str, layer: LayerWeights, router: Matrix, norm: NormInput
     ) -> None:
-        """Of the routed experts, and of the shared one's weight if that has any."""
+        """Append the logits of the routed experts, and of the shared one's weight if it has any."""
         space, gate = self.space, layer.shared.gate if layer.shared else None
         assert gate is None or not layer.router_bias, "biases are for the routed experts alone"
         matvec(
@@ -150,7 +150,7 @@ class FeedForwardBlock:
     def _shared_gate_up(
         self, program: Program, label: str, shared: SharedExpert, norm: NormInput
     ) -> None:
-        """It waits for nothing the router does."""
+        """Append gate and up of the shared expert, which wait for nothing the router does."""
         space = self.space
         assert space.shared_act is not None, label
         expert_gate_up(

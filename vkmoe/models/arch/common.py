@@ -1,4 +1,4 @@
-"""What the files of all architectures say alike: sizes, heads, experts.
+"""Reads what the files of all architectures have in common: sizes, heads, experts.
 
 An architecture's module reads what differs, and changes the spec accordingly.
 """
@@ -11,10 +11,20 @@ from typing import Literal
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.metadata import MAX_SIZE, Metadata
-from vkmoe.models.rope_metadata import read_rope
+from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
+from vkmoe.models.rope import read_rope
+from vkmoe.ops.attention_shapes import MAX_HEAD_DIM, UNIT_DIMS
+from vkmoe.ops.router import MAX_EXPERTS, MAX_USED
 
-__all__ = ["SIGMOID", "SOFTMAX", "SOFTMAX_OF_CHOSEN", "base_spec", "expert_spec", "grouped_spec"]
+__all__ = [
+    "MAX_HEADS",
+    "SIGMOID",
+    "SOFTMAX",
+    "SOFTMAX_OF_CHOSEN",
+    "base_spec",
+    "expert_spec",
+    "grouped_spec",
+]
 
 # Values of <arch>.expert_gating_func. A softmax of the chosen logits alone is one of all logits
 # with the weights of the chosen ones renormalised.
@@ -24,10 +34,7 @@ GATINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {
     SIGMOID: "sigmoid",
     SOFTMAX_OF_CHOSEN: "softmax",
 }
-MAX_EXPERTS, MAX_USED = 1024, 32  # that router_topk.comp has room for
-MAX_HEADS, MAX_HEAD_DIM = 4096, 256
-HEAD_UNIT = 8  # attention.comp loads so many elements at once
-_HINT = "the file was converted wrongly or is damaged"
+MAX_HEADS = 4096
 
 
 def grouped_spec(
@@ -38,18 +45,18 @@ def grouped_spec(
     rope_style: Literal["neox", "normal"] = "neox",
     truncate: bool = True,
 ) -> ModelSpec:
-    """A model with grouped-query attention. Raises ModelFileError."""
+    """Read the spec of a model with grouped-query attention. Raises ModelFileError."""
     width = metadata.size("embedding_length")
     n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
     n_kv_heads = metadata.size("attention.head_count_kv", n_heads, largest=MAX_HEADS)
     head_dim = metadata.size("attention.key_length", max(1, width // n_heads), largest=MAX_HEAD_DIM)
     value_dim = metadata.size("attention.value_length", head_dim, largest=MAX_HEAD_DIM)
-    if n_heads % n_kv_heads or value_dim != head_dim or head_dim % HEAD_UNIT:
+    if n_heads % n_kv_heads or value_dim != head_dim or head_dim % UNIT_DIMS:
         raise ModelFileError(
             f"{metadata.file.path}: {n_heads} heads of {head_dim}, {n_kv_heads} KV heads of "
             f"{value_dim}: heads must be a multiple of KV heads, widths equal and a multiple of "
-            f"{HEAD_UNIT}",
-            _HINT,
+            f"{UNIT_DIMS}",
+            WRONG_FILE,
         )
     rope = read_rope(metadata, head_dim, rope_style, truncate=truncate)
     return base_spec(metadata, (n_heads, n_kv_heads, head_dim), rope, experts, qk_norm)
@@ -62,7 +69,7 @@ def base_spec(
     experts: ExpertSpec | None,
     qk_norm: Literal["none", "per_head", "full_width"] = "none",
 ) -> ModelSpec:
-    """`heads`: how many, how many of keys and values, and their width."""
+    """Read what specs of all models have. `heads`: their number, that of KV heads, their width."""
     file = metadata.file
     n_heads, n_kv_heads, head_dim = heads
     embeddings = file.tensors.get("token_embd.weight")
@@ -92,17 +99,17 @@ def expert_spec(
     width: int | None = None,
     gatings: tuple[int, ...] = (SOFTMAX,),
 ) -> ExpertSpec:
-    """The routed experts. `renormalise` is what the architecture does where its file says nothing.
+    """Read the routed experts. `renormalise` is for files that do not state it.
 
-    `width` is theirs where the file does not name it, None: as their tensors have it. `gatings` are
-    the functions the architecture may use, the usual one first. Raises ModelFileError,
-    UnsupportedModelError.
+    `width` is for files that do not name that of the experts; None: it is read from their tensors.
+    `gatings` are the functions the architecture may use, the usual one first. Raises
+    ModelFileError, UnsupportedModelError.
     """
     file = metadata.file
     n_experts = metadata.size("expert_count", largest=MAX_EXPERTS)
     n_used = metadata.size("expert_used_count", largest=MAX_USED)
     if n_used > n_experts:
-        raise ModelFileError(f"{file.path}: {n_used} experts used of {n_experts}", _HINT)
+        raise ModelFileError(f"{file.path}: {n_used} experts used of {n_experts}", WRONG_FILE)
     gating = metadata.count("expert_gating_func", MAX_SIZE) or gatings[0]
     if gating not in gatings:
         raise UnsupportedModelError(
@@ -122,6 +129,6 @@ def expert_spec(
 
 
 def _width_of_tensors(file: GgufFile) -> int | None:
-    """Early files do not name the experts' width; their tensors show it."""
+    """Read the width that early files do not name from the experts' tensors."""
     tensor = file.tensors.get("blk.0.ffn_gate_exps.weight")
     return tensor.shape[-2] if tensor is not None and len(tensor.shape) == 3 else None

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.invented import Memory, Types, layer
+from vkmoe.execute.segments import LIMIT_S, TARGET_S, bound_submits, part_bytes
 from vkmoe.gpu.program import memory_range
-from vkmoe.models.split import LIMIT_S, TARGET_S, bound_submits, part_bytes
 from vkmoe.models.weights import AttentionWeights, ModelWeights
 
 SECONDS = st.lists(st.floats(0, 1) | st.just(TARGET_S) | st.just(0.0), min_size=1, max_size=60)

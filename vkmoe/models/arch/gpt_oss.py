@@ -1,5 +1,5 @@
-"""gpt-oss: biases everywhere, attention sinks, a sliding window in every other layer, and experts
-with a clamped SwiGLU whose weights are a softmax of the chosen logits.
+"""Reads gpt-oss: biases everywhere, attention sinks, a sliding window in every other layer, and
+experts with a clamped SwiGLU whose weights are a softmax of the chosen logits.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.common import SOFTMAX, SOFTMAX_OF_CHOSEN, expert_spec, grouped_spec
+from vkmoe.models.arch.common import SOFTMAX, SOFTMAX_OF_CHOSEN, expert_spec, grouped_spec
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
 
 
 def read_spec(file: GgufFile) -> ModelSpec:
-    """The spec of a gpt-oss file."""
+    """Read the spec of a gpt-oss file."""
     metadata = Metadata(file)
     experts = expert_spec(
         metadata,

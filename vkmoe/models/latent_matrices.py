@@ -1,7 +1,7 @@
 """The matrices of latent attention that lead from the compressed keys and values to the heads.
 
-Files of today hold them as kernels read them. Older ones hold both in one, with the keys' part the
-other way round: it is turned while the model loads, and kept as floats.
+Newer files hold them in the form that kernels read. Older ones hold both in one tensor, with the
+keys' part transposed: it is turned while the model loads, and kept as floats.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from vkmoe.quants import decode, loaded_type
 __all__ = ["HeadMatrices", "latent_matrices"]
 
 Bytes = NDArray[np.uint8]
-# Of keys that were turned: types with blocks would be rounded once more, so they become halves.
+# What keys become when they are turned: a type with blocks would round them once more, so F16.
 TURNED_TYPES = {"F32": "F32", "BF16": "F32"}
 
 
 @dataclass(frozen=True)
 class HeadMatrices:
-    """A matrix of each head, behind one another: [n_heads * rows, n_columns].
+    """One matrix for each head, behind one another: [n_heads * rows, n_columns].
 
-    With `part`, they are the rows first, ..., last - 1 of each head in `tensor`.
+    With `part` (first, end) they are a part of the rows that each head has in `tensor`.
     """
 
     tensor: TensorInfo
@@ -42,16 +42,16 @@ class HeadMatrices:
 
     @property
     def data_type(self) -> str:
-        """Of what `data` returns."""
+        """The type of what `data` returns."""
         return TURNED_TYPES.get(self.tensor.type, "F16") if self.turned else self.tensor.type
 
     @property
     def type(self) -> str:
-        """On the device."""
+        """The type on the device."""
         return loaded_type(self.data_type)
 
     def data(self, file: GgufFile) -> Bytes:
-        """As a file would hold it: uint8 [n_rows, row_bytes]; a view where it does."""
+        """Read all rows in a file's form: uint8 [n_rows, row_bytes]; a view where possible."""
         data = file.data(self.tensor.name)
         if self.part is None:
             return data.reshape(self.n_rows, -1)
@@ -69,7 +69,7 @@ class HeadMatrices:
 
 
 def latent_matrices(tensors: LatentTensors) -> tuple[HeadMatrices, HeadMatrices]:
-    """Of the keys [n_heads * kv_rank, nope_dim], of the values [n_heads * value_dim, kv_rank]."""
+    """Find those of keys [n_heads * kv_rank, nope_dim], values [n_heads * value_dim, kv_rank]."""
     shape, n_heads, whole = tensors.shape, tensors.n_heads, tensors.kv_up
     rank, nope_dim, value_dim = shape.kv_rank, shape.nope_dim, shape.value_dim
     if whole is None:

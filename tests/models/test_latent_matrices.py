@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from vkmoe.facts import LatentSpec
 from vkmoe.gguf_file import GgufFile, open_gguf
+from vkmoe.models.latent_matrices import HeadMatrices, latent_matrices
 from vkmoe.models.tensors import LatentTensors
-from vkmoe.placement.latent_matrices import HeadMatrices, latent_matrices
 from vkmoe.quants import decode, lay_out
 
 N_HEADS, SHAPE = 3, LatentSpec(kv_rank=64, nope_dim=32, rope_dim=32, value_dim=96)

@@ -1,4 +1,4 @@
-"""Qwen2-MoE: biases on q, k and v, and a shared expert whose weight a logit of its own decides.
+"""Reads Qwen2-MoE: biases on q, k and v, and a shared expert whose weight is a logit of its own.
 
 Routing weights are not renormalised.
 """
@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.common import expert_spec, grouped_spec
+from vkmoe.models.arch.common import expert_spec, grouped_spec
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
 
 
 def read_spec(file: GgufFile) -> ModelSpec:
-    """The spec of a qwen2moe file."""
+    """Read the spec of a qwen2moe file."""
     metadata = Metadata(file)
     experts = expert_spec(metadata, renormalise=False)
     spec = grouped_spec(metadata, experts)

@@ -17,12 +17,12 @@ from tests.engine.tiny import model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
+from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.table import ExpertTable
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
 from vkmoe.llm import demo_model_path
-from vkmoe.models.recorded import TokenPrograms
 
 MODELS = ["demo", "moe_odd", "dense_tied", "gptoss_odd", "deepseek2_v3"]
 TOKENS = [3, 7, 1, 9, 4, 2]

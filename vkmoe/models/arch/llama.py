@@ -1,4 +1,4 @@
-"""Llama, Mistral and Mixtral: grouped attention with normal RoPE; biases where there are any.
+"""Reads Llama, Mistral and Mixtral: grouped attention, normal RoPE, biases where there are any.
 
 With experts (Mixtral) the routing weights are renormalised.
 """
@@ -9,14 +9,15 @@ from dataclasses import replace
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.common import MAX_EXPERTS, expert_spec, grouped_spec
+from vkmoe.models.arch.common import expert_spec, grouped_spec
 from vkmoe.models.metadata import Metadata
+from vkmoe.ops.router import MAX_EXPERTS
 
 __all__ = ["read_spec"]
 
 
 def read_spec(file: GgufFile) -> ModelSpec:
-    """The spec of a llama file."""
+    """Read the spec of a llama file."""
     metadata = Metadata(file)
     experts = None
     if metadata.count("expert_count", MAX_EXPERTS):

@@ -1,18 +1,63 @@
-"""Bounds the work of a submit: which layers may share one.
+"""Cuts the commands of a token into segments that are submitted one after the other.
 
-Drivers end a submit that runs for about two seconds, and the device is lost; desktops stutter long
-before. What takes longest is reading weights, so their bytes over the measured bandwidth are the
-estimate. Pure; `steps.py` cuts.
+The stepped executor needs a cut at each router. Bounded work needs cuts at layer borders: drivers
+end a submit that runs for about two seconds, and the device is lost; desktops stutter long before.
+What takes longest is reading weights, so their bytes over the measured bandwidth are the estimate.
+Pure: knows commands by their kernels, and touches no device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+from vkmoe.gpu.program import Command, Dispatch
 from vkmoe.models.weights import LayerWeights, ModelWeights
+from vkmoe.ops.experts import EXPERT_DOWN, EXPERT_DOWN_KEEP
+from vkmoe.ops.router import ROUTER_TOPK
 
-__all__ = ["LIMIT_S", "TARGET_S", "Bounded", "bound_submits", "part_bytes"]
+__all__ = [
+    "LIMIT_S",
+    "TARGET_S",
+    "Bounded",
+    "bound_submits",
+    "cut",
+    "layer_ends",
+    "part_bytes",
+    "segments",
+]
+
+
+def segments(commands: Sequence[Command]) -> list[list[Command]]:
+    """Cut the commands of a token at the top-k of every router: n_moe_layers + 1 segments.
+
+    A segment ends with the top-k of its router. The next begins with the same dispatch: it finds
+    the same experts, and looks their addresses up anew in the table of its own submit.
+    """
+    routers = [i for i, command in enumerate(commands) if _is(command, ROUTER_TOPK.name)]
+    starts, ends = [0, *routers], [*(i + 1 for i in routers), len(commands)]
+    return [list(commands[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def layer_ends(commands: Sequence[Command]) -> list[int]:
+    """Find the index behind the last command of each layer, which is its last down projection."""
+    downs = [_is(command, EXPERT_DOWN.name, EXPERT_DOWN_KEEP.name) for command in commands] + [
+        False
+    ]
+    return [i + 1 for i, (down, more) in enumerate(pairwise(downs)) if down and not more]
+
+
+def cut(commands: Sequence[Command], borders: Sequence[int]) -> list[list[Command]]:
+    """Cut the commands before those at `borders`, which rise; no piece may be empty."""
+    pieces = [list(commands[a:b]) for a, b in pairwise([0, *borders, len(commands)])]
+    assert all(pieces), borders
+    return pieces
+
+
+def _is(command: Command, *kernels: str) -> bool:
+    return isinstance(command, Dispatch) and command.kernel in kernels
+
 
 TARGET_S = 0.25  # of a submit, by estimate
 LIMIT_S = 0.5  # what only a part that cannot be cut may exceed
@@ -25,7 +70,7 @@ class Bounded(NamedTuple):
     too_long: tuple[tuple[int, float], ...]  # parts above the limit on their own, with seconds
 
     def warning(self, n_layers: int) -> str | None:
-        """What to tell the user of parts that are too long; part `n_layers` is the output head."""
+        """Describe the longest part that is too long; part `n_layers` is the output head."""
         if not self.too_long:
             return None
         part, seconds = max(self.too_long, key=lambda item: item[1])
@@ -50,7 +95,7 @@ def bound_submits(seconds: Sequence[float]) -> Bounded:
 
 
 def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: int | None) -> list[int]:
-    """The most bytes each layer, and then the output head, may read over the measured path.
+    """Count the bytes that each layer, and then the output head, reads at most where it is slow.
 
     On a GPU with memory of its own (`cache_bytes` None) these are the routed experts, all of them
     missed. On one that shares the host's memory they are all weights, and a layer's KV cache of
@@ -66,7 +111,7 @@ def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: int | None) -> l
 
 
 def _expert_bytes(layer: LayerWeights, n_used: int, everything: bool) -> int:
-    """Of the routed experts; of a dense layer its one span, where everything counts."""
+    """Count the routed experts; of a dense layer its one span, where everything counts."""
     n_spans = n_used if layer.router is not None else int(everything)
     return n_spans * layer.expert_shape.span_bytes
 
