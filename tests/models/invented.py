@@ -19,7 +19,7 @@ from vkmoe.models.weights import (
     with_slots,
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_shape
-from vkmoe.ops.attention import choose_split
+from vkmoe.ops.attention_shapes import choose_split
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
 from vkmoe.ops.tuning import Tuning

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionShape, KvCache, attention, choose_split
+from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention_shapes import AttentionShape, choose_split
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
 from vkmoe.reference.attention import attention as attention_twin

@@ -14,11 +14,11 @@ from vkmoe.facts import LatentSpec, ModelSpec
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.models.weights import AttentionWeights, LatentWeights
 from vkmoe.models.workspace import KvAddresses, LatentWorkspace, Workspace
-from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
-from vkmoe.ops.latent_attention import LatentCache, LatentShape, latent_attention
+from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
+from vkmoe.ops.latent_attention import LatentCache, latent_attention
 from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
-from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.ops.rms_norm import rms_norm
+from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 from vkmoe.ops.tuning import Tuning
 
 __all__ = ["AttentionBlock"]

@@ -15,8 +15,7 @@ from vkmoe.models.attention import AttentionBlock
 from vkmoe.models.feed_forward import FeedForwardBlock, MissService
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
-from vkmoe.ops.attention import AttentionShape, AttentionSplit
-from vkmoe.ops.attention_shapes import LatentShape
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
 from vkmoe.ops.candidates import candidates
 from vkmoe.ops.embed import embed
 from vkmoe.ops.finish import finish

@@ -16,8 +16,7 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import PARAM_WORDS
-from vkmoe.ops.attention import AttentionShape, AttentionSplit
-from vkmoe.ops.attention_shapes import LatentShape
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
 from vkmoe.ops.router import RouterShape, log_words, routing_words
 from vkmoe.ops.tuning import Tuning

@@ -13,8 +13,7 @@ from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models.tensors import ModelTensors
 from vkmoe.models.workspace import Workspace, attention_shape
-from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
-from vkmoe.ops.attention_shapes import LatentShape
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.allocations import heap_of
 from vkmoe.placement.cache_choice import cache_pools, cache_settings

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionShape, AttentionSplit, KvCache, attention
+from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit
 from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
 from vkmoe.reference.attention import attention as attention_twin
 from vkmoe.selftest.comparison import Checks

@@ -8,8 +8,7 @@ from functools import partial
 
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
-from vkmoe.ops.attention_split import AttentionSplit, choose_split
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.gather import GROUP_BYTES as COPIED_BYTES
 from vkmoe.ops.router import RouterShape
 from vkmoe.reference.attention import first_seen

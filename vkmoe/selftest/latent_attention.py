@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention_split import AttentionSplit
-from vkmoe.ops.latent_attention import LatentCache, LatentShape, latent_attention
+from vkmoe.ops.attention_shapes import AttentionSplit, LatentShape
+from vkmoe.ops.latent_attention import LatentCache, latent_attention
 from vkmoe.reference.attention import attention_combine
 from vkmoe.reference.latent_attention import LatentInputs
 from vkmoe.reference.latent_attention import latent_attention as latent_twin

@@ -8,7 +8,7 @@ import numpy as np
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.rms_norm import rms_norm
+from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.rms_norm import rms_norm as twin
 from vkmoe.selftest.comparison import Checks
