@@ -13,9 +13,8 @@ from bench.parts.kernel_work import Setting, Work
 from vkmoe.facts import LatentSpec
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
-from vkmoe.selftest.attention import AttentionCase
+from vkmoe.selftest.attention import AttentionCase, LatentCase
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.latent_attention import LatentCase
 
 __all__ = ["attention", "combine", "latent_attention"]
 

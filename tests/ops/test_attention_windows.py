@@ -15,7 +15,7 @@ from vkmoe.reference.attention import AttentionInputs, attention_combine, first_
 from vkmoe.reference.attention import attention as attention_twin
 from vkmoe.selftest.attention import AttentionCase, gpt_oss_shape, qwen3_shape
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS
+from vkmoe.selftest.inputs import PARAMS
 
 CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)

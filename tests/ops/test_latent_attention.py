@@ -17,9 +17,9 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import attention_combine, rotate
 from vkmoe.reference.latent_attention import LatentInputs
 from vkmoe.reference.latent_attention import latent_attention as latent_twin
+from vkmoe.selftest.attention import LatentCase, deepseek2_shape
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.latent_attention import LatentCase, deepseek2_shape
-from vkmoe.selftest.parameters import PARAMS
+from vkmoe.selftest.inputs import PARAMS
 
 CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)

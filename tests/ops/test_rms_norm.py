@@ -11,7 +11,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.rms_norm import rms_norm as twin
-from vkmoe.selftest.rms_norm import RmsNormCase
+from vkmoe.selftest.norms import RmsNormCase
 
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)

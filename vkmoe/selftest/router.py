@@ -19,7 +19,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.router import look_up
 from vkmoe.reference.router import router_topk as router_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS, params_words
+from vkmoe.selftest.inputs import PARAMS, params_words
 
 __all__ = ["RouterCase", "random_bias"]
 

@@ -23,7 +23,7 @@ from vkmoe.reference.candidates import candidates as candidates_twin
 from vkmoe.reference.candidates import candidates_partial as partial_twin
 from vkmoe.reference.finish import finish as finish_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS, params_words
+from vkmoe.selftest.inputs import PARAMS, params_words
 
 __all__ = ["CandidatesCase", "FinishCase"]
 

@@ -1,7 +1,7 @@
-"""Random weight matrices on a device, with their decoded values.
+"""What kernels are given in a self-test: random weight matrices, and the parameters of a token.
 
-Harsher than what a model holds: every block has its own scales, of both signs, and its minima have
-nothing to do with its scales, so that a kernel that takes a neighbour's is found out.
+Weights are harsher than what a model holds: every block has its own scales, of both signs, and its
+minima have nothing to do with its scales, so that a kernel that takes a neighbour's is found out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,22 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.matvec import Matrix
 from vkmoe.quants import decode, device_row_bytes, to_device
 from vkmoe.quants.types import TYPES
 
-__all__ = ["WEIGHT_TYPES", "Placed", "decode_rows", "place_matrix", "random_rows"]
+__all__ = [
+    "PARAMS",
+    "WEIGHT_TYPES",
+    "Bytes",
+    "Placed",
+    "decode_rows",
+    "params_words",
+    "place_matrix",
+    "random_rows",
+]
 
 WEIGHT_TYPES = (
     *("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
@@ -124,3 +134,18 @@ def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float
     """The values float32 [n_rows, n_columns] of file rows."""
     values = decode(type_name, np.ascontiguousarray(rows).reshape(-1), len(rows) * n_columns)
     return values.reshape(len(rows), n_columns)
+
+
+PARAMS = TensorRef("params", 16)
+
+
+def params_words(
+    position: int = 0,
+    serial: int = 0,
+    table: int = 0,
+    token: int = 0,
+) -> NDArray[np.uint32]:
+    """uint32 [16]; `table` is the address of the expert table."""
+    words = np.zeros(PARAMS.n_words, np.uint32)
+    words[:5] = token, position, table & 0xFFFFFFFF, table >> 32, serial
+    return words
