@@ -33,10 +33,10 @@ from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
-from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.expert_memory import ExpertPlaces
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
+from vkmoe.placement.plan import Decision, decide
 
 __all__ = ["Engine"]
 

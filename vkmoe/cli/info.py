@@ -84,8 +84,7 @@ def _file_lines(file: GgufFile) -> list[str]:
 
 def _conversion_lines(tensors: ModelTensors) -> list[str]:
     """What has a type without kernels, and what loading makes of it."""
-    from vkmoe.placement.conversion_time import expected_seconds
-    from vkmoe.placement.conversions import conversions
+    from vkmoe.placement.conversions import conversions, expected_seconds
     from vkmoe.placement.words import in_time
 
     return [
@@ -121,7 +120,7 @@ def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) ->
     from vkmoe.experts.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.decide import decide
+    from vkmoe.placement.plan import decide
 
     try:
         device = choose_device(list_devices(), config.device)

@@ -67,7 +67,7 @@ def transfers_of(config: EngineConfig) -> Transfers:
     """How experts get into slots: by copies that are waited for, unless asked for otherwise."""
     from vkmoe.experts.simulate import Transfers
     from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.slots import N_LANDING
+    from vkmoe.placement.misses import N_LANDING
 
     late = copies_overlap(config, has_queue=False)
     return Transfers(late, N_LANDING if config.promote_on_read else 0)

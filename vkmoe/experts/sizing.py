@@ -1,6 +1,6 @@
 """Is the expert cache large enough: a status, how far from what is recommended, and what to do.
 
-Pure. Whether slots fit is decided by placement/expert_plan.py.
+Pure. Whether slots fit is decided by placement/experts.py.
 """
 
 from __future__ import annotations

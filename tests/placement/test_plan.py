@@ -20,7 +20,7 @@ from tests.gpu.invented import (
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, Heap, LatentSpec, MemoryPlan, ModelSpec, WeightBytes
-from vkmoe.placement.planner import DEFAULT_CTX_SIZE, context_size, device_budget, plan
+from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, device_budget, plan
 
 from .invented_models import DENSE, N_EXPERTS, SCRATCH, SPEC, WEIGHTS, expert_bytes
 

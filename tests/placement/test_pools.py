@@ -13,13 +13,12 @@ from tests.gpu.invented import AMD, APU, DEVICES, DISCRETE_12, GIB, LAVAPIPE, MI
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.placement.conversions import N_THREADS
 from vkmoe.placement.host import available_bytes
-from vkmoe.placement.loaded import N_THREADS
-from vkmoe.placement.planner import device_budget, plan
-from vkmoe.placement.pool_places import host_pools, most_places, places_bytes
-from vkmoe.placement.pool_plan import READING_BYTES
-from vkmoe.placement.slots import READ_AT_HOME, MissWays
-from vkmoe.placement.span_reader import STAGING_BYTES
+from vkmoe.placement.misses import READ_AT_HOME, MissWays
+from vkmoe.placement.plan import device_budget, plan
+from vkmoe.placement.pools import host_pools, most_places, places_bytes
+from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
 
 from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS, expert_bytes
 

@@ -1,27 +1,111 @@
-"""Where experts of known sizes go, how many slots they get, and how many are in host memory.
+"""Where the experts go: on the device, in host memory with slots on the device, or host memory.
 
-Pure; a part of `plan`. How many slots fit is the subject of slots.py, how large the host pool is
-that of pool_plan.py.
+Pure; a part of `plan`. Owns what follows for the executor. How many slots and places fit is the
+subject of pools.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vkmoe.config import EngineConfig, parse_size
-from vkmoe.errors import OutOfMemoryError
+from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.sizing import size_cache
 from vkmoe.facts import CacheSizing, DeviceInfo, ExpertSpec, PlanLine, WeightBytes
-from vkmoe.gpu.memory_types import Intent
-from vkmoe.placement.allocations import arena_bytes, heap_of
-from vkmoe.placement.expert_facts import ExpertPlan, PoolRoom, Room
-from vkmoe.placement.pool_plan import HostPool, PoolPlanner
-from vkmoe.placement.slots import MissWays, SlotLayout
+from vkmoe.placement.allocations import allocated, arena_bytes, plan_line
+from vkmoe.placement.misses import MissWays
+from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.placement.words import in_mib, size_option
 
-__all__ = ["SizedExperts", "cache_flag", "idle_pool", "plan_line"]
+__all__ = ["ExpertPlan", "Room", "place_experts"]
+
+
+class Room(NamedTuple):
+    """Bytes left for experts. Where memory is `shared`, device and pool have the same ones."""
+
+    device: int
+    pool: PoolRoom
+    shared: bool
+
+
+@dataclass(frozen=True)
+class ExpertPlan:
+    """What was decided about the experts; the fields of MemoryPlan that have to do with them."""
+
+    experts_in: Literal["device", "host", "cache"]
+    expert_slots: tuple[int, ...] = ()  # per MoE layer; () unless "cache"
+    sizing: CacheSizing | None = None
+    lines: tuple[PlanLine, ...] = ()
+    host_places: tuple[int, ...] = ()
+    landing_slots: int = 0
+    gather_places: int = 0
+    executor: Literal["fused", "stepped"] = "fused"
+    executor_reason: str = "every expert is where the device can read it"
+    notes: tuple[str, ...] = ()
+
+
+def place_experts(
+    config: EngineConfig,
+    experts: ExpertSpec | None,
+    weights: WeightBytes,
+    device: DeviceInfo,
+    room: Room,
+    ways: MissWays,
+) -> ExpertPlan:
+    """Decide. Raises OutOfMemoryError where too little is left, UsageError where options say so."""
+    flag = _cache_flag(config)
+    if experts is None or not weights.experts:
+        sizing = size_cache((), (), 0, 0, flag) if flag else None
+        made = ExpertPlan(
+            "device", sizing=sizing, notes=_idle_pool(config, "the model has no experts")
+        )
+    elif weights.spans:
+        made = _SizedExperts(config, experts, weights, device, room, ways).plan()
+    else:
+        made = _unknown_sizes(experts, weights, device, room, flag)
+    return _with_executor(made, config)
+
+
+def _with_executor(made: ExpertPlan, config: EngineConfig) -> ExpertPlan:
+    """Choose the executor: a pool without all experts needs a stop at each router.
+
+    Raises UsageError where --executor does not allow it.
+    """
+    if not made.host_places:
+        if config.executor is None:
+            return made
+        return replace(made, executor=config.executor, executor_reason="as --executor")
+    if config.executor == "fused":
+        cause = f"--host-pool {config.host_pool.strip()}" if config.host_pool else "the host pool"
+        raise UsageError(
+            f"--executor fused needs all experts in host memory; {cause} holds "
+            f"{sum(made.host_places):,} of them",
+            "leave out --executor" + (", or give a larger --host-pool" if config.host_pool else ""),
+        )
+    reason = "what a router chooses and the host pool lacks is read from the file first"
+    return replace(made, executor="stepped", executor_reason=reason)
+
+
+def _unknown_sizes(
+    experts: ExpertSpec, weights: WeightBytes, device: DeviceInfo, room: Room, flag: str
+) -> ExpertPlan:
+    """Put all in one place, where nothing is known of single experts."""
+    total = allocated(weights.experts)
+    sizing = size_cache((0,), (0,), experts.n_experts, experts.n_used, flag)
+    if total <= room.device:
+        line = plan_line(device, "experts", "device", total, f"all fit in {in_mib(room.device)}")
+        return ExpertPlan("device", sizing=replace(sizing, n_bytes=total), lines=(line,))
+    if room.shared or total > room.pool.unasked:
+        raise OutOfMemoryError(
+            f"the experts need {in_mib(total)}; {in_mib(room.device)} of {device.name}'s memory "
+            f"and {in_mib(room.pool.unasked)} of host memory can be used",
+            "close other programs, or choose a smaller model or quantisation",
+        )
+    reason = "how large one is, is not known: read in place"
+    line = plan_line(device, "experts", "host", total, reason)
+    return ExpertPlan("host", sizing=sizing, lines=(line,))
 
 
 class _Asked(NamedTuple):
@@ -32,26 +116,21 @@ class _Asked(NamedTuple):
     text: str
 
 
-def cache_flag(config: EngineConfig) -> str:
-    """The flag by which the user chose the slots; empty if the plan does."""
+def _cache_flag(config: EngineConfig) -> str:
+    """Find the flag by which the user chose the slots; empty if the plan does."""
     if config.expert_slots is not None:
         return "--expert-slots"
     return "--expert-cache" if config.expert_cache is not None else ""
 
 
-def idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
-    """Says so where --host-pool can change nothing."""
+def _idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
+    """Make a note where --host-pool can change nothing."""
     if config.host_pool is None:
         return ()
     return (f"--host-pool {config.host_pool.strip()} has no effect: {why}",)
 
 
-def plan_line(device: DeviceInfo, item: str, intent: Intent, n_bytes: int, reason: str) -> PlanLine:
-    place: Literal["device", "host"] = "device" if intent == "device" else "host"
-    return PlanLine(item, place, n_bytes, reason, heap_of(device, intent))
-
-
-class SizedExperts:
+class _SizedExperts:
     """The decision for experts of known sizes, with what it rests on."""
 
     def __init__(
@@ -63,7 +142,7 @@ class SizedExperts:
         room: Room,
         ways: MissWays,
     ) -> None:
-        self._config, self._flag = config, cache_flag(config)
+        self._config, self._flag = config, _cache_flag(config)
         self._experts, self._device, self._room = experts, device, room
         n_experts, spans = experts.n_experts, weights.spans
         self._layout = SlotLayout(device, spans, n_experts, experts.n_used, ways)
@@ -99,8 +178,8 @@ class SizedExperts:
         assert text is not None
         return _Asked(layout.largest(parse_size(text)), self._flag, f"{self._flag} {text.strip()}")
 
-    def _pool(self, asked: _Asked | None) -> HostPool:
-        """On shared memory a pool of no size asked for leaves the slots their room."""
+    def _pool(self, asked: _Asked | None) -> PoolPlan:
+        """Decide the host pool; without a size asked for it leaves slots room in shared memory."""
         room = self._room.pool
         if not self._room.shared or self._pools.wants_few:
             return self._pools.decide(room)
@@ -110,8 +189,8 @@ class SizedExperts:
         slots = min(slots, max(0, room.most - self._pools.least_bytes))
         return self._pools.decide(PoolRoom(min(room.unasked, room.most - slots), room.most - slots))
 
-    def _free(self, pool: HostPool) -> int:
-        """Bytes of the device for slots and what goes with them."""
+    def _free(self, pool: PoolPlan) -> int:
+        """Count the device's bytes for slots and what goes with them."""
         return self._room.device - (pool.taken_bytes if self._room.shared else 0)
 
     def _needed(self, slots: Sequence[int]) -> int:
@@ -135,10 +214,10 @@ class SizedExperts:
             "device",
             sizing=self._sizing(slots, self._total),
             lines=(plan_line(self._device, "experts", "device", self._total, reason),),
-            notes=idle_pool(self._config, "all experts are on the device") if idle else (),
+            notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
         )
 
-    def _at_home(self, pool: HostPool, asked: _Asked | None) -> ExpertPlan:
+    def _at_home(self, pool: PoolPlan, asked: _Asked | None) -> ExpertPlan:
         n_landing = self._layout.n_landing
         beside = f" beside {n_landing} to land in" if n_landing else ""
         too_few = f"not enough for one slot in each layer{beside}"
@@ -162,7 +241,7 @@ class SizedExperts:
             else (),
         )
 
-    def _cached(self, slots: tuple[int, ...], pool: HostPool) -> ExpertPlan:
+    def _cached(self, slots: tuple[int, ...], pool: PoolPlan) -> ExpertPlan:
         layout = self._layout
         over = "" if self._room.shared else " over the bus"
         home_reason = f"those without a slot are read in place{over}"
@@ -194,13 +273,13 @@ class SizedExperts:
         return lines
 
     def _sizing(self, slots: Sequence[int], n_bytes: int, flag: str | None = None) -> CacheSizing:
-        """`n_bytes` as the plan's line has them: the user reads one figure, not two."""
+        """Describe the cache, with the `n_bytes` of its line: users read one figure, not two."""
         layout, flag = self._layout, self._flag if flag is None else flag
         sizing = size_cache(slots, layout.span_bytes, layout.n_experts, layout.n_used, flag)
         return replace(sizing, n_bytes=n_bytes)
 
-    def _sizing_at_home(self, pool: HostPool) -> CacheSizing:
-        """Without slots; on shared memory the pool takes their part."""
+    def _sizing_at_home(self, pool: PoolPlan) -> CacheSizing:
+        """Describe a cache without slots; on shared memory the pool takes their part."""
         spans = self._layout.span_bytes
         if not pool.places:
             return self._sizing((0,) * len(spans), 0)
@@ -217,8 +296,8 @@ class SizedExperts:
 
     # ----- what cannot be -----
 
-    def _too_much(self, asked: _Asked, pool: HostPool) -> OutOfMemoryError:
-        """Says what was asked, what there is, and the largest that is possible."""
+    def _too_much(self, asked: _Asked, pool: PoolPlan) -> OutOfMemoryError:
+        """Say what was asked, what there is, and the largest that is possible."""
         free = max(0, self._free(pool))
         largest = self._largest(free)
         homes = ""

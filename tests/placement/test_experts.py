@@ -11,7 +11,7 @@ from tests.gpu.invented import AMD, APU, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import CacheSizing, DeviceInfo, Heap, MemoryPlan, ModelSpec, WeightBytes
-from vkmoe.placement.planner import device_budget, plan
+from vkmoe.placement.plan import device_budget, plan
 
 from .invented_models import (
     DENSE,
@@ -227,7 +227,7 @@ def test_without_room_for_any_slot_the_hint_is_to_ask_for_none() -> None:
 
 
 def test_homes_that_do_not_fit_in_host_memory() -> None:
-    """They take turns (test_pool_plan.py); where sizes are not known, that cannot be."""
+    """They take turns (test_pools.py); where sizes are not known, that cannot be."""
     for n_slots in (None, 8):
         assert planned(DISCRETE_12, ram=20 * GIB, expert_slots=n_slots).host_places
     unknown = WeightBytes(GIB, WEIGHTS.experts)
