@@ -172,7 +172,7 @@ class AttentionCase:
         )
 
     def _stored(self) -> tuple[Floats, Floats]:
-        """Both caches as they lie on the device."""
+        """Read both caches back from the device."""
         keys, values = (
             self._runner.fetch(address, cache.nbytes).view(cache.dtype).reshape(cache.shape)
             for address, cache in ((self.cache.keys, self.keys), (self.cache.values, self.values))

@@ -55,7 +55,7 @@ _SCALES = {
     "IQ4_XS": Scales((0,), 2e-4),
     "MXFP4": Scales(()),
 }
-# Of MXFP4: 2^-9 to 2^-4, times values up to 12.
+# MXFP4's exponents: 2^-9 to 2^-4, times values up to 12.
 _EXPONENTS = range(119, 125)
 
 # Larger matrices repeat their rows: they are for measurements, and drawing takes long.

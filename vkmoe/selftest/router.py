@@ -1,4 +1,4 @@
-"""router_topk against its twin: ids, addresses and log exactly, weights within rounding."""
+"""Compares router_topk with its twin: ids, addresses, log exactly, weights within rounding."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RouterCase:
         checks.equal("log", log, expected_log)
 
     def words(self, logits: NDArray[np.float32]) -> tuple[Words, ...]:
-        """The words of routing and log, nothing compared."""
+        """Return the words of routing and log, nothing compared."""
         return self._runner.run(
             self._program,
             {self.logits: logits, PARAMS: params_words(table=self.table_address)},

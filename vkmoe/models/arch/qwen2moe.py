@@ -1,4 +1,4 @@
-"""Reads Qwen2-MoE: biases on q, k and v, and a shared expert whose weight is a logit of its own.
+"""Reads Qwen2-MoE: biases on q, k and v, and a shared expert that its own logit weighs.
 
 Routing weights are not renormalised.
 """
