@@ -35,9 +35,9 @@ from bench.measure import MIN_REPEATS, Row, command_line, finish, percentile, ru
 from bench.models import custom_model, default_cache, shape_of
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.execute.recorder import Recorded
 from vkmoe.experts.records.profiler import Tally
 from vkmoe.gpu.program import Program
-from vkmoe.models.recorded import Recorded
 
 IN_PLACE, CACHED, BESIDE = "in place", "with the cache", "with copies beside tokens"
 ALL_ON = "with everything on"

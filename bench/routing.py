@@ -15,7 +15,7 @@ from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trac
 from vkmoe.generate.loop import ObservedRunner
 from vkmoe.llm import LLM
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.trace_header import trace_header
+from vkmoe.placement.sizes import trace_header
 
 __all__ = ["PROMPTS", "prompt_text", "record_trace", "skewed_trace"]
 

@@ -37,7 +37,7 @@ from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
 from vkmoe.llm import demo_model_path
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.pool_places import least_places, places_bytes
+from vkmoe.placement.pools import least_places, places_bytes
 from vkmoe.placement.sizes import weight_bytes
 
 N_SCRIPTS = 5  # whose right logits are computed once for all cases

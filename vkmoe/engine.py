@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
+from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.records.profiler import ExpertProfiler
 from vkmoe.experts.store.cache import ExpertCache
@@ -28,15 +29,14 @@ from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.kv_cache import KvCaches
-from vkmoe.models.recorded import TokenPrograms
 from vkmoe.models.tensors import ModelTensors, read_tensors
+from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
-from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.expert_memory import ExpertPlaces
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
+from vkmoe.placement.plan import Decision, decide
 
 __all__ = ["Engine"]
 

@@ -308,7 +308,7 @@ class MemoryPlan:
     "device": all experts resident. "cache": each has its home in host memory, and
     `expert_slots[layer]` (MoE layers) of them a copy on the device. "host": homes alone. Where host
     memory has homes for some at a time only, `host_places` counts them for each size of expert, in
-    the order of the first layers that have it; placement/pool_places.py makes pools of them.
+    the order of the first layers that have it; placement/pools.py makes pools of them.
     """
 
     ctx_size: int

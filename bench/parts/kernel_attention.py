@@ -12,11 +12,9 @@ from dataclasses import replace
 from bench.parts.kernel_work import Setting, Work
 from vkmoe.facts import LatentSpec
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
-from vkmoe.ops.attention_split import AttentionSplit, choose_split
-from vkmoe.selftest.attention import AttentionCase
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
+from vkmoe.selftest.attention import AttentionCase, LatentCase
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.latent_attention import LatentCase
 
 __all__ = ["attention", "combine", "latent_attention"]
 

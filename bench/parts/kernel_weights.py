@@ -12,11 +12,8 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.matvec import BLOCK_WEIGHTS
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.embed import EmbedCase
-from vkmoe.selftest.experts import DownCase, GateUpCase
-from vkmoe.selftest.heads import HeadsCase
-from vkmoe.selftest.matvec import MatvecCase, ResidualCase
-from vkmoe.selftest.spans import Use
+from vkmoe.selftest.experts import DownCase, GateUpCase, Use
+from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase
 
 __all__ = ["down", "embed", "gate_up", "matvec", "matvec_residual"]
 

@@ -17,7 +17,7 @@ from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.gather import GatherCase
 from vkmoe.selftest.link import ReadCase
-from vkmoe.selftest.rms_norm import RmsNormCase
+from vkmoe.selftest.norms import RmsNormCase
 from vkmoe.selftest.router import RouterCase
 from vkmoe.selftest.vocabulary import CandidatesCase
 

@@ -19,8 +19,8 @@ from vkmoe.gpu import backend, kernels
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import choose_tuning
 from vkmoe.selftest.families import FAMILIES
+from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.suite import compiled_variants
-from vkmoe.selftest.weights import WEIGHT_TYPES
 
 INFO = device("a CPU with 64-bit loads", "cpu", (), [])
 INFO = replace(INFO, features=INFO.features | {"int64"})

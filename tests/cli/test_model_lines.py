@@ -8,7 +8,7 @@ from tests.models.invented import EXPERTS, SPEC
 from vkmoe.cli.info import spec_lines, type_lines
 from vkmoe.facts import LatentSpec, RopeSpec
 from vkmoe.gguf_file import TensorInfo
-from vkmoe.models.layer_tensors import (
+from vkmoe.models.tensors import (
     AttentionTensors,
     ExpertMatrix,
     FeedForwardTensors,

@@ -22,7 +22,7 @@ LAYERS = (
     ("reference",),
     ("ops", "experts", "cpu"),
     ("models",),
-    ("placement", "generate"),
+    ("execute", "placement", "generate"),
     ("engine",),
     ("llm", "selftest"),
     ("cli", "server"),

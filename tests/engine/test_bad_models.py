@@ -29,7 +29,7 @@ from vkmoe.llm import LLM
 from vkmoe.models import read_spec
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.decide import decide
+from vkmoe.placement.plan import decide
 
 Tensors = dict[str, Tensor]
 TINY = "moe_plain"

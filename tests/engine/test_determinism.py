@@ -20,7 +20,7 @@ from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Program
 from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.planner import plan
+from vkmoe.placement.plan import plan
 
 MODEL = "moe_plain"
 TOKENS = expected(MODEL)["tokens"].tolist()
@@ -83,7 +83,7 @@ def experts_in_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(*arguments: Any) -> MemoryPlan:
         return replace(plan(*arguments), experts_in="host")
 
-    monkeypatch.setattr("vkmoe.placement.decide.plan", planned)
+    monkeypatch.setattr("vkmoe.placement.plan.plan", planned)
 
 
 def test_experts_in_host_memory_give_the_same_bits(

@@ -11,11 +11,11 @@ from tests.engine.tiny import model_path
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.execute.segments import TARGET_S, part_bytes
 from vkmoe.facts import Heap, MemoryPlan, PlanLine
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.models.split import TARGET_S, part_bytes
 from vkmoe.placement.link import SHARED_BYTES_PER_SECOND, link_of_misses, submit_speed
 
 

@@ -11,9 +11,9 @@ from tests.engine.tiny import mixed_model, model_path
 from tests.live import live_objects
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
-from vkmoe.placement import fixed_lines
+from vkmoe.placement import plan
 from vkmoe.placement.allocations import GRANULARITY
-from vkmoe.placement.pool_plan import READING_BYTES
+from vkmoe.placement.span_reader import READING_BYTES
 
 N_TOKENS = 12
 CHOICES: dict[str, dict[str, Any]] = {
@@ -130,7 +130,7 @@ def test_staging_is_planned_where_device_memory_is_not_mapped(
 ) -> None:
     """Two lanes to load through, two for the table; without that line this check would fail."""
     monkeypatch.setattr(native.Buffer, "mapped", property(lambda buffer: False))
-    monkeypatch.setattr(fixed_lines, "is_mapped", lambda device, intent: False)
+    monkeypatch.setattr(plan, "is_mapped", lambda device, intent: False)
     with LLM(ctx_size=64, expert_slots=4) as llm:
         (staging,) = (line for line in llm.plan.lines if line.item == "staging")
         peak = sum(llm.engine.device.native.memory_peak_bytes())

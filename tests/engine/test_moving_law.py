@@ -28,7 +28,7 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models.tensors import read_tensors
 from vkmoe.ops.expert_spans import kept_bytes
 from vkmoe.placement import expert_memory
-from vkmoe.placement.pool_places import least_places, places_bytes
+from vkmoe.placement.pools import least_places, places_bytes
 from vkmoe.placement.sizes import expert_shape, weight_bytes
 
 N_TOKENS = 14

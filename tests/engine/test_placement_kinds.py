@@ -15,7 +15,7 @@ from tests.engine.tiny import expected, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.pool_places import least_places, places_bytes
+from vkmoe.placement.pools import least_places, places_bytes
 from vkmoe.placement.sizes import weight_bytes
 
 N_TOKENS = 12

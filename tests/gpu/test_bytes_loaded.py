@@ -29,10 +29,9 @@ from vkmoe.gpu.program import Dispatch, Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
-from vkmoe.selftest.experts import DownCase, GateUpCase
+from vkmoe.selftest.experts import DownCase, GateUpCase, Use
+from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
-from vkmoe.selftest.spans import Use
-from vkmoe.selftest.weights import WEIGHT_TYPES
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 COUNTER = TensorRef("bytes loaded", 2)  # [by 16-byte loads, by 4-byte loads]

@@ -10,11 +10,10 @@ import pytest
 from tests.gpu.test_bytes_loaded import CountingRunner, counting_spirv, n_bindings
 from vkmoe.gpu import backend
 from vkmoe.gpu.device import Device
-from vkmoe.ops.attention_split import choose_split
+from vkmoe.ops.attention_shapes import choose_split
 from vkmoe.ops.tuning import Tuning
-from vkmoe.selftest.attention import AttentionCase, gpt_oss_shape
+from vkmoe.selftest.attention import AttentionCase, LatentCase, deepseek2_shape, gpt_oss_shape
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.latent_attention import LatentCase, deepseek2_shape
 
 POSITION = 150
 

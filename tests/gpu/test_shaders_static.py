@@ -24,8 +24,7 @@ from tests.gpu.spirv import (
     Module,
 )
 from vkmoe.gpu.kernels import KERNELS, KernelSpec, spirv_folder
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
-from vkmoe.ops.attention_split import choose_split
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.tuning import Tuning
 
 NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))

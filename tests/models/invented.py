@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gpu.program import Dispatch, Program, memory_range
-from vkmoe.models.decoder import Decoder, KvAddresses, MissService
+from vkmoe.models.decoder import Decoder
+from vkmoe.models.feed_forward import MissService
 from vkmoe.models.weights import (
     AttentionWeights,
     LatentWeights,
@@ -17,8 +18,8 @@ from vkmoe.models.weights import (
     with_landing,
     with_slots,
 )
-from vkmoe.models.workspace import Workspace, attention_shape
-from vkmoe.ops.attention import choose_split
+from vkmoe.models.workspace import KvAddresses, Workspace, attention_shape
+from vkmoe.ops.attention_shapes import choose_split
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
 from vkmoe.ops.tuning import Tuning

@@ -9,10 +9,10 @@ import pytest
 
 from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
+from vkmoe.execute.segments import layer_ends, segments
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
-from vkmoe.models.decoder import MissService
-from vkmoe.models.steps import layer_ends, segments
+from vkmoe.models.feed_forward import MissService
 from vkmoe.ops.tuning import Tuning
 
 GROUPED = ["qkv", "attention", "attention combine", "output"]

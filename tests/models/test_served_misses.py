@@ -9,11 +9,11 @@ import pytest
 
 from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, EXPERTS, MOE, TUNINGS, Types, token_program
+from vkmoe.execute.segments import layer_ends, segments
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS, spirv_folder
 from vkmoe.gpu.program import MEMORY, Dispatch, Range
-from vkmoe.models.decoder import MissService
-from vkmoe.models.steps import layer_ends, segments
+from vkmoe.models.feed_forward import MissService
 from vkmoe.ops.tuning import Tuning
 
 KEEP, GATHER = MissService("read", keep=True), MissService("gather", keep=True)

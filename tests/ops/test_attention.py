@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionShape, AttentionSplit, choose_split
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import split_positions
 from vkmoe.selftest.attention import AttentionCase, qwen3_shape

@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionShape, KvCache, attention, choose_split
+from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention_shapes import AttentionShape, choose_split
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
 from vkmoe.reference.attention import attention as attention_twin
 from vkmoe.selftest.attention import AttentionCase, gpt_oss_shape, qwen3_shape
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS
+from vkmoe.selftest.inputs import PARAMS
 
 CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)

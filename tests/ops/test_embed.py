@@ -8,8 +8,8 @@ from tests.ops.tunings import SIZES
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
-from vkmoe.selftest.embed import EmbedCase
-from vkmoe.selftest.weights import WEIGHT_TYPES
+from vkmoe.selftest.inputs import WEIGHT_TYPES
+from vkmoe.selftest.matvec import EmbedCase
 
 TOKENS = (0, 5, 6, 7, 1 << 20, 0xFFFFFFFF)  # of 7: the last three are clamped
 

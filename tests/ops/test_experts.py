@@ -9,9 +9,8 @@ from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
-from vkmoe.selftest.experts import DownCase, GateUpCase
-from vkmoe.selftest.spans import Use
-from vkmoe.selftest.weights import WEIGHT_TYPES
+from vkmoe.selftest.experts import DownCase, GateUpCase, Use
+from vkmoe.selftest.inputs import WEIGHT_TYPES
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
 GPU_TUNING = tuning_for("", 32, 4)

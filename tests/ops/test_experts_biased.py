@@ -16,8 +16,7 @@ from vkmoe.ops.norms import NormOutput
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.experts import activated
 from vkmoe.reference.experts import expert_down as down_twin
-from vkmoe.selftest.experts import DownCase, GateUpCase
-from vkmoe.selftest.spans import Use
+from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 
 CPU_TUNING, GPU_TUNING = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)
 both_mappings = pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])

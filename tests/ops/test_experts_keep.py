@@ -22,9 +22,8 @@ from vkmoe.ops.expert_spans import ExpertShape, SpanMatrix, kept_bytes
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes
 from vkmoe.quants.types import TYPES
-from vkmoe.selftest.experts import DownCase, GateUpCase
-from vkmoe.selftest.spans import Use
-from vkmoe.selftest.weights import WEIGHT_TYPES
+from vkmoe.selftest.experts import DownCase, GateUpCase, Use
+from vkmoe.selftest.inputs import WEIGHT_TYPES
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 CPU, GPU = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)

@@ -9,7 +9,7 @@ from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
 from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS
+from vkmoe.selftest.inputs import PARAMS
 from vkmoe.selftest.vocabulary import FinishCase
 
 

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import MEMORY, Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention_split import AttentionSplit, choose_split
-from vkmoe.ops.latent_attention import LatentCache, LatentShape, latent_attention
+from vkmoe.ops.attention_shapes import AttentionSplit, LatentShape, choose_split
+from vkmoe.ops.latent_attention import LatentCache, latent_attention
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import attention_combine, rotate
 from vkmoe.reference.latent_attention import LatentInputs
 from vkmoe.reference.latent_attention import latent_attention as latent_twin
+from vkmoe.selftest.attention import LatentCase, deepseek2_shape
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.latent_attention import LatentCase, deepseek2_shape
-from vkmoe.selftest.parameters import PARAMS
+from vkmoe.selftest.inputs import PARAMS
 
 CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)

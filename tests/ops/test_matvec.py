@@ -13,8 +13,8 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
+from vkmoe.selftest.inputs import WEIGHT_TYPES, Bytes, random_rows
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
-from vkmoe.selftest.weights import WEIGHT_TYPES, Bytes, random_rows
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
 GPU_TUNING = tuning_for("", 32, 4)

@@ -10,8 +10,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormOutput
 from vkmoe.ops.tuning import Tuning
-from vkmoe.selftest.heads import HeadsCase
-from vkmoe.selftest.matvec import MatvecCase, ResidualCase
+from vkmoe.selftest.matvec import HeadsCase, MatvecCase, ResidualCase
 
 CPU_TUNING, GPU_TUNING = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)
 both_mappings = pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])

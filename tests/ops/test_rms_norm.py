@@ -8,10 +8,10 @@ import pytest
 from tests.ops.test_router import TUNINGS
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.rms_norm import rms_norm
+from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.rms_norm import rms_norm as twin
-from vkmoe.selftest.rms_norm import RmsNormCase
+from vkmoe.selftest.norms import RmsNormCase
 
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)

@@ -12,8 +12,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning, adds_over_subgroups, choose_tuning
-from vkmoe.selftest.experts import DownCase, GateUpCase
-from vkmoe.selftest.spans import Use
+from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.suite import compiled_variants, runnable
 
 KEPT = Use(4, 3, kept=(0, 2))

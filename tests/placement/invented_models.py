@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec, WeightBytes
-from vkmoe.placement.fixed_lines import Scratch
+from vkmoe.placement.plan import Scratch
 
 __all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes"]
 

@@ -20,7 +20,8 @@ from vkmoe.placement.allocations import (
     is_mapped,
     tensor_heap,
 )
-from vkmoe.placement.slots import N_LANDING, READ_AT_HOME, MissWays, SlotLayout, split_slots
+from vkmoe.placement.misses import N_LANDING, READ_AT_HOME, MissWays
+from vkmoe.placement.pools import SlotLayout, split_slots
 
 CAP = 64 << 10
 SPANS = {

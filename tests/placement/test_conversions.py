@@ -17,11 +17,16 @@ from vkmoe.facts import Conversion, DeviceInfo, MemoryPlan, WeightBytes
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
-from vkmoe.placement import conversion_time
-from vkmoe.placement.conversion_time import conversion_line, expected_seconds
-from vkmoe.placement.conversions import CONVERTING_BYTES, conversions, growth_words
-from vkmoe.placement.loaded import N_THREADS
-from vkmoe.placement.planner import plan
+from vkmoe.placement import conversions as subject
+from vkmoe.placement.conversions import (
+    CONVERTING_BYTES,
+    N_THREADS,
+    conversion_line,
+    conversions,
+    expected_seconds,
+    growth_words,
+)
+from vkmoe.placement.plan import plan
 from vkmoe.placement.sizes import weight_bytes
 from vkmoe.placement.words import in_time
 from vkmoe.quants import TYPES, lay_out
@@ -99,7 +104,7 @@ def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
 
 def test_one_line_says_what_how_much_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds are those of a trial on this machine: here one that converts 40 million a second."""
-    monkeypatch.setattr(conversion_time, "_weights_per_second", lambda *_: 40e6)
+    monkeypatch.setattr(subject, "_weights_per_second", lambda *_: 40e6)
     whole = MemoryPlan(64, "f16", "device", (), conversions=(TRUNK,))
     assert conversion_line(whole) == (
         "converting 1 tensor of Q5_1 to Q8_0: 143 MiB -> 203 MiB, about 5 s"
@@ -114,7 +119,7 @@ def test_one_line_says_what_how_much_and_how_long(monkeypatch: pytest.MonkeyPatc
 
 def test_a_small_pool_converts_its_share_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts that are not in the pool are converted when they are read."""
-    monkeypatch.setattr(conversion_time, "_weights_per_second", lambda *_: 40e6)
+    monkeypatch.setattr(subject, "_weights_per_second", lambda *_: 40e6)
     weights = replace(WEIGHTS, conversions=(EXPERTS, TRUNK))
     made = planned(DISCRETE_12, weights, 32 * GIB, EngineConfig(host_pool="4GiB"))
     assert made.sizing is not None
@@ -135,8 +140,8 @@ def test_the_seconds_come_from_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(kind)
         return lay_out(kind, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(conversion_time, "lay_out", counted)
-    conversion_time._weights_per_second.cache_clear()
+    monkeypatch.setattr(subject, "lay_out", counted)
+    subject._weights_per_second.cache_clear()
     seconds = expected_seconds([TRUNK])
     assert calls == ["Q5_1"] * (1 + N_THREADS)
     assert 0.1 < seconds < 1000, "200 million weights"

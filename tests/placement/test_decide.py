@@ -18,7 +18,7 @@ from vkmoe.facts import PlanLine
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.decide import decide, predictor_lines
+from vkmoe.placement.plan import decide, predictor_lines
 
 from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SPEC
 

@@ -10,8 +10,8 @@ import pytest
 from tests.gpu.invented import DISCRETE_12, GIB, MIB
 from vkmoe.config import EngineConfig
 from vkmoe.facts import ExpertSpec, MemoryPlan, WeightBytes
-from vkmoe.placement.planner import device_budget, plan
-from vkmoe.placement.slots import READ_AT_HOME, MissWays
+from vkmoe.placement.misses import READ_AT_HOME, MissWays
+from vkmoe.placement.plan import device_budget, plan
 
 from .invented_models import MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS
 

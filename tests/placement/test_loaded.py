@@ -24,9 +24,8 @@ from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.device import Device
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.decide import Decision, decide
-from vkmoe.placement.loaded import LoadedWeights, Progress
-from vkmoe.placement.loader import load_weights
+from vkmoe.placement.loader import LoadedWeights, Progress, load_weights
+from vkmoe.placement.plan import Decision, decide
 
 POOL_BYTES = 200_000  # of 16 experts of 24,576 bytes: some
 

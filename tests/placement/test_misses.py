@@ -1,4 +1,4 @@
-"""How misses are served: as asked, or as the measured speeds favour (gpu-facts.md, part C)."""
+"""How misses are served: as asked, or as the measured speeds favour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.placement.misses import choose_way
+from vkmoe.placement.misses import MissWays, choose_way
 
 LARGE, SMALL = 2_800_000, 1_900_000
 SLOW_READS, EVEN, BETWEEN = (LinkSpeed(read, 12e9, 10e9) for read in (7.9e9, 9.1e9, 8.5e9))
@@ -32,7 +32,8 @@ def test_reasons_tell_the_cases_apart() -> None:
 
 @pytest.mark.parametrize("link", [None, LinkSpeed(7e9, 12e9)])
 def test_what_was_not_measured_is_read(link: LinkSpeed | None) -> None:
-    assert choose_way("auto", False, link, LARGE) == ("read", "the link was not measured")
+    wanted = MissWays("read", False, "the link was not measured")
+    assert choose_way("auto", False, link, LARGE) == wanted
 
 
 def test_where_memory_is_shared_nothing_is_gathered_unasked() -> None:
@@ -43,4 +44,4 @@ def test_where_memory_is_shared_nothing_is_gathered_unasked() -> None:
 @pytest.mark.parametrize("asked", ["read", "gather"])
 def test_what_was_asked_is_done(asked: Any, is_uma: bool) -> None:
     for link in (None, SLOW_READS, EVEN):
-        assert choose_way(asked, is_uma, link, LARGE) == (asked, "as asked")
+        assert choose_way(asked, is_uma, link, LARGE) == MissWays(asked, False, "as asked")

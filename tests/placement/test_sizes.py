@@ -18,8 +18,8 @@ from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
-from vkmoe.placement.decide import decide
 from vkmoe.placement.loader import load_weights
+from vkmoe.placement.plan import decide
 from vkmoe.placement.sizes import expert_shape, weight_bytes
 from vkmoe.quants import device_row_bytes
 
@@ -105,6 +105,6 @@ def test_an_expert_s_span_is_gate_up_down() -> None:
 
 def test_deciding_does_not_load_the_loader() -> None:
     """`vkmoe info` plans and loads nothing."""
-    code = "import sys, vkmoe.placement.decide; print('vkmoe.placement.loader' in sys.modules)"
+    code = "import sys, vkmoe.placement.plan; print('vkmoe.placement.loader' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

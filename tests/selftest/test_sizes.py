@@ -13,9 +13,9 @@ from tests.gpu.invented import DEVICES
 from vkmoe.facts import DeviceInfo
 from vkmoe.ops.tuning import choose_tuning
 from vkmoe.quants import device_row_bytes
-from vkmoe.selftest import weights
+from vkmoe.selftest import inputs
 from vkmoe.selftest.families import Setting
-from vkmoe.selftest.weights import WEIGHT_TYPES, random_rows
+from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
 
 
 def measured_bytes(info: DeviceInfo, kind: str, n_matrices: int) -> int:
@@ -36,6 +36,6 @@ def test_gpus_read_more_than_their_caches_hold(kind: str) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_large_matrices_repeat_their_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = random_rows(kind, 3, 256, np.random.default_rng(1))
-    monkeypatch.setattr(weights, "DISTINCT_BYTES", 3 * few.shape[1])
+    monkeypatch.setattr(inputs, "DISTINCT_BYTES", 3 * few.shape[1])
     many = random_rows(kind, 8, 256, np.random.default_rng(1))
     np.testing.assert_array_equal(many, np.concatenate([few, few, few])[:8])

@@ -19,7 +19,7 @@ from vkmoe.errors import UnsupportedModelError, VkmoeError
 if TYPE_CHECKING:
     from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
-    from vkmoe.models.layer_tensors import ModelTensors
+    from vkmoe.models.tensors import ModelTensors
 
 __all__ = ["info", "spec_lines", "type_lines"]
 
@@ -86,8 +86,7 @@ def _file_lines(file: GgufFile) -> list[str]:
 
 def _conversion_lines(tensors: ModelTensors) -> list[str]:
     """What has a type without kernels, and what loading makes of it."""
-    from vkmoe.placement.conversion_time import expected_seconds
-    from vkmoe.placement.conversions import conversions
+    from vkmoe.placement.conversions import conversions, expected_seconds
     from vkmoe.placement.words import in_time
 
     return [
@@ -123,7 +122,7 @@ def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) ->
     from vkmoe.experts.decide.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.decide import decide
+    from vkmoe.placement.plan import decide
 
     try:
         device = choose_device(list_devices(), config.device)

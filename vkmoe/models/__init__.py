@@ -1,6 +1,6 @@
-"""Model files to model specs and programs; one module per architecture, differences only.
+"""Turns a model's file into its description, and that into a program; arch/ has the architectures.
 
-Never sees a byte offset or a buffer: weights arrive as matrices with addresses.
+Never sees a byte offset: weights arrive as matrices with addresses.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe
+from vkmoe.models.arch import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe
 
 __all__ = ["ARCHITECTURES", "read_spec"]
 
@@ -24,7 +24,7 @@ ARCHITECTURES = {
 
 
 def read_spec(file: GgufFile) -> ModelSpec:
-    """The spec of a model file.
+    """Read the spec of a model file.
 
     Raises UnsupportedModelError for an architecture, key or value vkmoe does not know,
     ModelFileError for missing or absurd metadata.

@@ -1,8 +1,8 @@
-"""The forward pass of one token as a program: what all architectures share.
+"""Builds the forward pass of one token as a program, from parts that all architectures share.
 
-Per layer: attention (decoder_attention.py), then feed-forward (decoder_feed_forward.py). The norms
-are fused: a producer of `hidden` leaves `gained` = hidden * gain of the next norm and partial sums
-of squares, and its consumer multiplies its dot products by the norm's scale.
+Per layer: attention (attention.py), then feed-forward (feed_forward.py). The norms are fused: a
+producer of `hidden` leaves `gained` = hidden * gain of the next norm and partial sums of squares,
+and its consumer multiplies its dot products by the norm's scale.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
-from vkmoe.models.decoder_attention import AttentionBlock, KvAddresses
-from vkmoe.models.decoder_feed_forward import FeedForwardBlock, MissService
+from vkmoe.models.attention import AttentionBlock
+from vkmoe.models.feed_forward import FeedForwardBlock, MissService
 from vkmoe.models.weights import ModelWeights
-from vkmoe.models.workspace import Workspace
-from vkmoe.ops.attention import AttentionShape, AttentionSplit
-from vkmoe.ops.attention_shapes import LatentShape
+from vkmoe.models.workspace import KvAddresses, Workspace
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
 from vkmoe.ops.candidates import candidates
 from vkmoe.ops.embed import embed
 from vkmoe.ops.finish import finish
@@ -24,7 +23,7 @@ from vkmoe.ops.matvec import matvec
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["Decoder", "KvAddresses", "MissService"]
+__all__ = ["Decoder"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,10 @@ class Decoder:
     misses: MissService | None = None
 
     def token_program(self, with_logits: bool) -> Program:
-        """One token through all layers; with logits also the output head and the candidates.
+        """Build a token's program: all layers; with logits also the output head and the candidates.
 
-        Reads `params`, leaves `log` (and `logits`, `candidates`). Copies in and out are the
-        engine's.
+        Reads `params`, leaves `log` (and `logits`, `candidates`). Copies in and out
+        are not in it.
         """
         program = Program("decode" if with_logits else "prompt")
         space, layers = self.workspace, self.weights.layers

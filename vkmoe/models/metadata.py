@@ -1,4 +1,7 @@
-"""Typed reading of the metadata below an architecture's prefix, with every key accounted for."""
+"""Reads the metadata below an architecture's prefix: types are checked, every key accounted for.
+
+Does not know what the keys mean: that is the subject of arch/ and rope.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.gguf_file import GgufFile
 from vkmoe.gguf_file.header import shown
 
-__all__ = ["Metadata"]
+__all__ = ["MAX_SIZE", "WRONG_FILE", "Metadata"]
 
 # Keys that say nothing the forward pass needs.
 HARMLESS = frozenset(
@@ -22,6 +25,7 @@ HARMLESS = frozenset(
 )
 MAX_SIZE = 1 << 24  # no dimension of any real model comes near; absurd files do
 MAX_NUMBER = 1e30  # kernels take f32
+WRONG_FILE = "the file was converted wrongly or is damaged"  # the hint with what cannot be
 
 
 class Metadata:
@@ -104,7 +108,7 @@ class Metadata:
         """Raise ModelFileError for a value that cannot be."""
         raise ModelFileError(
             f"{self.file.path}: {self.prefix}{key} is {value}: {why}",
-            "the file was converted wrongly or is damaged",
+            WRONG_FILE,
         )
 
     def _int(self, key: str, default: int | None) -> int:

@@ -1,25 +1,144 @@
-"""The rotary table: cosines and sines of every position, computed once on the host in float64.
+"""Rotary position embedding: what a file says of it, and the table that kernels read.
 
-RoPE: Su et al. 2021 (arXiv:2104.09864); yarn: Peng et al. 2023 (arXiv:2309.00071), section 3.2-3.4;
-longrope: Ding et al. 2024 (arXiv:2402.13753).
+`read_rope` reads the keys `<architecture>.rope.*` and the tensors of factors; `rope_table` computes
+cosines and sines of every position, once, on the host, in float64. RoPE: Su et al. 2021
+(arXiv:2104.09864); yarn: Peng et al. 2023 (arXiv:2309.00071), sections 3.2-3.4; longrope: Ding et
+al. 2024 (arXiv:2402.13753).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.errors import ModelFileError
 from vkmoe.facts import RopeSpec
+from vkmoe.gguf_file.header import shown
+from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
+from vkmoe.models.tensors import LONGROPE_FACTORS, ROPE_FACTORS, VECTOR_TYPES
+from vkmoe.quants import decode
 
-__all__ = ["rope_table"]
+__all__ = ["read_rope", "rope_table"]
+
+LEAST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6  # no rule makes others, and no angle overflows
+
+
+def read_rope(
+    metadata: Metadata,
+    head_dim: int,
+    style: Literal["neox", "normal"] = "neox",
+    *,
+    truncate: bool = True,
+) -> RopeSpec:
+    """Read the rotary embedding of heads that are `head_dim` wide.
+
+    `truncate`: whether yarn's ramp begins and ends at whole pairs, which files do not state.
+    Raises ModelFileError.
+    """
+    dim = metadata.size("rope.dimension_count", head_dim, largest=head_dim)
+    if dim % 2:
+        metadata.refuse("rope.dimension_count", dim, "must be even")
+    kind = metadata.text("rope.scaling.type", "linear")  # as in files older than this key
+    factor = metadata.positive("rope.scale_linear", 1.0)  # its old name
+    rope = RopeSpec(
+        dim,
+        metadata.positive("rope.freq_base", 10000.0),
+        style,
+        factor=metadata.positive("rope.scaling.factor", factor),
+        original_context=metadata.count("rope.scaling.original_context_length", MAX_SIZE),
+        attention_factor=_attention_factor(metadata),
+        beta_fast=metadata.positive("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=metadata.positive("rope.scaling.yarn_beta_slow", 1.0),
+        truncate=truncate,
+    )
+    if metadata.number("rope.scaling.yarn_ext_factor", 1.0) != 1:
+        metadata.refuse("rope.scaling.yarn_ext_factor", "not 1", "vkmoe knows nothing else")
+    if kind == "longrope":
+        return _longrope(metadata, rope)
+    if kind == "yarn":
+        return _yarn(metadata, rope)
+    if (given := rope.attention_factor) not in (None, 1.0):
+        metadata.refuse("rope.scaling.attn_factor", given, "not known without yarn or longrope")
+    plain = RopeSpec(dim, rope.base, style, factors=_factors(metadata, ROPE_FACTORS, dim))
+    if kind == "none" or (kind == "linear" and rope.factor == 1):
+        return plain
+    if kind == "linear":
+        return replace(plain, scaling="linear", factor=rope.factor)
+    metadata.refuse("rope.scaling.type", shown(kind), "vkmoe knows none, linear, yarn and longrope")
+
+
+def _attention_factor(metadata: Metadata) -> float | None:
+    """Read what sines and cosines are multiplied by; None: it follows from the scaling."""
+    keys = ("yarn_attn_factor", "attn_factor")
+    values = [metadata.not_negative(f"rope.scaling.{key}", 0.0) for key in keys]
+    return next((value for value in values if value), None)
+
+
+def _yarn(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
+    if rope.original_context < 1:
+        metadata.refuse(
+            "rope.scaling.original_context_length", rope.original_context, "yarn needs it"
+        )
+    if rope.base <= 1:
+        metadata.refuse("rope.freq_base", rope.base, "yarn needs more than 1")
+    factors = _factors(metadata, ROPE_FACTORS, rope.dim)
+    return replace(rope, scaling="yarn", factors=factors)
+
+
+def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
+    """Read longrope's factors; a file without an attention factor has that of Phi-3.
+
+    It is sqrt(1 + ln(stretch) / ln(original context)).
+    """
+    short, long = (_factors(metadata, name, rope.dim) for name in LONGROPE_FACTORS)
+    for name, factors in zip(LONGROPE_FACTORS, (short, long), strict=True):
+        if not factors:
+            raise ModelFileError(f"{metadata.file.path}: tensor {name} is missing", WRONG_FILE)
+    context = metadata.size("context_length")
+    original = rope.original_context or context
+    stretch = context / original
+    magnitude = 1.0
+    if stretch > 1 and original > 1:
+        magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
+    return RopeSpec(
+        rope.dim,
+        rope.base,
+        rope.style,
+        "longrope",
+        original_context=original,
+        attention_factor=rope.attention_factor or magnitude,
+        factors=short,
+        long_factors=long,
+    )
+
+
+def _factors(metadata: Metadata, name: str, dim: int) -> tuple[float, ...]:
+    """Read the factors in a tensor [dim / 2]; () if there is no such tensor."""
+    file = metadata.file
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        return ()
+    if tuple(tensor.shape) != (dim // 2,) or tensor.type not in VECTOR_TYPES:
+        raise ModelFileError(
+            f"{file.path}: {name} has shape {list(tensor.shape)} and type {tensor.type}, expected "
+            f"[{dim // 2}] floats",
+            WRONG_FILE,
+        )
+    values = decode(tensor.type, file.data(name), dim // 2)
+    if not ((values >= LEAST_FACTOR) & (values <= LARGEST_FACTOR)).all():
+        raise ModelFileError(f"{file.path}: {name} has factors that are none", WRONG_FILE)
+    return tuple(float(value) for value in np.asarray(values, np.float64))
+
 
 SLICE_POSITIONS = 4096  # float64 is held for so many only: a long context has a large table
 
 
 def rope_table(rope: RopeSpec, n_positions: int) -> NDArray[np.float32]:
-    """(cos, sin) of each pair at each position: float32 [n_positions, dim / 2, 2].
+    """Compute (cos, sin) of each pair at each position: float32 [n_positions, dim / 2, 2].
 
     longrope has other factors where there are more positions than the original context has.
     """
@@ -34,7 +153,7 @@ def rope_table(rope: RopeSpec, n_positions: int) -> NDArray[np.float32]:
 
 
 def _frequencies(rope: RopeSpec, n_positions: int) -> tuple[NDArray[np.float64], float]:
-    """Angle per position of each pair, and what sines and cosines are multiplied by."""
+    """Compute each pair's angle per position, and what sines and cosines are multiplied by."""
     pairs = np.arange(0, rope.dim, 2, dtype=np.float64)
     plain = rope.base ** (-pairs / rope.dim)
     is_long = rope.scaling == "longrope" and n_positions > rope.original_context

@@ -1,25 +1,25 @@
-"""Which tensors of a file a model consists of; every tensor is used or named as ignored.
+"""Which tensors of a file a model consists of, layer by layer; every tensor is used or named as
+ignored.
 
-Names are llama.cpp's. What is made of them is in layer_tensors.py; how tensors are found and
-checked is the subject of finder.py.
+Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being outputs. Does not read what
+tensors hold.
 """
 
 from __future__ import annotations
 
-from vkmoe.facts import LatentSpec, ModelSpec
-from vkmoe.gguf_file import GgufFile
-from vkmoe.models.finder import Finder
-from vkmoe.models.layer_tensors import (
-    AttentionTensors,
-    ExpertMatrix,
-    FeedForwardTensors,
-    LatentTensors,
-    LayerTensors,
-    ModelTensors,
-)
-from vkmoe.models.rope_metadata import factor_tensors
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from vkmoe.errors import ModelFileError, UnsupportedModelError
+from vkmoe.facts import LatentSpec, ModelSpec, RopeSpec
+from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.gguf_file.header import shown
+from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
 __all__ = [
+    "LONGROPE_FACTORS",
+    "ROPE_FACTORS",
+    "VECTOR_TYPES",
     "AttentionTensors",
     "ExpertMatrix",
     "FeedForwardTensors",
@@ -29,8 +29,130 @@ __all__ = [
     "read_tensors",
 ]
 
+VECTOR_TYPES = frozenset({"F32", "F16", "BF16"})  # a file's types of what is used as float32
+ROPE_FACTORS = "rope_freqs.weight"  # divisors for any context, as Llama 3.1 has them
+LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+
 # The norm before the feed-forward block is called `ffn_norm` elsewhere.
-FEED_FORWARD_NORMS = {"gpt-oss": "post_attention_norm"}
+_FEED_FORWARD_NORMS = {"gpt-oss": "post_attention_norm"}
+# What converters put into one tensor where they are asked to.
+_FUSED = {"attn_q": "attn_qkv", "ffn_gate_exps": "ffn_gate_up_exps"}
+_HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
+
+
+@dataclass(frozen=True)
+class ExpertMatrix:
+    """One matrix of a feed-forward block, or a vector of biases as one of a single row.
+
+    `parts` is one tensor that has the blocks of all experts behind one another, or one of each.
+    """
+
+    parts: tuple[TensorInfo, ...]
+    n_experts: int
+    n_rows: int  # of one expert
+    n_columns: int
+
+    @property
+    def type(self) -> str:
+        return self.parts[0].type
+
+    def of_expert(self, expert: int) -> tuple[int, int]:
+        """Say which of `parts` an expert's rows lie in, and which of its rows is the first."""
+        return (0, expert * self.n_rows) if len(self.parts) == 1 else (expert, 0)
+
+
+@dataclass(frozen=True)
+class FeedForwardTensors:
+    """A feed-forward block: routed experts, a shared one, or the block of a layer without any."""
+
+    gate: ExpertMatrix
+    up: ExpertMatrix
+    down: ExpertMatrix
+    biases: tuple[ExpertMatrix, ...] = ()  # of gate, up and down; or none
+
+    @property
+    def matrices(self) -> tuple[ExpertMatrix, ...]:
+        return (self.gate, self.up, self.down)
+
+    @property
+    def n_experts(self) -> int:
+        return self.gate.n_experts
+
+
+@dataclass(frozen=True)
+class AttentionTensors:
+    """The tensors of grouped-query attention."""
+
+    q: TensorInfo
+    k: TensorInfo
+    v: TensorInfo
+    output: TensorInfo
+    q_gain: TensorInfo | None = None
+    k_gain: TensorInfo | None = None
+    qkv_bias: tuple[TensorInfo, ...] = ()  # of q, k and v; or none
+    output_bias: TensorInfo | None = None
+    sinks: TensorInfo | None = None
+
+    @property
+    def matrices(self) -> tuple[TensorInfo, ...]:
+        return (self.q, self.k, self.v, self.output)
+
+
+@dataclass(frozen=True)
+class LatentTensors:
+    """The tensors of multi-head latent attention.
+
+    `k_up` [n_heads, kv_rank, nope_dim] and `v_up` [n_heads, value_dim, kv_rank]; older files have
+    `kv_up` [n_heads * (nope_dim + value_dim), kv_rank] instead, with the keys' rows transposed.
+    """
+
+    n_heads: int
+    shape: LatentSpec
+    q: TensorInfo  # of the heads, from the hidden state or the compressed queries
+    kv: TensorInfo
+    kv_gain: TensorInfo
+    output: TensorInfo
+    q_down: TensorInfo | None = None
+    q_gain: TensorInfo | None = None
+    k_up: TensorInfo | None = None
+    v_up: TensorInfo | None = None
+    kv_up: TensorInfo | None = None
+
+    @property
+    def matrices(self) -> tuple[TensorInfo, ...]:
+        """All matrices but those between the compressed keys and values and the heads."""
+        down = (self.q_down,) if self.q_down is not None else ()
+        return (*down, self.q, self.kv, self.output)
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """The tensors of a layer. `router` is None where `feed_forward` is the one block there is."""
+
+    attention_gain: TensorInfo
+    attention: AttentionTensors | LatentTensors
+    feed_forward_gain: TensorInfo
+    feed_forward: FeedForwardTensors
+    router: TensorInfo | None = None
+    router_bias: TensorInfo | None = None
+    selection_bias: TensorInfo | None = None
+    shared: FeedForwardTensors | None = None
+    shared_gate: TensorInfo | None = None
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """All tensors of a model; `output` is `embeddings` when they are tied."""
+
+    embeddings: TensorInfo
+    output_gain: TensorInfo
+    output: TensorInfo
+    layers: tuple[LayerTensors, ...]
+
+    @property
+    def expert_layers(self) -> Iterator[FeedForwardTensors]:
+        """The routed experts, layer by layer."""
+        return (layer.feed_forward for layer in self.layers if layer.router is not None)
 
 
 def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
@@ -39,7 +161,7 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModelError for a type
     that cannot be run or a tensor vkmoe does not know.
     """
-    finder = Finder(file)
+    finder = _Finder(file)
     width = spec.width
     embeddings = finder.matrix("token_embd.weight", spec.n_vocab, width)
     output_gain = finder.vector("output_norm.weight", width)
@@ -49,15 +171,22 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     layers = tuple(_layer(finder, spec, index) for index in range(spec.n_layers))
     for index in range(spec.n_layers, spec.n_layers + spec.n_ahead_layers):
         finder.ignore_layer(index)
-    for name in factor_tensors(spec.rope):
+    for name in _factor_names(spec.rope):
         finder.ignore(name)  # read with the spec
     finder.finish()
     return ModelTensors(embeddings, output_gain, output, layers)
 
 
-def _layer(finder: Finder, spec: ModelSpec, index: int) -> LayerTensors:
+def _factor_names(rope: RopeSpec) -> tuple[str, ...]:
+    """The tensors that `rope` was read from, which nothing else needs."""
+    if rope.scaling == "longrope":
+        return LONGROPE_FACTORS
+    return (ROPE_FACTORS,) if rope.factors else ()
+
+
+def _layer(finder: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
     prefix, width = f"blk.{index}.", spec.width
-    feed_forward_norm = FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
+    feed_forward_norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
     gain = finder.vector(prefix + "attn_norm.weight", width)
     attention = (
         _latent(finder, spec, spec.latent, prefix)
@@ -87,7 +216,7 @@ def _layer(finder: Finder, spec: ModelSpec, index: int) -> LayerTensors:
     )
 
 
-def _attention(finder: Finder, spec: ModelSpec, prefix: str) -> AttentionTensors:
+def _attention(finder: _Finder, spec: ModelSpec, prefix: str) -> AttentionTensors:
     width, q_width = spec.width, spec.n_heads * spec.head_dim
     kv_width = spec.n_kv_heads * spec.head_dim
     sizes = {"q": q_width, "k": kv_width, "v": kv_width}
@@ -120,7 +249,7 @@ def _attention(finder: Finder, spec: ModelSpec, prefix: str) -> AttentionTensors
     )
 
 
-def _latent(finder: Finder, spec: ModelSpec, latent: LatentSpec, prefix: str) -> LatentTensors:
+def _latent(finder: _Finder, spec: ModelSpec, latent: LatentSpec, prefix: str) -> LatentTensors:
     width, heads, rank = spec.width, spec.n_heads, latent.q_rank
     q_name = "attn_q_b" if rank else "attn_q"
     k_up = v_up = kv_up = None
@@ -147,9 +276,9 @@ def _latent(finder: Finder, spec: ModelSpec, latent: LatentSpec, prefix: str) ->
 
 
 def _block(
-    finder: Finder, prefix: str, suffix: str, inner: int, width: int, biased: bool = False
+    finder: _Finder, prefix: str, suffix: str, inner: int, width: int, biased: bool = False
 ) -> FeedForwardTensors:
-    """A block that every token uses."""
+    """Find the tensors of a block that every token uses."""
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     gate, up, down = (
         ExpertMatrix((finder.matrix(f"{prefix}ffn_{name}{suffix}.weight", *shape),), 1, *shape)
@@ -163,8 +292,8 @@ def _block(
     return FeedForwardTensors(gate, up, down, tuple(biases))
 
 
-def _experts(finder: Finder, spec: ModelSpec, prefix: str) -> FeedForwardTensors:
-    """The routed experts: one tensor of all, or, in old files, one of each."""
+def _experts(finder: _Finder, spec: ModelSpec, prefix: str) -> FeedForwardTensors:
+    """Find the routed experts: one tensor of all, or, in old files, one of each."""
     experts, width = spec.experts, spec.width
     assert experts is not None, spec.name
     n, inner = experts.n_experts, experts.width
@@ -184,3 +313,104 @@ def _experts(finder: Finder, spec: ModelSpec, prefix: str) -> FeedForwardTensors
     ]
     gate, up, down = matrices
     return FeedForwardTensors(gate, up, down, tuple(biases))
+
+
+class _Finder:
+    """Finds tensors by name and checks them. Call `finish` when all that are known were asked for.
+
+    Raises ModelFileError for a tensor that is missing or of another shape.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        self._path, self._tensors = file.path, file.tensors
+        self._used: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def ignore(self, name: str) -> None:
+        """Count a tensor that changes nothing as used, if it is there."""
+        self._used.add(name)
+
+    def ignore_layer(self, index: int) -> None:
+        """Count all tensors of a layer that is not run as used."""
+        prefix = f"blk.{index}."
+        self._used |= {name for name in self._tensors if name.startswith(prefix)}
+
+    def matrix(self, name: str, *shape: int) -> TensorInfo:
+        """Find weights [..., rows, columns]. Raises UnsupportedModelError if they cannot be run."""
+        tensor = self._find(name, shape)
+        if not can_load(tensor.type):
+            converted = sorted(kind for kind in TYPES if can_load(kind) and kind not in HAS_KERNEL)
+            raise UnsupportedModelError(
+                f"{self._path}: {name} is of type {tensor.type}, which vkmoe cannot run",
+                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}, and converts "
+                f"{', '.join(converted)}",
+            )
+        if shape[-1] % 32:
+            raise UnsupportedModelError(
+                f"{self._path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
+                "vkmoe cannot run this model",
+            )
+        return tensor
+
+    def alike(self, names: Sequence[str], *shape: int) -> tuple[TensorInfo, ...]:
+        """Find matrices of one shape, which must have one type."""
+        tensors = tuple(self.matrix(name, *shape) for name in names)
+        other = next((tensor for tensor in tensors if tensor.type != tensors[0].type), None)
+        if other is not None:
+            raise UnsupportedModelError(
+                f"{self._path}: {other.name} is of type {other.type}, "
+                f"{tensors[0].name} of type {tensors[0].type}",
+                "vkmoe needs one type for all experts of a layer; convert the model again",
+            )
+        return tensors
+
+    def row(self, name: str, width: int) -> TensorInfo:
+        """Find a matrix of one row, which files also hold as a vector."""
+        tensor = self._tensors.get(name)
+        if tensor is not None and len(tensor.shape) == 1:
+            return self.matrix(name, width)
+        return self.matrix(name, 1, width)
+
+    def vector(self, name: str, *shape: int) -> TensorInfo:
+        """Find gains or biases, which are used as float32."""
+        tensor = self._find(name, shape)
+        if tensor.type not in VECTOR_TYPES:
+            raise UnsupportedModelError(f"{self._path}: {name} is of type {tensor.type}", _HINT)
+        return tensor
+
+    def finish(self) -> None:
+        """Raise UnsupportedModelError for tensors that were not asked for."""
+        unknown = sorted(set(self._tensors) - self._used)
+        if unknown:
+            names = ", ".join(shown(name) for name in unknown[:3]) + (
+                f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            )
+            raise UnsupportedModelError(
+                f"{self._path}: tensors vkmoe does not know: {names}",
+                "leaving them out could change the answer; update vkmoe",
+            )
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            self._refuse_fused(name)
+            raise ModelFileError(f"{self._path}: tensor {name} is missing", _HINT)
+        if tuple(tensor.shape) != shape:
+            raise ModelFileError(
+                f"{self._path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}",
+                _HINT,
+            )
+        self._used.add(name)
+        return tensor
+
+    def _refuse_fused(self, name: str) -> None:
+        """Say so where a tensor is not missing but a part of another."""
+        prefix, _, rest = name.rpartition(".weight")[0].rpartition(".")
+        fused = f"{prefix}.{_FUSED.get(rest, rest)}.weight"
+        if rest in _FUSED and fused in self._tensors:
+            raise UnsupportedModelError(
+                f"{self._path}: {name} is a part of {fused}, which vkmoe does not take apart",
+                "convert the model again without fusing tensors",
+            )

@@ -1,5 +1,7 @@
-"""A model's weights as the program sees them: matrices and vectors with addresses, spans with
+"""A model's weights in the form that programs need: matrices and vectors with addresses, spans with
 offsets.
+
+Owns no memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Grouped-query attention. Vectors are addresses of f32; 0: there is none."""
+    """The weights of grouped-query attention. Vectors are addresses of f32; 0: there is none."""
 
     q: Matrix
     k: Matrix
@@ -43,7 +45,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class LatentWeights:
-    """Multi-head latent attention. `k_up` and `v_up` are stacks of a matrix for each head."""
+    """The weights of latent attention. `k_up` and `v_up` are stacks of a matrix for each head."""
 
     q: Matrix  # of the heads; with `q_down` from the compressed queries
     kv: Matrix
@@ -71,7 +73,7 @@ class SharedExpert:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Gains and biases are addresses of f32 vectors; 0: there is none."""
+    """The weights of a layer. Gains and biases are addresses of f32 vectors; 0: there is none."""
 
     attention_gain: int
     attention: AttentionWeights | LatentWeights
@@ -110,7 +112,7 @@ class ModelWeights:
 
 
 def with_slots(weights: ModelWeights, slots: Callable[[int], tuple[Range, ...]]) -> ModelWeights:
-    """The same weights, whose experts may also lie in `slots(MoE layer)`."""
+    """Say that experts may also lie in the memory `slots(MoE layer)`."""
     layers = list(weights.layers)
     for moe_layer, index in enumerate(weights.moe_layers):
         layer = layers[index]
@@ -122,10 +124,10 @@ def with_slots(weights: ModelWeights, slots: Callable[[int], tuple[Range, ...]])
 def with_landing(
     weights: ModelWeights, n_landing: int, memory: Callable[[int], tuple[Range, ...]]
 ) -> ModelWeights:
-    """The same weights, whose experts may land in `memory(MoE layer)`.
+    """Say that experts may be stored into the memory `memory(MoE layer)` by kernels.
 
-    The expert table has `n_landing` places for each layer. Where an expert can land it can also
-    lie: `with_slots` must name that memory too.
+    The expert table has `n_landing` places for each layer. What is stored there is also read
+    there: `with_slots` must name that memory too.
     """
     layers = list(weights.layers)
     for moe_layer, index in enumerate(weights.moe_layers):

@@ -1,23 +1,38 @@
-"""The tensors of a token, and the shapes that follow from a model's description."""
+"""What a token's computation works on besides weights: the workspace, the shapes that follow from a
+model's description, and the memory of the KV cache.
+
+Owns the cache's memory; the workspace only describes tensors. What lies where in a cache is the
+subject of ops/attention.py.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+from vkmoe.closing import Closing
 from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec
+from vkmoe.gpu.arena import Arena
+from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import PARAM_WORDS
-from vkmoe.ops.attention import AttentionShape, AttentionSplit
-from vkmoe.ops.attention_shapes import LatentShape
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
 from vkmoe.ops.router import RouterShape, log_words, routing_words
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["LatentTensors", "Workspace", "attention_shape", "router_shape"]
+__all__ = [
+    "KvAddresses",
+    "KvCaches",
+    "LatentWorkspace",
+    "Workspace",
+    "attention_shape",
+    "router_shape",
+]
 
 
-class LatentTensors:
-    """What latent attention needs besides: of its heads, and of compressed queries.
+class LatentWorkspace:
+    """The tensors that latent attention needs besides: for its heads and for compressed queries.
 
     `qkv` of the workspace has q_down or the heads' q in front, then the compressed keys and values.
     """
@@ -58,7 +73,7 @@ class Workspace:
         self.gained = TensorRef("gained", spec.width)
         self.norm_partials = TensorRef("norm_partials", n_partials)
         self.qkv = TensorRef("qkv", _qkv_words(spec))
-        self.latent = LatentTensors(spec.n_heads, spec.latent) if spec.latent else None
+        self.latent = LatentWorkspace(spec.n_heads, spec.latent) if spec.latent else None
         self.attention_partials = TensorRef("attention_partials", split.partials_words(shape))
         self.attended = TensorRef("attended", spec.attention_width)
         self.router_logits = TensorRef("router_logits", router.n_logits if router else 1)
@@ -88,7 +103,7 @@ def _qkv_words(spec: ModelSpec) -> int:
 
 
 def _act_words(spec: ModelSpec) -> int:
-    """Of the used experts, or of a layer without any."""
+    """Words of `act`: those of the used experts, or of a layer without any if that has more."""
     experts = spec.experts
     if experts is None:
         return spec.feed_forward_width
@@ -103,7 +118,7 @@ def _shared_act(experts: ExpertSpec | None) -> TensorRef | None:
 
 
 def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionShape | LatentShape:
-    """One layer's attention with `ctx_size` places in its cache; `kv_type` is f16 or f32.
+    """Describe a layer's attention with `ctx_size` places in its cache; `kv_type` is f16 or f32.
 
     Without a window: layers that have one differ in nothing else.
     """
@@ -137,7 +152,7 @@ def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionSh
 
 
 def router_shape(spec: ModelSpec) -> RouterShape:
-    """How the layers of a model with experts route."""
+    """Describe how the layers of a model with experts route."""
     experts = spec.experts
     assert experts is not None, spec.name
     return RouterShape(
@@ -150,3 +165,37 @@ def router_shape(spec: ModelSpec) -> RouterShape:
         n_groups=experts.n_groups,
         n_groups_used=experts.n_groups_used,
     )
+
+
+@dataclass(frozen=True)
+class KvAddresses:
+    """Addresses of one layer's K and V caches; if latent, of the compressed rows alone."""
+
+    keys: int
+    values: int = 0
+
+
+class KvCaches(Closing):
+    """The caches of every layer, cleared. Raises OutOfMemoryError with nothing left allocated."""
+
+    def __init__(self, device: Device, n_layers: int, cache_bytes: int, n_caches: int = 2) -> None:
+        """Allocate for each layer `n_caches` of `cache_bytes`: keys and values, or one of both."""
+        n_places = n_caches * n_layers
+        self._arena = Arena(device, "device", "KV cache", n_places * cache_bytes)
+        try:
+            places = [self._arena.place(cache_bytes) for _ in range(n_places)]
+            with translate_errors("clearing the KV cache"):
+                recorder = device.native.recorder()
+                for place in places:
+                    recorder.fill(place.buffer, place.offset, cache_bytes, 0)
+                device.native.submit(recorder.finish()).wait()
+        except BaseException:
+            self.close()
+            raise
+        found = [place.address for place in places]
+        values = found[1::2] if n_caches == 2 else [0] * n_layers
+        pairs = zip(found[::n_caches], values, strict=True)
+        self.addresses = tuple(KvAddresses(*pair) for pair in pairs)
+
+    def close(self) -> None:
+        self._arena.close()

@@ -1,7 +1,7 @@
 """Decode attention of one token: norm, RoPE, KV append, split softmax over the cache, and the join.
 
 Shaders: attention.comp, attention_combine.comp. Twins: vkmoe/reference/attention.py.
-Shapes and splits have files of their own; callers find them here.
+The join is also the second dispatch of latent_attention.py.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
-from vkmoe.ops.attention_combine import combine_splits
-from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionShape
-from vkmoe.ops.attention_split import AttentionSplit, choose_split
+from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionShape, AttentionSplit, LatentShape
 
-__all__ = ["AttentionShape", "AttentionSplit", "KvCache", "attention", "choose_split"]
+__all__ = ["KvCache", "attention", "combine_splits"]
 
 ATTENTION = kernel(
     "attention",
@@ -118,10 +116,51 @@ def attention(
 
 
 def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
-    """The RoPE table and the norm gains."""
+    """List the memory of the RoPE table and the norm gains."""
     reads = [memory_range(cache.rope_table, shape.rope_bytes)]
     if shape.norm != "none":
         full_width = shape.norm == "full_width"
         for gain, n_heads in ((cache.q_gain, shape.n_heads), (cache.k_gain, shape.n_kv_heads)):
             reads.append(memory_range(gain, 4 * shape.head_dim * (n_heads if full_width else 1)))
     return tuple(reads)
+
+
+ATTENTION_COMBINE = kernel(
+    "attention_combine",
+    "r:partials r:params w:out",
+    "address:sinks u32:context u32:window",
+    "workgroup_size head_dim n_splits",
+)
+
+
+def combine_splits(
+    program: Program,
+    shape: AttentionShape | LatentShape,
+    split: AttentionSplit,
+    params: TensorRef,
+    partials: TensorRef,
+    out: TensorRef,
+    label: str,
+    *,
+    window: int = 0,
+    sinks: int = 0,
+) -> None:
+    """out f32 [n_heads * value_dim] = the splits' partials, joined; `sinks` 0 = none."""
+    n_partials, n_out = split.partials_words(shape), shape.n_heads * shape.value_dim
+    assert partials.n_words >= n_partials and out.n_words >= n_out, (partials, out)
+    program.append(
+        ATTENTION_COMBINE.dispatch(
+            "attention_combine",
+            {
+                "workgroup_size": split.workgroup_size,
+                "head_dim": shape.value_dim,
+                "n_splits": split.n_splits,
+            },
+            {"partials": partials, "params": params, "out": out},
+            {"sinks": sinks, "context": shape.context, "window": window},
+            (shape.n_heads, 1, 1),
+            label,
+            ranges={"partials": partials.words(0, n_partials), "out": out.words(0, n_out)},
+            memory_reads=(memory_range(sinks, 4 * shape.n_heads),) if sinks else (),
+        )
+    )

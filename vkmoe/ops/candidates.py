@@ -1,4 +1,4 @@
-"""The 64 largest logits and the log-sum-exp of all, so that the host need not read the vocabulary.
+"""Finds the 64 largest logits and the log-sum-exp of all: the host need not read the vocabulary.
 
 Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/candidates.py.
 """
@@ -63,7 +63,7 @@ class CandidatesReader:
         self._logits = words[LOGITS_AT:CANDIDATE_WORDS].view(np.float32)
 
     def read(self) -> Candidates:
-        """What the words say now; ids and logits are copies."""
+        """Read what the words say now; ids and logits are copies."""
         count, has_nan, log_sum_exp = _HEAD.unpack_from(self._head)
         ids, logits = self._ids[:count].copy(), self._logits[:count].copy()
         return Candidates(ids, logits, log_sum_exp, bool(has_nan))
@@ -75,13 +75,13 @@ def read_candidates(words: NDArray[np.uint32]) -> Candidates:
 
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:
-    """Chunks the vocabulary is cut into: enough workgroups, few lists for the one that merges."""
+    """Choose the number of chunks: enough workgroups, and few lists for the one that merges."""
     most = 8 if tuning.mapping == "blocks" else 64
     return max(1, min(most, n_vocab // (2 * N_CANDIDATES)))
 
 
 def list_words(tuning: Tuning, n_vocab: int) -> int:
-    """Words of the scratch tensor that holds the chunks' lists."""
+    """Count the words of the scratch tensor that holds the chunks' lists."""
     return n_lists(tuning, n_vocab) * LIST_WORDS
 
 

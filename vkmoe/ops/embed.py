@@ -1,4 +1,4 @@
-"""The embedding row of a token, and what the first norm needs of it.
+"""Fetches the embedding row of a token, and makes what the first norm needs of it.
 
 Shader: embed.comp. Twin: vkmoe/reference/matvec.py.
 """

@@ -1,4 +1,4 @@
-"""How the tensors of one expert lie in its span, which moves as a whole.
+"""The layout of an expert: how its tensors lie in a span, which moves as a whole.
 
 Owns no kernel; expert_gate_up and expert_down read spans.
 """
@@ -56,10 +56,9 @@ class ExpertShape:
 
 
 def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
-    """Which bytes of a span [span_bytes] kernels read, and so store in landing places.
+    """Mark the bytes of a span [span_bytes] that kernels read, and so store in landing places.
 
-    All of its biases, and of its matrices but the padding at the end of rows, which no kernel looks
-    at.
+    Those are all of its biases and matrices but the padding at the end of rows.
     """
     kept = np.zeros(shape.span_bytes, np.bool_)
     for matrix in (shape.gate, shape.up, shape.down):

@@ -37,7 +37,7 @@ _DOWN = (
 
 
 def _keeping(bindings: str, push: str, constants: str) -> tuple[str, str, str]:
-    """The same kernel when it keeps."""
+    """Declare the variant that keeps: it has the log besides."""
     return f"{bindings} w:log", f"{push} u32:first_filled", constants
 
 
@@ -69,7 +69,7 @@ def expert_gate_up(
 ) -> None:
     """act[slot] = f(gate @ norm(x), up @ norm(x)) for the routed slots, or the fixed `span`.
 
-    f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; what biases there are come before.
+    f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases, if any, are added before.
     `homes` are the bytes the routed experts may lie in. With `keep`, what is read of a slot that
     has a partner is stored there, and noted. One dispatch, or two when gate and up have different
     types.

@@ -1,4 +1,4 @@
-"""The last dispatch of every program: it leaves the submit's serial number in the log.
+"""Appends the last dispatch of every program: it leaves the submit's serial number in the log.
 
 Shader: finish.comp. Twin: vkmoe/reference/finish.py.
 """

@@ -32,12 +32,12 @@ class LandingMemory:
 
     @property
     def n_used(self) -> int:
-        """Slots that may have a place: the routed ones."""
+        """Slots that may have a place, which are the routed ones."""
         return (self.filled.end - self.filled.start) // 8
 
     @property
     def first_word(self) -> int:
-        """Of the log, where `filled` begins."""
+        """The word of the log at which `filled` begins."""
         return self.filled.start // 4
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, TensorRef, memory_range
-from vkmoe.ops.attention_combine import combine_splits
-from vkmoe.ops.attention_shapes import ROPE_STYLES, LatentShape
-from vkmoe.ops.attention_split import AttentionSplit
+from vkmoe.ops.attention import combine_splits
+from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionSplit, LatentShape
 
-__all__ = ["LatentCache", "LatentShape", "latent_attention"]
+__all__ = ["LatentCache", "latent_attention"]
 
 LATENT_ATTENTION = kernel(
     "latent_attention",

@@ -65,7 +65,7 @@ class Matrix:
         return memory_range(self.address, self.n_bytes)
 
 
-# What matvec is told where there are neither biases, a norm, nor heads.
+# What matvec is given where there are neither biases, a norm, nor heads.
 PLAIN: dict[str, int | float] = {
     **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride", "n_partials"), 0),
     **dict.fromkeys(("inverse_width", "eps"), 0.0),
@@ -102,7 +102,7 @@ def matvec(
 
 
 def _grid(n_groups: int) -> tuple[int, int, int]:
-    """At least `n_groups` workgroups, as few as fit within the limit in x; the rest return."""
+    """Lay out at least `n_groups` workgroups, as few as fit the limit in x; the rest return."""
     n_lines = -(-n_groups // MAX_GROUPS)
     return (-(-n_groups // n_lines), n_lines, 1)
 
@@ -119,7 +119,7 @@ def _matvec_group(
     scratch: TensorRef | None,
     bias: int,
 ) -> int:
-    """One dispatch for up to three matrices of one type; returns the offset behind its output."""
+    """Append a dispatch for up to three matrices of one type; returns the offset behind its y."""
     first = group[0]
     assert all(m.n_columns == first.n_columns for m in group)
     ends = [sum(m.n_rows for m in group[: i + 1]) for i in range(len(group))]

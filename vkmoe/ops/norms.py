@@ -1,16 +1,19 @@
-"""The RMSNorm fused into kernels: what a producer of hidden leaves, and its consumer takes.
+"""RMSNorm: what is exchanged where it is fused into other kernels, and the kernel where it is not.
 
-A producer leaves hidden, hidden * gain and partial sums of hidden^2; a consumer multiplies its dot
-products by 1 / sqrt(mean + eps) (include/rms.glsl). Owns no kernel.
+Fused, a producer leaves hidden, hidden * gain and partial sums of hidden^2; a consumer multiplies
+its dot products by 1 / sqrt(mean + eps) (include/rms.glsl). The kernel is for what no producer
+leaves partial sums of. Shader: rms_norm.comp. Twin: vkmoe/reference/rms_norm.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkmoe.gpu.program import TensorRef
+from vkmoe.gpu.kernels import kernel
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.ops.tuning import Tuning
 
-__all__ = ["NormInput", "NormOutput"]
+__all__ = ["NormInput", "NormOutput", "rms_norm"]
 
 
 @dataclass(frozen=True)
@@ -35,3 +38,38 @@ class NormOutput:
     def n_partials(self, n_workgroups: int) -> int:
         assert n_workgroups <= self.partials.n_words, (n_workgroups, self.partials)
         return n_workgroups
+
+
+RMS_NORM = kernel(
+    "rms_norm", "r:x w:y", "address:gain u32:x_offset u32:width f32:eps", "workgroup_size"
+)
+
+
+def rms_norm(
+    program: Program,
+    tuning: Tuning,
+    x: TensorRef,
+    y: TensorRef,
+    width: int,
+    gain: int,
+    eps: float,
+    label: str,
+    *,
+    x_offset: int = 0,
+) -> None:
+    """y[:width] = v / sqrt(mean(v^2) + eps) * gain, v being `width` words of x from `x_offset` on.
+
+    `gain` is the address of f32 [width].
+    """
+    program.append(
+        RMS_NORM.dispatch(
+            f"rms_norm{tuning.reduce_suffix}",
+            {"workgroup_size": tuning.workgroup_size},
+            {"x": x, "y": y},
+            {"gain": gain, "x_offset": x_offset, "width": width, "eps": eps},
+            (1, 1, 1),
+            label,
+            ranges={"x": x.words(x_offset, width), "y": y.words(0, width)},
+            memory_reads=(memory_range(gain, 4 * width),),
+        )
+    )

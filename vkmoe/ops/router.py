@@ -14,6 +14,8 @@ from vkmoe.ops.tuning import Tuning
 
 __all__ = [
     "LOG_HEADER_WORDS",
+    "MAX_EXPERTS",
+    "MAX_USED",
     "Landing",
     "RouterShape",
     "filled_words",
@@ -89,7 +91,7 @@ class Landing:
 
 
 def routing_words(shape: RouterShape) -> int:
-    """Words of the routing tensor: ids and weights, then addresses and partners of two words.
+    """Count the routing tensor's words: ids and weights, then addresses and partners of two words.
 
     [n_used] each; with `shared_gate` the shared expert's weight behind them.
     """
@@ -97,17 +99,17 @@ def routing_words(shape: RouterShape) -> int:
 
 
 def shared_weight_word(n_used: int) -> int:
-    """Where the shared expert's weight is: of its slot, that behind the used ones, all there is."""
+    """Find the word of the shared expert's weight: its slot, behind the used ones, has no other."""
     return 6 * n_used
 
 
 def log_words(n_layers: int, n_used: int) -> int:
-    """Words of the log tensor: header, ids [n_layers][n_used], filled words of all layers."""
+    """Count the log tensor's words: header, ids [n_layers][n_used], filled words of all layers."""
     return LOG_HEADER_WORDS + 3 * n_layers * n_used
 
 
 def filled_words(log: TensorRef, layer: int, n_used: int) -> Range:
-    """What a layer's misses left in landing places: two words a used slot, [n_layers][n_used][2].
+    """Find the words that say what a layer's misses left in landing places: two for each used slot.
 
     Each is 1 + the expert's id where that half of the span was stored (gate and up; down), else 0.
     """

@@ -17,9 +17,11 @@ _WORKGROUP_SIZE = 64  # of GPUs
 
 @dataclass(frozen=True)
 class Tuning:
-    """`lanes`: eight lanes share a superblock, coalesced (GPUs). `blocks`: a lane takes whole
-    blocks
-    (CPU drivers)."""
+    """How kernels are mapped onto a device.
+
+    `lanes`: eight lanes share a superblock, coalesced (GPUs). `blocks`: a lane takes whole blocks
+    (CPU drivers).
+    """
 
     mapping: Literal["lanes", "blocks"]
     workgroup_size: int
@@ -43,7 +45,7 @@ class Tuning:
 
 
 def choose_tuning(device: DeviceInfo) -> Tuning:
-    """The tuning for a device, from its type and subgroup size.
+    """Choose the tuning for a device by its type and subgroup size.
 
     On CPU drivers a load costs the same whatever its address and width, so a lane takes whole
     blocks in 64-bit loads, a workgroup is one subgroup, and activations are loaded once for all
@@ -51,7 +53,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     step.
 
     Which expert kernel runs depends on where experts lie, and the size of its subgroups decides the
-    order of its sums. So subgroups add only if all pipelines have the same size, or can be told it.
+    order of its sums. So subgroups add only if all pipelines have one size, or can be given it.
     """
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
@@ -70,13 +72,13 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
 
 
 def adds_over_subgroups(device: DeviceInfo) -> bool:
-    """Whether subgroups can add, in the same order in all pipelines that must agree."""
+    """Say whether subgroups can add, in the same order in all pipelines that must agree."""
     one_size = device.has_one_subgroup_size or _required_subgroup_size(device) > 0
     return device.subgroup_arithmetic and one_size
 
 
 def _required_subgroup_size(device: DeviceInfo) -> int:
-    """The size to require where drivers would choose; 0: nothing to choose, or no way to require.
+    """Choose the size to require where drivers would; 0: nothing to choose, or no way to require.
 
     16 where there is a choice of it: the larger sizes of such devices (Intel) run out of registers.
     """

@@ -1,1 +1,1 @@
-"""Decides what lies where (planner, sizes, host) and puts it there (loader)."""
+"""Decides what lies where (plan, experts, sizes) and puts it there (loader, expert_memory)."""

@@ -1,31 +1,40 @@
 """What allocations really take: chunks of arenas, rounding, and the heap they come from.
 
-Pure: the same arithmetic as gpu/arena.py and Kompute do with a device, for plans without one. Sums
-are upper bounds, and close ones.
+Pure: repeats for plans without a device the arithmetic of gpu/arena.py and Kompute. Sums are upper
+bounds, and close ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Literal
 
-from vkmoe.facts import DeviceInfo
+from vkmoe.facts import DeviceInfo, PlanLine
 from vkmoe.gpu.arena import ALIGNMENT, PREFERRED_CHUNK, chunk_cap, round_up
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 
-__all__ = ["GRANULARITY", "allocated", "arena_bytes", "heap_of", "is_mapped", "tensor_heap"]
+__all__ = [
+    "GRANULARITY",
+    "allocated",
+    "arena_bytes",
+    "heap_of",
+    "is_mapped",
+    "plan_line",
+    "tensor_heap",
+]
 
 # Drivers round an allocation up, by at most this: the largest page of today's GPUs.
 GRANULARITY = 64 << 10
 
 
 def allocated(n_bytes: int) -> int:
-    """Bytes one allocation takes from its heap, at most."""
+    """Bound the bytes one allocation takes from its heap."""
     return round_up(n_bytes, GRANULARITY)
 
 
 def arena_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int) -> int:
-    """Bytes an Arena takes at most for these spans, placed in this order.
+    """Bound the bytes an Arena takes for these spans, placed in this order.
 
     Where a chunk ends depends on how its driver aligns it: the worse of both extremes counts.
     """
@@ -33,23 +42,29 @@ def arena_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int) -
 
 
 def heap_of(device: DeviceInfo, intent: Intent) -> int:
-    """The heap that `Device.allocate` tries first for an intent."""
+    """Find the heap that `Device.allocate` tries first for an intent."""
     return device.memory_types[memory_type_candidates(device, intent)[0]].heap
 
 
+def plan_line(device: DeviceInfo, item: str, intent: Intent, n_bytes: int, reason: str) -> PlanLine:
+    """Make a line of the plan for memory of an intent."""
+    place: Literal["device", "host"] = "device" if intent in ("device", "bar") else "host"
+    return PlanLine(item, place, n_bytes, reason, heap_of(device, intent))
+
+
 def is_mapped(device: DeviceInfo, intent: Intent) -> bool:
-    """Whether the host writes such memory itself; if not, what goes there is staged."""
+    """Say whether the host writes such memory itself; if not, what goes there is staged."""
     item = device.memory_types[memory_type_candidates(device, intent)[0]]
     return "HOST_VISIBLE" in item.flags
 
 
 def tensor_heap(device: DeviceInfo) -> int:
-    """The heap of Kompute's tensors: it takes the first device-local type."""
+    """Find the heap of Kompute's tensors: it takes the first device-local type."""
     return next(item.heap for item in device.memory_types if "DEVICE_LOCAL" in item.flags)
 
 
 def _chunk_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int, lost: int) -> int:
-    """As Arena.place and Arena._grow; each chunk begins `lost` bytes before an aligned address."""
+    """Follow Arena.place and Arena._grow; chunks begin `lost` bytes before an aligned address."""
     cap = min(PREFERRED_CHUNK, chunk_cap(device))
     total = room = 0
     remaining = expected_bytes

@@ -1,4 +1,4 @@
-"""From what was asked and planned to what the expert cache is told: its settings and its pools.
+"""Turns what was asked and planned into the expert cache's settings and pools.
 
 Pure. Raises UsageError for residents that the model or the slots do not have.
 """
@@ -17,14 +17,14 @@ __all__ = ["cache_pools", "cache_settings", "copies_overlap"]
 
 
 def copies_overlap(config: EngineConfig, has_queue: bool) -> bool:
-    """Whether experts are copied while tokens are computed: where there is a queue for it."""
+    """Say whether experts are copied while tokens are computed: where there is a queue for it."""
     return has_queue if config.expert_copies is None else config.expert_copies == "overlap"
 
 
 def cache_pools(
     config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, slot_bytes: Sequence[int]
 ) -> tuple[PoolSpec, ...]:
-    """The pools of the plan's slots; none unless the experts are in a cache.
+    """Make the pools of the plan's slots; none unless the experts are in a cache.
 
     `slot_bytes` are those of an expert in each MoE layer.
     """
@@ -37,7 +37,7 @@ def cache_pools(
 def cache_settings(
     config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, overlaps: bool = False
 ) -> CacheSettings:
-    """What decides which experts are in the slots; `overlaps`: they are copied beside tokens.
+    """Choose what decides about slots; `overlaps`: experts are copied beside tokens.
 
     Without slots nothing is pinned or resident, but guesses may serve a small host pool. Raises
     UsageError for an id that the model does not have, for more residents than slots, and for a
@@ -96,7 +96,7 @@ def _selection(config: EngineConfig) -> Selection:
 def _check_room_for_pins(
     config: EngineConfig, selection: Selection, n_resident: int, slots: Sequence[int]
 ) -> None:
-    """At most half of the slots may be pinned, residents included; of shared ones, of all."""
+    """Check that pins and residents take at most half of a layer's slots; of all, if shared."""
     shared = config.expert_allocation == "global"
     room = sum(slots) // 2 - n_resident * len(slots) if shared else max(slots) // 2 - n_resident
     if room > 0:
@@ -116,7 +116,7 @@ def _check_room_for_pins(
 def _n_resident(
     config: EngineConfig, selection: Selection, ids: Sequence[int], smallest: int
 ) -> int:
-    """Residents per layer: those named, the number asked for, or as many as there are slots."""
+    """Count residents per layer: those named, the number asked for, or all slots."""
     if selection == "none":
         return 0
     n_resident = len(ids) or config.expert_num_resident

@@ -1,25 +1,39 @@
-"""What is converted while a model loads: which tensors, and how many bytes they take then.
+"""What is converted while a model loads: which tensors, how many bytes they take then, and how long
+it takes, which a short trial finds out.
 
-Pure. Which types become which, and how, is the subject of quants/convert.py; how long that takes,
-that of conversion_time.py.
+Which types become which, and how, is the subject of quants/convert.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
-from vkmoe.facts import Conversion
+import numpy as np
+
+from vkmoe.facts import Conversion, MemoryPlan
+from vkmoe.models.latent_matrices import latent_matrices
 from vkmoe.models.tensors import LatentTensors, ModelTensors
-from vkmoe.placement.latent_matrices import latent_matrices
-from vkmoe.placement.words import in_mib
-from vkmoe.quants import TYPES, device_row_bytes, loaded_type
+from vkmoe.placement.words import in_mib, in_time
+from vkmoe.quants import TYPES, device_row_bytes, lay_out, loaded_type
 
-__all__ = ["CONVERTING_BYTES", "conversions", "growth_words", "joined"]
+__all__ = [
+    "CONVERTING_BYTES",
+    "N_THREADS",
+    "conversion_line",
+    "conversions",
+    "expected_seconds",
+    "growth_words",
+]
 
+N_THREADS = 4  # that lay out, convert or read rows while a model loads
 # What converting takes besides the weights: of each thread the rows it works on, as float32 and
 # in what decoding makes of them, and converted rows on their way to memory that is not mapped.
 CONVERTING_BYTES = 24 << 20
+SAMPLE_COLUMNS, SAMPLE_ROWS = 2048, 64  # of the trial, for each thread
 
 
 class _Part(NamedTuple):
@@ -34,7 +48,7 @@ class _Part(NamedTuple):
 
 
 def conversions(tensors: ModelTensors) -> tuple[Conversion, ...]:
-    """All that will change their type, those of one kind together, in order of the names."""
+    """Find all tensors that will change their type, added up by kind and sorted by it."""
     kinds: dict[tuple[str, str, bool], list[_Part]] = {}
     for part in _parts(tensors):
         if part.loaded_type != part.file_type:
@@ -43,25 +57,22 @@ def conversions(tensors: ModelTensors) -> tuple[Conversion, ...]:
 
 
 def growth_words(found: Sequence[Conversion]) -> str:
-    """Why weights take more than their file, for plans and errors; empty where they do not."""
+    """Say why weights take more than their file, for plans and errors; empty where they do not."""
     growth = sum(item.loaded_bytes - item.file_bytes for item in found)
     if growth <= 0:
         return ""
-    before = joined(sorted({item.file_type for item in found}))
-    after = joined(sorted({item.loaded_type for item in found}))
+    before = _joined(sorted({item.file_type for item in found}))
+    after = _joined(sorted({item.loaded_type for item in found}))
     return f"{in_mib(growth)} more than in the file, as {after} instead of {before}"
 
 
-def joined(words: list[str]) -> str:
-    """As a list in a sentence."""
+def _joined(words: list[str]) -> str:
+    """Join words as a list in a sentence."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-# ----- what there is -----
-
-
 def _parts(tensors: ModelTensors) -> Iterator[_Part]:
-    """All matrices of a model."""
+    """List all matrices of a model."""
     outer = [tensors.embeddings]
     outer += [] if tensors.output is tensors.embeddings else [tensors.output]
     for layer in tensors.layers:
@@ -85,7 +96,7 @@ def _parts(tensors: ModelTensors) -> Iterator[_Part]:
 
 
 def _summed(parts: list[_Part]) -> Conversion:
-    """Parts of one kind."""
+    """Add up parts of one kind."""
     first = parts[0]
     block = TYPES[first.file_type]
     weights = [part.n_rows * part.n_columns for part in parts]
@@ -98,3 +109,63 @@ def _summed(parts: list[_Part]) -> Conversion:
             part.n_rows * device_row_bytes(part.loaded_type, part.n_columns) for part in parts
         ),
     )
+
+
+def expected_seconds(found: Iterable[Conversion], expert_share: float = 1.0) -> float:
+    """Estimate the seconds that converting will take, by a short trial of each type.
+
+    `expert_share` of the routed experts are converted. Reading the file is not included.
+    """
+    return sum(
+        item.n_weights
+        * (expert_share if item.of_experts else 1)
+        / _weights_per_second(item.file_type, item.loaded_type)
+        for item in found
+    )
+
+
+def conversion_line(plan: MemoryPlan) -> str:
+    """Say in a line what is converted to what, bytes and expected seconds; empty for nothing."""
+    found = plan.conversions
+    if not found:
+        return ""
+    n_places, n_experts = sum(plan.host_places), plan.sizing.n_total if plan.sizing else 0
+    again = n_places > 0 and any(item.of_experts for item in found)
+    seconds = expected_seconds(found, n_places / max(1, n_experts) if again else 1.0)
+    before = sum(item.file_bytes for item in found)
+    after = sum(item.loaded_bytes for item in found)
+    return (
+        f"converting {_joined(list(_counts(found)))}: {in_mib(before)} -> {in_mib(after)}, "
+        f"about {in_time(seconds)}"
+        + ("; experts again each time they are read from the file" if again else "")
+    )
+
+
+def _counts(found: Iterable[Conversion]) -> Iterator[str]:
+    """Say how many tensors there are of each pair of types."""
+    counts: dict[tuple[str, str], int] = {}
+    for item in found:
+        pair = item.file_type, item.loaded_type
+        counts[pair] = counts.get(pair, 0) + item.n_tensors
+    word = "tensor" if next(iter(counts.values())) == 1 else "tensors"
+    for (before, after), n_tensors in counts.items():
+        yield " ".join([f"{n_tensors:,}", *word.split(), "of", before, "to", after])
+        word = ""  # once is enough
+
+
+@cache
+def _weights_per_second(file_type: str, kind: str) -> float:
+    """Measure the speed of all threads together."""
+    target = kind if kind != "F16" else "F32"  # of which only the rounding differs
+    shape = SAMPLE_ROWS, TYPES[file_type].row_bytes(SAMPLE_COLUMNS)
+    sample = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+    def convert(_: int) -> None:
+        lay_out(file_type, target, sample, SAMPLE_COLUMNS)
+
+    convert(0)  # what is done once only
+    with ThreadPoolExecutor(N_THREADS) as threads:
+        began = time.perf_counter()
+        list(threads.map(convert, range(N_THREADS)))
+    n_weights = N_THREADS * SAMPLE_ROWS * SAMPLE_COLUMNS
+    return n_weights / max(time.perf_counter() - began, 1e-9)

@@ -25,19 +25,19 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.program import Range, memory_range
-from vkmoe.models.decoder import MissService
+from vkmoe.models.feed_forward import MissService
 from vkmoe.models.weights import ModelWeights, with_landing, with_slots
-from vkmoe.placement.decide import Decision
-from vkmoe.placement.loaded import LoadedWeights
+from vkmoe.placement.loader import LoadedWeights
+from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads
 
 __all__ = ["ExpertPlaces"]
 
 
 class ExpertPlaces(Closing):
-    """Where experts can be besides their homes. Raises OutOfMemoryError when made, with all freed.
+    """The places of experts besides their homes. Raises OutOfMemoryError when made, with all freed.
 
-    `checks` fills what nobody may read with NaN (tests).
+    `checks` fills what nothing may read with NaN (tests).
     """
 
     def __init__(self, device: Device, decision: Decision, checks: bool = False) -> None:
@@ -62,7 +62,7 @@ class ExpertPlaces(Closing):
             self._cleanup = cleanup.pop_all()
 
     def extend(self, loaded: LoadedWeights) -> tuple[ModelWeights, MissService | None]:
-        """The weights with all the memory their experts may lie in, and how misses are served.
+        """Extend the weights by all memory their experts may lie in, and say how misses are served.
 
         None where kernels need not know of misses: they read experts wherever they are.
         """
@@ -78,7 +78,7 @@ class ExpertPlaces(Closing):
     def follow(
         self, loaded: LoadedWeights, seed: NDArray[np.float64] | None, link: LinkSpeed | None
     ) -> ExpertTracker:
-        """Who counts what experts are used, and moves them; experts begin where they belong.
+        """Make what counts the experts used, and moves them; experts begin where they belong.
 
         `seed` are the counts of an earlier run. Where copies overlap tokens a thread copies, as
         many bytes as `link` allows. Raises GpuErrors, ModelFileError.
@@ -133,7 +133,7 @@ class ExpertPlaces(Closing):
         return self._threads.enter_context(Prefetcher(uploads, "copies to the GPU"))
 
     def _pool(self, loaded: LoadedWeights, residency: Residency) -> PoolParts | None:
-        """The parts of a host pool that does not hold all experts; None where it does."""
+        """Make the parts of a host pool that does not hold all experts; None where it does."""
         if loaded.reader is None:
             return None
         policy = self._decision.cache_settings.policy
@@ -144,5 +144,5 @@ class ExpertPlaces(Closing):
 
 
 def _allowed(budget: CopyBudget | None) -> Callable[[], float]:
-    """How many bytes may be copied for the next token."""
+    """Return a function of how many bytes may be copied for the next token."""
     return (lambda: budget.n_bytes) if budget is not None else (lambda: inf)

@@ -1,4 +1,4 @@
-"""How much host memory may be used: what the kernel calls available, within every cgroup's limit.
+"""Finds how much host memory may be used: what is available, within every cgroup's limit.
 
 Owns the reading of /proc/meminfo and of both versions of the memory cgroup. Page cache counts as
 free: the kernel drops it before it refuses memory.
@@ -34,7 +34,7 @@ def available_bytes(
     cgroups: Path = Path("/sys/fs/cgroup"),
     membership: Path = Path("/proc/self/cgroup"),
 ) -> int:
-    """Bytes of host memory that can be allocated without swapping."""
+    """Count the bytes of host memory that can be allocated without swapping."""
     available = _meminfo(meminfo)
     for folder, names in _cgroups(cgroups, membership):
         limit = _number(folder / names.limit)
@@ -44,7 +44,7 @@ def available_bytes(
 
 
 def _cgroups(root: Path, membership: Path) -> Iterator[tuple[Path, _Names]]:
-    """The cgroups this process is in, each with those around it, whose limits hold as well."""
+    """Yield the cgroups this process is in, and those around them, whose limits hold as well."""
     yield root, V2
     yield root / "memory", V1
     for line in _lines(membership):
@@ -60,7 +60,7 @@ def _cgroups(root: Path, membership: Path) -> Iterator[tuple[Path, _Names]]:
 
 
 def _needed(folder: Path, names: _Names) -> int:
-    """Bytes a cgroup uses without the page cache."""
+    """Count the bytes a cgroup uses without the page cache."""
     fields = (line.split() for line in _lines(folder / "memory.stat"))
     stat = {field[0]: int(field[1]) for field in fields if len(field) == 2 and field[1].isdigit()}
     page_cache = sum(stat.get(name, 0) for name in names.page_cache)
@@ -75,7 +75,7 @@ def _meminfo(path: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None for `max` or where there is no such file."""
+    """Read the number in a file; None for `max` or where there is no such file."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None
 

@@ -1,6 +1,7 @@
-"""How fast experts cross the link, if there is one: read in place, copied, and gathered.
+"""Measures how fast experts cross the link, if there is one: read in place, copied, and gathered.
 
-And by which of these speeds the work of a submit is bounded.
+Also says by which of these speeds the work of a submit is bounded. Which way misses are served is
+the subject of misses.py.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ __all__ = ["SHARED_BYTES_PER_SECOND", "link_of_misses", "measure_gather", "submi
 
 log = logging.getLogger("vkmoe")
 SMALLEST_SLICE_BYTES = 1 << 20  # the time of less is the time of a submit
-# Assumed of integrated GPUs, whose memory is not measured: a quarter of the 19 GB/s of a sweep in
-# gpu-facts.md (rule 15). Too low costs a token some submits more, of about 75 us each.
+# Assumed of integrated GPUs, whose memory is not measured: a quarter of the 19 GB/s that one was
+# seen to read. Too low costs a token some submits more, of about 75 us each.
 SHARED_BYTES_PER_SECOND = 5e9
 HEAP_SHARE = 16  # measuring takes at most this part of the smallest heap
 _ROUTING = TensorRef("link routing", 6 * N_SLICES)
@@ -42,7 +43,7 @@ _LOG = TensorRef("link log", log_words(1, N_SLICES))
 
 
 def link_of_misses(device: Device, plan: MemoryPlan | None = None) -> LinkSpeed | None:
-    """What a miss costs; None where there is no link that misses cross, or no misses.
+    """Measure what a miss costs; None where there is no link that misses cross, or no misses.
 
     To be called before anything is allocated: it takes up to 64 MiB, or less on small devices, and
     gives them back. Raises DeviceLostError; without another result nothing depends on it.
@@ -66,7 +67,7 @@ def link_of_misses(device: Device, plan: MemoryPlan | None = None) -> LinkSpeed 
 def submit_speed(
     info: DeviceInfo, link: LinkSpeed | None, way: Literal["read", "gather"]
 ) -> float | None:
-    """Bytes per second at which to estimate how long a submit takes, when misses are served so.
+    """Choose the bytes per second to estimate a submit's time by, when misses are served so.
 
     None where it is not known, and on CPUs, where nothing ends a long one.
     """
@@ -77,7 +78,7 @@ def submit_speed(
 
 
 def measure_gather(device: Device, slice_bytes: int | None = None) -> float:
-    """Bytes per second that the gather kernel copies from host memory, the best of some repeats.
+    """Measure the bytes per second that the gather kernel copies from host memory, at best.
 
     It copies N_SLICES slices as it would that many missed experts. As cheap as `measure_link`, with
     as much memory, and the same errors.
@@ -89,7 +90,7 @@ def measure_gather(device: Device, slice_bytes: int | None = None) -> float:
 
 
 def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed:
-    """The copy of all slices from the address `source` to `target`."""
+    """Time the copy of all slices from the address `source` to `target`."""
     backend, program = Backend(device), Program("gather slices")
     n_bytes = N_SLICES * slice_bytes
     starts = slice_bytes * np.arange(N_SLICES, dtype=np.uint64)

@@ -1,17 +1,26 @@
-"""Puts a model's weights into GPU memory and says where they lie.
+"""Puts a model's weights into GPU memory, in the layout kernels read, and says where they lie.
 
-Owns the arenas of the weights, and in which order they are filled; how large they are is the
-subject of sizes.py, how bytes get there that of placing.py. Does not touch experts where the host
-pool is too small for all of them (loaded.py).
+Owns the arenas of the weights, the order in which they are filled, and how a file's rows get there:
+several threads lay them out or convert them (NumPy does both without the GIL), and the file's pages
+are dropped behind them. How large the weights are is the subject of sizes.py. Where the host pool
+does not hold all experts, these are not loaded with the other weights: whatever manages the pool
+owns their places, and fills them with `LoadedWeights.fill`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
@@ -19,6 +28,8 @@ from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
+from vkmoe.gpu.transfer import Transfer
+from vkmoe.models.latent_matrices import HeadMatrices, latent_matrices
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import (
     AttentionTensors,
@@ -34,17 +45,76 @@ from vkmoe.models.weights import (
     ModelWeights,
     SharedExpert,
 )
-from vkmoe.placement.conversion_time import conversion_line
-from vkmoe.placement.latent_matrices import latent_matrices
-from vkmoe.placement.loaded import LoadedWeights, Progress, Progressing
-from vkmoe.placement.placing import Placer
-from vkmoe.placement.pool_places import host_pools
-from vkmoe.placement.sizes import expert_shape, weight_bytes
-from vkmoe.placement.span_reader import SpanReader
+from vkmoe.ops.matvec import Matrix
+from vkmoe.placement.conversions import N_THREADS, conversion_line
+from vkmoe.placement.pools import host_pools
+from vkmoe.placement.sizes import expert_shape, span_parts, weight_bytes
+from vkmoe.placement.span_reader import FileReads, SpanReader
+from vkmoe.quants import decode, device_row_bytes, lay_out, loaded_type
 
-__all__ = ["LoadedWeights", "Progress", "load_weights"]
+__all__ = ["LoadedWeights", "Placer", "Progress", "Progressing", "load_weights"]
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Bytes = NDArray[np.uint8]
+PIECE_BYTES = 4 << 20  # rows are laid out in pieces of about this size
+CONVERTED_PIECE_BYTES = 2 << 20  # and converted, which takes longer: progress is to be seen
+N_AHEAD = N_THREADS + 1  # pieces that threads have begun, or finished, and that are not taken yet
 
 log = logging.getLogger("vkmoe")
+
+
+class Progressing:
+    """Counts bytes up to a total and calls whatever shows progress."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total, self._progress = total, progress
+        self._done = 0
+
+    def add(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        if self._progress is not None:
+            self._progress(min(self._done, self._total), self._total)
+
+
+@dataclass
+class LoadedWeights:
+    """The weights and what owns their memory.
+
+    With a `reader`, not all experts are in host memory: no address is in the table (all are 0), no
+    `expert_ranges` are in the weights, and there are no homes.
+    """
+
+    weights: ModelWeights
+    table: ExpertTable
+    homes: list[list[Placement]]  # of the routed experts [n MoE layers][n_experts]; [] with reader
+    arenas: list[Arena]
+    progress: Progressing
+    reader: SpanReader | None = None
+
+    def fill(self, reads: Sequence[Copy]) -> None:
+        """Read experts (by number) into places of the host pool, by several threads.
+
+        A part of loading: the progress goes on. Must hold: there is a reader. Raises
+        ModelFileError.
+        """
+        assert self.reader is not None, "all experts are in host memory"
+        files = FileReads(self.reader)
+        threads = ThreadPoolExecutor(N_THREADS, "load")
+        try:
+            in_order = sorted(reads, key=itemgetter(0))
+            done = threads.map(lambda read: files.start([read]), in_order)
+            for read, _ in zip(in_order, done, strict=True):
+                self.progress.add(read[2])
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """Free all; may be called twice."""
+        if self.reader is not None:
+            self.reader.close()
+        self.table.close()
+        for arena in self.arenas:
+            arena.close()
 
 
 def load_weights(
@@ -96,7 +166,7 @@ def load_weights(
 
 
 class _Loader:
-    """Places the tensors of a model in the order that `weight_bytes` tells."""
+    """Places the tensors of a model in the order that `weight_bytes` has."""
 
     def __init__(
         self, placer: Placer, arenas: list[Arena], table: ExpertTable, in_file: bool
@@ -188,7 +258,7 @@ class _Loader:
 
 
 def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
-    """Neighbouring spans as one range each."""
+    """Merge neighbouring spans to one range each."""
     merged: list[Range] = []
     for span in sorted(spans, key=lambda item: item.address):
         if merged and merged[-1].end == span.address:
@@ -196,3 +266,152 @@ def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
         else:
             merged.append(memory_range(span.address, span_bytes))
     return tuple(merged)
+
+
+class _Rows(NamedTuple):
+    """Some rows of the file, uint8 [n, row_bytes], and where they go."""
+
+    data: Bytes
+    place: Placement
+    start: int  # of the first, in the place's buffer
+
+
+class _Kind(NamedTuple):
+    """What rows are in the file and on the device."""
+
+    file_type: str
+    type: str
+    n_columns: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes on the device."""
+        return device_row_bytes(self.type, self.n_columns)
+
+    @property
+    def piece_rows(self) -> int:
+        is_converted = self.type != self.file_type
+        n_bytes = CONVERTED_PIECE_BYTES if is_converted else PIECE_BYTES
+        return max(1, n_bytes // self.row_bytes)
+
+
+class Placer:
+    """Copies tensors one after another; several threads lay rows out, mapped memory in place."""
+
+    def __init__(
+        self, file: GgufFile, device: Device, trunk: Arena, progressing: Progressing
+    ) -> None:
+        """`trunk` is for all but the routed experts."""
+        self._file, self._trunk, self._progressing = file, trunk, progressing
+        self._transfer = Transfer(device)
+        self._pool = ThreadPoolExecutor(N_THREADS, "load")
+
+    def finish(self) -> None:
+        """Wait for all copies."""
+        self._pool.shutdown()
+        self._transfer.close()
+
+    def abandon(self) -> None:
+        """Leave out all copies that have not begun."""
+        self._pool.shutdown(cancel_futures=True)
+        self._transfer.close()
+
+    def matrix(self, tensor: TensorInfo) -> Matrix:
+        """Place the rows of a tensor of any number of dimensions, of which the last is the row."""
+        kind = _Kind(tensor.type, loaded_type(tensor.type), tensor.shape[-1])
+        matrix = self._placed(kind, self._rows(tensor, kind.n_columns))
+        self._file.drop_pages(tensor.name)
+        return matrix
+
+    def head_matrices(self, heads: HeadMatrices) -> Matrix:
+        """Place all heads' matrices as one."""
+        kind = _Kind(heads.data_type, heads.type, heads.n_columns)
+        matrix = self._placed(kind, heads.data(self._file))
+        self._file.drop_pages(heads.tensor.name)
+        return matrix
+
+    def vector(self, *tensors: TensorInfo | None) -> int:
+        """Place gains or biases as f32 behind one another, and return their address; 0 for none."""
+        found = [tensor for tensor in tensors if tensor is not None]
+        if not found:
+            return 0
+        values = [decode(x.type, self._file.data(x.name), x.n_weights) for x in found]
+        return self.place(np.concatenate(values).view(np.uint8))
+
+    def place(self, data: Bytes) -> int:
+        """Place any bytes, uint8 [n_bytes], and return their address."""
+        place = self._trunk.place(data.size)
+        self._transfer.write(place.buffer, place.offset, data)
+        return place.address
+
+    def block(self, block: FeedForwardTensors) -> int:
+        """Place the span of a block that every token uses, and return its address."""
+        (span,) = self.spans(block, self._trunk)
+        return span.address
+
+    def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
+        """Place the span of every expert of a block and fill it."""
+        span_bytes = expert_shape(block).span_bytes
+        spans = [arena.place(span_bytes) for _ in range(block.n_experts)]
+        for source, matrix in span_parts(block):
+            kind = _Kind(source.type, matrix.type, source.n_columns)
+            parts = [self._rows(part, source.n_columns) for part in source.parts]
+            pieces: list[_Rows] = []
+            for expert, span in enumerate(spans):
+                part, first = source.of_expert(expert)
+                rows = parts[part][first : first + source.n_rows]
+                pieces += self._pieces(kind, rows, span, matrix.offset)
+            self._copy(kind, pieces)
+            for tensor in source.parts:
+                self._file.drop_pages(tensor.name)
+        return spans
+
+    def _placed(self, kind: _Kind, rows: Bytes) -> Matrix:
+        place = self._trunk.place(len(rows) * kind.row_bytes)
+        self._copy(kind, self._pieces(kind, rows, place, 0))
+        return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
+
+    def _rows(self, tensor: TensorInfo, n_columns: int) -> Bytes:
+        """View the file's bytes as [rows, row bytes]."""
+        return self._file.data(tensor.name).reshape(tensor.n_weights // n_columns, -1)
+
+    def _pieces(self, kind: _Kind, rows: Bytes, place: Placement, offset: int) -> list[_Rows]:
+        """Cut rows that go behind one another, from `offset` in `place` on, into pieces."""
+        start, step = place.offset + offset, kind.piece_rows
+        return [
+            _Rows(rows[first : first + step], place, start + first * kind.row_bytes)
+            for first in range(0, len(rows), step)
+        ]
+
+    def _copy(self, kind: _Kind, pieces: Sequence[_Rows]) -> None:
+        """Lay rows out where they go, or, where that is not mapped, on their way."""
+        for piece, laid_out in self._laid_out(kind, pieces):
+            if laid_out is not None:
+                self._transfer.write(piece.place.buffer, piece.start, laid_out.reshape(-1))
+            self._progressing.add(len(piece.data) * kind.row_bytes)
+
+    def _laid_out(
+        self, kind: _Kind, pieces: Sequence[_Rows]
+    ) -> Iterator[tuple[_Rows, Bytes | None]]:
+        """Yield each piece, in order, when a thread is done with it.
+
+        With it come its bytes if they are not where they belong. The threads are few pieces ahead,
+        so that these take little memory.
+        """
+
+        def work(piece: _Rows) -> Bytes | None:
+            rows, n_bytes = piece.data, len(piece.data) * kind.row_bytes
+            if not piece.place.buffer.mapped:
+                return lay_out(kind.file_type, kind.type, rows, kind.n_columns)
+            out = piece.place.buffer.view()[piece.start : piece.start + n_bytes]
+            lay_out(*kind[:2], rows, kind.n_columns, out.reshape(len(rows), -1))
+            return None
+
+        ahead: deque[tuple[_Rows, Future[Bytes | None]]] = deque()
+        for piece in pieces:
+            if len(ahead) == N_AHEAD:
+                done, future = ahead.popleft()
+                yield done, future.result()
+            ahead.append((piece, self._pool.submit(work, piece)))
+        for done, future in ahead:
+            yield done, future.result()

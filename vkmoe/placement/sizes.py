@@ -1,13 +1,16 @@
 """How many bytes a model's weights take in device layout, and how an expert's span is laid out.
 
-Pure: from shapes and types alone, so that a plan can be made without a device.
+Pure: from shapes and types alone, so that a plan can be made without a device. A trace of the
+routing states the sizes of experts: its header is made here too.
 """
 
 from __future__ import annotations
 
-from vkmoe.facts import WeightBytes
+from vkmoe.experts.study.trace import TraceHeader
+from vkmoe.facts import ModelSpec, WeightBytes
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gpu.arena import round_up
+from vkmoe.models.latent_matrices import latent_matrices
 from vkmoe.models.tensors import (
     AttentionTensors,
     ExpertMatrix,
@@ -18,14 +21,13 @@ from vkmoe.models.tensors import (
 )
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.placement.conversions import conversions
-from vkmoe.placement.latent_matrices import latent_matrices
 from vkmoe.quants import device_row_bytes, loaded_type
 
-__all__ = ["expert_shape", "span_parts", "weight_bytes"]
+__all__ = ["expert_shape", "span_parts", "trace_header", "weight_bytes"]
 
 
 def weight_bytes(tensors: ModelTensors) -> WeightBytes:
-    """Bytes the weights will take in device layout, rounded as they are placed."""
+    """Count the bytes the weights take in device layout, rounded as they are placed."""
     pieces = [_matrix_bytes(tensors.embeddings)]
     spans: list[int] = []
     expert_bytes = 0
@@ -45,7 +47,7 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
 
 
 def expert_shape(block: FeedForwardTensors) -> ExpertShape:
-    """The span of one expert: gate, up, down and their biases, each rounded up."""
+    """Lay out the span of one expert: gate, up, down and their biases, each rounded up."""
     matrices: list[SpanMatrix] = []
     end = 0
     for source in (*block.matrices, *block.biases):
@@ -57,7 +59,7 @@ def expert_shape(block: FeedForwardTensors) -> ExpertShape:
 
 
 def span_parts(block: FeedForwardTensors) -> list[tuple[ExpertMatrix, SpanMatrix]]:
-    """What fills a span: every matrix and vector of biases, and where in the span it goes."""
+    """List what fills a span: every matrix and vector of biases, and where in the span it goes."""
     shape = expert_shape(block)
     parts = list(zip(block.matrices, (shape.gate, shape.up, shape.down), strict=True))
     for source, offset in zip(block.biases, shape.biases or (), strict=True):
@@ -66,8 +68,9 @@ def span_parts(block: FeedForwardTensors) -> list[tuple[ExpertMatrix, SpanMatrix
 
 
 def _layer_pieces(layer: LayerTensors) -> list[int]:
-    """Of what every token reads, in the order in which the loader places it, without a dense
-    feed-forward.
+    """Count the bytes of what every token reads, in the order in which the loader places it.
+
+    A dense feed-forward is not included.
     """
     pieces = [_vector_bytes(layer.attention_gain)]
     if isinstance(layer.attention, LatentTensors):
@@ -103,7 +106,7 @@ def _latent_pieces(tensors: LatentTensors) -> list[int]:
 
 
 def _span_matrix(source: ExpertMatrix, offset: int, is_bias: bool) -> SpanMatrix:
-    """Biases are used as float32, whatever the file has."""
+    """Place one matrix in a span. Biases are used as float32, whatever the file has."""
     kind = "F32" if is_bias else loaded_type(source.type)
     row_bytes = device_row_bytes(kind, source.n_columns)
     return SpanMatrix(kind, offset, source.n_rows, source.n_columns, row_bytes)
@@ -115,5 +118,20 @@ def _matrix_bytes(tensor: TensorInfo) -> int:
 
 
 def _vector_bytes(*tensors: TensorInfo) -> int:
-    """Gains and biases are stored as float32, whatever the file has; several as one."""
+    """Count gains or biases, stored as float32, whatever the file has; several as one."""
     return round_up(4 * sum(tensor.n_weights for tensor in tensors))
+
+
+def trace_header(spec: ModelSpec, tensors: ModelTensors, n_prompt_tokens: int = 0) -> TraceHeader:
+    """Make the header of a trace. Must hold: the model has experts."""
+    assert spec.experts is not None, spec.name
+    layers = [index for index, layer in enumerate(tensors.layers) if layer.router is not None]
+    return TraceHeader(
+        spec.name,
+        spec.architecture,
+        tuple(layers),
+        spec.experts.n_experts,
+        spec.experts.n_used,
+        weight_bytes(tensors).spans,
+        n_prompt_tokens,
+    )

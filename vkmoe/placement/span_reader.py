@@ -20,13 +20,15 @@ from vkmoe.experts.store.copies import Copy, Upload
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.expert_spans import SpanMatrix
+from vkmoe.placement.conversions import N_THREADS
 from vkmoe.placement.sizes import expert_shape, span_parts
 from vkmoe.quants import TYPES, lay_out, to_device
 
-__all__ = ["STAGING_BYTES", "FileReads", "SpanReader"]
+__all__ = ["READING_BYTES", "STAGING_BYTES", "FileReads", "SpanReader"]
 
 Bytes = NDArray[np.uint8]
 STAGING_BYTES = 1 << 20  # of each thread that reads: rows that are not kept as the file has them
+READING_BYTES = N_THREADS * STAGING_BYTES
 
 
 class _Source(NamedTuple):
@@ -37,12 +39,12 @@ class _Source(NamedTuple):
 
     @property
     def type(self) -> str:
-        """In the file; types without kernels and biases have another one in the span."""
+        """The type in the file; types without kernels and biases have another one in the span."""
         return self.stack.type
 
     @property
     def n_bytes(self) -> int:
-        """Of one expert, in the file."""
+        """Bytes of one expert, in the file."""
         return self.matrix.n_rows * self.row_bytes
 
     @property
@@ -57,7 +59,7 @@ class _Source(NamedTuple):
         return same_type and to_device(self.type, rows, self.matrix.n_columns) is rows
 
     def place(self, expert: int) -> tuple[TensorInfo, int]:
-        """The tensor an expert's rows lie in, and where in its part of the file they begin."""
+        """Find the tensor an expert's rows lie in, and where in its part of the file they begin."""
         part, first = self.stack.of_expert(expert)
         tensor = self.stack.parts[part]
         return tensor, tensor.offset + first * self.row_bytes
@@ -117,7 +119,7 @@ class SpanReader(Closing):
             file.close()
 
     def _read_matrix(self, source: _Source, expert: int, out: Bytes) -> None:
-        """In one go where rows are kept as the file has them, else piece by piece."""
+        """Read in one go where rows are kept as the file has them, else piece by piece."""
         matrix, (tensor, offset) = source.matrix, source.place(expert)
         file = self._files[tensor.part]
         what = f"expert {expert} of {tensor.name}"
@@ -136,7 +138,7 @@ class SpanReader(Closing):
             lay_out(source.type, matrix.type, rows, matrix.n_columns, target)
 
     def _staged(self, n_bytes: int) -> Bytes:
-        """This thread's staging, made at first use."""
+        """Return this thread's staging, made at first use."""
         staging: Bytes | None = getattr(self._staging, "bytes", None)
         if staging is None or staging.size < n_bytes:
             staging = self._staging.bytes = np.empty(max(n_bytes, STAGING_BYTES), np.uint8)
@@ -146,8 +148,8 @@ class SpanReader(Closing):
 class FileReads:
     """The uploader of the host pool: brings experts from the file into places of mapped memory.
 
-    The source of a copy is the number of an expert (keys.py). Reads when told to, in the caller's
-    thread: a Prefetcher gives it one of its own.
+    The source of a copy is the number of an expert (keys.py). Reads in the caller's thread: a
+    Prefetcher gives it one of its own.
     """
 
     def __init__(self, reader: SpanReader) -> None:
@@ -157,7 +159,7 @@ class FileReads:
         """Read these experts, one after another. Returns when all are there.
 
         Raises ModelFileError; the bytes of all the places are undefined then. Must hold: the places
-        are mapped, and nobody reads them.
+        are mapped, and nothing reads them.
         """
         began = time.perf_counter_ns()
         for number, place, n_bytes in copies:
@@ -172,12 +174,12 @@ class FileReads:
         return _Arrived((began, time.perf_counter_ns()))
 
     def drain(self) -> bool:
-        """Nothing is under way once `start` has returned."""
+        """Do nothing: nothing is under way once `start` has returned."""
         return True
 
 
 def _forget_views(error: BaseException | None) -> None:
-    """An error that somebody keeps would keep the pool's memory, by the frames it went through."""
+    """Clear the frames an error went through: a kept error would keep the pool's memory by them."""
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__

@@ -1,4 +1,4 @@
-"""What a kernel left against what its twin says: errors as a share of what rounding may cause.
+"""Compares what a kernel left with its twin's values; errors are shares of what rounding may do.
 
 Knows no kernel. A check never raises; `Checks.verify` does, for tests.
 """
@@ -52,7 +52,7 @@ class Checks:
         magnitude: Numbers | float,
         limit: float = SUM_LIMIT,
     ) -> None:
-        """|found - wanted| <= limit * magnitude, everywhere; equal where the magnitude is 0.
+        """Compare: |found - wanted| <= limit * magnitude everywhere; equal where magnitude is 0.
 
         Floats of one shape. NaN is an error wherever it is found.
         """
@@ -66,7 +66,7 @@ class Checks:
         self.checks.append(Check(what, worst, limit, where))
 
     def equal(self, what: str, found: Numbers, wanted: Numbers) -> None:
-        """The same values everywhere; the error is the share of places that differ."""
+        """Compare values that must be equal; the error is the share of places that differ."""
         same = found.shape == wanted.shape
         differing = float(np.mean(found != wanted)) if same and found.size else float(not same)
         where = _element(found, wanted, int(np.argmax(found != wanted))) if differing else ""
@@ -79,7 +79,7 @@ class Checks:
         return max(self.checks, key=lambda check: check.badness)
 
     def verify(self) -> None:
-        """Raises AssertionError that names every failed check."""
+        """Raise AssertionError that names every failed check."""
         assert self.checks, "nothing was compared"
         failed = [check for check in self.checks if not check.ok]
         assert not failed, "; ".join(
@@ -89,7 +89,7 @@ class Checks:
 
 
 def _element(found: Numbers, wanted: Numbers, at: int) -> str:
-    """One value of an array that is wrong, by its index."""
+    """Name a value of an array that is wrong by its index."""
     if found.shape != wanted.shape:
         return f"; shape {list(found.shape)}, expected {list(wanted.shape)}"
     index = [int(i) for i in np.unravel_index(at, found.shape)]

@@ -1,4 +1,4 @@
-"""gather against its twin: every byte of the spans copied, no other byte touched."""
+"""Compares gather with its twin: every byte of the spans is copied, no other byte touched."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class GatherCase:
         return self._n_missed * self._span_bytes / runtime if runtime else None
 
     def _routing_words(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        """As router_topk leaves them."""
+        """Make the words of the routing, as router_topk leaves them."""
         shift = np.uint64(self._base - ALIGNMENT)
         partners = np.where(self._partners, self._partners + shift, 0).astype(np.uint64)
         parts = (

@@ -1,4 +1,4 @@
-"""read_words against its twin: the kernel that measures how fast memory is read."""
+"""Compares read_words with its twin: the kernel that measures how fast memory is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""matvec and matvec_residual against their twins: one random configuration each."""
+"""Compares the kernels that read whole matrices with their twins: matvec, matvec_residual,
+matvec_heads and embed, one random configuration each.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,18 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.matvec import matvec, matvec_residual
+from vkmoe.ops.embed import embed
+from vkmoe.ops.matvec import matvec, matvec_heads, matvec_residual
 from vkmoe.ops.tuning import Tuning
+from vkmoe.reference.matvec import embed as embed_twin
 from vkmoe.reference.matvec import matvec as matvec_twin
+from vkmoe.reference.matvec import matvec_heads as heads_twin
 from vkmoe.reference.matvec import matvec_residual as residual_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.normed import LeftState, NormedInput
-from vkmoe.selftest.weights import Bytes, Placed, place_matrix
+from vkmoe.selftest.inputs import PARAMS, Bytes, Placed, params_words, place_matrix
+from vkmoe.selftest.norms import LeftState, NormedInput
 
-__all__ = ["MatvecCase", "ResidualCase"]
+__all__ = ["EmbedCase", "HeadsCase", "MatvecCase", "ResidualCase"]
 
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
@@ -174,3 +179,78 @@ class ResidualCase:
             program, self.tuning, placed.matrix, x_ref, left.refs, "residual", bias=bias
         )
         return program, left, placed, x, x_ref
+
+
+@dataclass(frozen=True)
+class HeadsCase:
+    """`n_heads` matrices [n_rows, n_columns]; x has NaN before, between and behind their parts."""
+
+    tuning: Tuning
+    type: str
+    n_heads: int
+    n_rows: int
+    n_columns: int
+    x_offset: int = 0
+    x_gap: int = 0  # words between the parts
+    seed: int = 0
+
+    def run(self, runner: Runner) -> Checks:
+        rng = np.random.default_rng(self.seed)
+        n_rows = self.n_heads * self.n_rows
+        placed = place_matrix(runner, self.type, n_rows, self.n_columns, rng)
+        stride = self.n_columns + self.x_gap
+        parts = rng.standard_normal((self.n_heads, self.n_columns)).astype(np.float32)
+        laid_out = np.full((self.n_heads, stride), np.nan, np.float32)
+        laid_out[:, : self.n_columns] = parts
+        x = np.append(np.full(self.x_offset, np.nan, np.float32), laid_out)
+        x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", n_rows + 1)
+        program = Program("matvec_heads")
+        matvec_heads(
+            program,
+            self.tuning,
+            placed.matrix,
+            self.n_heads,
+            x_ref,
+            y_ref,
+            "heads",
+            x_ref,
+            x_offset=self.x_offset,
+            x_stride=stride,
+        )
+        (words,) = runner.run(program, {x_ref: x}, y_ref)
+        weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
+        found = words[:-1].view(np.float32).reshape(self.n_heads, self.n_rows)
+        checks = Checks()
+        magnitude = heads_twin(np.abs(weights), np.abs(parts))
+        checks.close("y of heads", found, heads_twin(weights, parts), magnitude)
+        checks.equal("the word behind y", words[-1:], np.array([SENTINEL], np.uint32))
+        return checks
+
+
+@dataclass(frozen=True)
+class EmbedCase:
+    """Rows of an embedding matrix, token by token; ids beyond the vocabulary are clamped."""
+
+    tuning: Tuning
+    type: str
+    n_vocab: int
+    n_columns: int
+    tokens: tuple[int, ...]
+    seed: int = 0
+
+    def run(self, runner: Runner) -> Checks:
+        rng = np.random.default_rng(self.seed)
+        placed = place_matrix(runner, self.type, self.n_vocab, self.n_columns, rng)
+        group_width = 32 * self.tuning.workgroup_size
+        left = LeftState(runner, self.n_columns, -(-self.n_columns // group_width), rng)
+        program = Program("embed")
+        embed(program, self.tuning, placed.matrix, PARAMS, left.refs, "embed")
+        checks = Checks()
+        values = np.resize(placed.values, (self.n_vocab, self.n_columns))
+        for token in self.tokens:
+            words = runner.run(program, {PARAMS: params_words(token=token)}, *left.outputs)
+            wanted = embed_twin(values, token, left.gain)
+            # A weight is a difference of two terms; the row's largest stands for their size.
+            magnitude = np.full(self.n_columns, np.abs(wanted.hidden).max())
+            left.compare(checks, words, wanted, magnitude, group_width)
+        return checks

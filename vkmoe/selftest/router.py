@@ -1,4 +1,4 @@
-"""router_topk against its twin: ids, addresses and log exactly, weights within rounding."""
+"""Compares router_topk with its twin: ids, addresses, log exactly, weights within rounding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.router import look_up
 from vkmoe.reference.router import router_topk as router_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS, params_words
+from vkmoe.selftest.inputs import PARAMS, params_words
 
 __all__ = ["RouterCase", "random_bias"]
 
@@ -109,7 +109,7 @@ class RouterCase:
         checks.equal("log", log, expected_log)
 
     def words(self, logits: NDArray[np.float32]) -> tuple[Words, ...]:
-        """The words of routing and log, nothing compared."""
+        """Return the words of routing and log, nothing compared."""
         return self._runner.run(
             self._program,
             {self.logits: logits, PARAMS: params_words(table=self.table_address)},

@@ -1,4 +1,4 @@
-"""Which cases a device gets: one or more for every compiled kernel variant that it can run.
+"""Chooses the cases a device gets: at least one for every compiled kernel variant that it can run.
 
 The variants are those in the folder of compiled shaders, so that one without a case is a failure.
 """
@@ -55,7 +55,7 @@ def compiled_variants() -> list[Variant]:
 
 
 def runnable(variant: Variant, info: DeviceInfo) -> bool:
-    """Whether a device has what a variant needs.
+    """Say whether a device has what a variant needs.
 
     Where the size of subgroups is the driver's choice, only attention uses them: it is one pipeline
     wherever experts lie.
@@ -85,7 +85,7 @@ def run(device: str | None, only: str = "") -> Iterator[Case]:
 
 
 def run_variant(variant: Variant, device: Device, timed: bool = True) -> Iterator[Case]:
-    """The cases of one variant; a variant of an unknown family is a failure of its own.
+    """Run the cases of a variant; a variant of an unknown family is a failure of its own.
 
     Those the device would choose are `timed`.
     """
@@ -104,7 +104,7 @@ def run_variant(variant: Variant, device: Device, timed: bool = True) -> Iterato
 
 
 def tuning_of(variant: Variant, family: Family, info: DeviceInfo) -> Tuning:
-    """The tuning that selects a variant: the device's own where it does so, else a small one."""
+    """Choose a tuning that selects a variant: the device's own if it does so, else a small one."""
     own = choose_tuning(info)
     if family.chosen_by == "nothing":
         return own

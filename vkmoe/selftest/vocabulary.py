@@ -1,4 +1,4 @@
-"""candidates (both kernels) and finish against their twins."""
+"""Compares both kernels of candidates, and finish, with their twins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vkmoe.reference.candidates import candidates as candidates_twin
 from vkmoe.reference.candidates import candidates_partial as partial_twin
 from vkmoe.reference.finish import finish as finish_twin
 from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.parameters import PARAMS, params_words
+from vkmoe.selftest.inputs import PARAMS, params_words
 
 __all__ = ["CandidatesCase", "FinishCase"]
 
@@ -74,7 +74,7 @@ def _entries(
     ids: NDArray[np.int64],
     logits: Logits,
 ) -> None:
-    """Ids and logits in order, exactly; what lies behind them says that nothing is there."""
+    """Compare ids and logits in order, exactly; words behind them say that nothing is there."""
     wanted_ids = np.full(LOGITS_AT - IDS_AT, NO_ID, np.int64)
     wanted_logits = np.full(LIST_WORDS - LOGITS_AT, NO_LOGIT, np.float32)
     wanted_ids[: len(ids)], wanted_logits[: len(ids)] = ids, logits

@@ -281,7 +281,7 @@ def _transfers_of(config: EngineConfig) -> Transfers:
     """Say how experts get into slots: by copies that are waited for, unless asked otherwise."""
     from vkmoe.experts.study.replay import Transfers
     from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.slots import N_LANDING
+    from vkmoe.placement.misses import N_LANDING
 
     late = copies_overlap(config, has_queue=False)
     return Transfers(late, N_LANDING if config.promote_on_read else 0)

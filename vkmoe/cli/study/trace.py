@@ -128,7 +128,7 @@ def _header(model: str | None) -> TraceHeader:
     from vkmoe.llm import demo_model_path
     from vkmoe.models import read_spec
     from vkmoe.models.tensors import read_tensors
-    from vkmoe.placement.trace_header import trace_header
+    from vkmoe.placement.sizes import trace_header
 
     path = Path(model) if model is not None else demo_model_path()
     with open_gguf(path) as file:

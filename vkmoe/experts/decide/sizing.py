@@ -1,6 +1,6 @@
 """Judges whether the expert cache is large enough: a status, what is recommended, what to do.
 
-Pure. Whether slots fit is decided by placement/expert_plan.py.
+Pure. Whether slots fit is decided by placement/experts.py.
 """
 
 from __future__ import annotations

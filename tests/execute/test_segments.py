@@ -1,0 +1,107 @@
+"""Where the commands of a token are cut: at routers, and at layer borders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.models.invented import DENSE, MOE, TUNINGS, Types, token_program
+from vkmoe.execute.segments import cut, layer_ends, segments
+from vkmoe.gpu.program import Command, Dispatch
+from vkmoe.ops.tuning import Tuning
+
+LAYERS = {
+    "moe": [MOE] * 3,
+    "first dense": [DENSE, MOE, MOE],
+    "alternating": [MOE, DENSE, MOE, DENSE],
+    "last moe": [DENSE, DENSE, MOE],
+    "mixed types": [(Types(v="Q6_K", up="Q8_0"), True), (Types(down="Q4_K"), True)],
+    "one": [MOE],
+}
+
+
+def body(layers: list[tuple[Types, bool]], tuning: Tuning = TUNINGS[0]) -> list[Command]:
+    """A token's commands, without the serial behind them."""
+    commands = token_program(layers, tuning).commands
+    assert commands[-1].label == "finish"
+    return commands[:-1]
+
+
+def kernel_of(command: Command) -> str:
+    assert isinstance(command, Dispatch)
+    return command.kernel
+
+
+def log_words(command: Command) -> list[int]:
+    """Where it writes to the log: a router's ids tell its MoE layer."""
+    return [item.start for item in command.writes if item.resource == "log"]
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_a_token_is_cut_at_every_router(layers: list[tuple[Types, bool]], tuning: Tuning) -> None:
+    commands = body(layers, tuning)
+    parts = segments(commands)
+    n_moe_layers = sum(is_moe for _, is_moe in layers)
+    assert len(parts) == n_moe_layers + 1
+    for part in parts[:-1]:
+        assert kernel_of(part[-1]) == "router_topk"
+    for before, after in pairwise(parts):
+        assert after[0] is before[-1], "the look-up comes again, with another table"
+        assert kernel_of(after[1]) == "expert_gate_up", "and its experts follow at once"
+    again = parts[0] + [command for part in parts[1:] for command in part[1:]]
+    assert again == commands
+    routers = [log_words(part[-1])[0] for part in parts[:-1]]
+    assert routers == sorted(set(routers))
+
+
+def test_a_model_without_experts_is_one_segment() -> None:
+    commands = body([DENSE] * 2)
+    assert segments(commands) == [commands]
+
+
+def test_with_logits_or_without_only_the_last_segment_differs() -> None:
+    with_head = segments(body([MOE] * 3))
+    without = segments(token_program([MOE] * 3, with_logits=False).commands[:-1])
+    assert with_head[:-1] == without[:-1]
+    assert with_head[-1][: len(without[-1])] == without[-1]
+    assert len(with_head[-1]) > len(without[-1])
+
+
+def test_routers_are_found_whatever_their_labels_say() -> None:
+    commands = [renamed(command, "anything") for command in body([MOE] * 2)]
+    assert len(segments(commands)) == 3
+    assert len(layer_ends(commands)) == 2
+
+
+def renamed(command: Command, label: str) -> Command:
+    return replace(command, label=label)
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_layers_end_with_their_last_down_projection(layers: list[tuple[Types, bool]]) -> None:
+    commands = body(layers)
+    ends = layer_ends(commands)
+    assert len(ends) == len(layers)
+    for index, end in enumerate(ends):
+        assert commands[end - 1].label.startswith(f"layer {index} ")
+        following = commands[end].label
+        assert following.startswith(f"layer {index + 1} ") or following == "logits"
+
+
+def test_pieces_put_together_are_the_whole() -> None:
+    commands = body([MOE] * 4)
+    ends = layer_ends(commands)
+    for borders in ([], ends[:1], ends[1:3], ends):
+        pieces = cut(commands, borders)
+        assert len(pieces) == len(borders) + 1
+        assert [command for piece in pieces for command in piece] == commands
+
+
+def test_empty_pieces_are_refused() -> None:
+    commands = body([MOE])
+    for borders in ([0], [len(commands)], [3, 3]):
+        with pytest.raises(AssertionError):
+            cut(commands, borders)

@@ -1,0 +1,245 @@
+"""Where experts go, and how many slots there are, on devices that are not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.gpu.invented import AMD, APU, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_WINDOW
+from vkmoe.config import EngineConfig
+from vkmoe.errors import OutOfMemoryError
+from vkmoe.facts import CacheSizing, DeviceInfo, Heap, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.placement.plan import device_budget, plan
+
+from .invented_models import (
+    DENSE,
+    MIXED,
+    N_EXPERTS,
+    N_USED,
+    SCRATCH,
+    SPEC,
+    WEIGHTS,
+    expert_bytes,
+)
+
+RAM = 40 * GIB
+ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
+TIGHT = replace(DISCRETE_12, heaps=(Heap(3 * GIB, True), Heap(64 * GIB, False)))
+PACKED = replace(DISCRETE_12, heaps=(Heap(2460 * MIB, True), Heap(64 * GIB, False)))
+SIZES = {"one size": WEIGHTS, "two sizes": MIXED}
+one_and_two_sizes = pytest.mark.parametrize("weights", SIZES.values(), ids=SIZES)
+
+
+def planned(
+    info: DeviceInfo, weights: WeightBytes = WEIGHTS, ram: int = RAM, spec: ModelSpec = SPEC,
+    **asked: Any,
+) -> MemoryPlan:  # fmt: skip
+    config = EngineConfig(**asked)
+    return plan(config, spec, info, weights, SCRATCH, ram)
+
+
+def slot_bytes(made: MemoryPlan, weights: WeightBytes) -> int:
+    return sum(n * size for n, size in zip(made.expert_slots, weights.spans, strict=True))
+
+
+def sizing_of(made: MemoryPlan) -> CacheSizing:
+    assert made.sizing is not None
+    return made.sizing
+
+
+# ----- the default -----
+
+
+@pytest.mark.parametrize(
+    ("info", "experts_in"),
+    [(DISCRETE_12, "cache"), (SMALL_WINDOW, "cache"), (AMD, "cache"), (APU, "device"),
+     (LAVAPIPE, "device"), (ROOMY, "device")],
+    ids=("12 GB", "8 GB", "16 GB", "APU", "CPU", "24 GB"),
+)  # fmt: skip
+def test_where_experts_lie(info: DeviceInfo, experts_in: str) -> None:
+    """17 GiB of experts: in place on shared memory, all on a large card, else slots and homes."""
+    made = planned(info)
+    assert made.experts_in == experts_in
+    assert bool(made.expert_slots) == (experts_in == "cache")
+    assert sizing_of(made).status == "ok"
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("info", [DISCRETE_12, SMALL_WINDOW, AMD], ids=lambda info: info.name)
+def test_slots_take_what_the_device_has_left(info: DeviceInfo, weights: WeightBytes) -> None:
+    """No layer could have one more slot; allocations, rounded up, stay within the budget."""
+    made = planned(info, weights)
+    left = device_budget(info, RAM) - made.total("device")
+    slots_line = made.lines[-2]
+    assert slots_line.item.startswith("expert slots") and slots_line.place == "device"
+    assert 0 <= slots_line.n_bytes - slot_bytes(made, weights) < 2 * MIB
+    assert 0 <= left < max(weights.spans) + 2 * MIB
+    homes = made.lines[-1]
+    assert homes.place == "host" and homes.n_bytes >= weights.experts
+
+
+@one_and_two_sizes
+def test_layers_get_the_same_and_the_first_ones_one_more(weights: WeightBytes) -> None:
+    slots = planned(DISCRETE_12, weights).expert_slots
+    few = min(slots)
+    assert 0 < few < N_EXPERTS and set(slots) <= {few, few + 1}
+    n_more = sum(slots) - few * len(slots)
+    if weights is WEIGHTS:
+        assert list(slots) == [few + 1] * n_more + [few] * (len(slots) - n_more)
+
+
+def test_what_is_left_over_goes_to_the_first_layers_it_is_enough_for() -> None:
+    """Of 2 x 30 MB and 2 x 10 MB per layer, the rest is enough for a small slot only."""
+    weights = WeightBytes(GIB, 4 * 20_000_000 * N_EXPERTS, (30_000_128, 10_000_128) * 2)
+    n_bytes = 5 * sum(weights.spans) + 15_000_000
+    made = planned(DISCRETE_12, weights, expert_cache=str(n_bytes))
+    assert made.expert_slots == (5, 6, 5, 5)
+
+
+def test_not_one_slot_in_each_layer_leaves_all_at_home() -> None:
+    """Some MiB are free, less than a slot for each of 48 layers."""
+    made = planned(PACKED)
+    assert (made.experts_in, made.expert_slots) == ("host", ())
+    assert sizing_of(made).status == "budget_exhausted" and sizing_of(made).ratio == 0
+    assert "--ctx-size" in sizing_of(made).remedy
+    assert made.lines[-1].place == "host" and "read in place" in made.lines[-1].reason
+
+
+def test_few_slots_are_below_what_is_recommended() -> None:
+    sizing = sizing_of(planned(TIGHT))
+    assert sizing.status == "below_recommended" and sizing.recommended == 2 * N_USED
+    assert 0 < sizing.ratio < 1 and sizing.remedy
+
+
+def test_experts_of_unknown_size_stay_at_home() -> None:
+    unknown = WeightBytes(GIB, WEIGHTS.experts)
+    made = planned(DISCRETE_12, unknown)
+    assert made.experts_in == "host" and sizing_of(made).status == "unknown_expert_size"
+    assert planned(ROOMY, unknown).experts_in == "device"
+    assert planned(DISCRETE_12, unknown, expert_slots=9).experts_in == "host"
+
+
+def test_a_model_without_experts_has_an_empty_cache() -> None:
+    made = planned(DISCRETE_12, WeightBytes(GIB, 0), spec=DENSE, expert_slots=9)
+    assert (made.experts_in, made.expert_slots) == ("device", ())
+    assert sizing_of(made).status == "empty" and "--expert-slots" in sizing_of(made).remedy
+
+
+# ----- what was asked -----
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("info", [DISCRETE_12, APU, LAVAPIPE], ids=lambda info: info.name)
+@pytest.mark.parametrize("n_slots", [1, 8, 40])
+def test_a_number_of_slots_is_made_on_every_device(
+    info: DeviceInfo, weights: WeightBytes, n_slots: int
+) -> None:
+    """On shared memory too, where slots and homes both count."""
+    made = planned(info, weights, expert_slots=n_slots)
+    assert (made.experts_in, made.expert_slots) == ("cache", (n_slots,) * 48)
+    assert [line.place for line in made.lines[-2:]] == ["device", "host"]
+    assert made.lines[-2].reason == "as --expert-slots"
+    total = made.total("device") + (made.total("host") if info.is_uma else 0)
+    assert total <= device_budget(info, RAM)
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("size", ["1GiB", "2.5 g", "3GB", "2000000000"])
+def test_a_size_is_split_over_the_layers(weights: WeightBytes, size: str) -> None:
+    asked = {"1GiB": GIB, "2.5 g": 5 * GIB // 2, "3GB": 3 * 10**9}.get(size, 2 * 10**9)
+    made = planned(DISCRETE_12, weights, expert_cache=size)
+    assert made.experts_in == "cache"
+    taken = made.lines[-2].n_bytes
+    assert slot_bytes(made, weights) <= taken <= asked
+    assert asked - max(weights.spans) - MIB < taken
+    assert sizing_of(made).n_bytes == taken
+    assert max(made.expert_slots) - min(made.expert_slots) <= 1
+
+
+@pytest.mark.parametrize("asked", [{"expert_slots": 128}, {"expert_slots": 10**6},
+                                   {"expert_cache": "1TiB"}])  # fmt: skip
+@pytest.mark.parametrize("info", [ROOMY, APU, LAVAPIPE], ids=lambda info: info.type)
+def test_slots_for_all_experts_are_no_cache(info: DeviceInfo, asked: dict[str, Any]) -> None:
+    made = planned(info, **asked)
+    assert (made.experts_in, made.expert_slots) == ("device", ())
+    assert sizing_of(made).n_slots_smallest_layer == N_EXPERTS
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("n_slots", [1, 2, 9])
+def test_a_size_is_not_exceeded_by_what_allocations_add(weights: WeightBytes, n_slots: int) -> None:
+    """Just enough for these slots alone: rounding and alignment leave room for fewer."""
+    asked = n_slots * sum(weights.spans)
+    made = planned(LAVAPIPE, weights, expert_cache=str(asked))
+    assert sum(made.expert_slots) < n_slots * len(weights.spans)
+    assert all(line.n_bytes <= asked for line in made.lines if line.item.startswith("expert slots"))
+
+
+def test_a_size_too_small_for_a_slot_in_each_layer_makes_none() -> None:
+    for info in (DISCRETE_12, LAVAPIPE):
+        made = planned(info, expert_cache="100MiB")
+        assert (made.experts_in, made.expert_slots) == ("host", ())
+        assert sizing_of(made).status == "budget_exhausted"
+        assert sizing_of(made).remedy == "raise --expert-cache"
+
+
+@pytest.mark.parametrize("info", [DISCRETE_12, LAVAPIPE], ids=lambda info: info.type)
+@pytest.mark.parametrize(
+    "asked", [{"expert_slots": 100}, {"expert_cache": "14GiB"}, {"expert_slots": 127}]
+)
+@one_and_two_sizes
+def test_slots_that_do_not_fit_say_what_does(
+    info: DeviceInfo, asked: dict[str, Any], weights: WeightBytes
+) -> None:
+    """The message says what was asked and what is there; what the hint names can be had."""
+    ram = 24 * GIB if info.is_uma else RAM
+    with pytest.raises(OutOfMemoryError) as caught:
+        planned(info, weights, ram, **asked)
+    (name, value), message = next(iter(asked.items())), str(caught.value)
+    flag = "--" + name.replace("_", "-")
+    assert message.startswith(f"{flag} {value} needs ") and info.name in message
+    assert ("for all of them" in message) == info.is_uma
+    largest = caught.value.hint.split(f"use {flag} ")[1].split(" or less")[0]
+    possible: dict[str, Any] = {name: int(largest) if name == "expert_slots" else largest}
+    made = planned(info, weights, ram, **possible)
+    assert made.experts_in == "cache"
+    if name == "expert_slots":
+        with pytest.raises(OutOfMemoryError):
+            planned(info, weights, ram, expert_slots=int(largest) + 1)
+
+
+def test_all_experts_asked_for_on_a_card_they_do_not_fit_on() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"--expert-slots 500 needs 17,4\d\d MiB"):
+        planned(DISCRETE_12, expert_slots=500)
+    with pytest.raises(OutOfMemoryError, match="--expert-cache 1TiB needs"):
+        planned(DISCRETE_12, expert_cache="1TiB")
+
+
+def test_without_room_for_any_slot_the_hint_is_to_ask_for_none() -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        planned(PACKED, expert_slots=4)
+    assert caught.value.hint == "leave --expert-slots out"
+
+
+# ----- host memory -----
+
+
+def test_homes_that_do_not_fit_in_host_memory() -> None:
+    """They take turns (test_pools.py); where sizes are not known, that cannot be."""
+    for n_slots in (None, 8):
+        assert planned(DISCRETE_12, ram=20 * GIB, expert_slots=n_slots).host_places
+    unknown = WeightBytes(GIB, WEIGHTS.experts)
+    with pytest.raises(OutOfMemoryError, match=r"experts need 17,4\d\d MiB.*12 GB discrete"):
+        planned(DISCRETE_12, unknown, ram=20 * GIB)
+
+
+def test_a_context_takes_its_room_from_the_slots() -> None:
+    short = planned(DISCRETE_12, ctx_size=1024).expert_slots
+    long = planned(DISCRETE_12, ctx_size=32768).expert_slots
+    assert sum(short) > sum(long) > 0
+
+
+def test_small_experts_all_fit() -> None:
+    assert planned(DISCRETE_12, expert_bytes(1_000_192)).experts_in == "device"

@@ -1,0 +1,231 @@
+"""The memory plan, on devices that are not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.gpu.invented import (
+    APU,
+    DEVICES,
+    DISCRETE_12,
+    GIB,
+    LAVAPIPE,
+    MIB,
+    NOT_COHERENT,
+    SMALL_WINDOW,
+    device,
+)
+from vkmoe.config import EngineConfig
+from vkmoe.errors import OutOfMemoryError, UsageError
+from vkmoe.facts import DeviceInfo, Heap, LatentSpec, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, device_budget, plan
+
+from .invented_models import DENSE, N_EXPERTS, SCRATCH, SPEC, WEIGHTS, expert_bytes
+
+RAM = 32 * GIB
+DENSE_WEIGHTS = WeightBytes(GIB, 0)
+KV_BYTES_PER_TOKEN = 2 * 48 * 4 * 128 * 2
+
+# An APU whose firmware gives the GPU a part of the RAM, and the driver a little more of the rest.
+SMALL_APU = device(
+    "APU with small heaps", "integrated",
+    (Heap(4 * GIB, True), Heap(2 * GIB, False), Heap(GIB, False)),
+    [
+        (0, "DEVICE_LOCAL HOST_VISIBLE HOST_COHERENT"),
+        (1, "HOST_VISIBLE HOST_COHERENT"),
+        (2, "HOST_VISIBLE HOST_CACHED"),  # must be flushed: never for weights
+    ],
+)  # fmt: skip
+
+
+def planned(
+    info: DeviceInfo, config: EngineConfig | None = None, weights: WeightBytes = WEIGHTS,
+    ram: int = RAM, spec: ModelSpec = SPEC,
+) -> MemoryPlan:  # fmt: skip
+    return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram)
+
+
+def bytes_of(made: MemoryPlan, item: str) -> int:
+    """Of the one line whose item begins like this."""
+    (found,) = (line.n_bytes for line in made.lines if line.item.startswith(item))
+    return found
+
+
+@pytest.mark.parametrize("info", [*DEVICES, SMALL_APU], ids=lambda info: info.name)
+def test_a_plan_fits_and_explains_itself(info: DeviceInfo) -> None:
+    small = info.name in (SMALL_APU.name, NOT_COHERENT.name)
+    made = planned(info, weights=expert_bytes(2_971_136 // 8) if small else WEIGHTS)
+    total = made.total("device") + (made.total("host") if info.is_uma else 0)
+    assert total <= device_budget(info, RAM)
+    assert made.total("host") <= RAM * 70 // 100
+    assert all(line.reason and line.n_bytes > 0 for line in made.lines)
+    assert sum(made.heap_totals().values()) == made.total("device") + made.total("host")
+
+
+@pytest.mark.parametrize("info", DEVICES, ids=lambda info: info.name)
+def test_a_plan_counts_what_is_allocated_and_little_more(info: DeviceInfo) -> None:
+    """Every part is at least what it holds; rounding and the ends of chunks add a few MiB."""
+    weights = expert_bytes(2_971_136 // 8)
+    made = planned(info, weights=weights)
+    held = {
+        "weights used by every token": weights.trunk,
+        "KV cache": DEFAULT_CTX_SIZE * KV_BYTES_PER_TOKEN,
+        "rotary table": DEFAULT_CTX_SIZE * 4 * SPEC.rope.dim,
+        "activations": sum(SCRATCH.tensors),
+        "expert table": 2 * SPEC.n_layers * N_EXPERTS * 8,
+        "parameters": SCRATCH.params,
+        "results": SCRATCH.results,
+        "logits": 4 * SPEC.n_vocab,
+        "experts": weights.experts,
+    }
+    for item, n_bytes in held.items():
+        assert n_bytes <= bytes_of(made, item) < n_bytes + 4 * MIB, item
+
+
+@pytest.mark.parametrize("info", DEVICES, ids=lambda info: info.name)
+def test_staging_is_there_where_memory_is_not_mapped(info: DeviceInfo) -> None:
+    """Two halves of 16 MiB for weights; two more as large as a table, without a mapped window."""
+    staged = [line.n_bytes for line in planned(info, weights=DENSE_WEIGHTS, spec=DENSE).lines
+              if line.item == "staging"]  # fmt: skip
+    expected = {"virtual without a window": [(32 << 20) + (2 << 16)]}
+    assert staged == expected.get(info.name, [] if info.is_uma else [32 << 20])
+
+
+def test_lines_name_the_heap_they_come_from() -> None:
+    """The table lies in the window, all other device memory outside of it."""
+    made = planned(SMALL_WINDOW)
+    heaps = {line.item.split(",")[0]: line.heap for line in made.lines}
+    assert heaps == {
+        "weights used by every token": 0, "KV cache": 0, "rotary table": 0, "activations": 0,
+        "expert table": 2, "parameters": 1, "results": 1, "logits": 1, "staging": 1,
+        "expert slots": 0, "host pool": 1,
+    }  # fmt: skip
+    totals = made.heap_totals()
+    assert totals[2] == bytes_of(made, "expert table")
+    assert totals[1] == made.total("host")
+    assert sum(totals.values()) == made.total("device") + made.total("host")
+
+
+def test_a_dense_model_has_no_experts() -> None:
+    made = planned(DISCRETE_12, weights=DENSE_WEIGHTS, spec=DENSE)
+    assert not [line for line in made.lines if line.item in ("experts", "host pool")]
+    assert (made.experts_in, made.expert_slots, made.sizing) == ("device", (), None)
+
+
+def test_f32_keys_and_values_take_twice_the_memory() -> None:
+    f16 = bytes_of(planned(DISCRETE_12), "KV cache")
+    f32 = bytes_of(planned(DISCRETE_12, EngineConfig(kv_type="f32")), "KV cache")
+    assert 0 <= f16 - DEFAULT_CTX_SIZE * KV_BYTES_PER_TOKEN < MIB
+    assert abs(f32 - 2 * f16) < MIB
+
+
+# ----- the device's budget -----
+
+
+def test_a_card_keeps_room_for_others() -> None:
+    """Half a GiB for the desktop, and a twentieth for what the driver adds."""
+    assert device_budget(SMALL_WINDOW, RAM) == (8 * GIB - 512 * MIB) * 95 // 100
+
+
+def test_a_reported_budget_counts_what_others_use() -> None:
+    heaps = (Heap(12 * GIB, True, 6 * GIB, GIB), Heap(64 * GIB, False))
+    assert device_budget(replace(DISCRETE_12, heaps=heaps), RAM) == 5 * GIB * 95 // 100
+    full = (Heap(12 * GIB, True, GIB, 2 * GIB), Heap(64 * GIB, False))
+    assert device_budget(replace(DISCRETE_12, heaps=full), RAM) == 0
+
+
+@pytest.mark.parametrize(("info", "reserve"), [(APU, 4 * GIB), (LAVAPIPE, GIB)], ids=("APU", "CPU"))
+def test_shared_memory_is_the_host_s(info: DeviceInfo, reserve: int) -> None:
+    """The heaps of an APU can be larger than what is free, or than RAM: the host's memory binds,
+    less what the rest of the machine needs."""
+    assert device_budget(info, 5 * GIB) == 5 * GIB - reserve
+    assert device_budget(info, GIB // 2) == 0
+
+
+def test_heaps_of_an_apu_can_be_smaller_than_ram() -> None:
+    """Of 32 GiB, only the heaps that weights can come from count, less what is used of them."""
+    assert device_budget(SMALL_APU, RAM) == 6 * GIB * 95 // 100
+    assert device_budget(SMALL_APU, 7 * GIB) == 3 * GIB
+    used = (replace(SMALL_APU.heaps[0], usage=GIB), *SMALL_APU.heaps[1:])
+    assert device_budget(replace(SMALL_APU, heaps=used), RAM) == 5 * GIB * 95 // 100
+    assert planned(SMALL_APU).host_places
+
+
+def test_a_cpu_s_heap_is_no_limit() -> None:
+    """Mesa 22.3's lavapipe reports 2 GiB, whatever the machine has, and allocates more."""
+    small = replace(LAVAPIPE, heaps=(Heap(2 * GIB, True),))
+    assert device_budget(small, RAM) == RAM - GIB
+
+
+def test_the_window_is_not_the_card() -> None:
+    """The largest local heap counts, not the first."""
+    heaps = (SMALL_WINDOW.heaps[2], SMALL_WINDOW.heaps[1], SMALL_WINDOW.heaps[0])
+    shuffled = replace(SMALL_WINDOW, heaps=heaps)
+    assert device_budget(shuffled, RAM) == device_budget(SMALL_WINDOW, RAM)
+
+
+# ----- what does not fit -----
+
+
+def test_experts_that_fit_nowhere() -> None:
+    """Not even those of one token: 8 of 200 MiB."""
+    large = expert_bytes(200 << 20)
+    with pytest.raises(OutOfMemoryError, match=r"8 experts .* need 1,\d\d\d MiB of host memory"):
+        planned(DISCRETE_12, weights=large, ram=GIB)
+    with pytest.raises(OutOfMemoryError, match="8 experts") as caught:
+        planned(APU, weights=large, ram=7 * GIB)
+    assert caught.value.hint
+
+
+def test_a_trunk_that_does_not_fit() -> None:
+    with pytest.raises(OutOfMemoryError, match="without its experts") as caught:
+        planned(SMALL_WINDOW, weights=WeightBytes(9 * GIB, 0))
+    assert "smaller model" in caught.value.hint
+    with pytest.raises(OutOfMemoryError, match="KV cache 7,680 MiB") as caught:
+        planned(SMALL_WINDOW, EngineConfig(ctx_size=40960, kv_type="f32"))
+    assert "--ctx-size" in caught.value.hint
+
+
+# ----- the context -----
+
+
+def test_the_default_context_is_the_model_s_up_to_a_limit() -> None:
+    assert context_size(EngineConfig(), SPEC) == DEFAULT_CTX_SIZE
+    assert context_size(EngineConfig(), replace(SPEC, context_length=512)) == 512
+    assert context_size(EngineConfig(ctx_size=20000), SPEC) == 20000
+
+
+def test_a_context_beyond_the_model_s_is_refused() -> None:
+    with pytest.raises(UsageError, match="40961 is more than the 40960 tokens"):
+        context_size(EngineConfig(ctx_size=40961), SPEC)
+
+
+def test_a_layer_s_cache_stays_below_4_gib() -> None:
+    """ops/attention.py asserts it; the hint names the largest context that can be had."""
+    wide = replace(SPEC, context_length=10**7, n_kv_heads=8)
+    with pytest.raises(UsageError, match="4 GiB") as caught:
+        context_size(EngineConfig(ctx_size=3 * 10**6), wide)
+    largest = int(caught.value.hint.split("--ctx-size ")[1].split()[0])
+    assert context_size(EngineConfig(ctx_size=largest), wide) == largest
+    assert (largest + 1) * 8 * 128 * 2 >= 1 << 32
+
+
+def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
+    """DeepSeek-V2-Lite's 512 + 64 elements a position, in place of 16 heads' keys and values."""
+    latent = replace(SPEC, latent=LatentSpec(512, 128, 64, 128), n_kv_heads=1, head_dim=192)
+    grouped = replace(SPEC, n_kv_heads=16, head_dim=128)
+    found = [
+        next(line.n_bytes for line in made.lines if line.item.startswith("KV cache"))
+        for made in (
+            plan(EngineConfig(ctx_size=4096), spec, DISCRETE_12, WEIGHTS, SCRATCH, RAM)
+            for spec in (latent, grouped)
+        )
+    ]
+    assert 0 <= found[0] - SPEC.n_layers * 4096 * 576 * 2 < 4 * MIB
+    assert 0 <= found[1] - 2 * SPEC.n_layers * 4096 * 16 * 128 * 2 < 4 * MIB
+    largest = (2**32 - 1) // (576 * 2)
+    assert context_size(EngineConfig(ctx_size=largest), replace(latent, context_length=10**7))
+    with pytest.raises(UsageError, match=r"4 GiB"):
+        context_size(EngineConfig(ctx_size=largest + 1), replace(latent, context_length=10**7))

@@ -1,0 +1,1 @@
+"""Records the program of a model, whole or cut into segments, and runs what is recorded."""

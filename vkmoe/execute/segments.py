@@ -1,0 +1,127 @@
+"""Cuts the commands of a token into segments that are submitted one after the other.
+
+The stepped executor needs a cut at each router. Bounded work needs cuts at layer borders: drivers
+end a submit that runs for about two seconds, and the device is lost; desktops stutter long before.
+What takes longest is reading weights, so their bytes over the measured bandwidth are the estimate.
+Pure: knows commands by their kernels, and touches no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from vkmoe.gpu.program import Command, Dispatch
+from vkmoe.models.weights import LayerWeights, ModelWeights
+from vkmoe.ops.experts import EXPERT_DOWN, EXPERT_DOWN_KEEP
+from vkmoe.ops.router import ROUTER_TOPK
+
+__all__ = [
+    "LIMIT_S",
+    "TARGET_S",
+    "Bounded",
+    "bound_submits",
+    "cut",
+    "layer_ends",
+    "part_bytes",
+    "segments",
+]
+
+
+def segments(commands: Sequence[Command]) -> list[list[Command]]:
+    """Cut the commands of a token at the top-k of every router: n_moe_layers + 1 segments.
+
+    A segment ends with the top-k of its router. The next begins with the same dispatch: it finds
+    the same experts, and looks their addresses up anew in the table of its own submit.
+    """
+    routers = [i for i, command in enumerate(commands) if _is(command, ROUTER_TOPK.name)]
+    starts, ends = [0, *routers], [*(i + 1 for i in routers), len(commands)]
+    return [list(commands[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def layer_ends(commands: Sequence[Command]) -> list[int]:
+    """Find the index behind the last command of each layer, which is its last down projection."""
+    downs = [_is(command, EXPERT_DOWN.name, EXPERT_DOWN_KEEP.name) for command in commands] + [
+        False
+    ]
+    return [i + 1 for i, (down, more) in enumerate(pairwise(downs)) if down and not more]
+
+
+def cut(commands: Sequence[Command], borders: Sequence[int]) -> list[list[Command]]:
+    """Cut the commands before those at `borders`, which rise; no piece may be empty."""
+    pieces = [list(commands[a:b]) for a, b in pairwise([0, *borders, len(commands)])]
+    assert all(pieces), borders
+    return pieces
+
+
+def _is(command: Command, *kernels: str) -> bool:
+    return isinstance(command, Dispatch) and command.kernel in kernels
+
+
+TARGET_S = 0.25  # of a submit, by estimate
+LIMIT_S = 0.5  # what only a part that cannot be cut may exceed
+
+
+class Bounded(NamedTuple):
+    """Parts grouped to submits: `borders` are the parts that begin a submit, but for the first."""
+
+    borders: tuple[int, ...]
+    too_long: tuple[tuple[int, float], ...]  # parts above the limit on their own, with seconds
+
+    def warning(self, n_layers: int) -> str | None:
+        """Describe the longest part that is too long; part `n_layers` is the output head."""
+        if not self.too_long:
+            return None
+        part, seconds = max(self.too_long, key=lambda item: item[1])
+        what = f"layer {part}" if part < n_layers else "the output head"
+        return (
+            f"{what} alone may keep the GPU busy for {seconds:.1f} s, and drivers reset a GPU "
+            "after about 2 s: if the device is lost, keep more experts on it, or take a smaller "
+            "quantisation"
+        )
+
+
+def bound_submits(seconds: Sequence[float]) -> Bounded:
+    """Group neighbouring parts so that each group takes TARGET_S at most, or is a single part."""
+    borders, so_far = [], 0.0
+    for part, cost in enumerate(seconds):
+        if part and so_far + cost > TARGET_S:
+            borders.append(part)
+            so_far = 0.0
+        so_far += cost
+    too_long = tuple((part, cost) for part, cost in enumerate(seconds) if cost > LIMIT_S)
+    return Bounded(tuple(borders), too_long)
+
+
+def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: int | None) -> list[int]:
+    """Count the bytes that each layer, and then the output head, reads at most where it is slow.
+
+    On a GPU with memory of its own (`cache_bytes` None) these are the routed experts, all of them
+    missed. On one that shares the host's memory they are all weights, and a layer's KV cache of
+    `cache_bytes`, which is full at worst.
+    """
+    everything = cache_bytes is not None
+    parts = [_expert_bytes(layer, n_used, everything) for layer in weights.layers]
+    if cache_bytes is None:
+        return [*parts, 0]
+    trunk = [cache_bytes + _trunk_bytes(layer) for layer in weights.layers]
+    head = weights.output.n_rows * weights.output.row_bytes
+    return [*(a + b for a, b in zip(parts, trunk, strict=True)), head]
+
+
+def _expert_bytes(layer: LayerWeights, n_used: int, everything: bool) -> int:
+    """Count the routed experts; of a dense layer its one span, where everything counts."""
+    n_spans = n_used if layer.router is not None else int(everything)
+    return n_spans * layer.expert_shape.span_bytes
+
+
+def _trunk_bytes(layer: LayerWeights) -> int:
+    matrices = list(layer.attention.matrices)
+    if layer.router is not None:
+        matrices.append(layer.router)
+    shared = 0
+    if layer.shared is not None:
+        shared = layer.shared.shape.span_bytes
+        matrices += [layer.shared.gate] if layer.shared.gate else []
+    return shared + sum(matrix.n_rows * matrix.row_bytes for matrix in matrices)

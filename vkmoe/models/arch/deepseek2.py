@@ -1,0 +1,126 @@
+"""Reads DeepSeek-V2 and V3: multi-head latent attention, leading dense layers, shared experts, and
+routed ones chosen within groups, by softmax (V2) or by sigmoid and a bias (V3).
+
+DeepSeek-V2: arXiv:2405.04434; V3: arXiv:2412.19437.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from vkmoe.errors import ModelFileError, UnsupportedModelError
+from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.gguf_file import GgufFile
+from vkmoe.models.arch.common import (
+    MAX_HEADS,
+    SIGMOID,
+    SOFTMAX,
+    base_spec,
+    expert_spec,
+)
+from vkmoe.models.metadata import WRONG_FILE, Metadata
+from vkmoe.models.rope import read_rope
+from vkmoe.ops.attention_shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
+from vkmoe.ops.router import MAX_EXPERTS
+
+__all__ = ["read_spec"]
+
+BLOCK = 32  # rows of matrices are whole blocks
+
+
+def read_spec(file: GgufFile) -> ModelSpec:
+    """Read the spec of a deepseek2 file."""
+    metadata = Metadata(file)
+    n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
+    latent = _latent(metadata, n_heads)
+    n_all = metadata.size("block_count", largest=4096)
+    n_ahead = metadata.count("nextn_predict_layers", n_all - 1)
+    n_dense = metadata.count("leading_dense_block_count", n_all)
+    experts = _experts(metadata, f"blk.{n_dense}.exp_probs_b.bias" in file.tensors)
+    if n_dense >= n_all - n_ahead:
+        experts = None
+    rope, scale = _rope(metadata, latent)
+    spec = base_spec(metadata, (n_heads, 1, latent.query_dim), rope, experts)
+    metadata.finish()
+    return replace(
+        spec,
+        n_layers=n_all - n_ahead,
+        n_ahead_layers=n_ahead,
+        n_dense_layers=n_dense if experts else 0,
+        latent=latent,
+        attention_scale=scale,
+    )
+
+
+def _latent(metadata: Metadata, n_heads: int) -> LatentSpec:
+    """Read the heads. Newer files describe the cached row as one head under the old names."""
+    rope_dim = metadata.size("rope.dimension_count", largest=MAX_ROPE_DIM)
+    rank = metadata.size("attention.kv_lora_rank", largest=MAX_RANK)
+    is_absorbed = metadata.has("attention.key_length_mla")
+    names = (
+        ("key_length_mla", "value_length_mla") if is_absorbed else ("key_length", "value_length")
+    )
+    query_dim, value_dim = (metadata.size(f"attention.{name}") for name in names)
+    if is_absorbed:
+        expected = {"key_length": rank + rope_dim, "value_length": rank, "head_count_kv": 1}
+    else:
+        expected = {"head_count_kv": n_heads}
+    for key, value in expected.items():
+        found = metadata.size(f"attention.{key}", value)
+        if found != value:
+            metadata.refuse(f"attention.{key}", found, f"{value} follows from the other keys")
+    nope_dim = query_dim - rope_dim
+    if nope_dim < BLOCK or nope_dim % BLOCK or rank % BLOCK or rope_dim % UNIT_DIMS:
+        raise UnsupportedModelError(
+            f"{metadata.file.path}: heads of {nope_dim} + {rope_dim} over {rank} compressed "
+            "elements",
+            f"vkmoe runs multiples of {BLOCK}, the rotary part a multiple of {UNIT_DIMS}",
+        )
+    q_rank = metadata.count("attention.q_lora_rank", 1 << 16)
+    return LatentSpec(rank, nope_dim, rope_dim, value_dim, q_rank)
+
+
+def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
+    """Read the experts; None for a model without any, whose file has few of the keys."""
+    n_shared = metadata.count("expert_shared_count", MAX_EXPERTS)
+    if not metadata.count("expert_count", MAX_EXPERTS):
+        for key in ("expert_used_count", "expert_feed_forward_length"):
+            metadata.count(key, 1 << 24)
+        return None
+    # Files that do not name their function are of V2, or of V3's kind: those have the bias.
+    gatings = (SIGMOID, SOFTMAX) if selection_bias else (SOFTMAX, SIGMOID)
+    experts = expert_spec(metadata, renormalise=False, gatings=gatings)
+    n_groups = metadata.count("expert_group_count", experts.n_experts) or 1
+    n_groups_used = metadata.count("expert_group_used_count", n_groups) or n_groups
+    in_group = experts.n_experts // n_groups
+    too_small = experts.gating == "sigmoid" and n_groups > 1 and in_group < 2
+    if experts.n_experts % n_groups or n_groups_used * in_group < experts.n_used or too_small:
+        raise ModelFileError(
+            f"{metadata.file.path}: {experts.n_used} experts used in {n_groups_used} of "
+            f"{n_groups} groups of {experts.n_experts}",
+            WRONG_FILE,
+        )
+    return replace(
+        experts,
+        shared_width=n_shared * experts.width,
+        selection_bias=selection_bias,
+        n_groups=n_groups,
+        n_groups_used=n_groups_used,
+    )
+
+
+def _rope(metadata: Metadata, latent: LatentSpec) -> tuple[RopeSpec, float]:
+    """Read the rotary embedding, and the scale of the dot products.
+
+    With yarn, scores grow by the square of 0.1 m ln(factor) + 1; a file has 0.1 m. Sines and
+    cosines are then left alone: they would take the ratio of that to the same with another m, which
+    no model has.
+    """
+    rope = read_rope(metadata, latent.rope_dim, "normal")
+    multiplier = metadata.not_negative("rope.scaling.yarn_log_multiplier", 0.0)
+    scale: float = latent.query_dim**-0.5
+    if rope.scaling != "yarn" or not multiplier:
+        return rope, scale
+    growth = multiplier * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+    return replace(rope, attention_factor=rope.attention_factor or 1.0), scale * growth**2

@@ -1,0 +1,20 @@
+"""Reads OLMoE: q/k norm over the full width of all heads, routing weights not renormalised."""
+
+from __future__ import annotations
+
+from vkmoe.facts import ModelSpec
+from vkmoe.gguf_file import GgufFile
+from vkmoe.models.arch.common import expert_spec, grouped_spec
+from vkmoe.models.metadata import Metadata
+
+__all__ = ["read_spec"]
+
+
+def read_spec(file: GgufFile) -> ModelSpec:
+    """Read the spec of an olmoe file."""
+    metadata = Metadata(file)
+    width = metadata.size("feed_forward_length")
+    experts = expert_spec(metadata, renormalise=False, width=width)
+    spec = grouped_spec(metadata, experts, qk_norm="full_width")
+    metadata.finish()
+    return spec

@@ -1,0 +1,18 @@
+"""Reads Qwen3 (dense): RMSNorm, q/k norm per head, grouped attention, neox RoPE, SiLU."""
+
+from __future__ import annotations
+
+from vkmoe.facts import ModelSpec
+from vkmoe.gguf_file import GgufFile
+from vkmoe.models.arch.common import grouped_spec
+from vkmoe.models.metadata import Metadata
+
+__all__ = ["read_spec"]
+
+
+def read_spec(file: GgufFile) -> ModelSpec:
+    """Read the spec of a qwen3 file."""
+    metadata = Metadata(file)
+    spec = grouped_spec(metadata, None, qk_norm="per_head")
+    metadata.finish()
+    return spec

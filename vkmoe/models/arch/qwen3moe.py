@@ -1,0 +1,19 @@
+"""Reads Qwen3-MoE: Qwen3 with routed experts in every layer (softmax, top-k, renormalised)."""
+
+from __future__ import annotations
+
+from vkmoe.facts import ModelSpec
+from vkmoe.gguf_file import GgufFile
+from vkmoe.models.arch.common import expert_spec, grouped_spec
+from vkmoe.models.metadata import Metadata
+
+__all__ = ["read_spec"]
+
+
+def read_spec(file: GgufFile) -> ModelSpec:
+    """Read the spec of a qwen3moe file."""
+    metadata = Metadata(file)
+    experts = expert_spec(metadata, renormalise=True)
+    spec = grouped_spec(metadata, experts, qk_norm="per_head")
+    metadata.finish()
+    return spec

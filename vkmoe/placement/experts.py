@@ -1,0 +1,318 @@
+"""Where the experts go: on the device, in host memory with slots on the device, or host memory.
+
+Pure; a part of `plan`. Owns what follows for the executor. How many slots and places fit is the
+subject of pools.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from vkmoe.config import EngineConfig, parse_size
+from vkmoe.errors import OutOfMemoryError, UsageError
+from vkmoe.experts.decide.sizing import size_cache
+from vkmoe.facts import CacheSizing, DeviceInfo, ExpertSpec, PlanLine, WeightBytes
+from vkmoe.placement.allocations import allocated, arena_bytes, plan_line
+from vkmoe.placement.misses import MissWays
+from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
+from vkmoe.placement.words import in_mib, size_option
+
+__all__ = ["ExpertPlan", "Room", "place_experts"]
+
+
+class Room(NamedTuple):
+    """Bytes left for experts. Where memory is `shared`, device and pool have the same ones."""
+
+    device: int
+    pool: PoolRoom
+    shared: bool
+
+
+@dataclass(frozen=True)
+class ExpertPlan:
+    """What was decided about the experts; the fields of MemoryPlan that have to do with them."""
+
+    experts_in: Literal["device", "host", "cache"]
+    expert_slots: tuple[int, ...] = ()  # per MoE layer; () unless "cache"
+    sizing: CacheSizing | None = None
+    lines: tuple[PlanLine, ...] = ()
+    host_places: tuple[int, ...] = ()
+    landing_slots: int = 0
+    gather_places: int = 0
+    executor: Literal["fused", "stepped"] = "fused"
+    executor_reason: str = "every expert is where the device can read it"
+    notes: tuple[str, ...] = ()
+
+
+def place_experts(
+    config: EngineConfig,
+    experts: ExpertSpec | None,
+    weights: WeightBytes,
+    device: DeviceInfo,
+    room: Room,
+    ways: MissWays,
+) -> ExpertPlan:
+    """Decide. Raises OutOfMemoryError where too little is left, UsageError where options say so."""
+    flag = _cache_flag(config)
+    if experts is None or not weights.experts:
+        sizing = size_cache((), (), 0, 0, flag) if flag else None
+        made = ExpertPlan(
+            "device", sizing=sizing, notes=_idle_pool(config, "the model has no experts")
+        )
+    elif weights.spans:
+        made = _SizedExperts(config, experts, weights, device, room, ways).plan()
+    else:
+        made = _unknown_sizes(experts, weights, device, room, flag)
+    return _with_executor(made, config)
+
+
+def _with_executor(made: ExpertPlan, config: EngineConfig) -> ExpertPlan:
+    """Choose the executor: a pool without all experts needs a stop at each router.
+
+    Raises UsageError where --executor does not allow it.
+    """
+    if not made.host_places:
+        if config.executor is None:
+            return made
+        return replace(made, executor=config.executor, executor_reason="as --executor")
+    if config.executor == "fused":
+        cause = f"--host-pool {config.host_pool.strip()}" if config.host_pool else "the host pool"
+        raise UsageError(
+            f"--executor fused needs all experts in host memory; {cause} holds "
+            f"{sum(made.host_places):,} of them",
+            "leave out --executor" + (", or give a larger --host-pool" if config.host_pool else ""),
+        )
+    reason = "what a router chooses and the host pool lacks is read from the file first"
+    return replace(made, executor="stepped", executor_reason=reason)
+
+
+def _unknown_sizes(
+    experts: ExpertSpec, weights: WeightBytes, device: DeviceInfo, room: Room, flag: str
+) -> ExpertPlan:
+    """Put all in one place, where nothing is known of single experts."""
+    total = allocated(weights.experts)
+    sizing = size_cache((0,), (0,), experts.n_experts, experts.n_used, flag)
+    if total <= room.device:
+        line = plan_line(device, "experts", "device", total, f"all fit in {in_mib(room.device)}")
+        return ExpertPlan("device", sizing=replace(sizing, n_bytes=total), lines=(line,))
+    if room.shared or total > room.pool.unasked:
+        raise OutOfMemoryError(
+            f"the experts need {in_mib(total)}; {in_mib(room.device)} of {device.name}'s memory "
+            f"and {in_mib(room.pool.unasked)} of host memory can be used",
+            "close other programs, or choose a smaller model or quantisation",
+        )
+    reason = "how large one is, is not known: read in place"
+    line = plan_line(device, "experts", "host", total, reason)
+    return ExpertPlan("host", sizing=sizing, lines=(line,))
+
+
+class _Asked(NamedTuple):
+    """The slots a user asked for, and how."""
+
+    slots: tuple[int, ...]
+    flag: str
+    text: str
+
+
+def _cache_flag(config: EngineConfig) -> str:
+    """Find the flag by which the user chose the slots; empty if the plan does."""
+    if config.expert_slots is not None:
+        return "--expert-slots"
+    return "--expert-cache" if config.expert_cache is not None else ""
+
+
+def _idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
+    """Make a note where --host-pool can change nothing."""
+    if config.host_pool is None:
+        return ()
+    return (f"--host-pool {config.host_pool.strip()} has no effect: {why}",)
+
+
+class _SizedExperts:
+    """The decision for experts of known sizes, with what it rests on."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        experts: ExpertSpec,
+        weights: WeightBytes,
+        device: DeviceInfo,
+        room: Room,
+        ways: MissWays,
+    ) -> None:
+        self._config, self._flag = config, _cache_flag(config)
+        self._experts, self._device, self._room = experts, device, room
+        n_experts, spans = experts.n_experts, weights.spans
+        self._layout = SlotLayout(device, spans, n_experts, experts.n_used, ways)
+        in_order = [size for size in spans for _ in range(n_experts)]
+        self._total = arena_bytes(device, in_order, weights.experts)
+        self._pools = PoolPlanner(config, self._layout, self._total)
+
+    def plan(self) -> ExpertPlan:
+        room, asked = self._room, self._asked()
+        wants_all = asked is None or min(asked.slots) >= self._experts.n_experts
+        few_in_place = room.shared and asked is None and self._pools.wants_few
+        if wants_all and self._total <= room.device and not few_in_place:
+            return self._resident()
+        pool = self._pool(asked)
+        free = self._free(pool)
+        if asked is not None:
+            if wants_all or self._needed(asked.slots) > free:
+                raise self._too_much(asked, pool)
+            slots = asked.slots
+        else:
+            slots = () if room.shared else self._largest(free)
+        return self._cached(slots, pool) if any(slots) else self._at_home(pool, asked)
+
+    def _asked(self) -> _Asked | None:
+        layout = self._layout
+        if not self._flag:
+            return None
+        if self._config.expert_slots is not None:
+            n_slots = self._config.expert_slots
+            slots = (min(n_slots, layout.n_experts),) * len(layout.span_bytes)
+            return _Asked(slots, self._flag, f"{self._flag} {n_slots}")
+        text = self._config.expert_cache
+        assert text is not None
+        return _Asked(layout.largest(parse_size(text)), self._flag, f"{self._flag} {text.strip()}")
+
+    def _pool(self, asked: _Asked | None) -> PoolPlan:
+        """Decide the host pool; without a size asked for it leaves slots room in shared memory."""
+        room = self._room.pool
+        if not self._room.shared or self._pools.wants_few:
+            return self._pools.decide(room)
+        if self._total <= self._room.device:
+            return self._pools.all
+        slots = self._needed(asked.slots) if asked else 0
+        slots = min(slots, max(0, room.most - self._pools.least_bytes))
+        return self._pools.decide(PoolRoom(min(room.unasked, room.most - slots), room.most - slots))
+
+    def _free(self, pool: PoolPlan) -> int:
+        """Count the device's bytes for slots and what goes with them."""
+        return self._room.device - (pool.taken_bytes if self._room.shared else 0)
+
+    def _needed(self, slots: Sequence[int]) -> int:
+        return self._layout.n_bytes(slots) + self._layout.gather_bytes * any(slots)
+
+    def _largest(self, free: int) -> tuple[int, ...]:
+        return self._layout.largest(free - self._layout.gather_bytes)
+
+    # ----- what follows -----
+
+    def _resident(self) -> ExpertPlan:
+        room = self._room
+        reason = (
+            "the device shares the host's memory: read in place"
+            if room.shared
+            else f"all fit in the {in_mib(room.device)} that are free"
+        )
+        slots = (self._experts.n_experts,) * len(self._layout.span_bytes)
+        idle = not room.shared or self._pools.wants_few
+        return ExpertPlan(
+            "device",
+            sizing=self._sizing(slots, self._total),
+            lines=(plan_line(self._device, "experts", "device", self._total, reason),),
+            notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
+        )
+
+    def _at_home(self, pool: PoolPlan, asked: _Asked | None) -> ExpertPlan:
+        n_landing = self._layout.n_landing
+        beside = f" beside {n_landing} to land in" if n_landing else ""
+        too_few = f"not enough for one slot in each layer{beside}"
+        reason = (
+            f"{asked.flag} is {too_few}: read in place"
+            if asked
+            else f"{in_mib(self._room.device)} are free on the device: read in place over the bus"
+        )
+        lines = (
+            pool.lines(self._device, reason)
+            if pool.places
+            else (plan_line(self._device, "experts", "host", self._total, reason),)
+        )
+        return ExpertPlan(
+            "host",
+            sizing=self._sizing_at_home(pool),
+            lines=lines,
+            host_places=pool.places,
+            notes=(f"{asked.text} has no effect: it is {too_few}",)
+            if asked and pool.places
+            else (),
+        )
+
+    def _cached(self, slots: tuple[int, ...], pool: PoolPlan) -> ExpertPlan:
+        layout = self._layout
+        over = "" if self._room.shared else " over the bus"
+        home_reason = f"those without a slot are read in place{over}"
+        return ExpertPlan(
+            "cache",
+            slots,
+            self._sizing(slots, layout.own_bytes(slots)),
+            (*self._slot_lines(slots), *pool.lines(self._device, home_reason)),
+            pool.places,
+            layout.n_landing,
+            layout.n_gathered,
+        )
+
+    def _slot_lines(self, slots: tuple[int, ...]) -> list[PlanLine]:
+        layout, device = self._layout, self._device
+        few, many = min(slots), max(slots)
+        count = f"{few}" if few == many else f"{few} or {many}"
+        item = f"expert slots, {count} of {layout.n_experts} in each layer"
+        reason = f"as {self._flag}" if self._flag else "what the device has left"
+        lines = [plan_line(device, item, "device", layout.own_bytes(slots), reason)]
+        if n_landing := layout.n_landing:
+            item = f"landing slots, {n_landing} in each layer"
+            reason = "where experts land while they are read"
+            lines.append(plan_line(device, item, "device", layout.landing_bytes(slots), reason))
+        if n_gathered := layout.n_gathered:
+            item = f"gathered experts, {n_gathered} at a time"
+            reason = "those without a slot are copied there and read"
+            lines.append(plan_line(device, item, "device", layout.gather_bytes, reason))
+        return lines
+
+    def _sizing(self, slots: Sequence[int], n_bytes: int, flag: str | None = None) -> CacheSizing:
+        """Describe the cache, with the `n_bytes` of its line: users read one figure, not two."""
+        layout, flag = self._layout, self._flag if flag is None else flag
+        sizing = size_cache(slots, layout.span_bytes, layout.n_experts, layout.n_used, flag)
+        return replace(sizing, n_bytes=n_bytes)
+
+    def _sizing_at_home(self, pool: PoolPlan) -> CacheSizing:
+        """Describe a cache without slots; on shared memory the pool takes their part."""
+        spans = self._layout.span_bytes
+        if not pool.places:
+            return self._sizing((0,) * len(spans), 0)
+        if self._room.shared:
+            share = {
+                size: n_places // sum(other == size for other in spans)
+                for size, n_places in zip(dict.fromkeys(spans), pool.places, strict=True)
+            }
+            flag = "--host-pool" if self._config.host_pool is not None else ""
+            sizing = self._sizing([share[size] for size in spans], pool.n_bytes, flag)
+        else:
+            sizing = self._sizing((0,) * len(spans), 0)
+        return replace(sizing, place="host pool")
+
+    # ----- what cannot be -----
+
+    def _too_much(self, asked: _Asked, pool: PoolPlan) -> OutOfMemoryError:
+        """Say what was asked, what there is, and the largest that is possible."""
+        free = max(0, self._free(pool))
+        largest = self._largest(free)
+        homes = ""
+        if self._room.shared:
+            whose = f"{pool.share} in the host pool" if pool.places else "all of them"
+            homes = f" beside {in_mib(pool.n_bytes)} for {whose}"
+        if not any(largest):
+            hint = f"leave {asked.flag} out"
+        elif asked.flag == "--expert-slots":
+            hint = f"use --expert-slots {min(largest)} or less, or leave it out"
+        else:
+            size = size_option(self._layout.n_bytes(largest), at_most=True)
+            hint = f"use --expert-cache {size} or less, or leave it out"
+        return OutOfMemoryError(
+            f"{asked.text} needs {in_mib(self._needed(asked.slots))} for experts{homes}; "
+            f"{in_mib(free)} of {self._device.name}'s memory can be used for them",
+            hint,
+        )

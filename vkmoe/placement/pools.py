@@ -1,0 +1,284 @@
+"""How many experts some bytes hold: in slots on a device, and in places of a host pool.
+
+Pure; a part of `plan`. Slots are split evenly over layers. Places of a host pool are shared by
+layers whose experts have the same size: each size gets its share of the bytes, but no less than a
+token uses in one layer, because those must be there at the same time. Where experts go is the
+subject of experts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vkmoe.config import EngineConfig, parse_size
+from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
+from vkmoe.experts.decide.settings import PoolSpec
+from vkmoe.facts import DeviceInfo, PlanLine
+from vkmoe.placement.allocations import arena_bytes, plan_line
+from vkmoe.placement.misses import N_LANDING, MissWays
+from vkmoe.placement.span_reader import READING_BYTES
+from vkmoe.placement.words import in_mib, size_option
+
+__all__ = [
+    "PoolPlan",
+    "PoolPlanner",
+    "PoolRoom",
+    "SlotLayout",
+    "host_pools",
+    "least_places",
+    "most_places",
+    "places_bytes",
+    "split_slots",
+]
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """What slots take on a device: their own bytes, those to land in, and room to gather."""
+
+    device: DeviceInfo
+    span_bytes: Sequence[int]  # of an expert in each MoE layer
+    n_experts: int
+    n_used: int
+    ways: MissWays
+
+    @property
+    def n_landing(self) -> int:
+        """Slots that each layer has besides its own: no more than a token can miss there."""
+        return min(N_LANDING, self.n_used) if self.ways.promote else 0
+
+    def own_bytes(self, slots: Sequence[int]) -> int:
+        """Bytes of `slots[layer]` slots as they are allocated, at most: one arena for each size."""
+        return self._arenas(slots, 0)
+
+    def landing_bytes(self, slots: Sequence[int]) -> int:
+        """Bytes of the landing slots besides, in the same arenas."""
+        return self._arenas(slots, self.n_landing) - self._arenas(slots, 0)
+
+    def n_bytes(self, slots: Sequence[int]) -> int:
+        """Bytes of these slots and their landing slots."""
+        return self._arenas(slots, self.n_landing)
+
+    @property
+    def n_gathered(self) -> int:
+        """Places that all layers share, as many as a token can miss in one."""
+        return self.n_used if self.ways.way == "gather" else 0
+
+    @property
+    def gather_bytes(self) -> int:
+        """Bytes of those places, each for the largest expert."""
+        size, n_places = max(self.span_bytes, default=0), self.n_gathered
+        return arena_bytes(self.device, [size] * n_places, size * n_places)
+
+    def largest(self, n_bytes: int) -> tuple[int, ...]:
+        """Find the most slots of each layer that fit in `n_bytes`; all 0 if not one each.
+
+        Landing slots and what allocations add are included.
+        """
+        usable = n_bytes - self.n_landing * sum(self.span_bytes)
+        while True:
+            slots = split_slots(usable, self.span_bytes, self.n_experts)
+            excess = self.n_bytes(slots) - n_bytes
+            if excess <= 0 or not any(slots):
+                return slots
+            usable -= excess
+
+    def _arenas(self, slots: Sequence[int], n_landing: int) -> int:
+        n_of_size: dict[int, int] = {}
+        for n_slots, size in zip(slots, self.span_bytes, strict=True):
+            n_all = n_slots + n_landing if n_slots else 0
+            n_of_size[size] = n_of_size.get(size, 0) + n_all
+        return sum(arena_bytes(self.device, [size] * n, size * n) for size, n in n_of_size.items())
+
+
+def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tuple[int, ...]:
+    """Find the slots per layer that `n_bytes` hold, at most `n_experts`; all 0 if not one each."""
+    n_slots = min(n_experts, max(0, n_bytes) // sum(slot_bytes))
+    rest = n_bytes - n_slots * sum(slot_bytes)
+    slots = []
+    for size in slot_bytes:
+        more = 0 < n_slots < n_experts and size <= rest
+        rest -= size * more
+        slots.append(n_slots + more)
+    return tuple(slots)
+
+
+def host_pools(
+    places: Sequence[int], span_bytes: Sequence[int], n_used: int
+) -> tuple[PoolSpec, ...]:
+    """Make the pools of a plan's `host_places`; none where all are in host memory or better.
+
+    `span_bytes` are those of an expert in each MoE layer.
+    """
+    if not places:
+        return ()
+    sizes = dict.fromkeys(span_bytes)
+    pools = []
+    for size, capacity in zip(sizes, places, strict=True):
+        layers = tuple(i for i, other in enumerate(span_bytes) if other == size)
+        # A lower floor would keep places from the layer whose experts are needed together.
+        floor = n_used if capacity >= n_used * len(layers) else 0
+        pools.append(PoolSpec(layers, capacity, floor, size))
+    return tuple(pools)
+
+
+def most_places(
+    device: DeviceInfo, n_bytes: int, span_bytes: Sequence[int], n_experts: int, n_used: int
+) -> tuple[int, ...] | None:
+    """Find the most places of each size, in the order of their first layers, that `n_bytes` hold.
+
+    None if not even the least do. What allocations add is counted.
+    """
+    sizes = dict.fromkeys(span_bytes)
+    n_of_size = [n_experts * sum(other == size for other in span_bytes) for size in sizes]
+    n_all = sum(n_of_size)
+
+    def places(share: int) -> tuple[int, ...]:
+        return tuple(max(n_used, n * share // n_all) for n in n_of_size)
+
+    fits, too_many = -1, n_all + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if places_bytes(device, places(middle), span_bytes) <= n_bytes:
+            fits = middle
+        else:
+            too_many = middle
+    return places(fits) if fits >= 0 else None
+
+
+def least_places(span_bytes: Sequence[int], n_used: int) -> tuple[int, ...]:
+    """Count the places of each size that one layer needs."""
+    return (n_used,) * len(set(span_bytes))
+
+
+def places_bytes(device: DeviceInfo, places: Sequence[int], span_bytes: Sequence[int]) -> int:
+    """Count the bytes of places as they are allocated, at most: one arena for each size."""
+    sizes = dict.fromkeys(span_bytes)
+    return sum(
+        arena_bytes(device, [size] * n, size * n) for size, n in zip(sizes, places, strict=True)
+    )
+
+
+class PoolRoom(NamedTuple):
+    """Bytes of host memory for the pool: taken unasked, and taken if asked for."""
+
+    unasked: int
+    most: int
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """What was decided of the host pool.
+
+    `places` are those of each size of expert; () where there is one for each expert.
+    """
+
+    places: tuple[int, ...]
+    n_bytes: int  # as they are allocated, at most
+    n_all: int  # experts of the model
+    reason: str = ""
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of all its lines."""
+        return self.n_bytes + READING_BYTES * bool(self.places)
+
+    @property
+    def share(self) -> str:
+        """Says how many experts it holds."""
+        return f"{sum(self.places):,} of {self.n_all:,} experts" if self.places else "all experts"
+
+    def lines(self, device: DeviceInfo, home_reason: str) -> tuple[PlanLine, ...]:
+        """The plan's lines; `home_reason` says what a pool of all experts is good for."""
+        reason = self.reason if self.places else home_reason
+        pool = plan_line(device, f"host pool, {self.share}", "host", self.n_bytes, reason)
+        if not self.places:
+            return (pool,)
+        reading = "rows laid out anew; the file's own pages are dropped behind"
+        item = "reading from the file"
+        return pool, plan_line(device, item, "host", READING_BYTES, reading)
+
+
+class PoolPlanner:
+    """Decides how large the host pool is; `total` are the bytes of a pool of all experts."""
+
+    def __init__(self, config: EngineConfig, layout: SlotLayout, total: int) -> None:
+        self._layout, self._total = layout, total
+        self._text = config.host_pool.strip() if config.host_pool is not None else ""
+        self._asked = parse_size(self._text, "--host-pool") if self._text else None
+
+    @property
+    def wants_few(self) -> bool:
+        """Whether a pool was asked for that does not hold all experts."""
+        return self._asked is not None and self._asked < self._total
+
+    @property
+    def all(self) -> PoolPlan:
+        """A pool of all experts."""
+        return PoolPlan((), self._total, self._layout.n_experts * len(self._layout.span_bytes))
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of the smallest pool there can be, and of what reading takes."""
+        return self._least_bytes + READING_BYTES
+
+    def decide(self, room: PoolRoom) -> PoolPlan:
+        """Decide. Raises OutOfMemoryError or UsageError where a layer's used experts do not fit."""
+        if self._asked is None and self._total <= room.unasked:
+            return self.all
+        if self._asked is not None:
+            n_bytes = min(self._asked, self._total)
+            if n_bytes + READING_BYTES * self.wants_few > room.most:
+                raise self._too_much(n_bytes, room)
+            if n_bytes == self._total:
+                return self.all
+            places, reason = self._most(n_bytes), "as --host-pool"
+        else:
+            places = self._most(room.unasked - READING_BYTES)
+            if places is None and self.least_bytes <= room.most:
+                places = least_places(self._layout.span_bytes, self._layout.n_used)
+            reason = "what host memory allows"
+        if places is None:
+            raise self._too_little(room)
+        n_bytes = places_bytes(self._layout.device, places, self._layout.span_bytes)
+        reason += "; the others are read from the file"
+        return PoolPlan(places, n_bytes, self.all.n_all, reason)
+
+    def _most(self, n_bytes: int) -> tuple[int, ...] | None:
+        layout = self._layout
+        sizes, n_experts, n_used = layout.span_bytes, layout.n_experts, layout.n_used
+        return most_places(layout.device, n_bytes, sizes, n_experts, n_used)
+
+    @property
+    def _least_bytes(self) -> int:
+        layout = self._layout
+        places = least_places(layout.span_bytes, layout.n_used)
+        return places_bytes(layout.device, places, layout.span_bytes)
+
+    def _too_much(self, n_bytes: int, room: PoolRoom) -> OutOfMemoryError:
+        largest = size_option(room.most - READING_BYTES, at_most=True)
+        return OutOfMemoryError(
+            f"--host-pool {self._text} needs {in_mib(n_bytes)}; {in_mib(room.most)} of host memory "
+            "can be used for experts",
+            f"use --host-pool {largest} or less, or leave it out"
+            if room.most >= self.least_bytes
+            else "close other programs, or choose a smaller model or quantisation",
+        )
+
+    def _too_little(self, room: PoolRoom) -> VkmoeError:
+        least, n_used = size_option(self._least_bytes, at_most=False), self._layout.n_used
+        needs = (
+            f"the {n_used} experts of a layer that a token uses need {in_mib(self._least_bytes)}"
+        )
+        if self._asked is not None:
+            return UsageError(
+                f"--host-pool {self._text} is too small: {needs}",
+                f"use --host-pool {least} or more",
+            )
+        return OutOfMemoryError(
+            f"{needs} of host memory, the least --host-pool there can be; {in_mib(room.most)} can "
+            "be used",
+            "close other programs, or choose a smaller model or quantisation",
+        )

@@ -1,0 +1,151 @@
+"""What kernels are given in a self-test: random weight matrices, and the parameters of a token.
+
+Weights are harsher than what a model holds: every block has its own scales, of both signs, and its
+minima have nothing to do with its scales, so that a kernel that takes a neighbour's is found out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gpu.program import TensorRef
+from vkmoe.gpu.runner import Runner
+from vkmoe.ops.matvec import Matrix
+from vkmoe.quants import decode, device_row_bytes, to_device
+from vkmoe.quants.types import TYPES
+
+__all__ = [
+    "PARAMS",
+    "WEIGHT_TYPES",
+    "Bytes",
+    "Placed",
+    "decode_rows",
+    "params_words",
+    "place_matrix",
+    "random_rows",
+]
+
+WEIGHT_TYPES = (
+    *("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q2_K", "Q3_K", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
+    *("F16", "BF16", "F32"),
+)
+
+
+class Scales(NamedTuple):
+    """Where a block holds its float16 scales, and about how large they are drawn."""
+
+    places: tuple[int, ...]
+    size: float = 2e-3
+
+
+_SCALES = {
+    "Q4_K": Scales((0, 2)),
+    "Q5_K": Scales((0, 2)),
+    "Q6_K": Scales((208,)),
+    "Q8_0": Scales((0,)),
+    "Q2_K": Scales((80, 82), 2e-2),
+    "Q3_K": Scales((108,), 4e-3),
+    "Q4_0": Scales((0,), 4e-2),
+    "IQ4_NL": Scales((0,)),
+    "IQ4_XS": Scales((0,), 2e-4),
+    "MXFP4": Scales(()),
+}
+# MXFP4's exponents: 2^-9 to 2^-4, times values up to 12.
+_EXPONENTS = range(119, 125)
+
+# Larger matrices repeat their rows: they are for measurements, and drawing takes long.
+DISTINCT_BYTES = 8 << 20
+
+Bytes = NDArray[np.uint8]
+Kind = TypeVar("Kind", bound=np.generic)
+
+
+@dataclass
+class Placed:
+    """A matrix on the device and the file rows it was made from; large ones repeat these."""
+
+    matrix: Matrix
+    rows: Bytes  # [n_distinct, row_bytes]
+
+    @cached_property
+    def values(self) -> NDArray[np.float32]:
+        """The distinct rows: float32 [n_distinct, n_columns]."""
+        return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
+
+    def repeated(self, per_row: NDArray[Kind]) -> NDArray[Kind]:
+        """What belongs to each of the matrix's rows [n_rows], from that of the distinct ones."""
+        return np.resize(per_row, self.matrix.n_rows)
+
+
+def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
+    """uint8 [n_rows, row_bytes] as in a file, finite."""
+    kind = TYPES[type_name]
+    row_bytes = kind.row_bytes(n_columns)
+    n_distinct = max(1, DISTINCT_BYTES // row_bytes)
+    if n_rows > n_distinct:
+        return np.resize(random_rows(type_name, n_distinct, n_columns, rng), (n_rows, row_bytes))
+    if type_name not in _SCALES:
+        return _floats(type_name, n_rows * n_columns, rng).reshape(n_rows, row_bytes)
+    n_blocks = n_rows * row_bytes // kind.block_bytes
+    blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
+    places, size = _SCALES[type_name]
+    for at in places:
+        halves = size * rng.uniform(0.5, 1.5, n_blocks) * rng.choice([-1.0, 1.0], n_blocks)
+        blocks[:, at : at + 2] = halves.astype("<f2").view(np.uint8).reshape(n_blocks, 2)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(_EXPONENTS.start, _EXPONENTS.stop, n_blocks)
+    return blocks.reshape(n_rows, row_bytes)
+
+
+def _floats(type_name: str, n_weights: int, rng: np.random.Generator) -> Bytes:
+    values = rng.standard_normal(n_weights, np.float32)
+    if type_name == "F16":
+        return values.astype("<f2").view(np.uint8)
+    if type_name == "BF16":
+        return np.ascontiguousarray(values.view("<u2")[1::2]).view(np.uint8)
+    return values.view(np.uint8)
+
+
+def place_matrix(
+    runner: Runner,
+    type_name: str,
+    n_rows: int,
+    n_columns: int,
+    rng: np.random.Generator,
+    rows: Bytes | None = None,
+) -> Placed:
+    """A random matrix, or the given file `rows`, on the device."""
+    if rows is None:
+        row_bytes = TYPES[type_name].row_bytes(n_columns)
+        n_distinct = min(n_rows, max(1, DISTINCT_BYTES // row_bytes))
+        rows = random_rows(type_name, n_distinct, n_columns, rng)
+    laid_out = to_device(type_name, rows, n_columns).reshape(-1)
+    address = runner.place(np.resize(laid_out, n_rows * device_row_bytes(type_name, n_columns)))
+    matrix = Matrix(type_name, address, n_rows, n_columns, device_row_bytes(type_name, n_columns))
+    return Placed(matrix, rows)
+
+
+def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float32]:
+    """The values float32 [n_rows, n_columns] of file rows."""
+    values = decode(type_name, np.ascontiguousarray(rows).reshape(-1), len(rows) * n_columns)
+    return values.reshape(len(rows), n_columns)
+
+
+PARAMS = TensorRef("params", 16)
+
+
+def params_words(
+    position: int = 0,
+    serial: int = 0,
+    table: int = 0,
+    token: int = 0,
+) -> NDArray[np.uint32]:
+    """uint32 [16]; `table` is the address of the expert table."""
+    words = np.zeros(PARAMS.n_words, np.uint32)
+    words[:5] = token, position, table & 0xFFFFFFFF, table >> 32, serial
+    return words
