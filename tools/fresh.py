@@ -17,9 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from tools.debian import ArchiveError, mirror
 
@@ -87,16 +87,30 @@ def new_root(keep: bool) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
+def run_in_group(command: Sequence[str | Path], output: IO[str] | None = None) -> int:
+    """Run a command; what ends us on the way, Ctrl-C for one, ends all its processes first."""
+    started = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+    try:
+        return started.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
 def make_root(root: Path, options: argparse.Namespace) -> None:
     """A bare Debian with a user who may use sudo. Raises CannotError where debootstrap fails."""
-    command = ["debootstrap", "--variant=minbase", "--include=ca-certificates,sudo"]
+    command = ["unshare", "--mount", "debootstrap", "--variant=minbase",
+               "--include=ca-certificates,sudo"]  # fmt: skip
     if options.arch is not None:
         command.append(f"--arch={options.arch}")
     site = mirror()
-    done = subprocess.run([*command, options.suite, root, site], capture_output=True, text=True)
-    if done.returncode != 0:
-        last = "; ".join((done.stdout + done.stderr).strip().splitlines()[-2:])
-        raise CannotError(f"debootstrap failed: {last}")
+    with tempfile.TemporaryFile("w+") as log:
+        if run_in_group([*command, options.suite, root, site], log) != 0:
+            log.seek(0)
+            raise CannotError(f"debootstrap failed: {'; '.join(log.read().splitlines()[-2:])}")
     certificates = [os.environ.get(name, "") for name in ("PIP_CERT", "SSL_CERT_FILE")]
     for name in (*NETWORK_FILES, *certificates):
         if Path(name).is_file():
@@ -142,11 +156,10 @@ def run_inside(root: Path, user: str, command: str, variables: Mapping[str, str]
               *(f"{name}={value}" for name, value in environment.items()),
               "/bin/bash", "-c", f"cd {HOME}/vkmoe && {command}"]  # fmt: skip
     mounted = f'mount --rbind /dev "{root}/dev" && mount -t sysfs none "{root}/sys" && exec "$@"'
-    return subprocess.run(
-        ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc",
-         "sh", "-c", mounted, "sh", *inside],
-        stdin=subprocess.DEVNULL,
-    ).returncode  # fmt: skip
+    return run_in_group(
+        ["unshare", "--mount", "--pid", "--fork", f"--mount-proc={root}/proc",
+         "sh", "-c", mounted, "sh", *inside]
+    )  # fmt: skip
 
 
 def take(root: Path, names: Sequence[str]) -> None:
