@@ -2,9 +2,9 @@
 
 `decide` makes all decisions, for the engine and for `vkmoe info`. `plan` makes the memory plan and
 is pure: tests call it with invented devices. A line of the plan is one allocation of the engine, or
-several of a kind, as bytes of a heap; a guard compares the plan with what the device counts. Who
-allocates: engine.py, placement/loader.py, models/workspace.py, experts/store/table.py, gpu/token_io.py,
-gpu/transfer.py. Where experts go is the subject of experts.py.
+several of a kind, as bytes of a heap; a guard compares the plan with what the device counts. The
+allocations are made in engine.py, placement/loader.py, models/workspace.py, experts/store/table.py,
+gpu/token_io.py and gpu/transfer.py. Where experts go is the subject of experts.py.
 """
 
 from __future__ import annotations
