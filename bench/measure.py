@@ -117,7 +117,7 @@ class Arms:
         """Ratio of the medians; its interval resamples whole rounds.
 
         Raises UnfairRatioError unless the arms were taken in turns, at least MIN_REPEATS times, and
-        `card` states clocks and link (gpu-facts.md, D 12).
+        `card` states clocks and link, which change what is measured.
         """
         self._check_turns((above, below))
         missing = [key for key in ("clocks", "link") if not card.get(key)]

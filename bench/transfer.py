@@ -1,4 +1,4 @@
-"""What submits, dispatches, copies and GPU reads cost on a device (gpu-facts.md, part B).
+"""What submits, dispatches, copies and GPU reads cost on a device.
 
 python -m bench.transfer                 all parts
 python -m bench.transfer submit reads    some of them

@@ -134,8 +134,8 @@ class LLM(Closing):
             return make_report(setup_of(*facts), engine.profiler, None)
         pool, residency = cache.pool.counters if cache.pool else None, cache.residency
         setup = setup_of(*facts, residency.settings.predictor)
-        told = residency.pinned, pool, engine.overlap, residency.predictions
-        return make_report(setup, engine.profiler, cache.counters, *told)
+        more = residency.pinned, pool, engine.overlap, residency.predictions
+        return make_report(setup, engine.profiler, cache.counters, *more)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

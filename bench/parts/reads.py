@@ -33,7 +33,7 @@ __all__ = ["measure"]
 
 N_COLUMNS = 2048
 PATTERN_ROWS = 512  # random rows, repeated down the matrix
-TOLERANCE = 1e-5  # of sum |w x| (design.md, section 8)
+TOLERANCE = 1e-5  # of sum |w x|, as the kernels' tests allow
 MAX_GROUPS = 65535
 FLUSH_MIB_CPU, FLUSH_MIB_GPU = 32, 256  # more than any last-level cache of the kind
 

@@ -21,7 +21,7 @@ from vkmoe.ops.tuning import Tuning
 
 Floats = NDArray[np.float32]
 F32 = EngineConfig(kv_type="f32")
-# Seen: 2e-6. The law of design.md section 8 allows more, for drivers that sum in another order.
+# Seen: 2e-6. More is allowed, for drivers that sum in another order.
 TOLERANCE = 1e-4
 # K and V in f16 are off by up to 2^-11 of their size in every layer; seen: 1.1e-3.
 F16_TOLERANCE = 5e-3

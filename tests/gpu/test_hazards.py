@@ -97,7 +97,7 @@ def test_the_plan_of_a_model_is_sound(program: Program) -> None:
 
 
 def test_every_deleted_barrier_of_a_model_is_noticed(program: Program) -> None:
-    """design.md 2.2 (b): the checker complains about the command that lost its barrier."""
+    """The independent checker complains about the command that lost its barrier."""
     barriers = plan_barriers(program.commands)
     planned = [index for index, barrier in enumerate(barriers) if barrier]
     assert len(planned) > program.n_dispatches // 2

@@ -86,7 +86,7 @@ def version() -> None:
     """Show the versions of vkmoe, Kompute and the Vulkan drivers."""
     from vkmoe import __version__
     from vkmoe.gpu.device import list_devices
-    from vkmoe.gpu.versions import kompute_version
+    from vkmoe.gpu.extension import kompute_version
 
     typer.echo(f"vkmoe {__version__}")
     typer.echo(f"Kompute {kompute_version()}")

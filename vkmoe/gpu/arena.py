@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ALIGNMENT", "Arena", "Placement", "chunk_cap", "round_up"]
 
 ALIGNMENT = 256  # of every span: whole cache lines on all devices
-PREFERRED_CHUNK = 1 << 30  # drivers claim more than they can give (gpu-facts.md, rule 10)
+PREFERRED_CHUNK = 1 << 30  # some drivers claim more than they can give in one piece
 
 
 class Placement(NamedTuple):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend", "Recorder", "Recording", "Submission"]
 
-# The extension's classes, for those outside this package who hold one.
+# The extension's classes, for type annotations outside this package.
 Recorder: TypeAlias = "_native.Recorder"
 Recording: TypeAlias = "_native.Recording"
 Submission: TypeAlias = "_native.Submission"
@@ -153,7 +153,7 @@ class Backend:
             jobs = [(command, pool.submit(self._make_kernel, command)) for command in todo]
             for command, job in jobs:
                 self._kernels[_kernel_key(command)] = job.result()
-        finally:  # after Ctrl-C or a failure nobody waits for those that have not begun
+        finally:  # after Ctrl-C or a failure: jobs that have not begun are dropped
             pool.shutdown(cancel_futures=True)
 
     def _make_kernel(self, command: Dispatch) -> _native.Kernel:

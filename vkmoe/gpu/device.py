@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vkmoe.closing import Closing
 from vkmoe.errors import (
@@ -19,8 +19,7 @@ from vkmoe.errors import (
     NoDriverError,
     OutOfMemoryError,
 )
-from vkmoe.facts import DeviceInfo
-from vkmoe.gpu.device_facts import device_info
+from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
 from vkmoe.gpu.extension import native
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 from vkmoe.gpu.validation import HAZARD, run_with_a_missing_barrier
@@ -93,7 +92,7 @@ def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:
     extension = native()
     own = instance or _make_instance(validation=False)
     try:
-        found = [device_info(facts) for facts in own.physical_devices()]
+        found = [_device_info(facts) for facts in own.physical_devices()]
     except extension.VulkanError as error:
         raise _no_driver(error.result) from error
     finally:
@@ -102,6 +101,33 @@ def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:
     if not found:
         raise _no_driver("no device reported")
     return found
+
+
+def _device_info(facts: dict[str, Any]) -> DeviceInfo:
+    """Read one entry of the extension's `physical_devices()`."""
+    limits: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in facts["limits"].items()
+    }
+    return DeviceInfo(
+        index=facts["index"],
+        name=facts["name"],
+        type=facts["type"],
+        vendor_id=facts["vendor_id"],
+        driver_name=facts["driver_name"],
+        driver_info=facts["driver_info"],
+        api_version=tuple(facts["api_version"]),
+        subgroup_size=facts["subgroup_size"],
+        subgroup_arithmetic=facts["subgroup_arithmetic"],
+        features=frozenset(facts["features"]),
+        heaps=tuple(Heap(**heap) for heap in facts["heaps"]),
+        memory_types=tuple(
+            MemoryType(item["heap"], frozenset(item["flags"])) for item in facts["memory_types"]
+        ),
+        limits=DeviceLimits(**limits),
+        subgroup_range=(facts["min_subgroup_size"], facts["max_subgroup_size"]),
+        takes_subgroup_size=facts["takes_subgroup_size"],
+    )
 
 
 def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from vkmoe.errors import NoDriverError
 
-__all__ = ["native"]
+__all__ = ["kompute_version", "native"]
 
 
 def native() -> ModuleType:
@@ -25,3 +25,8 @@ def native() -> ModuleType:
             str(error),
         ) from error
     return _native
+
+
+def kompute_version() -> str:
+    """The version of the Kompute classes inside the extension."""
+    return str(native().kompute_version)

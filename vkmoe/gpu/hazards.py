@@ -1,6 +1,6 @@
 """Decides where a program needs barriers, from the byte ranges its commands read and write.
 
-The only guard for memory reached by address, which the validation layer cannot see (design.md 2.2).
+The only guard for memory reached by address, which the validation layer cannot see.
 A barrier is a full one (compute and transfer, reads and writes), so after it nothing is
 outstanding.
 """

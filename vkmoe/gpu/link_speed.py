@@ -56,7 +56,7 @@ class LinkSpeed(NamedTuple):
 
     @property
     def miss_bytes_per_second(self) -> float:
-        """Of the faster way that kernels get at host memory."""
+        """The speed of the faster way in which kernels reach host memory."""
         return max(self.read_bytes_per_second, self.gather_bytes_per_second)
 
     @property
@@ -115,12 +115,12 @@ def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
 
 @contextmanager
 def link_memory(device: Device, n_bytes: int) -> Iterator[tuple[_native.Buffer, _native.Buffer]]:
-    """That much host memory, written, and as much of the device's; freed in the end.
+    """Allocate `n_bytes` of written host memory and as much device memory; free both in the end.
 
     Raises OutOfMemoryError.
     """
     with closing(device.allocate("host", n_bytes, "link source")) as source:
-        source.view()[:] = 1  # pages that nobody wrote may be one and the same
+        source.view()[:] = 1  # pages never written may all be the same one
         with closing(device.allocate("device", n_bytes, "link target")) as target:
             yield source, target
 

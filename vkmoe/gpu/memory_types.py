@@ -1,10 +1,10 @@
 """Which Vulkan memory type serves which intent: a pure choice by flags.
 
-Intents (design.md 2.1): `device` for weights, caches and slots; `host` for homes and staging;
+Intents: `device` for weights, caches and slots; `host` for homes and staging;
 `readback` for what the CPU reads; `bar` for small tables the CPU writes and the GPU reads.
 
 Tables are never in host memory on a discrete device: every workgroup would read them over the bus,
-26 us each (gpu-facts.md, 1.2). Where device memory is not mapped they are in `device` memory, and
+which takes about 26 us each. Where device memory is not mapped they are in `device` memory, and
 their writes are staged.
 """
 

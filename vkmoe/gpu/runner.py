@@ -80,7 +80,7 @@ class Runner(Closing):
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Those that have run, in the order of their first run."""
+        """All programs that have run, in the order of their first run."""
         return tuple(program for program, _ in self._recordings)
 
     def record(self, program: Program, timed: bool) -> _native.Recording:

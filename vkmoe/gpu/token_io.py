@@ -1,7 +1,7 @@
 """What the host and a token's program exchange: parameters in, one readback buffer out.
 
 Parameters are copied device-local at the head of the program and results are copied out at its end:
-shaders never touch host memory (gpu-facts.md, rules 2 and 3).
+shaders never touch host memory, since small reads over the bus are what slows a GPU down most.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def _miss_lines(sweep: Sweep) -> Iterator[str]:
 def _guess_lines(sweep: Sweep, right: Accuracies) -> Iterator[str]:
     yield from _wrapped(
         f"Experts guessed before they are needed (--expert-predictor), with {sweep.main}: hit rate "
-        "in %, and in brackets the copies per 100 uses. First nobody is guessed, and each missed "
-        "expert gets a slot (--no-expert-admission)."
+        "in %, and in brackets the copies per 100 uses. First no expert is guessed, and each "
+        "missed expert gets a slot (--no-expert-admission)."
     )
     yield from _table(
         ["slots", "no admission", *GUESSES],

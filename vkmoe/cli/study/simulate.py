@@ -101,9 +101,9 @@ def simulate(
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
     profile (--expert-profile) nor of layers that have different numbers of slots, as
     --expert-cache may give them. Both ways of --expert-allocation are shown, and --slots stands
-    for --expert-slots. Without being told, copies are in place before the next token, and nothing
-    lands while it is read: --expert-copies overlap stands for copies that take a token longer,
-    beside which nobody guesses unless asked to.
+    for --expert-slots. By default copies are in place before the next token, and nothing lands
+    while it is read. --expert-copies overlap stands for copies that take a token longer; beside
+    them no expert is guessed unless a predictor is named.
     """
     policies = _policies(policy)
     if plot is not None:

@@ -329,8 +329,8 @@ def _placement(report: ExpertReport) -> str:
     if setup.experts_in == "device":
         return "all experts in device memory (coverage 100.0 %)"
     if setup.experts_in == "host":
-        who = "those" if setup.host_places else "all experts"
-        return f"{who} in host memory are read in place (coverage 0.0 %)"
+        what = "those" if setup.host_places else "all experts"
+        return f"{what} in host memory are read in place (coverage 0.0 %)"
     slots = [layer.n_slots for layer in report.layers]
     each = f"{slots[0]}" if min(slots) == max(slots) else f"{min(slots)} to {max(slots)}"
     shared = ", shared between layers" if setup.allocation == "global" else ""
