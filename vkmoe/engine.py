@@ -158,13 +158,13 @@ class Engine(Closing):
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token. Returns the largest logits, or None without logits.
 
-        Tokens of a sequence must come in order of their positions; going back to an earlier
-        position forgets what came after it.
+        Tokens of a sequence must come in order of their positions; `rewind` goes back to an
+        earlier one.
         """
         assert 0 <= position < self.ctx_size, (position, self.ctx_size)
         self._backend.settle()
         if position != self._next_position:
-            self._experts.residency.reset_predictions()
+            self.rewind(position)
         self._next_position = position + 1
         began = perf_counter_ns()
         if self.plan.executor == "stepped":
@@ -178,6 +178,17 @@ class Engine(Closing):
         routing = self.routing()
         self._experts.after_token(routing, self._filled(routing) if self._keeps else None)
         return TopLogits(*self._programs.candidates()) if with_logits else None
+
+    def rewind(self, position: int) -> int:
+        """Forget what came from `position` on; tokens go on from the position returned.
+
+        A KV cache holds every earlier position, so it is the one asked for, or the end of what was
+        processed. What predicts experts from token to token begins anew.
+        """
+        if position != self._next_position:
+            self._experts.residency.reset_predictions()
+        self._next_position = min(position, self._next_position)
+        return self._next_position
 
     def full_logits(self) -> NDArray[np.float32]:
         """All logits of the last token run with logits: float32 [n_vocab]."""

@@ -1,4 +1,4 @@
-"""A watched model does what the model does, and reports every token after it."""
+"""Prompts go on from where the model's state holds; a watched model reports every token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vkmoe.generate.loop import ObservedRunner, TopLogits
+from vkmoe.config import SamplingConfig
+from vkmoe.generate.loop import Generation, ObservedRunner, TopLogits
+from vkmoe.llm import LLM
 
 TOP = TopLogits(np.array([3], np.int32), np.array([1.5], np.float32), 2.0, False)
 
@@ -25,6 +27,9 @@ class Runner:
         self.done.append((token, position, with_logits))
         return TOP if with_logits else None
 
+    def rewind(self, position: int) -> int:
+        return position - position % 4
+
     def full_logits(self) -> NDArray[np.float32]:
         return np.arange(3, dtype=np.float32)
 
@@ -35,9 +40,37 @@ def test_everything_goes_to_the_model_and_each_token_is_told_when_it_is_done() -
     watched = ObservedRunner(runner, lambda position: told.append((position, len(runner.done))))
     assert (watched.ctx_size, watched.n_vocab) == (12, 34)
     assert watched.full_logits().tolist() == [0, 1, 2]
+    assert watched.rewind(7) == 4
     assert watched.run_token(5, 0) is TOP
     assert watched.run_token(6, 1, with_logits=False) is None
     with pytest.raises(RuntimeError):
         watched.run_token(9, 2)
     assert runner.done == [(5, 0, True), (6, 1, False)]
     assert told == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(("n_cached", "n_reused"), [(3, 0), (5, 4), (6, 4), (7, 4), (8, 4)])
+def test_a_prompt_goes_on_from_where_the_state_holds(n_cached: int, n_reused: int) -> None:
+    """Recurrent layers can only go back to positions whose state was kept: here every fourth."""
+    runner = Runner()
+    prompt = list(range(10, 17))
+    cached = [*prompt, 33][:n_cached]
+    with LLM() as llm:
+        run = Generation(
+            runner, llm.tokenizer, cached, prompt, SamplingConfig(temp=0), 1, (), True
+        )  # fmt: skip
+    next(run.pieces(lambda _: None))
+    assert [position for _, position, _ in runner.done] == list(range(n_reused, len(prompt)))
+    assert [token for token, _, _ in runner.done] == prompt[n_reused:]
+    assert cached == prompt and run.statistics(0).n_reused_tokens == n_reused
+
+
+@pytest.mark.parametrize("position", [0, 2, 4])
+def test_an_engine_keeps_every_earlier_position(position: int) -> None:
+    with LLM(ctx_size=16) as llm:
+        wanted = llm.logits([5, 6, 7, 8, 9][: position + 1])[-1]
+        llm.engine.run_tokens([5, 6, 7, 8], 0)
+        assert llm.engine.rewind(position) == position
+        assert llm.engine.rewind(9) == position, "the state ends there now"
+        llm.engine.run_token([5, 6, 7, 8, 9][position], position)
+        np.testing.assert_array_equal(llm.engine.full_logits(), wanted)

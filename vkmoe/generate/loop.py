@@ -54,6 +54,12 @@ class TokenRunner(Protocol):
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token; its largest logits, or None without logits."""
 
+    def rewind(self, position: int) -> int:
+        """Go back to `position`, or further where the state cannot stop just there.
+
+        Returns the position from which tokens have to be run (again): at most `position`.
+        """
+
     def full_logits(self) -> NDArray[np.float32]:
         """All logits of the last token run with logits: float32 [n_vocab]."""
 
@@ -184,9 +190,10 @@ class Generation:
             if ours != theirs:
                 break
             n_common += 1
-        del self._cached[n_common:]
-        self._n_reused = n_common
-        for token in self._tokens[n_common:-1]:
+        n_kept = self._runner.rewind(n_common)
+        del self._cached[n_kept:]
+        self._n_reused = n_kept
+        for token in self._tokens[n_kept:-1]:
             self._process(token, len(self._cached), with_logits=False)
         return self._run(self._tokens[-1], len(self._tokens) - 1)
 
@@ -236,6 +243,9 @@ class ObservedRunner:
         top = self._runner.run_token(token, position, with_logits)
         self._after(position)
         return top
+
+    def rewind(self, position: int) -> int:
+        return self._runner.rewind(position)
 
     def full_logits(self) -> NDArray[np.float32]:
         return self._runner.full_logits()
