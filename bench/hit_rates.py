@@ -12,16 +12,11 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.policies import Slru
-from vkmoe.experts.decide.settings import (
-    Allocation,
-    CacheSettings,
-    PolicyName,
-    PoolSpec,
-    make_pools,
-)
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.study.replay import Misses, ceiling, misses, simulate
 from vkmoe.experts.study.trace import Trace
 
@@ -44,7 +39,7 @@ TIE = 1e-12  # rates that differ by less are equal
 class Setting(NamedTuple):
     """What is compared within: everything but policy and slots."""
 
-    allocation: Allocation
+    allocation: SlotSharing
     pinning: bool  # the default warm-pinning; off without
 
     def __str__(self) -> str:

@@ -16,15 +16,20 @@ from functools import cached_property, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from vkmoe.choices import (
+    CopyTiming,
+    Executor,
+    KvType,
+    PolicyName,
+    PredictorName,
+    ResidentSelection,
+    SlotSharing,
+)
 from vkmoe.errors import UsageError
 
 __all__ = [
     "DEFAULT_PREDICTOR",
     "EngineConfig",
-    "Executor",
-    "ExpertPolicy",
-    "Predictor",
-    "ResidentSelection",
     "SamplingConfig",
     "environment_name",
     "long_flag",
@@ -33,11 +38,7 @@ __all__ = [
     "predictor_contradicts",
 ]
 
-Executor = Literal["fused", "stepped"]
-ExpertPolicy = Literal["lru", "slru", "lfru"]
-Predictor = Literal["previous", "correlation", "frequency", "none"]
-ResidentSelection = Literal["first_n", "frequency", "manual"]
-DEFAULT_PREDICTOR: Predictor = "correlation"  # where guessing pays, or was asked for
+DEFAULT_PREDICTOR: PredictorName = "correlation"  # where guessing pays, or was asked for
 
 
 # ----- what an option says about itself -----
@@ -212,7 +213,7 @@ class EngineConfig:
         "--ctx-size",
         minimum=1,
     )
-    kv_type: Literal["f16", "f32"] = _option("f16", "Number format of the KV cache.", "--kv-type")
+    kv_type: KvType = _option("f16", "Number format of the KV cache.", "--kv-type")
     validation: bool = _option(
         False,
         "Run under the Vulkan validation layer with synchronisation validation "
@@ -239,14 +240,14 @@ class EngineConfig:
         "--moe-expert-cache-size",
         minimum=1,
     )
-    expert_policy: ExpertPolicy = _option(
+    expert_policy: PolicyName = _option(
         "slru",
         "Which expert leaves the device when another needs its slot: the one unused for longest "
         "(lru), the least used that was not used again soon (slru), or the one with the least "
         "frequent and recent uses (lfru).",
         "--expert-policy",
     )
-    expert_allocation: Literal["layer", "global"] = _option(
+    expert_allocation: SlotSharing = _option(
         "layer",
         "Whether each layer keeps its own slots, or layers with experts of one size share them.",
         "--expert-allocation",
@@ -329,7 +330,7 @@ class EngineConfig:
         "it need not cross the bus again. Default: yes, where there is a bus to cross.",
         "--promote-on-read/--no-promote-on-read",
     )
-    expert_predictor: Predictor | None = _option(
+    expert_predictor: PredictorName | None = _option(
         None,
         "How experts are guessed before they are needed: those of the last tokens (previous), "
         "those that used to follow them (correlation), those used most (frequency), or not at all "
@@ -348,7 +349,7 @@ class EngineConfig:
         "would leave; otherwise each that was missed gets one.",
         "--expert-admission/--no-expert-admission",
     )
-    expert_copies: Literal["overlap", "wait"] | None = _option(
+    expert_copies: CopyTiming | None = _option(
         None,
         "Copy experts into slots while the token runs (overlap), or between two tokens (wait). "
         "Default: overlap, where the device has a queue for copies.",
@@ -391,7 +392,7 @@ class EngineConfig:
         """The ids of `expert_resident_ids`, distinct, in their order; () where none were given."""
         return () if self.expert_resident_ids is None else parse_ids(self.expert_resident_ids)
 
-    def predictor(self, overlaps: bool, stepped: bool) -> Predictor:
+    def predictor(self, overlaps: bool, stepped: bool) -> PredictorName:
         """Name what guesses experts: the predictor that was asked for, or a default that pays.
 
         Copies beside a token that runs in one piece are too few and too late for guesses: there

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vkmoe.choices import Executor, ExpertsIn, KvType
+
 __all__ = [
     "CacheSizing",
     "Conversion",
@@ -312,15 +314,15 @@ class MemoryPlan:
     """
 
     ctx_size: int
-    kv_type: Literal["f16", "f32"]
-    experts_in: Literal["device", "host", "cache"]
+    kv_type: KvType
+    experts_in: ExpertsIn
     lines: tuple[PlanLine, ...]
     expert_slots: tuple[int, ...] = ()
     sizing: CacheSizing | None = None
     host_places: tuple[int, ...] = ()  # () where there are homes for all
     landing_slots: int = 0  # of each layer that has slots, besides these
     gather_places: int = 0  # of the largest size, on the device; 0: misses are read at home
-    executor: Literal["fused", "stepped"] = "fused"
+    executor: Executor = "fused"
     executor_reason: str = ""
     notes: tuple[str, ...] = ()  # options that have no effect, and why
     conversions: tuple[Conversion, ...] = ()

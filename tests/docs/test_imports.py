@@ -15,17 +15,17 @@ PACKAGE = ROOT / "vkmoe"
 
 # Each layer may import from the layers above it and from its own folder, never from its neighbours.
 LAYERS = (
-    ("closing", "errors"),
+    ("choices", "closing", "errors"),
     ("config", "facts"),
     ("quants",),
     ("gguf_file", "gpu"),
     ("reference",),
-    ("ops", "experts", "cpu"),
+    ("ops", "experts"),
     ("models",),
     ("execute", "placement", "generate"),
     ("engine",),
     ("llm", "selftest"),
-    ("cli", "server"),
+    ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # The folders of experts/, and which others each may import from. Only store/ knows device memory.

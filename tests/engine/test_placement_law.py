@@ -15,10 +15,11 @@ import pytest
 from tests.engine.caches import Rows, assert_same_bits, recache, rows
 from tests.engine.tiny import mixed_model
 from tests.experts.rig import DelayedUploads
+from vkmoe.choices import PolicyName
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError
-from vkmoe.experts.decide.settings import CacheSettings, PolicyName
+from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.store.copies import Uploads
 from vkmoe.llm import demo_model_path
 

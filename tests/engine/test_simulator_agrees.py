@@ -11,10 +11,11 @@ import pytest
 
 from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
+from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.cli.study.trace import _header
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.experts.decide.settings import Allocation, CacheSettings, PolicyName, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study.replay import SimulationResult, simulate
 from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.tokenizer import Tokenizer
@@ -92,7 +93,7 @@ CHOICES: list[dict[str, Any]] = [
     {"selection": "manual", "n_resident": 2, "resident_ids": (6, 3)},
 ]
 POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
-OPENINGS: list[tuple[str, int, Allocation]] = [
+OPENINGS: list[tuple[str, int, SlotSharing]] = [
     ("demo", 8, "global"),
     ("demo", 12, "layer"),
     ("mixed", 1, "layer"),
@@ -103,7 +104,7 @@ OPENINGS: list[tuple[str, int, Allocation]] = [
 
 
 @pytest.fixture(scope="module", params=OPENINGS, ids=lambda item: "-".join(map(str, item)))
-def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Path, int, Allocation]]:
+def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Path, int, SlotSharing]]:
     name, n_slots, allocation = request.param
     model = demo_model_path() if name == "demo" else request.getfixturevalue("mixed")
     config = EngineConfig(ctx_size=64, expert_slots=n_slots, expert_allocation=allocation)
@@ -113,7 +114,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Path, int, 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_every_policy_and_choice(
-    opened: tuple[Engine, Path, int, Allocation], policy: PolicyName, tmp_path: Path
+    opened: tuple[Engine, Path, int, SlotSharing], policy: PolicyName, tmp_path: Path
 ) -> None:
     engine, model, n_slots, allocation = opened
     assert engine.spec.experts is not None

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.decide.policies import POLICIES, Policy
-from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "random_tokens"]
 

@@ -83,7 +83,7 @@ def test_without_slots_nothing_is_pinned(plan: MemoryPlan) -> None:
     config = EngineConfig(expert_policy="lru", expert_half_life=9, moe_warmpin=2)
     made = cache_settings(config, SPEC, plan)
     assert made == CacheSettings("lru", 9)
-    assert made.warmpin == made.n_resident == 0 and made.selection == "none"
+    assert made.warmpin == made.n_resident == 0 and made.selection is None
     assert cache_pools(config, SPEC, plan, (SPAN,) * 3) == ()
 
 

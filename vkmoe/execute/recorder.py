@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import Executor
 from vkmoe.closing import Closing
 from vkmoe.execute.segments import bound_submits, cut, layer_ends, part_bytes, segments
 from vkmoe.gpu.backend import Backend, Recording, Submission
@@ -51,7 +51,7 @@ class TokenPrograms(Closing):
         space: Workspace,
         n_moe_layers: int,
         n_used: int,
-        executor: Literal["fused", "stepped"] = "fused",
+        executor: Executor = "fused",
         bytes_per_second: float | None = None,
     ) -> None:
         """`n_used` experts are used per MoE layer. Raises GpuErrors.
@@ -181,7 +181,7 @@ class TokenPrograms(Closing):
         """Drop mapped memory, which stays while its views live, and fences."""
         del self._routing, self._filled, self._candidates, self._submissions
 
-    def _prepare(self, executor: Literal["fused", "stepped"]) -> None:
+    def _prepare(self, executor: Executor) -> None:
         if executor == "fused":
             self.recorded = {flag: self._recorder.fused(flag) for flag in (False, True)}
         else:

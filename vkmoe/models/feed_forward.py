@@ -8,8 +8,8 @@ are gathered, that comes before gate/up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from vkmoe.choices import MissWay
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
 from vkmoe.models.weights import LayerWeights, ModelWeights, SharedExpert
@@ -32,7 +32,7 @@ class MissService:
     gather: they are copied into landing places first and read there; the host keeps them.
     """
 
-    way: Literal["read", "gather"] = "read"
+    way: MissWay = "read"
     keep: bool = False
 
 

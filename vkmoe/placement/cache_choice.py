@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vkmoe.choices import ResidentSelection
 from vkmoe.config import EngineConfig, parse_ids
 from vkmoe.errors import UsageError
-from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, Selection, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.facts import MemoryPlan, ModelSpec
 
 __all__ = ["cache_pools", "cache_settings", "copies_overlap"]
@@ -87,14 +88,14 @@ def _check_ids(ids: Sequence[int], spec: ModelSpec) -> None:
             )
 
 
-def _selection(config: EngineConfig) -> Selection:
+def _selection(config: EngineConfig) -> ResidentSelection | None:
     if config.expert_resident_ids is not None:
         return "manual"
-    return config.expert_resident_selection or "none"
+    return config.expert_resident_selection
 
 
 def _check_room_for_pins(
-    config: EngineConfig, selection: Selection, n_resident: int, slots: Sequence[int]
+    config: EngineConfig, selection: ResidentSelection | None, n_resident: int, slots: Sequence[int]
 ) -> None:
     """Check that pins and residents take at most half of a layer's slots; of all, if shared."""
     shared = config.expert_allocation == "global"
@@ -103,7 +104,7 @@ def _check_room_for_pins(
         return
     kept = (
         f", and {_residents(config, n_resident)} {'is' if n_resident == 1 else 'are'} kept"
-        if selection != "none"
+        if selection is not None
         else ""
     )
     raise UsageError(
@@ -114,10 +115,10 @@ def _check_room_for_pins(
 
 
 def _n_resident(
-    config: EngineConfig, selection: Selection, ids: Sequence[int], smallest: int
+    config: EngineConfig, selection: ResidentSelection | None, ids: Sequence[int], smallest: int
 ) -> int:
     """Count residents per layer: those named, the number asked for, or all slots."""
-    if selection == "none":
+    if selection is None:
         return 0
     n_resident = len(ids) or config.expert_num_resident
     if n_resident is None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from vkmoe.choices import Executor, ExpertsIn
 from vkmoe.config import EngineConfig, parse_size
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.sizing import size_cache
@@ -34,14 +35,14 @@ class Room(NamedTuple):
 class ExpertPlan:
     """What was decided about the experts; the fields of MemoryPlan that have to do with them."""
 
-    experts_in: Literal["device", "host", "cache"]
+    experts_in: ExpertsIn
     expert_slots: tuple[int, ...] = ()  # per MoE layer; () unless "cache"
     sizing: CacheSizing | None = None
     lines: tuple[PlanLine, ...] = ()
     host_places: tuple[int, ...] = ()
     landing_slots: int = 0
     gather_places: int = 0
-    executor: Literal["fused", "stepped"] = "fused"
+    executor: Executor = "fused"
     executor_reason: str = "every expert is where the device can read it"
     notes: tuple[str, ...] = ()
 

@@ -7,10 +7,10 @@ the subject of misses.py.
 from __future__ import annotations
 
 import logging
-from typing import Literal
 
 import numpy as np
 
+from vkmoe.choices import MissWay
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.facts import DeviceInfo, MemoryPlan
 from vkmoe.gpu.backend import Backend
@@ -65,7 +65,7 @@ def link_of_misses(device: Device, plan: MemoryPlan | None = None) -> LinkSpeed 
 
 
 def submit_speed(
-    info: DeviceInfo, link: LinkSpeed | None, way: Literal["read", "gather"]
+    info: DeviceInfo, link: LinkSpeed | None, way: MissWay
 ) -> float | None:
     """Choose the bytes per second to estimate a submit's time by, when misses are served so.
 

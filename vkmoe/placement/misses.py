@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from vkmoe.choices import MissWay
 from vkmoe.config import EngineConfig
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import LinkSpeed
@@ -23,7 +24,7 @@ SMALLEST_GATHERED = 2_000_000  # bytes of an expert; a dispatch more costs what 
 class MissWays(NamedTuple):
     """How an expert without a slot is served, and whether it may stay where it landed."""
 
-    way: Literal["read", "gather"] = "read"
+    way: MissWay = "read"
     promote: bool = False
     reason: str = ""  # for the way, in a few words
 

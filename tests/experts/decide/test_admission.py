@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
+from vkmoe.choices import PredictorName
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import Move
-from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, PredictorName, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.worth import COPY, GUESS
 from vkmoe.experts.study.replay import PLAIN, SimulationResult, Transfers, simulate
 from vkmoe.experts.study.trace import Trace

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, trace_of
+from vkmoe.choices import PredictorName
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import FREE, Move
-from vkmoe.experts.decide.settings import CacheSettings, PredictorName, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study.replay import Transfers, simulate
 
 LAYERS, EXPERTS, USED = 2, 32, 4

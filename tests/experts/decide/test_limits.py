@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.policies import POLICIES, Policy, create_policy
 from vkmoe.experts.decide.residents import FREE, Limits, Move
-from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 
 SPACE = KeySpace(3, 8)
 NOBODY = np.zeros(SPACE.n_keys, np.bool_)

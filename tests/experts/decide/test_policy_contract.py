@@ -7,11 +7,12 @@ from typing import get_args
 import pytest
 
 from tests.experts.policy_pool import PolicyPool, random_tokens
+from vkmoe.choices import PolicyName
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.policies import POLICIES, create_policy
-from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 
 CAPACITY = 8
 NEWCOMER = 60

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from tests.experts.policy_pool import N_USED, PolicyPool, random_tokens
+from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.policies import POLICIES, create_policy
 from vkmoe.experts.decide.residents import FREE
-from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 
 CAPACITY = 8
 

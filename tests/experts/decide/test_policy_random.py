@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.experts.policy_pool import OnePool
+from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.policies import POLICIES
-from vkmoe.experts.decide.settings import PolicyName
 
 SPACE = KeySpace(3, 8)
 KEYS = st.integers(0, SPACE.n_keys - 1)

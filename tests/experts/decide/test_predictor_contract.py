@@ -9,10 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting
+from vkmoe.choices import Executor, PredictorName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import WARM_UP, Predictor, Scores, create_predictor
-from vkmoe.experts.decide.settings import CacheSettings, Executor, PredictorName
+from vkmoe.experts.decide.settings import CacheSettings
 
 SPACE = KeySpace(3, 16)
 TOKENS = drifting(WARM_UP + 20, 3, 16, 4, persistence=2)

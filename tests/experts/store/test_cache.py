@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from tests.experts.interrupts import Line, ctrl_c_after, ctrl_c_at_new_line
 from tests.experts.rig import Rig
+from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.settings import CacheSettings, PolicyName, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu.device import Device
 

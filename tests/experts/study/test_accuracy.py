@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
+from vkmoe.choices import Executor
 from vkmoe.experts.decide.predict import WARM_UP
-from vkmoe.experts.decide.settings import Executor
 from vkmoe.experts.study.accuracy import accuracies, guess_accuracy
 
 MEANINGS: tuple[Executor, ...] = ("fused", "stepped")

@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
+from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.decide.settings import (
-    Allocation,
-    CacheSettings,
-    PolicyName,
-    PoolSpec,
-    make_pools,
-)
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.study.replay import Transfers, ceiling, misses, simulate
 
 POLICIES = get_args(PolicyName)
@@ -37,9 +32,9 @@ def test_an_expert_is_found_by_the_token_after_the_one_that_missed_it() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("allocation", get_args(Allocation))
+@pytest.mark.parametrize("allocation", get_args(SlotSharing))
 def test_hits_are_those_of_the_published_experts(
-    policy: PolicyName, allocation: Allocation
+    policy: PolicyName, allocation: SlotSharing
 ) -> None:
     """Against `published` itself, asked expert by expert."""
     trace = trace_of(drifting(200, 3, 16, 4), 16, n_prompt=50)
@@ -72,8 +67,8 @@ def test_bytes_are_counted_with_each_layers_own_size() -> None:
     assert result.worst_rate == 0
 
 
-@pytest.mark.parametrize("allocation", get_args(Allocation))
-def test_with_a_slot_for_every_expert_there_is_no_cache(allocation: Allocation) -> None:
+@pytest.mark.parametrize("allocation", get_args(SlotSharing))
+def test_with_a_slot_for_every_expert_there_is_no_cache(allocation: SlotSharing) -> None:
     """The engine reads them in place then: nothing is copied, not even first uses miss."""
     trace = trace_of(drifting(20, 3, 8, 2), 8)
     pools = make_pools([8] * 3, [1] * 3, 2, allocation)

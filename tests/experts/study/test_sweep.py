@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
-from vkmoe.experts.decide.settings import CacheSettings, PolicyName, make_pools
+from vkmoe.choices import PolicyName
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study import replay as module
 from vkmoe.experts.study.replay import (
     ENOUGH_TOKENS,

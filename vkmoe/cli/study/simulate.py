@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from vkmoe.choices import CopyTiming, Executor, PolicyName, PredictorName, ResidentSelection
 from vkmoe.cli.cache_notes import dependent_notes
 from vkmoe.cli.options import Json, Quiet, config_options, option
 from vkmoe.cli.output import counting, note
-from vkmoe.config import EngineConfig, Executor, ExpertPolicy, Predictor, ResidentSelection
+from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.experts.decide.settings import CacheSettings, PolicyName
+    from vkmoe.experts.decide.settings import CacheSettings
     from vkmoe.experts.study.replay import Sweep, Transfers
     from vkmoe.experts.study.trace import Trace, TraceHeader
     from vkmoe.facts import ModelSpec
 
 __all__ = ["simulate"]
 
-_POLICIES = ",".join(get_args(ExpertPolicy))
+_POLICIES = ",".join(get_args(PolicyName))
 # ruff: noqa: RUF009  (each option is a field of its own, not a default that instances share)
 
 
@@ -44,7 +45,7 @@ def _same(name: str) -> Any:
 class CacheOptions:
     """The options of the engine that decide which experts are in the slots, and when."""
 
-    expert_policy: ExpertPolicy = _same("expert_policy")
+    expert_policy: PolicyName = _same("expert_policy")
     expert_half_life: float = _same("expert_half_life")
     moe_warmpin: int | None = _same("moe_warmpin")
     moe_warmpin_after: int = _same("moe_warmpin_after")
@@ -54,10 +55,10 @@ class CacheOptions:
     expert_resident_ids: str | None = _same("expert_resident_ids")
     executor: Executor | None = _same("executor")
     promote_on_read: bool | None = _same("promote_on_read")
-    expert_predictor: Predictor | None = _same("expert_predictor")
+    expert_predictor: PredictorName | None = _same("expert_predictor")
     moe_predict_prefetch: bool | None = _same("moe_predict_prefetch")
     expert_admission: bool = _same("expert_admission")
-    expert_copies: Literal["overlap", "wait"] | None = _same("expert_copies")
+    expert_copies: CopyTiming | None = _same("expert_copies")
 
 
 @config_options

@@ -15,11 +15,12 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import PolicyName
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.decide.residents import FREE, NO_LIMITS, Leaving, Limits, Move, Residents
-from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["POLICIES", "PROTECTED_SHARE", "Lfru", "Lru", "Policy", "Slru", "create_policy"]
 

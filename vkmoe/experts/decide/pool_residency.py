@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.decide.policies import create_policy
 from vkmoe.experts.decide.residents import FREE, Move
-from vkmoe.experts.decide.settings import PolicyName, PoolSpec
+from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["PoolResidency"]
 

@@ -15,10 +15,11 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import Executor, PredictorName
 from vkmoe.experts import _sums
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.settings import CacheSettings, Executor, PredictorName
+from vkmoe.experts.decide.settings import CacheSettings
 
 __all__ = [
     "PREDICTORS",

@@ -7,24 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+
+from vkmoe.choices import Executor, PolicyName, PredictorName, ResidentSelection, SlotSharing
 
 __all__ = [
-    "Allocation",
     "CacheSettings",
-    "Executor",
-    "PolicyName",
     "PoolSpec",
-    "PredictorName",
-    "Selection",
     "make_pools",
 ]
-
-PolicyName = Literal["lru", "slru", "lfru"]
-Allocation = Literal["layer", "global"]
-Selection = Literal["none", "first_n", "frequency", "manual"]
-PredictorName = Literal["previous", "correlation", "frequency", "none"]
-Executor = Literal["fused", "stepped"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +35,7 @@ class CacheSettings:
     half_life: float = 64.0  # tokens, of the counts
     warmpin: int = 0  # experts to pin per layer; 0: none
     warmpin_after: int = 64  # tokens between one choice of the pins and the next
-    selection: Selection = "none"  # how experts are chosen that stay resident
+    selection: ResidentSelection | None = None  # how experts are chosen that stay resident
     n_resident: int = 0  # of them per layer
     resident_ids: tuple[int, ...] = ()  # with "manual"
     warmup_tokens: int = 4096  # with "frequency"
@@ -57,7 +47,7 @@ class CacheSettings:
 
 
 def make_pools(
-    slots: Sequence[int], slot_bytes: Sequence[int], n_used: int, allocation: Allocation
+    slots: Sequence[int], slot_bytes: Sequence[int], n_used: int, allocation: SlotSharing
 ) -> tuple[PoolSpec, ...]:
     """Make pools of `slots[layer]` slots of `slot_bytes[layer]` bytes; layers without get none.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+from vkmoe.choices import Executor, ExpertsIn, PredictorName
 from vkmoe.config import EngineConfig
-from vkmoe.experts.decide.settings import Executor, PredictorName
 from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCounters, Tally
@@ -43,7 +43,7 @@ class Setup:
     model: str
     architecture: str
     device: str
-    experts_in: Literal["device", "host", "cache"]
+    experts_in: ExpertsIn
     n_experts: int  # per layer; 0: a dense model
     n_used: int
     slots: tuple[int, ...] = ()

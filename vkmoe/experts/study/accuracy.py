@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import Executor, PredictorName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.predict import PREDICTORS, create_predictor
-from vkmoe.experts.decide.settings import CacheSettings, Executor, PredictorName
+from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.study.trace import Trace
 
 __all__ = ["Accuracies", "accuracies", "guess_accuracy"]

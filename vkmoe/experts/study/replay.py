@@ -21,17 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import PolicyName, PredictorName, SlotSharing
 from vkmoe.experts.decide.predict import PREDICTORS
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.residents import Move
-from vkmoe.experts.decide.settings import (
-    Allocation,
-    CacheSettings,
-    PolicyName,
-    PoolSpec,
-    PredictorName,
-    make_pools,
-)
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.study.belady import belady_hits, first_uses
 from vkmoe.experts.study.trace import Trace
@@ -271,7 +265,7 @@ class Sweep:
 
 class _Job(NamedTuple):
     slots: int
-    allocation: Allocation
+    allocation: SlotSharing
     settings: CacheSettings
     transfers: Transfers
 
@@ -377,7 +371,7 @@ def bend_of_curve(sweep: Sweep) -> int | None:
     return max(curve, key=lambda n: curve[n].hit_rate - n / n_experts, default=None)
 
 
-def _pools(trace: Trace, n_slots: int, allocation: Allocation) -> tuple[PoolSpec, ...]:
+def _pools(trace: Trace, n_slots: int, allocation: SlotSharing) -> tuple[PoolSpec, ...]:
     header = trace.header
     return make_pools([n_slots] * header.n_layers, header.span_bytes, header.n_used, allocation)
 

@@ -1,0 +1,33 @@
+"""The names between which options, plans and decisions choose, each spelled once.
+
+What a choice means is said where it is made: config.py for what a user may ask, placement/ for what
+is decided, experts/decide/ for policies and predictors.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = [
+    "CopyTiming",
+    "Executor",
+    "ExpertsIn",
+    "KvType",
+    "MissWay",
+    "PolicyName",
+    "PredictorName",
+    "ResidentSelection",
+    "SlotSharing",
+]
+
+Executor = Literal["fused", "stepped"]
+KvType = Literal["f16", "f32"]
+
+ExpertsIn = Literal["device", "host", "cache"]
+MissWay = Literal["read", "gather"]
+CopyTiming = Literal["overlap", "wait"]
+SlotSharing = Literal["layer", "global"]
+
+PolicyName = Literal["lru", "slru", "lfru"]
+PredictorName = Literal["previous", "correlation", "frequency", "none"]
+ResidentSelection = Literal["first_n", "frequency", "manual"]
