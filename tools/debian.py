@@ -23,7 +23,7 @@ class ArchiveError(Exception):
 
 
 def mirror() -> str:
-    """The address from which this machine's apt takes Debian's packages. Raises ArchiveError."""
+    """Find the address from which apt takes Debian's packages. Raises ArchiveError."""
     columns = ["$(ORIGIN)", "$(LABEL)", "$(SITE)"]
     try:
         listed = subprocess.run(
@@ -86,7 +86,7 @@ def _apt(state: Path, *arguments: str) -> None:
 
 
 def main(suite: str, into: str, *packages: str) -> int:
-    """The program: 0, or 1 with the reason on stderr."""
+    """Run the program; its exit code is 0, or 1 with the reason on stderr."""
     try:
         fetch(suite, packages, Path(into))
     except ArchiveError as reason:

@@ -43,7 +43,7 @@ class CannotError(Exception):
 
 
 class Phase(NamedTuple):
-    """One line of the report."""
+    """A part of the run: one line of the report."""
 
     name: str
     seconds: float
@@ -71,7 +71,7 @@ def require_privileges() -> None:
 
 @contextmanager
 def new_root(keep: bool) -> Iterator[Path]:
-    """An empty folder for a root, deleted in the end unless it is to be kept."""
+    """Make an empty folder for a root; delete it in the end unless it is to be kept."""
     place = Path(tempfile.mkdtemp(prefix="vkmoe-fresh-", dir="/var/tmp"))
     try:
         place.chmod(0o755)
@@ -88,7 +88,7 @@ def new_root(keep: bool) -> Iterator[Path]:
 
 
 def run_in_group(command: Sequence[str | Path], output: IO[str] | None = None) -> int:
-    """Run a command; what ends us on the way, Ctrl-C for one, ends all its processes first."""
+    """Run a command and return its exit code; Ctrl-C and SIGTERM end all its processes first."""
     started = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
@@ -101,7 +101,7 @@ def run_in_group(command: Sequence[str | Path], output: IO[str] | None = None) -
 
 
 def make_root(root: Path, options: argparse.Namespace) -> None:
-    """A bare Debian with a user who may use sudo. Raises CannotError where debootstrap fails."""
+    """Make a bare Debian whose one user may use sudo. Raises CannotError where that fails."""
     command = ["unshare", "--mount", "debootstrap", "--variant=minbase",
                "--include=ca-certificates,sudo"]  # fmt: skip
     if options.arch is not None:
@@ -128,7 +128,7 @@ def make_root(root: Path, options: argparse.Namespace) -> None:
 
 
 def copy_checkout(root: Path, more: Sequence[str]) -> None:
-    """What a clone would hold, with the changes that are not committed yet; `more`; shared/."""
+    """Copy what a clone would hold, uncommitted changes, the files `more`, and shared/."""
     home = root / HOME.relative_to("/")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -173,7 +173,7 @@ def take(root: Path, names: Sequence[str]) -> None:
 
 
 def describe(root: Path) -> str:
-    """The system in a root, as a report names it."""
+    """Read the name of the system in a root."""
     release = dict(
         line.split("=", 1) for line in (root / "etc/os-release").read_text().splitlines() if line
     )
@@ -185,7 +185,7 @@ def say(text: str) -> None:
 
 
 def run(options: argparse.Namespace) -> list[Phase]:
-    """All phases, up to the first that fails."""
+    """Run all phases, up to the first that fails."""
     phases: list[Phase] = []
     variables = {"VKMOE_NEWEST": "1"} if options.newest else {}
     user = USER if options.arch is None else "root"  # sudo does not work under qemu-user
