@@ -166,7 +166,7 @@ def test_a_lost_device_is_told_once(call: str, n_sound: int) -> None:
         ("vkQueueSubmit", 0),  # clears the KV cache
         ("vkQueueSubmit", 1),  # uploads
         ("vkQueueSubmit", 4),
-        ("vkQueueSubmit", 40),
+        ("vkQueueSubmit", 16),
         ("vkWaitForFences", 0),
         ("vkAllocateMemory", 2),
         ("vkAllocateMemory", 5),
