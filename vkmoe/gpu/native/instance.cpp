@@ -133,7 +133,7 @@ Instance::Instance(bool validation) {
         messenger = messenger_info(messages_.get());
         info.pNext = &messenger;
         // One of the two switches synchronisation validation on; which one depends on the layer's
-        // age. vkmoe/gpu/validation.py checks that it is on.
+        // age. vkmoe/gpu/device.py checks that it is on.
         const auto offered = instance_extensions(kLayer);
         if (contains(offered, VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME)) {
             features.sType = VK_STRUCTURE_TYPE_VALIDATION_FEATURES_EXT;
