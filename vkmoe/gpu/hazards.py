@@ -16,7 +16,7 @@ __all__ = ["plan_barriers"]
 
 
 def plan_barriers(commands: Sequence[Command]) -> list[bool]:
-    """For each command: must a barrier come before it?
+    """Decide for each command whether a barrier must come before it.
 
     True when it reads what an earlier command since the last barrier wrote (RAW), writes what one
     read (WAR), or writes what one wrote (WAW). Independent commands get none.
