@@ -19,6 +19,14 @@ from vkmoe.llm import Piece
 from .conftest import FakeLLM, Run
 
 
+@pytest.fixture(autouse=True)
+def default_hangup() -> Iterator[None]:
+    """Tests may have been started under nohup, and their processes would inherit that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def ended_by(fake: type[FakeLLM], number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model gets this signal twice: in its second piece, and while it is closed."""
     close = fake.__exit__
