@@ -21,6 +21,7 @@ from vkmoe.facts import (
     ExpertSpec,
     FeedForward,
     LatentSpec,
+    Mixer,
     ModelSpec,
     RopeSpec,
 )
@@ -179,23 +180,25 @@ def _factor_names(rope: RopeSpec) -> tuple[str, ...]:
 
 def _layer(find: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
     layer, width = spec.layers[index], spec.width
-    mixer, block = layer.mixer, layer.feed_forward
+    mixer, block = _mixer(find, layer.mixer, width), layer.feed_forward
+    if isinstance(block, ExpertSpec):
+        tensors = _experts(find, block, width)
+    else:
+        tensors = _block(find, block, width)
     norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
-    return LayerTensors(
-        block=_experts(find, block, width)
-        if isinstance(block, ExpertSpec)
-        else _block(find, "", block.width, width, block.bias),
-        has_experts=isinstance(block, ExpertSpec),
-        mixer=Part(LatentWeights, dict(_latent(find, mixer, width)))
-        if isinstance(mixer, LatentSpec)
-        else Part(AttentionWeights, dict(_attention(find, mixer, width))),
-        feed_forward=Part(FeedForwardWeights, dict(_feed_forward(find, block, width, norm))),
-    )
+    others = Part(FeedForwardWeights, dict(_feed_forward(find, block, width, norm)))
+    return LayerTensors(tensors, isinstance(block, ExpertSpec), mixer, others)
+
+
+def _mixer(find: _Finder, spec: Mixer, width: int) -> Part[AttentionWeights] | Part[LatentWeights]:
+    if isinstance(spec, LatentSpec):
+        return Part(LatentWeights, dict(_latent(find, spec, width)))
+    return Part(AttentionWeights, dict(_attention(find, spec, width)))
 
 
 # ----- the table: every tensor of a layer once, with its field, role, file name and shape -----
-# A row is there if the spec says so. Fields are those of the classes in weights.py; the order is
-# that of memory.
+# A row is there if the spec says so. Fields are those of the classes in weights.py. The order is
+# that of memory, but for a layer's block or experts, which come first.
 
 
 def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
@@ -252,24 +255,23 @@ def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> It
     if spec.selection_bias:
         yield "selection_bias", find.vector("exp_probs_b.bias", spec.n_experts)
     if spec.shared_width:
-        yield "shared", _block(find, "_shexp", spec.shared_width, width)
+        yield "shared", _block(find, DenseSpec(spec.shared_width), width, "_shexp")
     if spec.shared_gate:
         yield "shared_gate", find.row("ffn_gate_inp_shexp.weight", width)
 
 
-def _block(
-    find: _Finder, suffix: str, inner: int, width: int, biased: bool = False
-) -> FeedForwardTensors:
+def _block(find: _Finder, spec: DenseSpec, width: int, suffix: str = "") -> FeedForwardTensors:
     """Find the tensors of a block that every token uses."""
+    inner = spec.width
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     gate, up, down = (
         ExpertMatrix((find.matrix(f"ffn_{name}{suffix}.weight", *shape).tensor,), 1, *shape)
         for name, shape in shapes.items()
     )
     biases = [
-        ExpertMatrix(find.vector(f"ffn_{name}.bias", rows).tensors, 1, 1, rows)
+        ExpertMatrix(find.vector(f"ffn_{name}{suffix}.bias", rows).tensors, 1, 1, rows)
         for name, (rows, _) in shapes.items()
-        if biased
+        if spec.bias
     ]
     return FeedForwardTensors(gate, up, down, tuple(biases))
 
