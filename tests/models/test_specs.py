@@ -137,6 +137,27 @@ def test_gpt_oss() -> None:
     assert mixer.rope.style == "neox" and not mixer.rope.truncate
 
 
+def test_numbers_of_each_layer_are_read_from_one_number_or_an_array(tmp_path: Path) -> None:
+    wanted = spec_of(model_path("dense_tied"))
+    arrays = {"attention__head_count": [8, 8], "attention__head_count_kv": [2, 2]}
+    assert changed(tmp_path, "dense_tied", **arrays, feed_forward_length=[64, 64]) == wanted
+
+
+def test_windows_are_read_from_a_period_or_a_pattern(tmp_path: Path) -> None:
+    """With period n every n-th layer sees everything."""
+    plain = spec_of(model_path("gptoss_plain"))
+    window = attention_of(plain).window
+
+    def windows(pattern: Any) -> list[int]:
+        key = {"attention__sliding_window_pattern": pattern}
+        spec = changed(tmp_path, "gptoss_plain", **key)
+        return [attention_of(spec, layer).window for layer in range(2)]
+
+    assert windows(2) == windows([True, False]) == [window, 0]
+    assert windows(1) == windows([False, False]) == [0, 0]
+    assert windows(3) == windows([True, True]) == [window, window]
+
+
 # ----- latent attention -----
 
 
