@@ -143,7 +143,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Grouped-query attention; all layers of a kind share one of these."""
+    """Describes grouped-query attention; layers of one kind have equal ones."""
 
     n_heads: int
     n_kv_heads: int
@@ -158,7 +158,7 @@ class AttentionSpec:
 
     @property
     def query_dim(self) -> int:
-        """Elements of a head's query."""
+        """Count the elements of a head's query."""
         return self.head_dim
 
     @property
@@ -171,12 +171,12 @@ class AttentionSpec:
 
     @property
     def qkv_width(self) -> int:
-        """Elements that are projected from the hidden state."""
+        """Count the elements that are projected from the hidden state."""
         return self.q_width + 2 * self.kv_width
 
     @property
     def attended_width(self) -> int:
-        """Elements of what the output projection reads."""
+        """Count the elements that the output projection reads."""
         return self.q_width
 
     def state_bytes(self, ctx_size: int, kv_type: KvType) -> tuple[int, ...]:
@@ -210,22 +210,22 @@ class LatentSpec:
 
     @property
     def query_dim(self) -> int:
-        """Elements of a head's query."""
+        """Count the elements of a head's query."""
         return self.nope_dim + self.rope_dim
 
     @property
     def row(self) -> int:
-        """Elements cached for a position."""
+        """Count the elements cached for a position."""
         return self.kv_rank + self.rope_dim
 
     @property
     def qkv_width(self) -> int:
-        """Elements that are projected from the hidden state."""
+        """Count the elements that are projected from the hidden state."""
         return (self.q_rank or self.n_heads * self.query_dim) + self.row
 
     @property
     def attended_width(self) -> int:
-        """Elements of what the output projection reads."""
+        """Count the elements that the output projection reads."""
         return self.n_heads * self.value_dim
 
     def state_bytes(self, ctx_size: int, kv_type: KvType) -> tuple[int, ...]:
@@ -235,7 +235,7 @@ class LatentSpec:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """A feed-forward block that every token uses whole."""
+    """Describes a feed-forward block that every token uses whole."""
 
     width: int  # rows of gate and up
     bias: bool = False  # of gate, up and down
@@ -244,7 +244,7 @@ class DenseSpec:
 
 @dataclass(frozen=True)
 class ExpertSpec:
-    """The routed experts of a layer; `n_used` of `n_experts` run for each token.
+    """Describes the routed experts of a layer; `n_used` of `n_experts` run for each token.
 
     With `n_groups` above 1 only experts of the `n_groups_used` best groups can be chosen.
     """
@@ -271,7 +271,7 @@ FeedForward = DenseSpec | ExpertSpec
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer: what mixes positions, then what works on each of them alone."""
+    """Says what mixes positions in a layer, and what then works on each of them alone."""
 
     mixer: Mixer
     feed_forward: FeedForward
@@ -279,7 +279,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shape of a model, read from its file; sizes in elements."""
+    """Describes the shape of a model, read from its file; sizes in elements."""
 
     architecture: str
     name: str
@@ -297,29 +297,29 @@ class ModelSpec:
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
-        """Each kind of mixer once, in the order of the first layer that has it."""
+        """List each kind of mixer once, in the order of the first layer that has it."""
         return tuple(dict.fromkeys(layer.mixer for layer in self.layers))
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
-        """Each rotary embedding once, in the order of the first layer that has it."""
+        """List each rotary embedding once, in the order of the first layer that has it."""
         return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
 
     @property
     def dense_blocks(self) -> tuple[DenseSpec, ...]:
-        """The feed-forward blocks of the layers without experts."""
+        """List the feed-forward blocks of the layers without experts."""
         blocks = (layer.feed_forward for layer in self.layers)
         return tuple(block for block in blocks if isinstance(block, DenseSpec))
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers with experts."""
+        """List the numbers of the layers with experts."""
         layers = enumerate(self.layers)
         return tuple(i for i, layer in layers if isinstance(layer.feed_forward, ExpertSpec))
 
     @property
     def experts(self) -> ExpertSpec | None:
-        """The routed experts, which are alike in all layers that have any; None: no layer has."""
+        """Find the routed experts, alike in all layers that have any; None: no layer has."""
         blocks = (layer.feed_forward for layer in self.layers)
         return next((block for block in blocks if isinstance(block, ExpertSpec)), None)
 

@@ -69,6 +69,15 @@ def test_windows_sinks_biases_and_scaling() -> None:
     assert "              a token sees the last 128 tokens in 4 layers" in everywhere
 
 
+def test_attention_of_several_kinds() -> None:
+    other = replace(ATTENTION, n_kv_heads=4, qk_norm="none")
+    kinds = [LayerSpec(ATTENTION, EXPERTS), LayerSpec(other, EXPERTS)]
+    assert spec_lines(replace(SPEC, layers=(*kinds, kinds[0])))[1:3] == [
+        "attention     grouped, 4 heads of 64, 2 for keys and values, normed q and k in 2 layers",
+        "              full, 4 heads of 64, 4 for keys and values in 1 layer",
+    ]
+
+
 def test_latent_attention_shared_experts_and_groups() -> None:
     """As of DeepSeek."""
     experts = replace(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import struct
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +12,9 @@ from tests.gpu.checker import unguarded
 from tests.models.changed_specs import with_experts, with_mixer
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
 from vkmoe.execute.segments import layer_ends, segments
-from vkmoe.facts import DenseSpec
+from vkmoe.facts import DenseSpec, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
+from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
 from vkmoe.models.feed_forward import MissService
 from vkmoe.ops.tuning import Tuning
@@ -89,6 +92,20 @@ def test_layers_see_their_own_window() -> None:
     whole = [item.push for i in range(4) for item in dispatches(same, i)
              if item.label.endswith("attention")]  # fmt: skip
     assert [a == b for a, b in zip(pushes, whole, strict=True)] == [False, True] * 2
+
+
+def test_layers_read_the_rotary_table_of_their_own_embedding() -> None:
+    spec = KINDS["olmoe"]
+    one = spec.layers[0]
+    other = replace(one, mixer=replace(one.mixer, rope=RopeSpec(64, base=1e6)))
+    program = token_program([MOE] * 4, spec=replace(spec, layers=(one, other)))
+    fields = [item.name for item in KERNELS["attention"].push]  # addresses come first
+    tables = [
+        struct.unpack_from("<Q", item.push, 8 * fields.index("rope_table"))[0]
+        for item in program.dispatches("layer")
+        if item.kernel == "attention"
+    ]
+    assert len(set(tables)) == 2 and tables[:2] == tables[2:]
 
 
 @pytest.mark.parametrize("misses", SERVICES, ids=str)

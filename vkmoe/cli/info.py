@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+    from vkmoe.facts import ExpertSpec, Mixer, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models.tensors import ModelTensors
 
@@ -150,10 +150,11 @@ def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) ->
 
 def spec_lines(spec: ModelSpec) -> list[str]:
     """The model's shape, a line for each part."""
-    lines = [
-        f"layers        {spec.n_layers} of width {spec.width}",
-        f"attention     {_attention(spec)}",
-    ]
+    lines = [f"layers        {spec.n_layers} of width {spec.width}"]
+    kinds = Counter(_attention(layer.mixer) for layer in spec.layers)
+    for kind, n_layers in kinds.items():
+        title = "" if len(lines) > 1 else "attention"
+        lines.append(f"{title:14}{kind}{_in_layers(n_layers, len(kinds))}")
     if any(_windows(spec)):
         lines.append(f"              {_windows_line(spec)}")
     scaling = ", ".join(filter(None, map(_scaling, spec.ropes)))
@@ -186,10 +187,9 @@ def type_lines(tensors: ModelTensors) -> list[str]:
     return lines
 
 
-def _attention(spec: ModelSpec) -> str:
+def _attention(mixer: Mixer) -> str:
     from vkmoe.facts import LatentSpec
 
-    mixer = spec.layers[0].mixer
     if isinstance(mixer, LatentSpec):
         queries = f", queries to {mixer.q_rank}" if mixer.q_rank else ""
         return (

@@ -37,7 +37,7 @@ class AttentionBlock(ABC):
     cache: KvAddresses
 
     def append(self, program: Program, norm: NormInput, leaves: NormOutput) -> int:
-        """hidden += attention of the layer. Returns the number of partials it leaves."""
+        """Append hidden += attention of the layer. Returns the number of partials it leaves."""
         label = f"layer {self.index}"
         weights = self.layer.mixer
         self._attend(program, label, norm)

@@ -35,7 +35,7 @@ class _Append(Protocol):
 
 
 class _Part(NamedTuple):
-    """A part of a layer, with the gain of the norm before it."""
+    """Describes a part of a layer, with the gain of the norm before it."""
 
     gain: int
     append: _Append
@@ -54,7 +54,7 @@ class Decoder:
 
     @property
     def cache_bytes(self) -> list[int]:
-        """The bytes of each layer's KV cache."""
+        """List the bytes of each layer's KV cache."""
         kinds = (self.workspace.attention[layer.mixer] for layer in self.spec.layers)
         return [kind.shape.layer_cache_bytes for kind in kinds]
 

@@ -85,8 +85,7 @@ class FeedForwardBlock:
         )
         if layer.shared is None:
             return n_partials
-        is_weighed = layer.shared_gate is not None
-        return self._shared_down(program, label, layer.shared, is_weighed, leaves)
+        return self._shared_down(program, label, layer.shared, leaves)
 
     def _route(
         self,
@@ -178,14 +177,7 @@ class FeedForwardBlock:
             activation=experts.activation,
         )
 
-    def _shared_down(
-        self,
-        program: Program,
-        label: str,
-        shared: Block,
-        is_weighed: bool,
-        leaves: NormOutput,
-    ) -> int:
+    def _shared_down(self, program: Program, label: str, shared: Block, leaves: NormOutput) -> int:
         space, experts = self.space, self.spec.experts
         assert space.shared_act is not None and experts is not None, label
         return expert_down(
@@ -199,5 +191,5 @@ class FeedForwardBlock:
             (),
             f"{label} shared down",
             shared.span,
-            weight_slot=experts.n_used if is_weighed else None,
+            weight_slot=experts.n_used if experts.shared_gate else None,
         )

@@ -32,7 +32,7 @@ WRONG_FILE = "the file was converted wrongly or is damaged"  # the hint with wha
 
 
 class Metadata:
-    """The keys `<architecture>.*` of a file. Call `finish()` when all that are known were read."""
+    """Reads the keys `<architecture>.*` of a file. Call `finish()` when all known were read."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -41,20 +41,20 @@ class Metadata:
 
     @property
     def name(self) -> str:
-        """The model's name, fit for a one-line message."""
+        """Return the model's name, fit for a one-line message."""
         text = self.file.get("general.name", str, self.file.path.stem)[:80]
         return "".join(char if char.isprintable() else " " for char in text)
 
     @property
     def n_layers(self) -> int:
-        """The number of layers, those that guess tokens ahead included."""
+        """Read the number of layers, those that guess tokens ahead included."""
         return self.size("block_count", largest=4096)
 
     def has(self, key: str) -> bool:
         return self.prefix + key in self.file.metadata
 
     def size(self, key: str, default: int | None = None, largest: int = MAX_SIZE) -> int:
-        """A dimension or count: between 1 and `largest`."""
+        """Read a dimension or count: between 1 and `largest`."""
         value = self._int(key, default)
         if not 1 <= value <= largest:
             self.refuse(key, value, f"must be between 1 and {largest}")
@@ -63,7 +63,10 @@ class Metadata:
     def per_layer(
         self, key: str, default: int | None = None, largest: int = MAX_SIZE
     ) -> tuple[int, ...]:
-        """A size of each layer. Files have one for all, or an array with one for each."""
+        """Read a size of each layer; a file has one for all, or an array with one for each.
+
+        Raises ModelFileError, also for an array of another length.
+        """
         values = self._array(key)
         if values is None:
             return (self.size(key, default, largest),) * self.n_layers
@@ -75,7 +78,7 @@ class Metadata:
         return tuple(int(value) for value in values)
 
     def pattern(self, key: str, period: int) -> tuple[bool, ...]:
-        """Which layers are of the first of two kinds. Files have a bool for each, or a period.
+        """Read which layers are of the first of two kinds; a file has a bool for each, or a period.
 
         With period n, which is `period` where a file is silent, every n-th layer is of the other.
         """
@@ -88,7 +91,7 @@ class Metadata:
         return tuple(bool(value) for value in values)
 
     def count(self, key: str, largest: int) -> int:
-        """A number of things of which there may be none; a missing key says there are none."""
+        """Read a number of things, which may be none; a missing key says there are none."""
         value = self._int(key, 0)
         if not 0 <= value <= largest:
             self.refuse(key, value, f"must be at most {largest}")

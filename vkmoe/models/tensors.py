@@ -57,7 +57,7 @@ _HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
 
 @dataclass(frozen=True)
 class ExpertMatrix:
-    """One matrix of a feed-forward block, or a vector of biases as one of a single row.
+    """Describes a matrix of a feed-forward block; a vector of biases is one of a single row.
 
     `parts` is one tensor that has the blocks of all experts behind one another, or one of each.
     """
@@ -78,7 +78,7 @@ class ExpertMatrix:
 
 @dataclass(frozen=True)
 class FeedForwardTensors:
-    """A feed-forward block: routed experts, a shared one, or the block of a layer without any."""
+    """Holds a feed-forward block: routed experts, a shared one, or that of a layer without any."""
 
     gate: ExpertMatrix
     up: ExpertMatrix
@@ -101,7 +101,7 @@ Row = tuple[str, TrunkTensor]  # of a table: a field of a class of weights, and 
 
 @dataclass(frozen=True)
 class Part(Generic[W]):
-    """The tensors of a part of a layer, by the fields of its weights, in the order of memory."""
+    """Holds the tensors of a part of a layer by the fields of its weights, in memory's order."""
 
     weights: type[W]
     tensors: Mapping[str, TrunkTensor]
@@ -109,7 +109,7 @@ class Part(Generic[W]):
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors of a layer, in the order of memory; `block` is not among those of the parts."""
+    """Holds the tensors of a layer; memory has `block`, or the experts, before the parts."""
 
     block: FeedForwardTensors
     has_experts: bool  # in `block`
@@ -118,14 +118,14 @@ class LayerTensors:
 
     @property
     def trunk(self) -> tuple[TrunkTensor, ...]:
-        """All that every token reads, in the order of memory."""
+        """List what every token reads, in the order of memory."""
         block = () if self.has_experts else (self.block,)
         return (*block, *self.mixer.tensors.values(), *self.feed_forward.tensors.values())
 
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """All tensors of a model; `output` is `embeddings` when they are tied."""
+    """Holds all tensors of a model; `output` is `embeddings` when they are tied."""
 
     embeddings: FileMatrix
     output_gain: FileVector
@@ -134,12 +134,12 @@ class ModelTensors:
 
     @property
     def expert_layers(self) -> Iterator[FeedForwardTensors]:
-        """The routed experts, layer by layer."""
+        """List the routed experts, layer by layer."""
         return (layer.block for layer in self.layers if layer.has_experts)
 
     @property
     def trunk(self) -> Iterator[TrunkTensor]:
-        """All that every token reads, in the order of memory."""
+        """List what every token reads, in the order of memory."""
         yield self.embeddings
         for layer in self.layers:
             yield from layer.trunk

@@ -26,13 +26,13 @@ TURNED_TYPES = {"F32": "F32", "BF16": "F32"}
 
 @dataclass(frozen=True)
 class FileVector:
-    """Gains or biases, of one tensor or of several behind one another; f32 on the device."""
+    """Holds gains or biases of one tensor, or of several behind one another; f32 on the device."""
 
     tensors: tuple[TensorInfo, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes on the device."""
+        """Count the bytes on the device."""
         return 4 * sum(tensor.n_weights for tensor in self.tensors)
 
     def data(self, file: GgufFile) -> Bytes:
@@ -43,7 +43,7 @@ class FileVector:
 
 @dataclass(frozen=True)
 class FileMatrix:
-    """A tensor of any number of dimensions as one matrix; its last dimension is the row."""
+    """Takes a tensor of any number of dimensions as one matrix; the last dimension is the row."""
 
     tensor: TensorInfo
 
@@ -57,17 +57,17 @@ class FileMatrix:
 
     @property
     def data_type(self) -> str:
-        """The type of what `data` returns."""
+        """Name the type of what `data` returns."""
         return self.tensor.type
 
     @property
     def type(self) -> str:
-        """The type on the device."""
+        """Name the type on the device."""
         return loaded_type(self.data_type)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes on the device."""
+        """Count the bytes on the device."""
         return self.n_rows * device_row_bytes(self.type, self.n_columns)
 
     def data(self, file: GgufFile) -> Bytes:
@@ -77,9 +77,9 @@ class FileMatrix:
 
 @dataclass(frozen=True)
 class HeadMatrices(FileMatrix):
-    """A part of the rows of each head as one matrix: [n_heads * rows, n_columns].
+    """Takes a part of the rows of each head as one matrix: [n_heads * rows, n_columns].
 
-    It is rows `first` to `end` of each head; `turned`: they are columns on the device.
+    The part is rows `first` to `end` of each head; `turned`: they are columns on the device.
     """
 
     n_heads: int
@@ -89,7 +89,7 @@ class HeadMatrices(FileMatrix):
 
     @property
     def rows(self) -> int:
-        """Rows of a head."""
+        """Count the rows of a head."""
         return self.tensor.shape[-1] if self.turned else self.end - self.first
 
     @property

@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Block:
-    """A feed-forward block: the one at `span`, or experts, to which the expert table leads."""
+    """Describes a feed-forward block at `span`, or experts, to which the expert table leads."""
 
     shape: ExpertShape
     span: int = 0  # an address; 0: of experts, which come and go
@@ -36,7 +36,7 @@ class Block:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of what every token reads; experts are not counted."""
+        """Count the bytes that every token reads; experts are not among them."""
         return self.shape.span_bytes if self.span else 0
 
 
@@ -46,7 +46,7 @@ class Block:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of grouped-query attention."""
+    """Holds the weights of grouped-query attention."""
 
     gain: int
     q: Matrix
@@ -62,7 +62,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class LatentWeights:
-    """The weights of latent attention. `k_up` and `v_up` are stacks of a matrix for each head."""
+    """Holds the weights of latent attention. `k_up` and `v_up` stack a matrix for each head."""
 
     gain: int
     q: Matrix  # of the heads; with `q_down` from the compressed queries
@@ -78,7 +78,7 @@ class LatentWeights:
 
 @dataclass(frozen=True)
 class FeedForwardWeights:
-    """The weights of a feed-forward part: a block alone, or experts behind a router."""
+    """Holds the weights of a feed-forward part: a block alone, or experts behind a router."""
 
     gain: int
     block: Block
@@ -91,7 +91,7 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of a layer, and the address of the rotary table its mixer reads."""
+    """Holds the weights of a layer, and the address of the rotary table its mixer reads."""
 
     mixer: AttentionWeights | LatentWeights
     feed_forward: FeedForwardWeights
@@ -99,20 +99,20 @@ class LayerWeights:
 
     @property
     def trunk_bytes(self) -> int:
-        """Bytes of the matrices and blocks that every token reads."""
+        """Count the bytes of the matrices and blocks that every token reads."""
         parts = (*vars(self.mixer).values(), *vars(self.feed_forward).values())
         return sum(weights.n_bytes for weights in parts if isinstance(weights, Matrix | Block))
 
     @property
     def span_bytes(self) -> int:
-        """Bytes of one of its routed experts; 0: it has none."""
+        """Count the bytes of one of its routed experts; 0: it has none."""
         experts = self.feed_forward
         return experts.block.shape.span_bytes if experts.router is not None else 0
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """All weights and the expert table, by address."""
+    """Holds all weights and the expert table, by address."""
 
     embeddings: Matrix
     output_gain: int
@@ -123,12 +123,12 @@ class ModelWeights:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers with experts; the expert table counts only these."""
+        """List the numbers of the layers with experts; the expert table counts only these."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.span_bytes)
 
     @property
     def span_bytes(self) -> tuple[int, ...]:
-        """Bytes of one expert in each layer with experts."""
+        """List the bytes of one expert in each layer with experts."""
         return tuple(self.layers[i].span_bytes for i in self.moe_layers)
 
 

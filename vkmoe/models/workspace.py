@@ -36,14 +36,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttentionKernels:
-    """How the kernels of a kind of attention run: its shape, and how that is spread."""
+    """Says how the kernels of a kind of attention run: its shape, and how that is spread."""
 
     shape: AttentionShape | LatentShape
     split: AttentionSplit
 
 
 class LatentWorkspace:
-    """The tensors that latent attention needs besides: for its heads and for compressed queries.
+    """Describes what latent attention needs besides: for its heads and for compressed queries.
 
     `qkv` of the workspace has q_down or the heads' q in front, then the compressed keys and values.
     """
@@ -63,7 +63,7 @@ class LatentWorkspace:
 
 
 class Workspace:
-    """The descriptor-bound tensors of a model, reused by every layer and program.
+    """Describes the descriptor-bound tensors of a model, which all layers and programs share.
 
     A tensor is as large as the layer needs it that needs most.
     """
@@ -181,14 +181,14 @@ def router_shape(spec: ModelSpec) -> RouterShape:
 
 @dataclass(frozen=True)
 class KvAddresses:
-    """Addresses of one layer's K and V caches; if latent, of the compressed rows alone."""
+    """Holds the addresses of a layer's K and V caches; if latent, of the compressed rows alone."""
 
     keys: int
     values: int = 0
 
 
 class KvCaches(Closing):
-    """The caches of every layer, cleared. Raises OutOfMemoryError with nothing left allocated."""
+    """Owns the caches of every layer, cleared. Raises OutOfMemoryError with none left allocated."""
 
     def __init__(self, device: Device, layers: Sequence[Sequence[int]]) -> None:
         """Allocate for each layer caches of these bytes: keys and values, or one of both."""

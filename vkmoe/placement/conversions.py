@@ -37,7 +37,7 @@ SAMPLE_COLUMNS, SAMPLE_ROWS = 2048, 64  # of the trial, for each thread
 
 
 class _Part(NamedTuple):
-    """A tensor, or a part of one: its type in the file and on the device, rows and columns."""
+    """Describes a tensor, or a part of one: types in the file and on the device, rows, columns."""
 
     file_type: str
     loaded_type: str

@@ -73,7 +73,7 @@ class Progressing:
 
 @dataclass
 class LoadedWeights:
-    """The weights and what owns their memory.
+    """Holds the weights and what owns their memory.
 
     With a `reader`, not all experts are in host memory: no address is in the table (all are 0), no
     `expert_ranges` are in the weights, and there are no homes.
@@ -228,7 +228,7 @@ def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
 
 
 class _Rows(NamedTuple):
-    """Some rows of the file, uint8 [n, row_bytes], and where they go."""
+    """Describes rows of the file, uint8 [n, row_bytes], and where they go."""
 
     data: Bytes
     place: Placement
@@ -236,7 +236,7 @@ class _Rows(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What rows are in the file and on the device."""
+    """Says what rows are in the file and on the device."""
 
     file_type: str
     type: str
@@ -244,7 +244,7 @@ class _Kind(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes on the device."""
+        """Count the bytes on the device."""
         return device_row_bytes(self.type, self.n_columns)
 
     @property
