@@ -84,7 +84,7 @@ def main() -> None:
 def _expert_bytes(model: Path) -> int:
     with open_gguf(model) as file:
         tensors = read_tensors(file, read_spec(file))
-        if all(layer.router is None for layer in tensors.layers):
+        if not any(layer.has_experts for layer in tensors.layers):
             raise VkmoeError(f"{model.name} has no experts", "give a mixture-of-experts model")
         with SpanReader(file, tensors) as reader:
             return sum(reader.span_bytes) * reader.n_keys // len(reader.span_bytes)

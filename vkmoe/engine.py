@@ -89,10 +89,11 @@ class Engine(Closing):
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
-        n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
-        caches = self._cleanup.enter_context(
-            KvCaches(self.device, n_layers, cache_bytes, self.spec.n_caches)
-        )
+        states = [
+            layer.mixer.state_bytes(self.plan.ctx_size, self.plan.kv_type)
+            for layer in self.spec.layers
+        ]
+        caches = self._cleanup.enter_context(KvCaches(self.device, states))
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
@@ -107,8 +108,6 @@ class Engine(Closing):
             self.tuning,
             weights,
             self.workspace,
-            decision.attention_shape,
-            decision.attention_split,
             caches.addresses,
             misses,
         )

@@ -12,15 +12,22 @@ from typing import Literal
 from vkmoe.choices import Executor, ExpertsIn, KvType
 
 __all__ = [
+    "KV_BYTES",
+    "Activation",
+    "AttentionSpec",
     "CacheSizing",
     "Conversion",
+    "DenseSpec",
     "DeviceInfo",
     "DeviceLimits",
     "ExpertSpec",
+    "FeedForward",
     "Heap",
     "LatentSpec",
+    "LayerSpec",
     "MemoryPlan",
     "MemoryType",
+    "Mixer",
     "ModelSpec",
     "PlanLine",
     "RopeSpec",
@@ -107,6 +114,9 @@ class DeviceInfo:
 
 # ----- the model; sizes in elements -----
 
+Activation = Literal["silu", "swiglu_oai"]
+KV_BYTES: dict[KvType, int] = {"f16": 2, "f32": 4}  # of an element in a KV cache
+
 
 @dataclass(frozen=True)
 class RopeSpec:
@@ -132,32 +142,109 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class AttentionSpec:
+    """Describes grouped-query attention; layers of one kind have equal ones."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    qk_norm: Literal["none", "per_head", "full_width"] = "none"
+    window: int = 0  # positions seen, the token's own included; 0: all
+    scale: float = 0.0  # of the dot products; 0: head_dim ** -0.5
+    sinks: bool = False  # a logit per head that takes part in the softmax alone
+    qkv_bias: bool = False
+    output_bias: bool = False  # of the output projection
+
+    @property
+    def query_dim(self) -> int:
+        """Count the elements of a head's query."""
+        return self.head_dim
+
+    @property
+    def q_width(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Count the elements that are projected from the hidden state."""
+        return self.q_width + 2 * self.kv_width
+
+    @property
+    def attended_width(self) -> int:
+        """Count the elements that the output projection reads."""
+        return self.q_width
+
+    def state_bytes(self, ctx_size: int, kv_type: KvType) -> tuple[int, ...]:
+        """Count the bytes a layer keeps of `ctx_size` positions: a cache of keys, one of values."""
+        return (ctx_size * self.kv_width * KV_BYTES[kv_type],) * 2
+
+
+@dataclass(frozen=True)
 class LatentSpec:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) caches a compressed row.
 
     A head's query and key have `nope_dim` elements without a position and `rope_dim` that rotate.
     """
 
+    n_heads: int
     kv_rank: int  # of the compressed keys and values
     nope_dim: int
-    rope_dim: int
     value_dim: int
+    rope: RopeSpec
     q_rank: int = 0  # of the compressed queries; 0: they are not
+    scale: float = 0.0  # of the dot products; 0: query_dim ** -0.5
+
+    @property
+    def n_kv_heads(self) -> int:
+        """All heads read the one row of a position."""
+        return 1
+
+    @property
+    def rope_dim(self) -> int:
+        return self.rope.dim
 
     @property
     def query_dim(self) -> int:
-        """Elements of a head's query."""
+        """Count the elements of a head's query."""
         return self.nope_dim + self.rope_dim
 
     @property
     def row(self) -> int:
-        """Elements cached for a position."""
+        """Count the elements cached for a position."""
         return self.kv_rank + self.rope_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Count the elements that are projected from the hidden state."""
+        return (self.q_rank or self.n_heads * self.query_dim) + self.row
+
+    @property
+    def attended_width(self) -> int:
+        """Count the elements that the output projection reads."""
+        return self.n_heads * self.value_dim
+
+    def state_bytes(self, ctx_size: int, kv_type: KvType) -> tuple[int, ...]:
+        """Count the bytes a layer keeps of `ctx_size` positions: one cache of compressed rows."""
+        return (ctx_size * self.row * KV_BYTES[kv_type],)
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """Describes a feed-forward block that every token uses whole."""
+
+    width: int  # rows of gate and up
+    bias: bool = False  # of gate, up and down
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True)
 class ExpertSpec:
-    """The routed experts of a model; `n_used` of `n_experts` run for each token.
+    """Describes the routed experts of a layer; `n_used` of `n_experts` run for each token.
 
     With `n_groups` above 1 only experts of the `n_groups_used` best groups can be chosen.
     """
@@ -175,67 +262,66 @@ class ExpertSpec:
     biases: bool = False  # of gate, up and down
     n_groups: int = 1
     n_groups_used: int = 1
+    activation: Activation = "silu"
+
+
+Mixer = AttentionSpec | LatentSpec
+FeedForward = DenseSpec | ExpertSpec
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Says what mixes positions in a layer, and what then works on each of them alone."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shape of a model, read from its file; sizes in elements.
-
-    With `latent`, `head_dim` is that of a head's query and `n_kv_heads` is 1.
-    """
+    """Describes the shape of a model, read from its file; sizes in elements."""
 
     architecture: str
     name: str
-    n_layers: int
     width: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
     n_vocab: int
     context_length: int
     norm_eps: float
-    rope: RopeSpec
-    qk_norm: Literal["none", "per_head", "full_width"]
-    feed_forward_width: int
-    experts: ExpertSpec | None
     tied_embeddings: bool
-    n_dense_layers: int = 0  # the first ones of a model with experts that have none
+    layers: tuple[LayerSpec, ...]
     n_ahead_layers: int = 0  # behind the others, to guess tokens ahead with: they are left out
-    qkv_bias: bool = False
-    output_bias: bool = False  # of attention's output projection
-    feed_forward_bias: bool = False  # of gate, up and down in layers without experts
-    sinks: bool = False  # a logit per head that takes part in the softmax alone
-    windows: tuple[int, ...] = ()  # positions each layer sees, 0 = all; () = all in every layer
-    activation: Literal["silu", "swiglu_oai"] = "silu"
-    latent: LatentSpec | None = None
-    attention_scale: float = 0.0  # of the dot products; 0: head_dim ** -0.5
 
     @property
-    def qkv_width(self) -> int:
-        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    def n_layers(self) -> int:
+        return len(self.layers)
 
     @property
-    def attention_width(self) -> int:
-        """Elements of what the output projection reads."""
-        value_dim = self.latent.value_dim if self.latent else self.head_dim
-        return self.n_heads * value_dim
+    def mixers(self) -> tuple[Mixer, ...]:
+        """List each kind of mixer once, in the order of the first layer that has it."""
+        return tuple(dict.fromkeys(layer.mixer for layer in self.layers))
 
     @property
-    def n_caches(self) -> int:
-        """A layer has two caches, of keys and of values, or one that both are compressed to."""
-        return 1 if self.latent else 2
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """List each rotary embedding once, in the order of the first layer that has it."""
+        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
 
     @property
-    def cache_row(self) -> int:
-        """Elements that each cache of a layer holds of a position."""
-        return self.latent.row if self.latent else self.n_kv_heads * self.head_dim
+    def dense_blocks(self) -> tuple[DenseSpec, ...]:
+        """List the feed-forward blocks of the layers without experts."""
+        blocks = (layer.feed_forward for layer in self.layers)
+        return tuple(block for block in blocks if isinstance(block, DenseSpec))
 
-    def has_experts(self, layer: int) -> bool:
-        return self.experts is not None and layer >= self.n_dense_layers
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """List the numbers of the layers with experts."""
+        layers = enumerate(self.layers)
+        return tuple(i for i, layer in layers if isinstance(layer.feed_forward, ExpertSpec))
 
-    def window(self, layer: int) -> int:
-        """Positions a layer sees; 0: all."""
-        return self.windows[layer] if self.windows else 0
+    @property
+    def experts(self) -> ExpertSpec | None:
+        """Find the routed experts, alike in all layers that have any; None: no layer has."""
+        blocks = (layer.feed_forward for layer in self.layers)
+        return next((block for block in blocks if isinstance(block, ExpertSpec)), None)
 
 
 # ----- what was decided -----

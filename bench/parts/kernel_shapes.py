@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from tools.synthetic.shapes import PRESETS, ModelShape
-from vkmoe.facts import LatentSpec
-from vkmoe.ops.experts import Activation
+from vkmoe.facts import Activation, LatentSpec, RopeSpec
 from vkmoe.ops.router import RouterShape
 
 __all__ = ["MODELS", "TINY", "ModelShapes"]
@@ -71,7 +70,7 @@ def _shapes(name: str, model: ModelShape) -> ModelShapes:
     if model.latent is not None:
         rank, rope_dim = model.latent.kv_rank, model.latent.rope_size
         value_dim = model.latent.value_size
-        latent = LatentSpec(rank, nope_dim=head_dim, rope_dim=rope_dim, value_dim=value_dim)
+        latent = LatentSpec(n_heads, rank, head_dim, value_dim, RopeSpec(rope_dim))
         qkv = (n_heads * latent.query_dim, latent.row)
     return ModelShapes(
         name,
@@ -106,5 +105,5 @@ MODELS = {
 TINY = ModelShapes(
     *("tiny", 512, (256, 128, 128), 256, 4, 2, 64, "per_head"),
     *(RouterShape(8, 2), 256, 1000, "neox", 512, (64,)),
-    latent=LatentSpec(kv_rank=256, nope_dim=256, rope_dim=32, value_dim=64),
+    latent=LatentSpec(4, kv_rank=256, nope_dim=256, value_dim=64, rope=RopeSpec(32)),
 )

@@ -233,7 +233,7 @@ def open_without_gpu(path: Path) -> None:
         spec = read_spec(file)
         tensors = read_tensors(file, spec)
         decision = decide(EngineConfig(), spec, tensors, DISCRETE_12)
-        assert np.isfinite(rope_table(spec.rope, min(64, decision.plan.ctx_size))).all()
+        assert np.isfinite(rope_table(spec.ropes[0], min(64, decision.plan.ctx_size))).all()
         Tokenizer.from_metadata(file.metadata)
 
 

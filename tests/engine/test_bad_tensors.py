@@ -11,6 +11,7 @@ import pytest
 from tests.engine.other_types import of_types
 from tests.engine.tiny import Change, Tensor, model_path, retyped, rewrite
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
+from vkmoe.facts import LatentSpec
 from vkmoe.llm import read_model_file
 from vkmoe.quants import TYPES
 
@@ -166,7 +167,7 @@ def test_both_forms_of_latent_keys_and_values_may_be_there(tmp_path: Path) -> No
             tensors[key] = Tensor("F32", (128, 32), np.zeros(4 * 128 * 32, np.uint8))
 
     path = rewrite(model_path("deepseek2_lite"), tmp_path / "both.gguf", change)
-    assert read_model_file(path).spec.latent is not None
+    assert isinstance(read_model_file(path).spec.layers[0].mixer, LatentSpec)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])

@@ -224,7 +224,7 @@ def test_what_landed_is_its_home_byte_for_byte(
     real = Landings.keep
     with Engine(model, config, checks=True) as engine:
         layers = read_tensors(engine.file, engine.spec).layers
-        weights = [kept_bytes(expert_shape(layer.feed_forward)) for layer in layers]
+        weights = [kept_bytes(expert_shape(layer.block)) for layer in layers]
         cache, read = engine.cache, engine._transfer.read
         assert cache is not None
 

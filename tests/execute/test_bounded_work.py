@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.invented import Memory, Types, layer
+from tests.models.invented import ATTENTION, EXPERTS, Memory, Types, layer
 from vkmoe.execute.segments import LIMIT_S, TARGET_S, bound_submits, part_bytes
+from vkmoe.facts import DenseSpec, LayerSpec
 from vkmoe.gpu.program import memory_range
 from vkmoe.models.weights import AttentionWeights, ModelWeights
 
@@ -62,36 +63,38 @@ def weights() -> ModelWeights:
         embeddings=memory.matrix("Q8_0", 1000, 512),
         output_gain=0,
         output=memory.matrix("Q6_K", 1000, 512),
-        layers=tuple(layer(memory, Types(), is_moe) for is_moe in (False, True, True)),
-        rope_table=0,
+        layers=tuple(
+            layer(memory, Types(), LayerSpec(ATTENTION, block))
+            for block in (DenseSpec(256), EXPERTS, EXPERTS)
+        ),
         expert_table=memory_range(0, 1),
     )
 
 
 def test_over_a_link_only_missed_experts_count() -> None:
     model = weights()
-    span = model.layers[1].expert_shape.span_bytes
+    span = model.layers[1].span_bytes
     assert part_bytes(model, 2, None) == [0, 2 * span, 2 * span, 0]
     assert part_bytes(model, 8, None) == [0, 8 * span, 8 * span, 0]
 
 
 def test_in_shared_memory_all_weights_and_the_kv_cache_count() -> None:
     model = weights()
-    span = model.layers[1].expert_shape.span_bytes
-    dense, first, second, head = part_bytes(model, 2, 1000)
+    span = model.layers[1].span_bytes
+    dense, first, second, head = part_bytes(model, 2, [1000] * 3)
     assert head == 1000 * model.output.row_bytes
-    router = model.layers[1].router
+    router = model.layers[1].feed_forward.router
     assert router is not None
     assert first == second == dense + span + router.n_rows * router.row_bytes
-    assert [a - b for a, b in zip((dense, first), part_bytes(model, 2, 0), strict=False)] == [
+    assert [a - b for a, b in zip((dense, first), part_bytes(model, 2, [0] * 3), strict=False)] == [
         1000,
         1000,
     ]
-    attention = model.layers[0].attention
+    attention = model.layers[0].mixer
     assert isinstance(attention, AttentionWeights)
     larger = replace(attention.q, n_rows=2 * attention.q.n_rows)
-    changed = replace(model.layers[0], attention=replace(attention, q=larger))
-    grown = part_bytes(replace(model, layers=(changed, *model.layers[1:])), 2, 1000)
+    changed = replace(model.layers[0], mixer=replace(attention, q=larger))
+    grown = part_bytes(replace(model, layers=(changed, *model.layers[1:])), 2, [1000] * 3)
     assert grown[0] - dense == attention.q.n_rows * attention.q.row_bytes
 
 

@@ -169,8 +169,8 @@ def test_pieces_give_the_same_bits(model: Model, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("share", [0.3, 1.1])
 def test_every_split_gives_the_same_bits(odd: Model, share: float) -> None:
     """Bounds of parts of a layer, and of several."""
-    shape = odd.decoder.weights.layers[-1].expert_shape
-    speed = share * 4 * shape.span_bytes * odd.n_used
+    span_bytes = odd.decoder.weights.layers[-1].span_bytes
+    speed = share * 4 * span_bytes * odd.n_used
     with odd.programs(bytes_per_second=speed) as programs:
         np.testing.assert_array_equal(odd.rows(programs), odd.wanted)
 

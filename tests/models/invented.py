@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
-from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from tests.models.changed_specs import of_layers
+from vkmoe.facts import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertSpec,
+    FeedForward,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from vkmoe.gpu.program import Dispatch, Program, memory_range
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.feed_forward import MissService
 from vkmoe.models.weights import (
     AttentionWeights,
+    Block,
+    FeedForwardWeights,
     LatentWeights,
     LayerWeights,
     ModelWeights,
-    SharedExpert,
     with_landing,
     with_slots,
 )
-from vkmoe.models.workspace import KvAddresses, Workspace, attention_shape
-from vkmoe.ops.attention_shapes import choose_split
+from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
 from vkmoe.ops.tuning import Tuning
@@ -39,66 +50,52 @@ __all__ = [
 
 WIDTH, N_TOKENS, CONTEXT = 512, 1000, 64
 EXPERTS = ExpertSpec(n_experts=8, n_used=2, width=256)
+ATTENTION = AttentionSpec(4, 2, 64, RopeSpec(64), "per_head")
 SPEC = ModelSpec(
     architecture="qwen3moe",
     name="invented",
-    n_layers=4,
     width=WIDTH,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=64,
     n_vocab=N_TOKENS,
     context_length=CONTEXT,
     norm_eps=1e-6,
-    rope=RopeSpec(64),
-    qk_norm="per_head",
-    feed_forward_width=256,
-    experts=EXPERTS,
     tied_embeddings=False,
+    layers=(LayerSpec(ATTENTION, EXPERTS),) * 4,
 )
+PLAIN = replace(ATTENTION, qk_norm="none")
+BIASED = replace(PLAIN, qkv_bias=True, output_bias=True, sinks=True)
+OAI = replace(EXPERTS, router_bias=True, biases=True, activation="swiglu_oai")
+LATENT = LatentSpec(4, kv_rank=256, nope_dim=64, value_dim=64, rope=RopeSpec(32, style="normal"))
 # What each kind of model has besides; layers of their programs are MOE unless a test says so.
 KINDS = {
-    "olmoe": replace(SPEC, qk_norm="full_width", experts=replace(EXPERTS, renormalise=False)),
-    "qwen2moe": replace(
+    "olmoe": of_layers(
         SPEC,
-        qk_norm="none",
-        qkv_bias=True,
-        experts=replace(EXPERTS, shared_width=512, shared_gate=True),
+        replace(ATTENTION, qk_norm="full_width"),
+        *[replace(EXPERTS, renormalise=False)] * 4,
+    ),
+    "qwen2moe": of_layers(
+        SPEC,
+        replace(PLAIN, qkv_bias=True),
+        *[replace(EXPERTS, shared_width=512, shared_gate=True)] * 4,
     ),
     "gpt-oss": replace(
         SPEC,
-        qk_norm="none",
-        qkv_bias=True,
-        output_bias=True,
-        sinks=True,
-        windows=(16, 0) * 2,
-        activation="swiglu_oai",
-        experts=replace(EXPERTS, router_bias=True, biases=True),
+        layers=(LayerSpec(replace(BIASED, window=16), OAI), LayerSpec(BIASED, OAI)) * 2,
     ),
-    "deepseek2 lite": replace(
+    "deepseek2 lite": of_layers(SPEC, LATENT, *[replace(EXPERTS, shared_width=512)] * 4),
+    "deepseek2": of_layers(
         SPEC,
-        qk_norm="none",
-        n_kv_heads=1,
-        head_dim=96,
-        rope=RopeSpec(32, style="normal"),
-        latent=LatentSpec(kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64),
-        experts=replace(EXPERTS, shared_width=512),
-    ),
-    "deepseek2": replace(
-        SPEC,
-        qk_norm="none",
-        n_kv_heads=1,
-        head_dim=96,
-        rope=RopeSpec(32, style="normal"),
-        latent=LatentSpec(kv_rank=256, nope_dim=64, rope_dim=32, value_dim=64, q_rank=128),
-        experts=replace(
-            EXPERTS,
-            gating="sigmoid",
-            shared_width=512,
-            selection_bias=True,
-            n_groups=4,
-            n_groups_used=2,
-        ),
+        replace(LATENT, q_rank=128),
+        *[
+            replace(
+                EXPERTS,
+                gating="sigmoid",
+                shared_width=512,
+                selection_bias=True,
+                n_groups=4,
+                n_groups_used=2,
+            )
+        ]
+        * 4,
     ),
 }
 TUNINGS = [
@@ -138,33 +135,37 @@ class Types(NamedTuple):
     down: str = "Q6_K"
 
 
-def layer(memory: Memory, types: Types, is_moe: bool, spec: ModelSpec = SPEC) -> LayerWeights:
-    experts = spec.experts or EXPERTS
-    inner = experts.width if is_moe else spec.feed_forward_width
-    shape = span(types, inner, biased=experts.biases if is_moe else spec.feed_forward_bias)
-    homes = (experts.n_experts if is_moe else 1) * shape.span_bytes
-    home = memory.take(homes)
-    width = experts.shared_width if is_moe else 0
-    shared = None
-    if width:
-        shared_shape = span(types, width)
-        gate = memory.matrix("F32", 1, WIDTH) if experts.shared_gate else None
-        shared = SharedExpert(shared_shape, memory.take(shared_shape.span_bytes), gate)
-    biases = [
-        memory.take(4 * experts.n_experts) if asked and is_moe else 0
-        for asked in (experts.router_bias, experts.selection_bias)
-    ]
+def layer(memory: Memory, types: Types, spec: LayerSpec, rope_table: int = 0) -> LayerWeights:
+    mixer = spec.mixer
     return LayerWeights(
-        attention_gain=memory.take(4 * WIDTH),
-        attention=latent_attention(memory, spec) if spec.latent else attention(memory, types, spec),
-        feed_forward_gain=memory.take(4 * WIDTH),
-        router=memory.matrix("F32", experts.n_experts, WIDTH) if is_moe else None,
-        expert_shape=shape,
-        expert_ranges=(memory_range(home, homes),) if is_moe else (),
-        dense_span=0 if is_moe else home,
-        router_bias=biases[0],
-        selection_bias=biases[1],
+        latent_attention(memory, mixer)
+        if isinstance(mixer, LatentSpec)
+        else attention(memory, types, mixer),
+        feed_forward(memory, types, spec.feed_forward),
+        rope_table,
+    )
+
+
+def feed_forward(memory: Memory, types: Types, spec: FeedForward) -> FeedForwardWeights:
+    if isinstance(spec, DenseSpec):
+        shape = span(types, spec.width, biased=spec.bias)
+        block = Block(shape, memory.take(shape.span_bytes))
+        return FeedForwardWeights(memory.take(4 * WIDTH), block)
+    shape = span(types, spec.width, biased=spec.biases)
+    homes = spec.n_experts * shape.span_bytes
+    block = Block(shape, ranges=(memory_range(memory.take(homes), homes),))
+    shared = None
+    if spec.shared_width:
+        shared_shape = span(types, spec.shared_width)
+        shared = Block(shared_shape, memory.take(shared_shape.span_bytes))
+    return FeedForwardWeights(
+        gain=memory.take(4 * WIDTH),
+        block=block,
+        router=memory.matrix("F32", spec.n_experts, WIDTH),
+        router_bias=memory.take(4 * spec.n_experts) if spec.router_bias else 0,
+        selection_bias=memory.take(4 * spec.n_experts) if spec.selection_bias else 0,
         shared=shared,
+        shared_gate=memory.matrix("F32", 1, WIDTH) if spec.shared_gate else None,
     )
 
 
@@ -182,31 +183,31 @@ def span(types: Types, inner: int, biased: bool = False) -> ExpertShape:
     return ExpertShape(gate, up, down, end, offsets)
 
 
-def attention(memory: Memory, types: Types, spec: ModelSpec) -> AttentionWeights:
+def attention(memory: Memory, types: Types, spec: AttentionSpec) -> AttentionWeights:
     return AttentionWeights(
-        q=memory.matrix(types.q, 256, WIDTH),
-        k=memory.matrix(types.k, 128, WIDTH),
-        v=memory.matrix(types.v, 128, WIDTH),
-        output=memory.matrix("Q4_K", WIDTH, 256),
-        q_gain=memory.take(256),
-        k_gain=memory.take(256),
+        gain=memory.take(4 * WIDTH),
+        q=memory.matrix(types.q, spec.q_width, WIDTH),
+        k=memory.matrix(types.k, spec.kv_width, WIDTH),
+        v=memory.matrix(types.v, spec.kv_width, WIDTH),
+        output=memory.matrix("Q4_K", WIDTH, spec.q_width),
+        q_gain=memory.take(4 * spec.head_dim),
+        k_gain=memory.take(4 * spec.head_dim),
         qkv_bias=memory.take(4 * spec.qkv_width) if spec.qkv_bias else 0,
         output_bias=memory.take(4 * WIDTH) if spec.output_bias else 0,
         sinks=memory.take(4 * spec.n_heads) if spec.sinks else 0,
     )
 
 
-def latent_attention(memory: Memory, spec: ModelSpec) -> LatentWeights:
-    latent, n_heads = spec.latent, spec.n_heads
-    assert latent is not None
-    rank = latent.q_rank
+def latent_attention(memory: Memory, spec: LatentSpec) -> LatentWeights:
+    rank, n_heads = spec.q_rank, spec.n_heads
     return LatentWeights(
-        q=memory.matrix("Q8_0", n_heads * latent.query_dim, rank or WIDTH),
-        kv=memory.matrix("Q8_0", latent.row, WIDTH),
-        kv_gain=memory.take(4 * latent.kv_rank),
-        k_up=memory.matrix("Q8_0", n_heads * latent.kv_rank, latent.nope_dim),
-        v_up=memory.matrix("Q8_0", n_heads * latent.value_dim, latent.kv_rank),
-        output=memory.matrix("Q8_0", WIDTH, n_heads * latent.value_dim),
+        gain=memory.take(4 * WIDTH),
+        q=memory.matrix("Q8_0", n_heads * spec.query_dim, rank or WIDTH),
+        kv=memory.matrix("Q8_0", spec.row, WIDTH),
+        kv_gain=memory.take(4 * spec.kv_rank),
+        k_up=memory.matrix("Q8_0", n_heads * spec.kv_rank, spec.nope_dim),
+        v_up=memory.matrix("Q8_0", n_heads * spec.value_dim, spec.kv_rank),
+        output=memory.matrix("Q8_0", WIDTH, n_heads * spec.value_dim),
         q_down=memory.matrix("Q8_0", rank, WIDTH) if rank else None,
         q_gain=memory.take(4 * rank) if rank else 0,
     )
@@ -218,26 +219,37 @@ def token_program(
     with_logits: bool = True,
     misses: MissService | None = None,
     spec: ModelSpec = SPEC,
+    dense: DenseSpec | None = None,
 ) -> Program:
     """The program of an invented model; a layer is its types and whether it has experts.
 
     With `misses` every layer has a slot arena of its own, and all share scratch to gather in.
+    Layers without experts have a `dense` block.
     """
     memory = Memory()
     n_moe_layers = sum(is_moe for _, is_moe in layers)
-    spec = replace(spec, n_layers=len(layers), experts=spec.experts if n_moe_layers else None)
-    shape = attention_shape(spec, CONTEXT, "f16")
-    split = choose_split(shape, tuning)
-    caches = tuple(
-        KvAddresses(*(memory.take(shape.cache_bytes) for _ in range(spec.n_caches))) for _ in layers
+    dense = dense or DenseSpec(256, activation=spec.layers[0].feed_forward.activation)
+    kinds = itertools.cycle(spec.layers)
+    spec = replace(
+        spec,
+        layers=tuple(
+            kind if is_moe else replace(kind, feed_forward=dense)
+            for kind, (_, is_moe) in zip(kinds, layers, strict=False)
+        ),
     )
+    kernels = attention_kernels(spec, CONTEXT, "f16", tuning)
+    states = [layer.mixer.state_bytes(CONTEXT, "f16") for layer in spec.layers]
+    caches = tuple(KvAddresses(*map(memory.take, sizes)) for sizes in states)
+    ropes = {rope: memory.take(CONTEXT * rope.dim * 4) for rope in spec.ropes}
     table_bytes = max(1, n_moe_layers) * (EXPERTS.n_experts + EXPERTS.n_used) * 8
     weights = ModelWeights(
         embeddings=memory.matrix("Q8_0", N_TOKENS, WIDTH),
         output_gain=memory.take(4 * WIDTH),
         output=memory.matrix("Q6_K", N_TOKENS, WIDTH),
-        layers=tuple(layer(memory, types, is_moe, spec) for types, is_moe in layers),
-        rope_table=memory.take(shape.rope_bytes),
+        layers=tuple(
+            layer(memory, types, kind, ropes[kind.mixer.rope])
+            for (types, _), kind in zip(layers, spec.layers, strict=True)
+        ),
         expert_table=memory_range(memory.take(table_bytes), table_bytes),
     )
     if misses:
@@ -245,8 +257,8 @@ def token_program(
         arenas = [memory_range(memory.take(1 << 20), 1 << 20) for _ in range(n_moe_layers)]
         weights = with_slots(weights, lambda i: (arenas[i], scratch))
         weights = with_landing(weights, EXPERTS.n_used, lambda i: (arenas[i], scratch))
-    workspace = Workspace(spec, tuning, split, shape)
-    decoder = Decoder(spec, tuning, weights, workspace, shape, split, caches, misses)
+    workspace = Workspace(spec, tuning, kernels)
+    decoder = Decoder(spec, tuning, weights, workspace, caches, misses)
     program = decoder.token_program(with_logits)
     decoder.close_program(program)
     return program

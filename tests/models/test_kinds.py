@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from dataclasses import replace
 
 import pytest
 
 from tests.gpu.checker import unguarded
+from tests.models.changed_specs import with_experts, with_mixer
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
 from vkmoe.execute.segments import layer_ends, segments
+from vkmoe.facts import DenseSpec, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
+from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
 from vkmoe.models.feed_forward import MissService
 from vkmoe.ops.tuning import Tuning
@@ -58,8 +62,9 @@ def test_leading_dense_layers_have_neither_a_router_nor_a_shared_expert(kind: st
 def test_biases_take_no_dispatch_of_their_own() -> None:
     """Nor do sinks and windows: gpt-oss has as many as a model without."""
     assert len(LAYERS["gpt-oss"]) == len(LAYERS["olmoe"]) == 8
-    biased = replace(KINDS["olmoe"], feed_forward_bias=True, qkv_bias=True, output_bias=True)
-    assert labels(token_program([DENSE] * 2, spec=biased), 1) == [*GROUPED, "gate/up", "down"]
+    biased = with_mixer(KINDS["olmoe"], qkv_bias=True, output_bias=True)
+    program = token_program([DENSE] * 2, spec=biased, dense=DenseSpec(256, bias=True))
+    assert labels(program, 1) == [*GROUPED, "gate/up", "down"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,10 +88,24 @@ def test_layers_see_their_own_window() -> None:
     ]
     sizes = {len(push) for push in pushes}
     assert len(sizes) == 1
-    same = token_program([MOE] * 4, spec=replace(KINDS["gpt-oss"], windows=()))
+    same = token_program([MOE] * 4, spec=with_mixer(KINDS["gpt-oss"], window=0))
     whole = [item.push for i in range(4) for item in dispatches(same, i)
              if item.label.endswith("attention")]  # fmt: skip
     assert [a == b for a, b in zip(pushes, whole, strict=True)] == [False, True] * 2
+
+
+def test_layers_read_the_rotary_table_of_their_own_embedding() -> None:
+    spec = KINDS["olmoe"]
+    one = spec.layers[0]
+    other = replace(one, mixer=replace(one.mixer, rope=RopeSpec(64, base=1e6)))
+    program = token_program([MOE] * 4, spec=replace(spec, layers=(one, other)))
+    fields = [item.name for item in KERNELS["attention"].push]  # addresses come first
+    tables = [
+        struct.unpack_from("<Q", item.push, 8 * fields.index("rope_table"))[0]
+        for item in program.dispatches("layer")
+        if item.kernel == "attention"
+    ]
+    assert len(set(tables)) == 2 and tables[:2] == tables[2:]
 
 
 @pytest.mark.parametrize("misses", SERVICES, ids=str)
@@ -160,23 +179,19 @@ def declared_bytes(program: Program, label: str) -> int:
 def test_each_bias_is_among_what_its_command_reads() -> None:
     """Sinks are read where the splits are joined."""
     spec = KINDS["gpt-oss"]
+    plain = with_mixer(spec, qkv_bias=False, output_bias=False, sinks=False)
+    plain = with_experts(plain, router_bias=False)
+    mixer = spec.layers[0].mixer
     assert spec.experts is not None
-    plain = replace(
-        spec,
-        qkv_bias=False,
-        output_bias=False,
-        sinks=False,
-        experts=replace(spec.experts, router_bias=False),
-    )
     programs = [token_program([MOE], spec=item) for item in (spec, plain)]
     grown = {}
     for name in (*GROUPED, "router", "top-k"):
         with_biases, without = (declared_bytes(item, f"layer 0 {name}") for item in programs)
         grown[name] = with_biases - without
     assert grown == {
-        "qkv": 4 * spec.qkv_width,
+        "qkv": 4 * mixer.qkv_width,
         "attention": 0,
-        "attention combine": 4 * spec.n_heads,
+        "attention combine": 4 * mixer.n_heads,
         "output": 4 * spec.width,
         "router": 4 * spec.experts.n_experts,
         "top-k": 0,
@@ -186,7 +201,7 @@ def test_each_bias_is_among_what_its_command_reads() -> None:
 def test_a_selection_bias_is_read_by_the_choice() -> None:
     spec = KINDS["deepseek2"]
     assert spec.experts is not None
-    plain = replace(spec, experts=replace(spec.experts, selection_bias=False))
+    plain = with_experts(spec, selection_bias=False)
     pair = [declared_bytes(token_program([MOE], spec=item), "layer 0 top-k")
             for item in (spec, plain)]  # fmt: skip
     assert pair[0] - pair[1] == 4 * spec.experts.n_experts

@@ -11,15 +11,14 @@ import pytest
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from vkmoe.facts import LatentSpec
+from vkmoe.facts import LatentSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile, open_gguf
-from vkmoe.models.latent_matrices import HeadMatrices, latent_matrices
-from vkmoe.models.tensors import LatentTensors
+from vkmoe.models.trunk_tensors import FileMatrix, split_heads
 from vkmoe.quants import decode, lay_out
 
-N_HEADS, SHAPE = 3, LatentSpec(kv_rank=64, nope_dim=32, rope_dim=32, value_dim=96)
+SHAPE = LatentSpec(3, kv_rank=64, nope_dim=32, value_dim=96, rope=RopeSpec(32))
 VALUES = np.random.default_rng(6).standard_normal(
-    (N_HEADS, SHAPE.nope_dim + SHAPE.value_dim, SHAPE.kv_rank), np.float32
+    (SHAPE.n_heads, SHAPE.nope_dim + SHAPE.value_dim, SHAPE.kv_rank), np.float32
 )
 
 
@@ -27,8 +26,8 @@ class Forms(NamedTuple):
     """A file with both forms, and each one's matrices of keys and values."""
 
     file: GgufFile
-    old: tuple[HeadMatrices, HeadMatrices]
-    new: tuple[HeadMatrices, HeadMatrices]
+    old: tuple[FileMatrix, FileMatrix]
+    new: tuple[FileMatrix, FileMatrix]
 
 
 def written(path: Path, kind: str, both: NDArray[np.float32] = VALUES) -> Forms:
@@ -48,19 +47,16 @@ def written(path: Path, kind: str, both: NDArray[np.float32] = VALUES) -> Forms:
     writer.close()
     file = open_gguf(path)
     by_name = file.tensors
-    other = by_name["kv_b"]  # of the tensors that do not matter here
-    common = {"kv": other, "kv_gain": other, "output": other, "q": other}
-    old = LatentTensors(N_HEADS, SHAPE, **common, kv_up=by_name["kv_b"])
-    new = LatentTensors(N_HEADS, SHAPE, **common, k_up=by_name["k_b"], v_up=by_name["v_b"])
-    return Forms(file, latent_matrices(old), latent_matrices(new))
+    new = FileMatrix(by_name["k_b"]), FileMatrix(by_name["v_b"])
+    return Forms(file, split_heads(by_name["kv_b"], SHAPE), new)
 
 
-def values_of(file: GgufFile, heads: HeadMatrices) -> NDArray[np.float32]:
+def values_of(file: GgufFile, heads: FileMatrix) -> NDArray[np.float32]:
     """What the loader hands on, decoded: [heads, rows, columns]."""
     data = heads.data(file)
     assert data.shape[0] == heads.n_rows
     values = decode(heads.data_type, data, heads.n_rows * heads.n_columns)
-    return values.reshape(heads.n_heads, heads.rows, heads.n_columns)
+    return values.reshape(SHAPE.n_heads, -1, heads.n_columns)
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q5_1"])
@@ -70,7 +66,7 @@ def test_keys_of_the_old_form_are_turned(kind: str, tmp_path: Path) -> None:
     with forms.file as file:
         keys, is_float = forms.old[0], kind in ("F32", "BF16")
         assert keys.type == ("F32" if is_float else "F16")
-        assert (keys.rows, keys.n_columns) == (SHAPE.kv_rank, SHAPE.nope_dim)
+        assert (keys.n_rows, keys.n_columns) == (SHAPE.n_heads * SHAPE.kv_rank, SHAPE.nope_dim)
         whole = decode(kind, file.data("kv_b"), VALUES.size).reshape(VALUES.shape)
         wanted = whole[:, : SHAPE.nope_dim].swapaxes(1, 2)
         found = values_of(file, keys)

@@ -64,7 +64,7 @@ def test_gathering_takes_one_dispatch_a_layer_with_a_barrier_on_either_side() ->
 def test_what_was_filled_has_its_own_words_in_the_log(misses: MissService) -> None:
     """Behind the ids of all layers, two words a used expert, a row for each MoE layer."""
     program = token_program(MIXED, misses=misses)
-    n_ids = len(MIXED) * EXPERTS.n_used
+    n_ids = sum(is_moe for _, is_moe in MIXED) * EXPERTS.n_used
     words = [[r.start // 4 - 4 - n_ids for r in command.writes if r.resource == "log"]
              for command in program.commands
              if "gate/up" in command.label or "gather" in command.label]  # fmt: skip

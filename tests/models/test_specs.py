@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.tiny import Tensor, model_path, rewrite
 from tests.models.tiny_specs import changed, spec_of
-from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.facts import AttentionSpec, ExpertSpec, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES
 
@@ -20,6 +20,27 @@ from vkmoe.models import ARCHITECTURES
 def experts_of(spec: ModelSpec) -> ExpertSpec:
     assert spec.experts is not None
     return spec.experts
+
+
+def attention_of(spec: ModelSpec, layer: int = 0) -> AttentionSpec:
+    mixer = spec.layers[layer].mixer
+    assert isinstance(mixer, AttentionSpec)
+    return mixer
+
+
+def latent_of(spec: ModelSpec) -> LatentSpec:
+    (mixer,) = spec.mixers
+    assert isinstance(mixer, LatentSpec)
+    return mixer
+
+
+def rope_of(spec: ModelSpec) -> RopeSpec:
+    (rope,) = spec.ropes
+    return rope
+
+
+def has_biased_blocks(spec: ModelSpec) -> bool:
+    return all(block.bias for block in spec.dense_blocks)
 
 
 def test_every_architecture_is_read_here() -> None:
@@ -33,20 +54,22 @@ def test_every_architecture_is_read_here() -> None:
 
 def test_olmoe(tmp_path: Path) -> None:
     spec = spec_of(model_path("olmoe_plain"))
-    assert spec.qk_norm == "full_width" and spec.rope.style == "neox" and not spec.qkv_bias
+    mixer = attention_of(spec)
+    assert mixer.qk_norm == "full_width" and mixer.rope.style == "neox" and not mixer.qkv_bias
     assert experts_of(spec) == ExpertSpec(4, 2, 32, renormalise=False)
     assert experts_of(changed(tmp_path, "olmoe_plain", expert_weights_norm=True)).renormalise
 
 
 def test_llama() -> None:
     spec = spec_of(model_path("llama_plain"))
-    assert (
-        spec.experts is None and spec.qk_norm == "none" and spec.rope == RopeSpec(32, 1e4, "normal")
-    )
-    assert not (spec.qkv_bias or spec.output_bias or spec.feed_forward_bias)
+    mixer = attention_of(spec)
+    assert spec.experts is None and mixer.qk_norm == "none"
+    assert mixer.rope == RopeSpec(32, 1e4, "normal")
+    assert not (mixer.qkv_bias or mixer.output_bias or has_biased_blocks(spec))
     biased = spec_of(model_path("llama_biases"))
-    assert biased.qkv_bias and biased.output_bias and not biased.feed_forward_bias
-    assert spec_of(model_path("llama_mlp_biases")).feed_forward_bias
+    mixer = attention_of(biased)
+    assert mixer.qkv_bias and mixer.output_bias and not has_biased_blocks(biased)
+    assert has_biased_blocks(spec_of(model_path("llama_mlp_biases")))
 
 
 def test_llama_with_a_count_of_no_experts(tmp_path: Path) -> None:
@@ -65,7 +88,8 @@ def test_heads_are_as_wide_as_the_hidden_state_allows_unless_a_file_says_so() ->
     with open_gguf(model_path("olmoe_plain")) as file:
         assert "olmoe.attention.key_length" not in file.metadata
     spec = spec_of(model_path("olmoe_plain"))
-    assert spec.head_dim == spec.rope.dim == spec.width // spec.n_heads
+    mixer = attention_of(spec)
+    assert mixer.head_dim == mixer.rope.dim == spec.width // mixer.n_heads
 
 
 def test_as_many_heads_as_one_likes_share_keys_and_values(tmp_path: Path) -> None:
@@ -84,13 +108,16 @@ def test_as_many_heads_as_one_likes_share_keys_and_values(tmp_path: Path) -> Non
                 zeros = np.zeros(4 * shape[0] * shape[1], np.uint8)
                 tensors[f"blk.{layer}.attn_{name}.weight"] = Tensor("F32", shape, zeros)
 
-    spec = spec_of(rewrite(model_path("llama_plain"), tmp_path / "many.gguf", change))
-    assert (spec.n_heads, spec.n_kv_heads, spec.head_dim) == (24, 1, 8)
+    mixer = attention_of(
+        spec_of(rewrite(model_path("llama_plain"), tmp_path / "many.gguf", change))
+    )
+    assert (mixer.n_heads, mixer.n_kv_heads, mixer.head_dim) == (24, 1, 8)
 
 
 def test_qwen2moe(tmp_path: Path) -> None:
     spec = spec_of(model_path("qwen2moe_plain"))
-    assert spec.qkv_bias and not spec.output_bias and spec.qk_norm == "none"
+    mixer = attention_of(spec)
+    assert mixer.qkv_bias and not mixer.output_bias and mixer.qk_norm == "none"
     wanted = ExpertSpec(4, 2, 32, renormalise=False, shared_width=64, shared_gate=True)
     assert experts_of(spec) == wanted
     silent = {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None}
@@ -100,12 +127,35 @@ def test_qwen2moe(tmp_path: Path) -> None:
 
 def test_gpt_oss() -> None:
     spec = spec_of(model_path("gptoss_plain"))
-    assert spec.qkv_bias and spec.output_bias and spec.sinks and spec.activation == "swiglu_oai"
-    experts = experts_of(spec)
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qkv_bias and mixer.output_bias and mixer.sinks
+    assert experts.activation == "swiglu_oai"
     assert experts.router_bias and experts.biases and experts.renormalise
-    assert spec.windows == tuple((spec.windows[0], 0)[i % 2] for i in range(spec.n_layers))
-    assert spec.window(0) > 0 == spec.window(1)
-    assert spec.rope.style == "neox" and not spec.rope.truncate
+    assert mixer.window > 0
+    for layer in range(spec.n_layers):
+        assert attention_of(spec, layer) == replace(mixer, window=(mixer.window, 0)[layer % 2])
+    assert mixer.rope.style == "neox" and not mixer.rope.truncate
+
+
+def test_numbers_of_each_layer_are_read_from_one_number_or_an_array(tmp_path: Path) -> None:
+    wanted = spec_of(model_path("dense_tied"))
+    arrays = {"attention__head_count": [8, 8], "attention__head_count_kv": [2, 2]}
+    assert changed(tmp_path, "dense_tied", **arrays, feed_forward_length=[64, 64]) == wanted
+
+
+def test_windows_are_read_from_a_period_or_a_pattern(tmp_path: Path) -> None:
+    """With period n every n-th layer sees everything."""
+    plain = spec_of(model_path("gptoss_plain"))
+    window = attention_of(plain).window
+
+    def windows(pattern: Any) -> list[int]:
+        key = {"attention__sliding_window_pattern": pattern}
+        spec = changed(tmp_path, "gptoss_plain", **key)
+        return [attention_of(spec, layer).window for layer in range(2)]
+
+    assert windows(2) == windows([True, False]) == [window, 0]
+    assert windows(1) == windows([False, False]) == [0, 0]
+    assert windows(3) == windows([True, True]) == [window, window]
 
 
 # ----- latent attention -----
@@ -113,14 +163,15 @@ def test_gpt_oss() -> None:
 
 def test_deepseek2_of_the_third_version() -> None:
     spec = spec_of(model_path("deepseek2_v3"))
-    experts, latent = experts_of(spec), spec.latent
-    assert latent is not None and latent.q_rank > 0
+    experts, latent = experts_of(spec), latent_of(spec)
+    assert latent.q_rank > 0
     assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
     assert experts.n_groups > experts.n_groups_used >= 1
     assert experts.shared_width % experts.width == 0 < experts.shared_width
-    assert not experts.shared_gate and spec.n_dense_layers >= 1
-    assert spec.n_kv_heads == 1 and spec.head_dim == latent.query_dim
-    assert spec.rope.style == "normal" and spec.rope.dim == latent.rope_dim
+    assert not experts.shared_gate
+    n_dense = len(spec.dense_blocks)
+    assert n_dense >= 1 and spec.moe_layers == tuple(range(n_dense, spec.n_layers))
+    assert latent.rope.style == "normal" and rope_of(spec).dim == latent.rope_dim
 
 
 def test_deepseek2_of_the_second_version() -> None:
@@ -130,7 +181,9 @@ def test_deepseek2_of_the_second_version() -> None:
 
 def test_deepseek2_files_of_before_the_absorbed_form() -> None:
     spec = spec_of(model_path("deepseek2_unsplit"))
-    assert spec.latent == LatentSpec(kv_rank=32, nope_dim=64, rope_dim=16, value_dim=32)
+    latent = latent_of(spec)
+    assert (latent.kv_rank, latent.nope_dim, latent.rope_dim) == (32, 64, 16)
+    assert (latent.value_dim, latent.q_rank) == (32, 0)
     assert experts_of(spec).gating == "softmax" and experts_of(spec).n_groups == 1
 
 
@@ -148,7 +201,7 @@ def test_deepseek2_without_experts(tmp_path: Path) -> None:
             del tensors[name]
 
     spec = spec_of(rewrite(model_path("deepseek2_v3"), tmp_path / "dense.gguf", change))
-    assert spec.experts is None and spec.n_dense_layers == 0 and not spec.has_experts(0)
+    assert spec.experts is None and spec.moe_layers == () and len(spec.dense_blocks) == 1
 
 
 def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
@@ -183,8 +236,9 @@ def test_yarn_of_deepseek2_scales_scores_by_a_square(multiplier: float, tmp_path
         rope__scaling__yarn_log_multiplier=multiplier,
     )
     growth = multiplier * math.log(40) + 1
-    assert spec.attention_scale == pytest.approx(growth**2 / math.sqrt(spec.head_dim), rel=1e-6)
-    assert spec.rope.attention_factor == 1.0
+    latent = latent_of(spec)
+    assert latent.scale == pytest.approx(growth**2 / math.sqrt(latent.query_dim), rel=1e-6)
+    assert latent.rope.attention_factor == 1.0
 
 
 def test_without_yarn_the_scale_is_that_of_the_width(tmp_path: Path) -> None:
@@ -192,22 +246,23 @@ def test_without_yarn_the_scale_is_that_of_the_width(tmp_path: Path) -> None:
     with open_gguf(model_path("deepseek2_lite")) as file:
         there = [key for key in keys if f"deepseek2.rope.scaling.{key}" in file.metadata]
     spec = changed(tmp_path, "deepseek2_lite", **{f"rope__scaling__{key}": None for key in there})
-    assert spec.attention_scale == pytest.approx(spec.head_dim**-0.5)
-    assert spec.rope.attention_factor is None
+    latent = latent_of(spec)
+    assert latent.scale == pytest.approx(latent.query_dim**-0.5)
+    assert latent.rope.attention_factor is None
 
 
 # ----- rotary embedding -----
 
 
 def test_frequencies_are_divided_by_factors_of_the_file() -> None:
-    rope = spec_of(model_path("llama_rope_freqs")).rope
+    rope = rope_of(spec_of(model_path("llama_rope_freqs")))
     assert rope.scaling == "none" and len(rope.factors) == rope.dim // 2
     assert rope.factors[0] == 1.0 and rope.factors[-1] == 8.0
 
 
 def test_longrope_has_two_rows_of_factors() -> None:
     spec = spec_of(model_path("llama_longrope_long"))
-    rope = spec.rope
+    rope = rope_of(spec)
     assert rope.scaling == "longrope" and rope.original_context == 32
     assert len(rope.factors) == len(rope.long_factors) == rope.dim // 2
     assert rope.factors[1] < rope.long_factors[1]
@@ -216,24 +271,24 @@ def test_longrope_has_two_rows_of_factors() -> None:
 
 
 def test_longrope_without_an_attention_factor_has_that_of_its_paper(tmp_path: Path) -> None:
-    plain = spec_of(model_path("llama_longrope_long")).rope.attention_factor
+    plain = rope_of(spec_of(model_path("llama_longrope_long"))).attention_factor
     silent = changed(tmp_path, "llama_longrope_long", rope__scaling__attn_factor=None)
-    assert silent.rope.attention_factor == pytest.approx(plain)
+    assert rope_of(silent).attention_factor == pytest.approx(plain)
 
 
 @pytest.mark.parametrize("key", ["rope__scaling__factor", "rope__scale_linear"])
 def test_a_factor_without_a_kind_is_linear(key: str, tmp_path: Path) -> None:
-    rope = changed(tmp_path, "llama_plain", **{key: 4.0}).rope
+    rope = rope_of(changed(tmp_path, "llama_plain", **{key: 4.0}))
     assert (rope.scaling, rope.factor) == ("linear", 4.0)
 
 
 def test_yarn_takes_the_attention_factor_of_a_file(tmp_path: Path) -> None:
-    factors = [
-        changed(tmp_path, "moe_yarn_top1", **{f"rope__scaling__{key}": 1.5}).rope.attention_factor
+    ropes = [
+        rope_of(changed(tmp_path, "moe_yarn_top1", **{f"rope__scaling__{key}": 1.5}))
         for key in ("yarn_attn_factor", "attn_factor")
     ]
-    assert factors == [1.5, 1.5]
-    assert spec_of(model_path("moe_yarn_top1")).rope.attention_factor is None
+    assert [rope.attention_factor for rope in ropes] == [1.5, 1.5]
+    assert rope_of(spec_of(model_path("moe_yarn_top1"))).attention_factor is None
 
 
 def test_factors_are_not_asked_for_twice(tmp_path: Path) -> None:
@@ -244,4 +299,4 @@ def test_factors_are_not_asked_for_twice(tmp_path: Path) -> None:
         tensors["rope_freqs.weight"] = Tensor("F16", data.shape, data.view(np.uint8))
 
     spec = spec_of(rewrite(model_path("moe_plain"), tmp_path / "more.gguf", change))
-    assert spec.rope.factors == (2.0,) * 16
+    assert rope_of(spec).factors == (2.0,) * 16

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.ops.tunings import MAPPINGS, tuning_for
+from vkmoe.facts import Activation
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
-from vkmoe.ops.experts import Activation, expert_down
+from vkmoe.ops.experts import expert_down
 from vkmoe.ops.norms import NormOutput
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.experts import activated

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec, WeightBytes
+from tests.models.changed_specs import of_layers
+from vkmoe.facts import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+    WeightBytes,
+)
 from vkmoe.placement.plan import Scratch
 
 __all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes"]
@@ -12,12 +19,12 @@ __all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS"
 MIB, GIB = 1 << 20, 1 << 30
 N_LAYERS, N_EXPERTS, N_USED = 48, 128, 8
 
+ATTENTION = AttentionSpec(32, 4, 128, RopeSpec(128, 1e6), "per_head")
 DENSE = ModelSpec(
-    architecture="qwen3moe", name="model", n_layers=N_LAYERS, width=2048, n_heads=32, n_kv_heads=4,
-    head_dim=128, n_vocab=151936, context_length=40960, norm_eps=1e-6, rope=RopeSpec(128, 1e6),
-    qk_norm="per_head", feed_forward_width=0, experts=None, tied_embeddings=False,
+    architecture="qwen3moe", name="model", width=2048, n_vocab=151936, context_length=40960,
+    norm_eps=1e-6, tied_embeddings=False, layers=(LayerSpec(ATTENTION, DenseSpec(0)),) * N_LAYERS,
 )  # fmt: skip
-SPEC = replace(DENSE, experts=ExpertSpec(N_EXPERTS, N_USED, 768))
+SPEC = of_layers(DENSE, ATTENTION, *[ExpertSpec(N_EXPERTS, N_USED, 768)] * N_LAYERS)
 SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.gpu.invented import DISCRETE_12, GIB, MIB
+from tests.models.changed_specs import with_experts
 from vkmoe.config import EngineConfig
-from vkmoe.facts import ExpertSpec, MemoryPlan, WeightBytes
+from vkmoe.facts import MemoryPlan, WeightBytes
 from vkmoe.placement.misses import READ_AT_HOME, MissWays
 from vkmoe.placement.plan import device_budget, plan
 
-from .invented_models import MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS
+from .invented_models import MIXED, N_USED, SCRATCH, SPEC, WEIGHTS
 
 PROMOTE, GATHER = MissWays(promote=True), MissWays("gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
@@ -64,7 +64,7 @@ def test_landing_slots_are_a_part_of_a_size(
 
 @pytest.mark.parametrize("ways", [PROMOTE, GATHER], ids=["promote", "gather"])
 def test_a_layer_has_no_more_landing_slots_than_a_token_uses_experts(ways: MissWays) -> None:
-    one = replace(SPEC, experts=ExpertSpec(N_EXPERTS, 1, 768))
+    one = with_experts(SPEC, n_used=1)
     config = EngineConfig(expert_slots=9)
     made = plan(config, one, DISCRETE_12, WEIGHTS, SCRATCH, 40 * GIB, ways)
     landing = bytes_of(made, "landing slots, 1 in each layer")

@@ -88,8 +88,8 @@ def test_experts_are_left_where_they_are(opened: Opened, monkeypatch: pytest.Mon
     assert touched and not [name for name in touched if "_exps" in name]
     assert loaded.reader is not None and loaded.homes == []
     assert not loaded.table.entries.any()
-    assert all(layer.expert_ranges == () for layer in loaded.weights.layers)
-    assert all(layer.expert_shape.span_bytes for layer in loaded.weights.layers)
+    assert all(layer.feed_forward.block.ranges == () for layer in loaded.weights.layers)
+    assert all(layer.feed_forward.block.shape.span_bytes for layer in loaded.weights.layers)
     loaded.close()
     loaded.close()
     assert live_objects().get("memory", 0) == n_before

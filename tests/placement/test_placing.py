@@ -140,14 +140,14 @@ def test_experts_have_the_same_bytes_from_the_loader_and_the_span_reader(
 ) -> None:
     """In pieces that end within experts and blocks of rows; also shared and dense blocks."""
     tensors = read_tensors(opened, read_spec(opened))
-    piece_bytes = expert_shape(tensors.layers[0].feed_forward).span_bytes // 7
+    piece_bytes = expert_shape(tensors.layers[0].block).span_bytes // 7
     monkeypatch.setattr(loader, "PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(loader, "CONVERTED_PIECE_BYTES", piece_bytes)
     number = 0
     with SpanReader(opened, tensors) as reader:
         for layer in tensors.layers:
-            for block in (layer.feed_forward, layer.shared):
-                if block is None:
+            for block in (layer.block, layer.feed_forward.tensors.get("shared")):
+                if not isinstance(block, FeedForwardTensors):
                     continue
                 wanted = spans_of(opened, block)
                 memory = Memory(sum(span.size for span in wanted), mapped)
@@ -155,7 +155,7 @@ def test_experts_have_the_same_bytes_from_the_loader_and_the_span_reader(
                 found = placer.spans(block, memory)
                 for place, span in zip(found, wanted, strict=True):
                     assert np.array_equal(memory.bytes[place.offset :][: span.size], span)
-                    if block is layer.feed_forward and layer.router is not None:
+                    if block is layer.block and layer.has_experts:
                         read = np.full(span.size, POISON, np.uint8)
                         reader.read(number, read)
                         assert np.array_equal(read, span), number
@@ -169,7 +169,7 @@ def test_biases_are_float32_at_multiples_of_16(kind: str, tmp_path: Path) -> Non
     path = rewrite(model_path("gptoss_odd"), tmp_path / "m.gguf", half_biases(kind))
     with open_gguf(path) as file:
         tensors = read_tensors(file, read_spec(file))
-        block = tensors.layers[1].feed_forward
+        block = tensors.layers[1].block
         shape = expert_shape(block)
         assert shape.biases is not None
         with SpanReader(file, tensors) as reader:
@@ -203,7 +203,7 @@ def test_converting_is_done_by_several_threads(
     monkeypatch.setattr(loader, "lay_out", slow)
     path = rewrite(model_path("moe_plain"), tmp_path / "m.gguf", of_types(UNEVEN))
     with open_gguf(path) as file:
-        block = read_tensors(file, read_spec(file)).layers[0].feed_forward
+        block = read_tensors(file, read_spec(file)).layers[0].block
         memory = Memory(1 << 20, mapped=False)
         steps: list[int] = []
         placers(file, memory, lambda done, total: steps.append(done)).spans(block, memory)
@@ -233,7 +233,7 @@ def test_few_converted_rows_wait_for_their_turn(
     monkeypatch.setattr(Staged, "write", write)
     path = rewrite(model_path("moe_plain"), tmp_path / "m.gguf", of_types(UNEVEN))
     with open_gguf(path) as file:
-        block = read_tensors(file, read_spec(file)).layers[0].feed_forward
+        block = read_tensors(file, read_spec(file)).layers[0].block
         memory = Memory(1 << 20, mapped=False)
         placers(file, memory).spans(block, memory)
     assert len(ahead) > 2 * loader.N_AHEAD and max(ahead) <= loader.N_AHEAD
@@ -250,7 +250,7 @@ def test_an_error_of_a_thread_ends_loading_and_leaves_no_thread(
 
     monkeypatch.setattr(loader, "lay_out", failing)
     with open_gguf(model_path("moe_plain")) as file:
-        block = read_tensors(file, read_spec(file)).layers[0].feed_forward
+        block = read_tensors(file, read_spec(file)).layers[0].block
         memory = Memory(1 << 20, mapped=True)
         placer = placers(file, memory)
         with pytest.raises(UnsupportedModelError, match="cannot be decoded"):

@@ -17,9 +17,10 @@ from tests.gpu.invented import (
     SMALL_WINDOW,
     device,
 )
+from tests.models.changed_specs import with_mixer
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.facts import DeviceInfo, Heap, LatentSpec, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.facts import DeviceInfo, Heap, LatentSpec, MemoryPlan, ModelSpec, RopeSpec, WeightBytes
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, device_budget, plan
 
 from .invented_models import DENSE, N_EXPERTS, SCRATCH, SPEC, WEIGHTS, expert_bytes
@@ -72,7 +73,7 @@ def test_a_plan_counts_what_is_allocated_and_little_more(info: DeviceInfo) -> No
     held = {
         "weights used by every token": weights.trunk,
         "KV cache": DEFAULT_CTX_SIZE * KV_BYTES_PER_TOKEN,
-        "rotary table": DEFAULT_CTX_SIZE * 4 * SPEC.rope.dim,
+        "rotary table": DEFAULT_CTX_SIZE * 4 * SPEC.ropes[0].dim,
         "activations": sum(SCRATCH.tensors),
         "expert table": 2 * SPEC.n_layers * N_EXPERTS * 8,
         "parameters": SCRATCH.params,
@@ -204,7 +205,7 @@ def test_a_context_beyond_the_model_s_is_refused() -> None:
 
 def test_a_layer_s_cache_stays_below_4_gib() -> None:
     """ops/attention.py asserts it; the hint names the largest context that can be had."""
-    wide = replace(SPEC, context_length=10**7, n_kv_heads=8)
+    wide = with_mixer(replace(SPEC, context_length=10**7), n_kv_heads=8)
     with pytest.raises(UsageError, match="4 GiB") as caught:
         context_size(EngineConfig(ctx_size=3 * 10**6), wide)
     largest = int(caught.value.hint.split("--ctx-size ")[1].split()[0])
@@ -214,8 +215,9 @@ def test_a_layer_s_cache_stays_below_4_gib() -> None:
 
 def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
     """DeepSeek-V2-Lite's 512 + 64 elements a position, in place of 16 heads' keys and values."""
-    latent = replace(SPEC, latent=LatentSpec(512, 128, 64, 128), n_kv_heads=1, head_dim=192)
-    grouped = replace(SPEC, n_kv_heads=16, head_dim=128)
+    mixer = LatentSpec(16, kv_rank=512, nope_dim=128, value_dim=128, rope=RopeSpec(64))
+    latent = replace(SPEC, layers=tuple(replace(x, mixer=mixer) for x in SPEC.layers))
+    grouped = with_mixer(SPEC, n_kv_heads=16)
     found = [
         next(line.n_bytes for line in made.lines if line.item.startswith("KV cache"))
         for made in (

@@ -52,7 +52,7 @@ def test_weight_bytes_of_the_demo_model() -> None:
     sizes = weight_bytes(tensors)
     assert (sizes.trunk, sizes.experts) == (trunk, experts)
     assert trunk > 0 and experts > 0
-    spans = [expert_shape(layer.feed_forward).span_bytes for layer in tensors.layers]
+    spans = [expert_shape(layer.block).span_bytes for layer in tensors.layers]
     assert list(sizes.spans) == spans and all(span % ALIGNMENT == 0 for span in spans)
     assert sum(sizes.pieces) == sizes.trunk
 
@@ -89,14 +89,14 @@ def test_the_loader_places_the_trunk_piece_by_piece_as_planned(
         load_weights(device, file, spec, tensors, made).close()
     *pieces, rope = placed
     assert tuple(pieces) == weight_bytes(tensors).pieces
-    assert rope == rounded(16 * spec.rope.dim * 4)
+    assert rope == rounded(16 * spec.ropes[0].dim * 4)
 
 
 def test_an_expert_s_span_is_gate_up_down() -> None:
     tensors, _ = demo_tensors()
     for layer in tensors.layers:
-        shape = expert_shape(layer.feed_forward)
-        gate, up, down = (matrix.parts[0] for matrix in layer.feed_forward.matrices)
+        shape = expert_shape(layer.block)
+        gate, up, down = (matrix.parts[0] for matrix in layer.block.matrices)
         assert shape.gate.offset == 0
         assert shape.up.offset == rounded(matrix_bytes(gate))
         assert shape.down.offset == shape.up.offset + rounded(matrix_bytes(up))

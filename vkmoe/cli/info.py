@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+    from vkmoe.facts import ExpertSpec, Mixer, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models.tensors import ModelTensors
 
@@ -150,20 +150,28 @@ def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) ->
 
 def spec_lines(spec: ModelSpec) -> list[str]:
     """The model's shape, a line for each part."""
-    lines = [
-        f"layers        {spec.n_layers} of width {spec.width}",
-        f"attention     {_attention(spec)}",
-    ]
-    if spec.latent is None and any(spec.windows):
-        lines.append(f"              {_windows(spec)}")
-    scaling = _scaling(spec.rope)
+    lines = [f"layers        {spec.n_layers} of width {spec.width}"]
+    kinds = Counter(_attention(layer.mixer) for layer in spec.layers)
+    for kind, n_layers in kinds.items():
+        title = "" if len(lines) > 1 else "attention"
+        lines.append(f"{title:14}{kind}{_in_layers(n_layers, len(kinds))}")
+    if any(_windows(spec)):
+        lines.append(f"              {_windows_line(spec)}")
+    scaling = ", ".join(filter(None, map(_scaling, spec.ropes)))
     lines.append(f"context       {spec.context_length} tokens{scaling}")
-    if spec.experts is None:
-        return [*lines, f"feed-forward  dense, width {spec.feed_forward_width}"]
-    if spec.n_dense_layers:
-        first, width = _layers(spec.n_dense_layers), spec.feed_forward_width
-        lines.append(f"feed-forward  dense in the first {first}, width {width}; then experts")
-    return [*lines, *_experts(spec.experts)]
+    return lines + _feed_forward(spec)
+
+
+def _feed_forward(spec: ModelSpec) -> list[str]:
+    experts, dense = spec.experts, spec.dense_blocks
+    widths = " and ".join(str(width) for width in dict.fromkeys(block.width for block in dense))
+    if experts is None:
+        return [f"feed-forward  dense, width {widths}"]
+    lines = _experts(experts)
+    if dense:
+        first = _layers(len(dense))
+        lines.insert(0, f"feed-forward  dense in the first {first}, width {widths}; then experts")
+    return lines
 
 
 def type_lines(tensors: ModelTensors) -> list[str]:
@@ -179,28 +187,38 @@ def type_lines(tensors: ModelTensors) -> list[str]:
     return lines
 
 
-def _attention(spec: ModelSpec) -> str:
-    if spec.latent is not None:
-        latent = spec.latent
-        queries = f", queries to {latent.q_rank}" if latent.q_rank else ""
+def _attention(mixer: Mixer) -> str:
+    from vkmoe.facts import LatentSpec
+
+    if isinstance(mixer, LatentSpec):
+        queries = f", queries to {mixer.q_rank}" if mixer.q_rank else ""
         return (
-            f"latent, {spec.n_heads} heads of {latent.query_dim}; keys and values of a token "
-            f"compressed to {latent.row} numbers{queries}"
+            f"latent, {mixer.n_heads} heads of {mixer.query_dim}; keys and values of a token "
+            f"compressed to {mixer.row} numbers{queries}"
         )
-    n_kv = spec.n_kv_heads
-    kind = "grouped" if n_kv < spec.n_heads else "full"
+    n_kv = mixer.n_kv_heads
+    kind = "grouped" if n_kv < mixer.n_heads else "full"
     extras = {
-        "normed q and k": spec.qk_norm != "none",
-        "biases": spec.qkv_bias,
-        "sinks": spec.sinks,
+        "normed q and k": mixer.qk_norm != "none",
+        "biases": mixer.qkv_bias,
+        "sinks": mixer.sinks,
     }
     named = "".join(f", {name}" for name, present in extras.items() if present)
-    return f"{kind}, {spec.n_heads} heads of {spec.head_dim}, {n_kv} for keys and values{named}"
+    return f"{kind}, {mixer.n_heads} heads of {mixer.head_dim}, {n_kv} for keys and values{named}"
 
 
-def _windows(spec: ModelSpec) -> str:
+def _windows(spec: ModelSpec) -> list[int]:
+    """The positions each layer sees, of those layers that do not see all."""
+    from vkmoe.facts import AttentionSpec
+
+    mixers = (layer.mixer for layer in spec.layers)
+    grouped = (mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
+    return [mixer.window for mixer in grouped if mixer.window]
+
+
+def _windows_line(spec: ModelSpec) -> str:
     """Layers that see only the last tokens."""
-    counts = Counter(window for window in spec.windows if window)
+    counts = Counter(_windows(spec))
     parts = [f"the last {window} tokens{_in_layers(n, 2)}" for window, n in counts.items()]
     n_whole = spec.n_layers - sum(counts.values())
     return (

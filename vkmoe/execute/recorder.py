@@ -196,7 +196,7 @@ def _submit_borders(
     if bytes_per_second is None:
         return ()
     shared = backend.device.info.is_uma
-    cache_bytes = decoder.attention_shape.layer_cache_bytes if shared else None
+    cache_bytes = decoder.cache_bytes if shared else None
     parts = part_bytes(decoder.weights, n_used, cache_bytes)
     bounded = bound_submits([n_bytes / bytes_per_second for n_bytes in parts])
     warning = bounded.warning(n_layers=len(parts) - 1)

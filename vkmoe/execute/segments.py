@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from vkmoe.gpu.program import Command, Dispatch
-from vkmoe.models.weights import LayerWeights, ModelWeights
+from vkmoe.models.weights import ModelWeights
 from vkmoe.ops.experts import EXPERT_DOWN, EXPERT_DOWN_KEEP
 from vkmoe.ops.router import ROUTER_TOPK
 
@@ -94,34 +94,16 @@ def bound_submits(seconds: Sequence[float]) -> Bounded:
     return Bounded(tuple(borders), too_long)
 
 
-def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: int | None) -> list[int]:
+def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: Sequence[int] | None) -> list[int]:
     """Count the bytes that each layer, and then the output head, reads at most where it is slow.
 
     On a GPU with memory of its own (`cache_bytes` None) these are the routed experts, all of them
-    missed. On one that shares the host's memory they are all weights, and a layer's KV cache of
+    missed. On one that shares the host's memory they are all weights, and each layer's KV cache of
     `cache_bytes`, which is full at worst.
     """
-    everything = cache_bytes is not None
-    parts = [_expert_bytes(layer, n_used, everything) for layer in weights.layers]
+    experts = [n_used * layer.span_bytes for layer in weights.layers]
     if cache_bytes is None:
-        return [*parts, 0]
-    trunk = [cache_bytes + _trunk_bytes(layer) for layer in weights.layers]
+        return [*experts, 0]
+    trunk = [layer.trunk_bytes for layer in weights.layers]
     head = weights.output.n_rows * weights.output.row_bytes
-    return [*(a + b for a, b in zip(parts, trunk, strict=True)), head]
-
-
-def _expert_bytes(layer: LayerWeights, n_used: int, everything: bool) -> int:
-    """Count the routed experts; of a dense layer its one span, where everything counts."""
-    n_spans = n_used if layer.router is not None else int(everything)
-    return n_spans * layer.expert_shape.span_bytes
-
-
-def _trunk_bytes(layer: LayerWeights) -> int:
-    matrices = list(layer.attention.matrices)
-    if layer.router is not None:
-        matrices.append(layer.router)
-    shared = 0
-    if layer.shared is not None:
-        shared = layer.shared.shape.span_bytes
-        matrices += [layer.shared.gate] if layer.shared.gate else []
-    return shared + sum(matrix.n_rows * matrix.row_bytes for matrix in matrices)
+    return [*map(sum, zip(experts, trunk, cache_bytes, strict=True)), head]

@@ -8,50 +8,39 @@ projection of what was mixed, output projection.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
-from vkmoe.facts import LatentSpec, ModelSpec
+from vkmoe.facts import AttentionSpec, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.models.weights import AttentionWeights, LatentWeights
-from vkmoe.models.workspace import KvAddresses, LatentWorkspace, Workspace
+from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
+from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
 from vkmoe.ops.attention import KvCache, attention
-from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
 from vkmoe.ops.latent_attention import LatentCache, latent_attention
 from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["AttentionBlock"]
+__all__ = ["MIXERS", "AttentionBlock"]
 
 
 @dataclass(frozen=True)
-class AttentionBlock:
-    """Appends the attention of layers. `shape` is that of a layer without a window."""
+class AttentionBlock(ABC):
+    """Appends the attention of layer `index`; there is a subclass for each kind of mixer."""
 
     spec: ModelSpec
     tuning: Tuning
     space: Workspace
-    shape: AttentionShape | LatentShape
-    split: AttentionSplit
-    rope_table: int
+    index: int
+    layer: LayerWeights
+    cache: KvAddresses
 
-    def append(
-        self,
-        program: Program,
-        index: int,
-        weights: AttentionWeights | LatentWeights,
-        cache: KvAddresses,
-        norm: NormInput,
-        leaves: NormOutput,
-    ) -> int:
-        """hidden += attention of layer `index`. Returns the number of partials it leaves."""
-        label = f"layer {index}"
-        if isinstance(weights, LatentWeights):
-            self._latent(program, label, weights, cache, norm)
-            bias = 0
-        else:
-            self._grouped(program, index, weights, cache, norm)
-            bias = weights.output_bias
+    def append(self, program: Program, norm: NormInput, leaves: NormOutput) -> int:
+        """Append hidden += attention of the layer. Returns the number of partials it leaves."""
+        label = f"layer {self.index}"
+        weights = self.layer.mixer
+        self._attend(program, label, norm)
         return matvec_residual(
             program,
             self.tuning,
@@ -59,19 +48,24 @@ class AttentionBlock:
             self.space.attended,
             leaves,
             f"{label} output",
-            bias=bias,
+            bias=weights.output_bias,
         )
 
-    def _grouped(
-        self,
-        program: Program,
-        index: int,
-        weights: AttentionWeights,
-        cache: KvAddresses,
-        norm: NormInput,
-    ) -> None:
-        space, label, shape = self.space, f"layer {index}", self.shape
-        assert isinstance(shape, AttentionShape), label
+    @property
+    def kernels(self) -> AttentionKernels:
+        return self.space.attention[self.spec.layers[self.index].mixer]
+
+    @abstractmethod
+    def _attend(self, program: Program, label: str, norm: NormInput) -> None:
+        """Append what leaves the mixed values of all heads in `attended`."""
+
+
+class GroupedAttention(AttentionBlock):
+    """Appends grouped-query attention."""
+
+    def _attend(self, program: Program, label: str, norm: NormInput) -> None:
+        space, shape, weights = self.space, self.kernels.shape, self.layer.mixer
+        assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), label
         matvec(
             program,
             self.tuning,
@@ -84,12 +78,12 @@ class AttentionBlock:
         )
         attention(
             program,
-            replace(shape, window=self.spec.window(index)),
-            self.split,
+            shape,
+            self.kernels.split,
             KvCache(
-                cache.keys,
-                cache.values,
-                self.rope_table,
+                self.cache.keys,
+                self.cache.values,
+                self.layer.rope_table,
                 weights.q_gain,
                 weights.k_gain,
                 weights.sinks,
@@ -101,26 +95,23 @@ class AttentionBlock:
             f"{label} attention",
         )
 
-    def _latent(
-        self,
-        program: Program,
-        label: str,
-        weights: LatentWeights,
-        cache: KvAddresses,
-        norm: NormInput,
-    ) -> None:
-        space, shape = self.space, self.shape
-        latent, tensors = self.spec.latent, space.latent
-        assert latent is not None and tensors is not None, label
-        assert isinstance(shape, LatentShape), label
+
+class LatentAttention(AttentionBlock):
+    """Appends latent attention."""
+
+    def _attend(self, program: Program, label: str, norm: NormInput) -> None:
+        space, shape, weights = self.space, self.kernels.shape, self.layer.mixer
+        latent, tensors = self.spec.layers[self.index].mixer, space.latent
+        assert isinstance(latent, LatentSpec) and tensors is not None, label
+        assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), label
         q, kv_offset = self._queries(program, label, weights, norm, latent, tensors)
         absorbed, mixed = tensors.absorbed, tensors.mixed
         self._heads(program, weights.k_up, q, absorbed, f"{label} absorbed", latent.query_dim)
         latent_attention(
             program,
             shape,
-            self.split,
-            LatentCache(cache.keys, self.rope_table, weights.kv_gain),
+            self.kernels.split,
+            LatentCache(self.cache.keys, self.layer.rope_table, weights.kv_gain),
             absorbed,
             q,
             space.qkv,
@@ -142,7 +133,7 @@ class AttentionBlock:
         stride: int,
     ) -> None:
         """Multiply each head's matrix with its part of x, `stride` words behind the head before."""
-        n_heads, scratch = self.spec.n_heads, self.space.norm_partials
+        n_heads, scratch = self.kernels.shape.n_heads, self.space.norm_partials
         matvec_heads(program, self.tuning, stack, n_heads, x, y, label, scratch, x_stride=stride)
 
     def _queries(
@@ -186,3 +177,10 @@ class AttentionBlock:
             scratch=scratch,
         )
         return tensors.q, latent.q_rank
+
+
+# What appends each kind of mixer.
+MIXERS: dict[type[Mixer], type[AttentionBlock]] = {
+    AttentionSpec: GroupedAttention,
+    LatentSpec: LatentAttention,
+}

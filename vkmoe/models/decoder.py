@@ -1,21 +1,23 @@
 """Builds the forward pass of one token as a program, from parts that all architectures share.
 
-Per layer: attention (attention.py), then feed-forward (feed_forward.py). The norms are fused: a
-producer of `hidden` leaves `gained` = hidden * gain of the next norm and partial sums of squares,
-and its consumer multiplies its dot products by the norm's scale.
+A layer is a list of parts: attention (attention.py), then feed-forward (feed_forward.py). The norms
+are fused: a producer of `hidden` leaves `gained` = hidden * gain of the next norm and partial sums
+of squares, and its consumer multiplies its dot products by the norm's scale.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
-from vkmoe.models.attention import AttentionBlock
+from vkmoe.models.attention import MIXERS
 from vkmoe.models.feed_forward import FeedForwardBlock, MissService
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
-from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
 from vkmoe.ops.candidates import candidates
 from vkmoe.ops.embed import embed
 from vkmoe.ops.finish import finish
@@ -26,6 +28,19 @@ from vkmoe.ops.tuning import Tuning
 __all__ = ["Decoder"]
 
 
+class _Append(Protocol):
+    """Appends a part to a program, and returns the number of partials it leaves."""
+
+    def __call__(self, program: Program, *, norm: NormInput, leaves: NormOutput) -> int: ...
+
+
+class _Part(NamedTuple):
+    """Describes a part of a layer, with the gain of the norm before it."""
+
+    gain: int
+    append: _Append
+
+
 @dataclass(frozen=True)
 class Decoder:
     """Builds the programs of a model. `misses` is None where no expert ever moves."""
@@ -34,10 +49,14 @@ class Decoder:
     tuning: Tuning
     weights: ModelWeights
     workspace: Workspace
-    attention_shape: AttentionShape | LatentShape
-    attention_split: AttentionSplit
     caches: tuple[KvAddresses, ...]
     misses: MissService | None = None
+
+    @property
+    def cache_bytes(self) -> list[int]:
+        """List the bytes of each layer's KV cache."""
+        kinds = (self.workspace.attention[layer.mixer] for layer in self.spec.layers)
+        return [kind.shape.layer_cache_bytes for kind in kinds]
 
     def token_program(self, with_logits: bool) -> Program:
         """Build a token's program: all layers; with logits also the output head and the candidates.
@@ -46,9 +65,8 @@ class Decoder:
         are not in it.
         """
         program = Program("decode" if with_logits else "prompt")
-        space, layers = self.workspace, self.weights.layers
-        gains = [*(layer.attention_gain for layer in layers), self.weights.output_gain]
-        attention, feed_forward = self._blocks()
+        space, parts = self.workspace, list(self._parts())
+        gains = [*(part.gain for part in parts), self.weights.output_gain]
         n_partials = embed(
             program,
             self.tuning,
@@ -57,12 +75,9 @@ class Decoder:
             self._leaves(gains[0]),
             "embed",
         )
-        for index, layer in enumerate(layers):
-            leaves = self._leaves(layer.feed_forward_gain)
-            norm, cache = self._norm(n_partials), self.caches[index]
-            n_partials = attention.append(program, index, layer.attention, cache, norm, leaves)
-            norm, leaves = self._norm(n_partials), self._leaves(gains[index + 1])
-            n_partials = feed_forward.append(program, index, norm, leaves)
+        for part, next_gain in zip(parts, gains[1:], strict=True):
+            norm, leaves = self._norm(n_partials), self._leaves(next_gain)
+            n_partials = part.append(program, norm=norm, leaves=leaves)
         if with_logits:
             self._head(program, n_partials)
         return program
@@ -71,13 +86,15 @@ class Decoder:
         """Append the dispatch that tells the host that everything before it ran."""
         finish(program, self.workspace.params, self.workspace.log)
 
-    def _blocks(self) -> tuple[AttentionBlock, FeedForwardBlock]:
+    def _parts(self) -> Iterator[_Part]:
+        """List what adds to the hidden state, in order: the parts of one layer after another."""
         spec, tuning, space = self.spec, self.tuning, self.workspace
-        shape, split = self.attention_shape, self.attention_split
-        return (
-            AttentionBlock(spec, tuning, space, shape, split, self.weights.rope_table),
-            FeedForwardBlock(spec, tuning, space, self.weights, self.misses),
-        )
+        feed_forward = FeedForwardBlock(spec, tuning, space, self.weights, self.misses)
+        for index, layer in enumerate(self.weights.layers):
+            block = MIXERS[type(spec.layers[index].mixer)]
+            mixer = block(spec, tuning, space, index, layer, self.caches[index])
+            yield _Part(layer.mixer.gain, mixer.append)
+            yield _Part(layer.feed_forward.gain, partial(feed_forward.append, index=index))
 
     def _head(self, program: Program, n_partials: int) -> None:
         space = self.workspace

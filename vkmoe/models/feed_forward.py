@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from vkmoe.choices import MissWay
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
-from vkmoe.models.weights import LayerWeights, ModelWeights, SharedExpert
+from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.experts import expert_down, expert_gate_up
 from vkmoe.ops.gather import LandingMemory, gather
@@ -49,7 +49,8 @@ class FeedForwardBlock:
     def append(self, program: Program, index: int, norm: NormInput, leaves: NormOutput) -> int:
         """hidden += the block of layer `index`. Returns the number of partials it leaves."""
         space, label = self.space, f"layer {index}"
-        layer, experts = self.weights.layers[index], self.spec.experts
+        layer, experts = self.weights.layers[index].feed_forward, self.spec.experts
+        activation = self.spec.layers[index].feed_forward.activation
         n_slots, keep = 1, None
         if layer.router is not None and experts is not None:
             n_slots = experts.n_used
@@ -57,29 +58,29 @@ class FeedForwardBlock:
         expert_gate_up(
             program,
             self.tuning,
-            layer.expert_shape,
+            layer.block.shape,
             space.gained,
             space.routing,
             space.act,
             n_slots,
             norm,
-            layer.expert_ranges,
+            layer.block.ranges,
             f"{label} gate/up",
-            layer.dense_span,
+            layer.block.span,
             keep,
-            self.spec.activation,
+            activation,
         )
         n_partials = expert_down(
             program,
             self.tuning,
-            layer.expert_shape,
+            layer.block.shape,
             space.act,
             space.routing,
             n_slots,
             leaves,
-            layer.expert_ranges,
+            layer.block.ranges,
             f"{label} down",
-            layer.dense_span,
+            layer.block.span,
             keep,
         )
         if layer.shared is None:
@@ -87,7 +88,12 @@ class FeedForwardBlock:
         return self._shared_down(program, label, layer.shared, leaves)
 
     def _route(
-        self, program: Program, index: int, layer: LayerWeights, router: Matrix, norm: NormInput
+        self,
+        program: Program,
+        index: int,
+        layer: FeedForwardWeights,
+        router: Matrix,
+        norm: NormInput,
     ) -> LandingMemory | None:
         """Choose experts and find them, and gather them if misses are served so.
 
@@ -117,24 +123,29 @@ class FeedForwardBlock:
         if not lands:
             return None
         filled = filled_words(space.log, moe_layer, shape.n_used)
-        landing = LandingMemory(layer.landing_ranges, space.log, filled)
+        landing = LandingMemory(layer.block.landing_ranges, space.log, filled)
         if not gathers:
             return landing
         gather(
             program,
             space.routing,
             landing,
-            layer.expert_shape.span_bytes,
-            layer.expert_ranges,
+            layer.block.shape.span_bytes,
+            layer.block.ranges,
             f"{label} gather",
         )
         return None
 
     def _logits(
-        self, program: Program, label: str, layer: LayerWeights, router: Matrix, norm: NormInput
+        self,
+        program: Program,
+        label: str,
+        layer: FeedForwardWeights,
+        router: Matrix,
+        norm: NormInput,
     ) -> None:
         """Append the logits of the routed experts, and of the shared one's weight if it has any."""
-        space, gate = self.space, layer.shared.gate if layer.shared else None
+        space, gate = self.space, layer.shared_gate
         assert gate is None or not layer.router_bias, "biases are for the routed experts alone"
         matvec(
             program,
@@ -147,12 +158,10 @@ class FeedForwardBlock:
             bias=layer.router_bias,
         )
 
-    def _shared_gate_up(
-        self, program: Program, label: str, shared: SharedExpert, norm: NormInput
-    ) -> None:
+    def _shared_gate_up(self, program: Program, label: str, shared: Block, norm: NormInput) -> None:
         """Append gate and up of the shared expert, which wait for nothing the router does."""
-        space = self.space
-        assert space.shared_act is not None, label
+        space, experts = self.space, self.spec.experts
+        assert space.shared_act is not None and experts is not None, label
         expert_gate_up(
             program,
             self.tuning,
@@ -165,12 +174,10 @@ class FeedForwardBlock:
             (),
             f"{label} shared gate/up",
             shared.span,
-            activation=self.spec.activation,
+            activation=experts.activation,
         )
 
-    def _shared_down(
-        self, program: Program, label: str, shared: SharedExpert, leaves: NormOutput
-    ) -> int:
+    def _shared_down(self, program: Program, label: str, shared: Block, leaves: NormOutput) -> int:
         space, experts = self.space, self.spec.experts
         assert space.shared_act is not None and experts is not None, label
         return expert_down(
@@ -184,5 +191,5 @@ class FeedForwardBlock:
             (),
             f"{label} shared down",
             shared.span,
-            weight_slot=experts.n_used if shared.gate else None,
+            weight_slot=experts.n_used if experts.shared_gate else None,
         )

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.gguf_file import GgufFile
 from vkmoe.gguf_file.header import shown
@@ -29,7 +32,7 @@ WRONG_FILE = "the file was converted wrongly or is damaged"  # the hint with wha
 
 
 class Metadata:
-    """The keys `<architecture>.*` of a file. Call `finish()` when all that are known were read."""
+    """Reads the keys `<architecture>.*` of a file. Call `finish()` when all known were read."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -38,22 +41,57 @@ class Metadata:
 
     @property
     def name(self) -> str:
-        """The model's name, fit for a one-line message."""
+        """Return the model's name, fit for a one-line message."""
         text = self.file.get("general.name", str, self.file.path.stem)[:80]
         return "".join(char if char.isprintable() else " " for char in text)
+
+    @property
+    def n_layers(self) -> int:
+        """Read the number of layers, those that guess tokens ahead included."""
+        return self.size("block_count", largest=4096)
 
     def has(self, key: str) -> bool:
         return self.prefix + key in self.file.metadata
 
     def size(self, key: str, default: int | None = None, largest: int = MAX_SIZE) -> int:
-        """A dimension or count: between 1 and `largest`."""
+        """Read a dimension or count: between 1 and `largest`."""
         value = self._int(key, default)
         if not 1 <= value <= largest:
             self.refuse(key, value, f"must be between 1 and {largest}")
         return value
 
+    def per_layer(
+        self, key: str, default: int | None = None, largest: int = MAX_SIZE
+    ) -> tuple[int, ...]:
+        """Read a size of each layer; a file has one for all, or an array with one for each.
+
+        Raises ModelFileError, also for an array of another length.
+        """
+        values = self._array(key)
+        if values is None:
+            return (self.size(key, default, largest),) * self.n_layers
+        if values.dtype.kind not in "iu":
+            self.refuse(key, "an array", "must hold whole numbers")
+        for value in values:
+            if not 1 <= value <= largest:
+                self.refuse(key, f"an array with {value}", f"must be between 1 and {largest}")
+        return tuple(int(value) for value in values)
+
+    def pattern(self, key: str, period: int) -> tuple[bool, ...]:
+        """Read which layers are of the first of two kinds; a file has a bool for each, or a period.
+
+        With period n, which is `period` where a file is silent, every n-th layer is of the other.
+        """
+        values = self._array(key)
+        if values is None:
+            period = self.size(key, period)
+            return tuple(layer % period < period - 1 for layer in range(self.n_layers))
+        if values.dtype.kind not in "b":
+            self.refuse(key, "an array", "must hold true or false")
+        return tuple(bool(value) for value in values)
+
     def count(self, key: str, largest: int) -> int:
-        """A number of things of which there may be none; a missing key says there are none."""
+        """Read a number of things, which may be none; a missing key says there are none."""
         value = self._int(key, 0)
         if not 0 <= value <= largest:
             self.refuse(key, value, f"must be at most {largest}")
@@ -110,6 +148,17 @@ class Metadata:
             f"{self.file.path}: {self.prefix}{key} is {value}: {why}",
             WRONG_FILE,
         )
+
+    def _array(self, key: str) -> NDArray[np.generic] | None:
+        """Read an array with a value for each layer; None where the file has no array."""
+        if not isinstance(self.file.metadata.get(self.prefix + key), (np.ndarray, list)):
+            return None
+        self._read.add(key)
+        values = self.file.numbers(self.prefix + key)
+        if len(values) != self.n_layers:
+            what = f"the model has {self.n_layers} layers"
+            self.refuse(key, f"an array of {len(values)}", what)
+        return values
 
     def _int(self, key: str, default: int | None) -> int:
         self._read.add(key)

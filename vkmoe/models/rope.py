@@ -176,6 +176,6 @@ def _frequencies(rope: RopeSpec, n_positions: int) -> tuple[NDArray[np.float64],
 
 
 def _pair_that_turns(rope: RopeSpec, turns: float) -> float:
-    """Index of the pair that makes `turns` full turns over the original context."""
+    """Find the index of the pair that makes `turns` full turns over the original context."""
     ratio = rope.original_context / (turns * 2 * math.pi)
     return rope.dim * math.log(ratio) / (2 * math.log(rope.base))

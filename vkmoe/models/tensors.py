@@ -1,31 +1,46 @@
 """Which tensors of a file a model consists of, layer by layer; every tensor is used or named as
 ignored.
 
-Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being outputs. Does not read what
-tensors hold.
+A tensor of a layer is declared once, as a row of a table; that it is found and checked, counted and
+placed follows from the row. Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being
+outputs. Does not read what tensors hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain
+from typing import Generic, TypeVar
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.facts import LatentSpec, ModelSpec, RopeSpec
+from vkmoe.facts import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertSpec,
+    FeedForward,
+    LatentSpec,
+    Mixer,
+    ModelSpec,
+    RopeSpec,
+)
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gguf_file.header import shown
+from vkmoe.models.trunk_tensors import FileMatrix, FileVector, split_heads
+from vkmoe.models.weights import AttentionWeights, FeedForwardWeights, LatentWeights
 from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
 __all__ = [
     "LONGROPE_FACTORS",
     "ROPE_FACTORS",
     "VECTOR_TYPES",
-    "AttentionTensors",
     "ExpertMatrix",
     "FeedForwardTensors",
-    "LatentTensors",
     "LayerTensors",
     "ModelTensors",
+    "Part",
+    "TrunkTensor",
     "read_tensors",
 ]
 
@@ -42,7 +57,7 @@ _HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
 
 @dataclass(frozen=True)
 class ExpertMatrix:
-    """One matrix of a feed-forward block, or a vector of biases as one of a single row.
+    """Describes a matrix of a feed-forward block; a vector of biases is one of a single row.
 
     `parts` is one tensor that has the blocks of all experts behind one another, or one of each.
     """
@@ -63,7 +78,7 @@ class ExpertMatrix:
 
 @dataclass(frozen=True)
 class FeedForwardTensors:
-    """A feed-forward block: routed experts, a shared one, or the block of a layer without any."""
+    """Holds a feed-forward block: routed experts, a shared one, or that of a layer without any."""
 
     gate: ExpertMatrix
     up: ExpertMatrix
@@ -79,80 +94,58 @@ class FeedForwardTensors:
         return self.gate.n_experts
 
 
-@dataclass(frozen=True)
-class AttentionTensors:
-    """The tensors of grouped-query attention."""
-
-    q: TensorInfo
-    k: TensorInfo
-    v: TensorInfo
-    output: TensorInfo
-    q_gain: TensorInfo | None = None
-    k_gain: TensorInfo | None = None
-    qkv_bias: tuple[TensorInfo, ...] = ()  # of q, k and v; or none
-    output_bias: TensorInfo | None = None
-    sinks: TensorInfo | None = None
-
-    @property
-    def matrices(self) -> tuple[TensorInfo, ...]:
-        return (self.q, self.k, self.v, self.output)
+TrunkTensor = FileMatrix | FileVector | FeedForwardTensors
+W = TypeVar("W", AttentionWeights, LatentWeights, FeedForwardWeights)
+Row = tuple[str, TrunkTensor]  # of a table: a field of a class of weights, and what it is made of
 
 
 @dataclass(frozen=True)
-class LatentTensors:
-    """The tensors of multi-head latent attention.
+class Part(Generic[W]):
+    """Holds the tensors of a part of a layer by the fields of its weights, in memory's order."""
 
-    `k_up` [n_heads, kv_rank, nope_dim] and `v_up` [n_heads, value_dim, kv_rank]; older files have
-    `kv_up` [n_heads * (nope_dim + value_dim), kv_rank] instead, with the keys' rows transposed.
-    """
-
-    n_heads: int
-    shape: LatentSpec
-    q: TensorInfo  # of the heads, from the hidden state or the compressed queries
-    kv: TensorInfo
-    kv_gain: TensorInfo
-    output: TensorInfo
-    q_down: TensorInfo | None = None
-    q_gain: TensorInfo | None = None
-    k_up: TensorInfo | None = None
-    v_up: TensorInfo | None = None
-    kv_up: TensorInfo | None = None
-
-    @property
-    def matrices(self) -> tuple[TensorInfo, ...]:
-        """All matrices but those between the compressed keys and values and the heads."""
-        down = (self.q_down,) if self.q_down is not None else ()
-        return (*down, self.q, self.kv, self.output)
+    weights: type[W]
+    tensors: Mapping[str, TrunkTensor]
 
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors of a layer. `router` is None where `feed_forward` is the one block there is."""
+    """Holds the tensors of a layer; memory has `block`, or the experts, before the parts."""
 
-    attention_gain: TensorInfo
-    attention: AttentionTensors | LatentTensors
-    feed_forward_gain: TensorInfo
-    feed_forward: FeedForwardTensors
-    router: TensorInfo | None = None
-    router_bias: TensorInfo | None = None
-    selection_bias: TensorInfo | None = None
-    shared: FeedForwardTensors | None = None
-    shared_gate: TensorInfo | None = None
+    block: FeedForwardTensors
+    has_experts: bool  # in `block`
+    mixer: Part[AttentionWeights] | Part[LatentWeights]
+    feed_forward: Part[FeedForwardWeights]
+
+    @property
+    def trunk(self) -> tuple[TrunkTensor, ...]:
+        """List what every token reads, in the order of memory."""
+        block = () if self.has_experts else (self.block,)
+        return (*block, *self.mixer.tensors.values(), *self.feed_forward.tensors.values())
 
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """All tensors of a model; `output` is `embeddings` when they are tied."""
+    """Holds all tensors of a model; `output` is `embeddings` when they are tied."""
 
-    embeddings: TensorInfo
-    output_gain: TensorInfo
-    output: TensorInfo
+    embeddings: FileMatrix
+    output_gain: FileVector
+    output: FileMatrix
     layers: tuple[LayerTensors, ...]
 
     @property
     def expert_layers(self) -> Iterator[FeedForwardTensors]:
-        """The routed experts, layer by layer."""
-        return (layer.feed_forward for layer in self.layers if layer.router is not None)
+        """List the routed experts, layer by layer."""
+        return (layer.block for layer in self.layers if layer.has_experts)
+
+    @property
+    def trunk(self) -> Iterator[TrunkTensor]:
+        """List what every token reads, in the order of memory."""
+        yield self.embeddings
+        for layer in self.layers:
+            yield from layer.trunk
+        yield self.output_gain
+        if self.output is not self.embeddings:
+            yield self.output
 
 
 def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
@@ -161,155 +154,144 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModelError for a type
     that cannot be run or a tensor vkmoe does not know.
     """
-    finder = _Finder(file)
+    find = _Finder(file)
     width = spec.width
-    embeddings = finder.matrix("token_embd.weight", spec.n_vocab, width)
-    output_gain = finder.vector("output_norm.weight", width)
+    embeddings = find.matrix("token_embd.weight", spec.n_vocab, width)
+    output_gain = find.vector("output_norm.weight", width)
     output = (
-        embeddings if spec.tied_embeddings else finder.matrix("output.weight", spec.n_vocab, width)
+        embeddings if spec.tied_embeddings else find.matrix("output.weight", spec.n_vocab, width)
     )
-    layers = tuple(_layer(finder, spec, index) for index in range(spec.n_layers))
+    layers = tuple(_layer(find.within(f"blk.{i}."), spec, i) for i in range(spec.n_layers))
     for index in range(spec.n_layers, spec.n_layers + spec.n_ahead_layers):
-        finder.ignore_layer(index)
-    for name in _factor_names(spec.rope):
-        finder.ignore(name)  # read with the spec
-    finder.finish()
+        find.ignore_layer(index)
+    for rope in spec.ropes:
+        for name in _factor_names(rope):
+            find.ignore(name)  # read with the spec
+    find.finish()
     return ModelTensors(embeddings, output_gain, output, layers)
 
 
 def _factor_names(rope: RopeSpec) -> tuple[str, ...]:
-    """The tensors that `rope` was read from, which nothing else needs."""
+    """List the tensors that `rope` was read from, which nothing else needs."""
     if rope.scaling == "longrope":
         return LONGROPE_FACTORS
     return (ROPE_FACTORS,) if rope.factors else ()
 
 
-def _layer(finder: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
-    prefix, width = f"blk.{index}.", spec.width
-    feed_forward_norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
-    gain = finder.vector(prefix + "attn_norm.weight", width)
-    attention = (
-        _latent(finder, spec, spec.latent, prefix)
-        if spec.latent
-        else _attention(finder, spec, prefix)
-    )
-    feed_forward_gain = finder.vector(f"{prefix}{feed_forward_norm}.weight", width)
-    experts = spec.experts
-    if experts is None or not spec.has_experts(index):
-        biased, inner = spec.feed_forward_bias, spec.feed_forward_width
-        block = _block(finder, prefix, "", inner, width, biased)
-        return LayerTensors(gain, attention, feed_forward_gain, block)
-    n_experts, shared, gated = experts.n_experts, experts.shared_width, experts.shared_gate
-    router = prefix + "ffn_gate_inp"
-    return LayerTensors(
-        attention_gain=gain,
-        attention=attention,
-        feed_forward_gain=feed_forward_gain,
-        feed_forward=_experts(finder, spec, prefix),
-        router=finder.matrix(router + ".weight", n_experts, width),
-        router_bias=finder.vector(router + ".bias", n_experts) if experts.router_bias else None,
-        selection_bias=finder.vector(prefix + "exp_probs_b.bias", n_experts)
-        if experts.selection_bias
-        else None,
-        shared=_block(finder, prefix, "_shexp", shared, width) if shared else None,
-        shared_gate=finder.row(router + "_shexp.weight", width) if gated else None,
-    )
-
-
-def _attention(finder: _Finder, spec: ModelSpec, prefix: str) -> AttentionTensors:
-    width, q_width = spec.width, spec.n_heads * spec.head_dim
-    kv_width = spec.n_kv_heads * spec.head_dim
-    sizes = {"q": q_width, "k": kv_width, "v": kv_width}
-    q, k, v = (
-        finder.matrix(f"{prefix}attn_{name}.weight", rows, width) for name, rows in sizes.items()
-    )
-    q_gain = k_gain = None
-    if spec.qk_norm != "none":
-        per_head = spec.qk_norm == "per_head"
-        q_gain, k_gain = (
-            finder.vector(f"{prefix}attn_{x}_norm.weight", spec.head_dim if per_head else sizes[x])
-            for x in ("q", "k")
-        )
-    biases = [
-        finder.vector(f"{prefix}attn_{name}.bias", rows)
-        for name, rows in sizes.items()
-        if spec.qkv_bias
-    ]
-    output = prefix + "attn_output"
-    return AttentionTensors(
-        q=q,
-        k=k,
-        v=v,
-        output=finder.matrix(output + ".weight", width, q_width),
-        q_gain=q_gain,
-        k_gain=k_gain,
-        qkv_bias=tuple(biases),
-        output_bias=finder.vector(output + ".bias", width) if spec.output_bias else None,
-        sinks=finder.vector(prefix + "attn_sinks.weight", spec.n_heads) if spec.sinks else None,
-    )
-
-
-def _latent(finder: _Finder, spec: ModelSpec, latent: LatentSpec, prefix: str) -> LatentTensors:
-    width, heads, rank = spec.width, spec.n_heads, latent.q_rank
-    q_name = "attn_q_b" if rank else "attn_q"
-    k_up = v_up = kv_up = None
-    if finder.has(prefix + "attn_k_b.weight"):
-        k_up = finder.matrix(prefix + "attn_k_b.weight", heads, latent.kv_rank, latent.nope_dim)
-        v_up = finder.matrix(prefix + "attn_v_b.weight", heads, latent.value_dim, latent.kv_rank)
-        finder.ignore(prefix + "attn_kv_b.weight")  # the same once more
+def _layer(find: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
+    layer, width = spec.layers[index], spec.width
+    mixer, block = _mixer(find, layer.mixer, width), layer.feed_forward
+    if isinstance(block, ExpertSpec):
+        tensors = _experts(find, block, width)
     else:
-        rows = heads * (latent.nope_dim + latent.value_dim)
-        kv_up = finder.matrix(prefix + "attn_kv_b.weight", rows, latent.kv_rank)
-    return LatentTensors(
-        n_heads=heads,
-        shape=latent,
-        q=finder.matrix(f"{prefix}{q_name}.weight", heads * latent.query_dim, rank or width),
-        kv=finder.matrix(prefix + "attn_kv_a_mqa.weight", latent.row, width),
-        kv_gain=finder.vector(prefix + "attn_kv_a_norm.weight", latent.kv_rank),
-        output=finder.matrix(prefix + "attn_output.weight", width, heads * latent.value_dim),
-        q_down=finder.matrix(prefix + "attn_q_a.weight", rank, width) if rank else None,
-        q_gain=finder.vector(prefix + "attn_q_a_norm.weight", rank) if rank else None,
-        k_up=k_up,
-        v_up=v_up,
-        kv_up=kv_up,
-    )
+        tensors = _block(find, block, width)
+    norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
+    others = Part(FeedForwardWeights, dict(_feed_forward(find, block, width, norm)))
+    return LayerTensors(tensors, isinstance(block, ExpertSpec), mixer, others)
 
 
-def _block(
-    finder: _Finder, prefix: str, suffix: str, inner: int, width: int, biased: bool = False
-) -> FeedForwardTensors:
+def _mixer(find: _Finder, spec: Mixer, width: int) -> Part[AttentionWeights] | Part[LatentWeights]:
+    if isinstance(spec, LatentSpec):
+        return Part(LatentWeights, dict(_latent(find, spec, width)))
+    return Part(AttentionWeights, dict(_attention(find, spec, width)))
+
+
+# ----- the table: every tensor of a layer once, with its field, role, file name and shape -----
+# A row is there if the spec says so. Fields are those of the classes in weights.py. The order is
+# that of memory, but for a layer's block or experts, which come first.
+
+
+def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
+    q, kv = spec.q_width, spec.kv_width
+    per_head = spec.qk_norm == "per_head"
+    yield "gain", find.vector("attn_norm.weight", width)
+    yield "q", find.matrix("attn_q.weight", q, width)
+    yield "k", find.matrix("attn_k.weight", kv, width)
+    yield "v", find.matrix("attn_v.weight", kv, width)
+    yield "output", find.matrix("attn_output.weight", width, q)
+    if spec.qk_norm != "none":
+        yield "q_gain", find.vector("attn_q_norm.weight", spec.head_dim if per_head else q)
+        yield "k_gain", find.vector("attn_k_norm.weight", spec.head_dim if per_head else kv)
+    if spec.qkv_bias:
+        yield "qkv_bias", find.vectors({"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv})
+    if spec.output_bias:
+        yield "output_bias", find.vector("attn_output.bias", width)
+    if spec.sinks:
+        yield "sinks", find.vector("attn_sinks.weight", spec.n_heads)
+
+
+def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
+    heads, rank, q_rank = spec.n_heads, spec.kv_rank, spec.q_rank
+    queries = heads * spec.query_dim
+    yield "gain", find.vector("attn_norm.weight", width)
+    if q_rank:
+        yield "q_down", find.matrix("attn_q_a.weight", q_rank, width)
+        yield "q", find.matrix("attn_q_b.weight", queries, q_rank)
+    else:
+        yield "q", find.matrix("attn_q.weight", queries, width)
+    yield "kv", find.matrix("attn_kv_a_mqa.weight", spec.row, width)
+    if find.has("attn_k_b.weight"):
+        yield "k_up", find.matrix("attn_k_b.weight", heads, rank, spec.nope_dim)
+        yield "v_up", find.matrix("attn_v_b.weight", heads, spec.value_dim, rank)
+        find.ignore("attn_kv_b.weight")  # the same once more
+    else:
+        rows = heads * (spec.nope_dim + spec.value_dim)
+        both = split_heads(find.matrix("attn_kv_b.weight", rows, rank).tensor, spec)
+        yield from zip(("k_up", "v_up"), both, strict=True)
+    yield "output", find.matrix("attn_output.weight", width, heads * spec.value_dim)
+    if q_rank:
+        yield "q_gain", find.vector("attn_q_a_norm.weight", q_rank)
+    yield "kv_gain", find.vector("attn_kv_a_norm.weight", rank)
+
+
+def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> Iterator[Row]:
+    """List what there is besides the block or the experts."""
+    yield "gain", find.vector(f"{norm}.weight", width)
+    if isinstance(spec, DenseSpec):
+        return
+    yield "router", find.matrix("ffn_gate_inp.weight", spec.n_experts, width)
+    if spec.router_bias:
+        yield "router_bias", find.vector("ffn_gate_inp.bias", spec.n_experts)
+    if spec.selection_bias:
+        yield "selection_bias", find.vector("exp_probs_b.bias", spec.n_experts)
+    if spec.shared_width:
+        yield "shared", _block(find, DenseSpec(spec.shared_width), width, "_shexp")
+    if spec.shared_gate:
+        yield "shared_gate", find.row("ffn_gate_inp_shexp.weight", width)
+
+
+def _block(find: _Finder, spec: DenseSpec, width: int, suffix: str = "") -> FeedForwardTensors:
     """Find the tensors of a block that every token uses."""
+    inner = spec.width
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     gate, up, down = (
-        ExpertMatrix((finder.matrix(f"{prefix}ffn_{name}{suffix}.weight", *shape),), 1, *shape)
+        ExpertMatrix((find.matrix(f"ffn_{name}{suffix}.weight", *shape).tensor,), 1, *shape)
         for name, shape in shapes.items()
     )
     biases = [
-        ExpertMatrix((finder.vector(f"{prefix}ffn_{name}.bias", rows),), 1, 1, rows)
+        ExpertMatrix(find.vector(f"ffn_{name}{suffix}.bias", rows).tensors, 1, 1, rows)
         for name, (rows, _) in shapes.items()
-        if biased
+        if spec.bias
     ]
     return FeedForwardTensors(gate, up, down, tuple(biases))
 
 
-def _experts(finder: _Finder, spec: ModelSpec, prefix: str) -> FeedForwardTensors:
+def _experts(find: _Finder, spec: ExpertSpec, width: int) -> FeedForwardTensors:
     """Find the routed experts: one tensor of all, or, in old files, one of each."""
-    experts, width = spec.experts, spec.width
-    assert experts is not None, spec.name
-    n, inner = experts.n_experts, experts.width
+    n, inner = spec.n_experts, spec.width
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     matrices = []
     for name, shape in shapes.items():
-        single = [f"{prefix}ffn_{name}.{expert}.weight" for expert in range(n)]
-        if finder.has(single[0]):
-            parts = finder.alike(single, *shape)
+        single = [f"ffn_{name}.{expert}.weight" for expert in range(n)]
+        if find.has(single[0]):
+            parts = find.alike(single, *shape)
         else:
-            parts = (finder.matrix(f"{prefix}ffn_{name}_exps.weight", n, *shape),)
+            parts = (find.matrix(f"ffn_{name}_exps.weight", n, *shape).tensor,)
         matrices.append(ExpertMatrix(parts, n, *shape))
     biases = [
-        ExpertMatrix((finder.vector(f"{prefix}ffn_{name}_exps.bias", n, shape[0]),), n, 1, shape[0])
+        ExpertMatrix(find.vector(f"ffn_{name}_exps.bias", n, shape[0]).tensors, n, 1, shape[0])
         for name, shape in shapes.items()
-        if experts.biases
+        if spec.biases
     ]
     gate, up, down = matrices
     return FeedForwardTensors(gate, up, down, tuple(biases))
@@ -324,22 +306,30 @@ class _Finder:
     def __init__(self, file: GgufFile) -> None:
         self._path, self._tensors = file.path, file.tensors
         self._used: set[str] = set()
+        self._prefix = ""
+
+    def within(self, prefix: str) -> _Finder:
+        """Make a finder that puts `prefix` before each name; what it finds counts as used here."""
+        inner = copy(self)
+        inner._prefix = prefix
+        return inner
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        return self._prefix + name in self._tensors
 
     def ignore(self, name: str) -> None:
         """Count a tensor that changes nothing as used, if it is there."""
-        self._used.add(name)
+        self._used.add(self._prefix + name)
 
     def ignore_layer(self, index: int) -> None:
         """Count all tensors of a layer that is not run as used."""
         prefix = f"blk.{index}."
         self._used |= {name for name in self._tensors if name.startswith(prefix)}
 
-    def matrix(self, name: str, *shape: int) -> TensorInfo:
+    def matrix(self, name: str, *shape: int) -> FileMatrix:
         """Find weights [..., rows, columns]. Raises UnsupportedModelError if they cannot be run."""
         tensor = self._find(name, shape)
+        name = tensor.name
         if not can_load(tensor.type):
             converted = sorted(kind for kind in TYPES if can_load(kind) and kind not in HAS_KERNEL)
             raise UnsupportedModelError(
@@ -352,11 +342,11 @@ class _Finder:
                 f"{self._path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
                 "vkmoe cannot run this model",
             )
-        return tensor
+        return FileMatrix(tensor)
 
     def alike(self, names: Sequence[str], *shape: int) -> tuple[TensorInfo, ...]:
         """Find matrices of one shape, which must have one type."""
-        tensors = tuple(self.matrix(name, *shape) for name in names)
+        tensors = tuple(self.matrix(name, *shape).tensor for name in names)
         other = next((tensor for tensor in tensors if tensor.type != tensors[0].type), None)
         if other is not None:
             raise UnsupportedModelError(
@@ -366,19 +356,25 @@ class _Finder:
             )
         return tensors
 
-    def row(self, name: str, width: int) -> TensorInfo:
+    def row(self, name: str, width: int) -> FileMatrix:
         """Find a matrix of one row, which files also hold as a vector."""
-        tensor = self._tensors.get(name)
+        tensor = self._tensors.get(self._prefix + name)
         if tensor is not None and len(tensor.shape) == 1:
             return self.matrix(name, width)
         return self.matrix(name, 1, width)
 
-    def vector(self, name: str, *shape: int) -> TensorInfo:
+    def vector(self, name: str, *shape: int) -> FileVector:
         """Find gains or biases, which are used as float32."""
         tensor = self._find(name, shape)
         if tensor.type not in VECTOR_TYPES:
-            raise UnsupportedModelError(f"{self._path}: {name} is of type {tensor.type}", _HINT)
-        return tensor
+            message = f"{self._path}: {tensor.name} is of type {tensor.type}"
+            raise UnsupportedModelError(message, _HINT)
+        return FileVector((tensor,))
+
+    def vectors(self, sizes: Mapping[str, int]) -> FileVector:
+        """Find vectors that are used behind one another."""
+        found = (self.vector(name, size) for name, size in sizes.items())
+        return FileVector(tuple(chain.from_iterable(vector.tensors for vector in found)))
 
     def finish(self) -> None:
         """Raise UnsupportedModelError for tensors that were not asked for."""
@@ -393,6 +389,7 @@ class _Finder:
             )
 
     def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        name = self._prefix + name
         tensor = self._tensors.get(name)
         if tensor is None:
             self._refuse_fused(name)

@@ -15,19 +15,40 @@ from vkmoe.ops.matvec import Matrix
 
 __all__ = [
     "AttentionWeights",
+    "Block",
+    "FeedForwardWeights",
     "LatentWeights",
     "LayerWeights",
     "ModelWeights",
-    "SharedExpert",
     "with_landing",
     "with_slots",
 ]
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
-    """The weights of grouped-query attention. Vectors are addresses of f32; 0: there is none."""
+class Block:
+    """Describes a feed-forward block at `span`, or experts, to which the expert table leads."""
 
+    shape: ExpertShape
+    span: int = 0  # an address; 0: of experts, which come and go
+    ranges: tuple[Range, ...] = ()  # the memory in which experts may lie
+    landing_ranges: tuple[Range, ...] = ()  # the memory its kernels may store experts in
+
+    @property
+    def n_bytes(self) -> int:
+        """Count the bytes that every token reads; experts are not among them."""
+        return self.shape.span_bytes if self.span else 0
+
+
+# The parts of a layer. A field is a tensor of the table in tensors.py, under the same name. Vectors
+# are addresses of f32; 0: there is none. `gain` is that of the norm before the part.
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Holds the weights of grouped-query attention."""
+
+    gain: int
     q: Matrix
     k: Matrix
     v: Matrix
@@ -38,15 +59,12 @@ class AttentionWeights:
     output_bias: int = 0
     sinks: int = 0
 
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return (self.q, self.k, self.v, self.output)
-
 
 @dataclass(frozen=True)
 class LatentWeights:
-    """The weights of latent attention. `k_up` and `v_up` are stacks of a matrix for each head."""
+    """Holds the weights of latent attention. `k_up` and `v_up` stack a matrix for each head."""
 
+    gain: int
     q: Matrix  # of the heads; with `q_down` from the compressed queries
     kv: Matrix
     kv_gain: int
@@ -55,70 +73,70 @@ class LatentWeights:
     output: Matrix
     q_down: Matrix | None = None
     q_gain: int = 0
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        down = (self.q_down,) if self.q_down else ()
-        return (*down, self.q, self.kv, self.k_up, self.v_up, self.output)
+    output_bias: int = 0
 
 
 @dataclass(frozen=True)
-class SharedExpert:
-    """The expert that every token uses, at a fixed address; `gate` weighs it, None: by 1."""
+class FeedForwardWeights:
+    """Holds the weights of a feed-forward part: a block alone, or experts behind a router."""
 
-    shape: ExpertShape
-    span: int
-    gate: Matrix | None = None
+    gain: int
+    block: Block
+    router: Matrix | None = None  # None: `block` is the one there is
+    router_bias: int = 0
+    selection_bias: int = 0
+    shared: Block | None = None  # the expert that every token uses
+    shared_gate: Matrix | None = None  # it weighs `shared`; None: by 1
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of a layer. Gains and biases are addresses of f32 vectors; 0: there is none."""
+    """Holds the weights of a layer, and the address of the rotary table its mixer reads."""
 
-    attention_gain: int
-    attention: AttentionWeights | LatentWeights
-    feed_forward_gain: int
-    router: Matrix | None  # None: a dense layer, whose only span is `dense_span`
-    expert_shape: ExpertShape
-    expert_ranges: tuple[Range, ...]  # the memory in which the routed experts may lie
-    dense_span: int = 0
-    landing_ranges: tuple[Range, ...] = ()  # the memory its kernels may store experts in
-    router_bias: int = 0
-    selection_bias: int = 0
-    shared: SharedExpert | None = None
+    mixer: AttentionWeights | LatentWeights
+    feed_forward: FeedForwardWeights
+    rope_table: int
+
+    @property
+    def trunk_bytes(self) -> int:
+        """Count the bytes of the matrices and blocks that every token reads."""
+        parts = (*vars(self.mixer).values(), *vars(self.feed_forward).values())
+        return sum(weights.n_bytes for weights in parts if isinstance(weights, Matrix | Block))
+
+    @property
+    def span_bytes(self) -> int:
+        """Count the bytes of one of its routed experts; 0: it has none."""
+        experts = self.feed_forward
+        return experts.block.shape.span_bytes if experts.router is not None else 0
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """All weights, the rotary table and the expert table, by address."""
+    """Holds all weights and the expert table, by address."""
 
     embeddings: Matrix
     output_gain: int
     output: Matrix
     layers: tuple[LayerWeights, ...]
-    rope_table: int
     expert_table: Range
     n_landing: int = 0  # landing places of a layer in the expert table
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers with experts; the expert table counts only these."""
-        return tuple(i for i, layer in enumerate(self.layers) if layer.router is not None)
+        """List the numbers of the layers with experts; the expert table counts only these."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.span_bytes)
 
     @property
     def span_bytes(self) -> tuple[int, ...]:
-        """Bytes of one expert in each layer with experts."""
-        return tuple(self.layers[i].expert_shape.span_bytes for i in self.moe_layers)
+        """List the bytes of one expert in each layer with experts."""
+        return tuple(self.layers[i].span_bytes for i in self.moe_layers)
 
 
 def with_slots(weights: ModelWeights, slots: Callable[[int], tuple[Range, ...]]) -> ModelWeights:
     """Say that experts may also lie in the memory `slots(MoE layer)`."""
-    layers = list(weights.layers)
-    for moe_layer, index in enumerate(weights.moe_layers):
-        layer = layers[index]
-        ranges = (*layer.expert_ranges, *slots(moe_layer))
-        layers[index] = replace(layer, expert_ranges=ranges)
-    return replace(weights, layers=tuple(layers))
+    return _with_blocks(
+        weights, lambda layer, block: replace(block, ranges=(*block.ranges, *slots(layer)))
+    )
 
 
 def with_landing(
@@ -129,7 +147,17 @@ def with_landing(
     The expert table has `n_landing` places for each layer. What is stored there is also read
     there: `with_slots` must name that memory too.
     """
+    landing = _with_blocks(
+        weights, lambda layer, block: replace(block, landing_ranges=memory(layer))
+    )
+    return replace(landing, n_landing=n_landing)
+
+
+def _with_blocks(weights: ModelWeights, changed: Callable[[int, Block], Block]) -> ModelWeights:
+    """Change the experts' block of each MoE layer, which is counted from 0."""
     layers = list(weights.layers)
     for moe_layer, index in enumerate(weights.moe_layers):
-        layers[index] = replace(layers[index], landing_ranges=memory(moe_layer))
-    return replace(weights, layers=tuple(layers), n_landing=n_landing)
+        part = layers[index].feed_forward
+        part = replace(part, block=changed(moe_layer, part.block))
+        layers[index] = replace(layers[index], feed_forward=part)
+    return replace(weights, layers=tuple(layers))

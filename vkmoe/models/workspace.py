@@ -7,43 +7,55 @@ subject of ops/attention.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from vkmoe.choices import KvType
 from vkmoe.closing import Closing
-from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec
+from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import PARAM_WORDS
-from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
+from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
 from vkmoe.ops.router import RouterShape, log_words, routing_words
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
+    "AttentionKernels",
     "KvAddresses",
     "KvCaches",
     "LatentWorkspace",
     "Workspace",
-    "attention_shape",
+    "attention_kernels",
     "router_shape",
 ]
 
 
+@dataclass(frozen=True)
+class AttentionKernels:
+    """Says how the kernels of a kind of attention run: its shape, and how that is spread."""
+
+    shape: AttentionShape | LatentShape
+    split: AttentionSplit
+
+
 class LatentWorkspace:
-    """The tensors that latent attention needs besides: for its heads and for compressed queries.
+    """Describes what latent attention needs besides: for its heads and for compressed queries.
 
     `qkv` of the workspace has q_down or the heads' q in front, then the compressed keys and values.
     """
 
-    def __init__(self, n_heads: int, latent: LatentSpec) -> None:
-        self.absorbed = TensorRef("absorbed", n_heads * latent.kv_rank)
-        self.mixed = TensorRef("mixed", n_heads * latent.kv_rank)
+    def __init__(self, kinds: Sequence[LatentSpec]) -> None:
+        rank = max(kind.n_heads * kind.kv_rank for kind in kinds)
+        self.absorbed = TensorRef("absorbed", rank)
+        self.mixed = TensorRef("mixed", rank)
         self.q_normed = self.q = None
-        if latent.q_rank:
-            self.q_normed = TensorRef("q_normed", latent.q_rank)
-            self.q = TensorRef("q", n_heads * latent.query_dim)
+        if compressed := [kind for kind in kinds if kind.q_rank]:
+            self.q_normed = TensorRef("q_normed", max(kind.q_rank for kind in compressed))
+            self.q = TensorRef("q", max(kind.n_heads * kind.query_dim for kind in compressed))
 
     @property
     def tensors(self) -> list[TensorRef]:
@@ -51,14 +63,13 @@ class LatentWorkspace:
 
 
 class Workspace:
-    """The descriptor-bound tensors of a model, reused by every layer and program."""
+    """Describes the descriptor-bound tensors of a model, which all layers and programs share.
+
+    A tensor is as large as the layer needs it that needs most.
+    """
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        tuning: Tuning,
-        split: AttentionSplit,
-        shape: AttentionShape | LatentShape,
+        self, spec: ModelSpec, tuning: Tuning, attention: Mapping[Mixer, AttentionKernels]
     ) -> None:
         experts = spec.experts
         router = router_shape(spec) if experts else None
@@ -67,23 +78,25 @@ class Workspace:
         n_partials = max(
             -(-spec.width // tuning.rows), -(-spec.width // (32 * tuning.workgroup_size))
         )
-        n_log_layers = spec.n_layers - spec.n_dense_layers if experts else 0
+        latents = [mixer for mixer in spec.mixers if isinstance(mixer, LatentSpec)]
+        n_words = max(item.split.partials_words(item.shape) for item in attention.values())
+        self.attention = attention
         self.params = TensorRef("params", PARAM_WORDS)
         self.hidden = TensorRef("hidden", spec.width)
         self.gained = TensorRef("gained", spec.width)
         self.norm_partials = TensorRef("norm_partials", n_partials)
-        self.qkv = TensorRef("qkv", _qkv_words(spec))
-        self.latent = LatentWorkspace(spec.n_heads, spec.latent) if spec.latent else None
-        self.attention_partials = TensorRef("attention_partials", split.partials_words(shape))
-        self.attended = TensorRef("attended", spec.attention_width)
+        self.qkv = TensorRef("qkv", max(mixer.qkv_width for mixer in spec.mixers))
+        self.latent = LatentWorkspace(latents) if latents else None
+        self.attention_partials = TensorRef("attention_partials", n_words)
+        self.attended = TensorRef("attended", max(mixer.attended_width for mixer in spec.mixers))
         self.router_logits = TensorRef("router_logits", router.n_logits if router else 1)
         self.routing = TensorRef("routing", routing_words(router) if router else 4)
-        self.act = TensorRef("act", _act_words(spec))
+        self.act = TensorRef("act", max(_act_words(layer.feed_forward) for layer in spec.layers))
         self.shared_act = _shared_act(experts)
         self.logits = TensorRef("logits", spec.n_vocab)
         self.candidate_lists = TensorRef("candidate_lists", list_words(tuning, spec.n_vocab))
         self.candidates = TensorRef("candidates", CANDIDATE_WORDS)
-        self.log = TensorRef("log", log_words(n_log_layers, n_used))
+        self.log = TensorRef("log", log_words(len(spec.moe_layers), n_used))
 
     @property
     def tensors(self) -> list[TensorRef]:
@@ -95,20 +108,9 @@ class Workspace:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
 
-def _qkv_words(spec: ModelSpec) -> int:
-    latent = spec.latent
-    if latent is None:
-        return spec.qkv_width
-    return (latent.q_rank or spec.n_heads * latent.query_dim) + latent.row
-
-
-def _act_words(spec: ModelSpec) -> int:
-    """Words of `act`: those of the used experts, or of a layer without any if that has more."""
-    experts = spec.experts
-    if experts is None:
-        return spec.feed_forward_width
-    dense = spec.feed_forward_width if spec.n_dense_layers else 0
-    return max(experts.n_used * experts.width, dense)
+def _act_words(block: FeedForward) -> int:
+    """Count the words of `act`: those of all used experts, or of the one block there is."""
+    return block.width * (block.n_used if isinstance(block, ExpertSpec) else 1)
 
 
 def _shared_act(experts: ExpertSpec | None) -> TensorRef | None:
@@ -117,37 +119,47 @@ def _shared_act(experts: ExpertSpec | None) -> TensorRef | None:
     return TensorRef("shared_act", experts.shared_width)
 
 
-def attention_shape(spec: ModelSpec, ctx_size: int, kv_type: str) -> AttentionShape | LatentShape:
-    """Describe a layer's attention with `ctx_size` places in its cache; `kv_type` is f16 or f32.
+def attention_kernels(
+    spec: ModelSpec, ctx_size: int, kv_type: KvType, tuning: Tuning
+) -> dict[Mixer, AttentionKernels]:
+    """Say how each kind of attention runs with `ctx_size` places in its caches."""
+    shapes = {mixer: _attention_shape(mixer, ctx_size, kv_type, spec) for mixer in spec.mixers}
+    return {
+        mixer: AttentionKernels(shape, choose_split(shape, tuning))
+        for mixer, shape in shapes.items()
+    }
 
-    Without a window: layers that have one differ in nothing else.
-    """
-    scale = spec.attention_scale or spec.head_dim**-0.5
+
+def _attention_shape(
+    mixer: Mixer, ctx_size: int, kv_type: KvType, spec: ModelSpec
+) -> AttentionShape | LatentShape:
+    scale = mixer.scale or mixer.query_dim**-0.5
     cache_type: Literal["F16", "F32"] = "F16" if kv_type == "f16" else "F32"
-    if (latent := spec.latent) is not None:
+    if isinstance(mixer, LatentSpec):
         return LatentShape(
-            n_heads=spec.n_heads,
-            kv_rank=latent.kv_rank,
-            rope_dim=latent.rope_dim,
-            nope_dim=latent.nope_dim,
+            n_heads=mixer.n_heads,
+            kv_rank=mixer.kv_rank,
+            rope_dim=mixer.rope_dim,
+            nope_dim=mixer.nope_dim,
             context=ctx_size,
             eps=spec.norm_eps,
             scale=scale,
             kv_type=cache_type,
-            rope_style=spec.rope.style,
+            rope_style=mixer.rope.style,
         )
     return AttentionShape(
-        n_heads=spec.n_heads,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        rotary_dim=spec.rope.dim,
+        n_heads=mixer.n_heads,
+        n_kv_heads=mixer.n_kv_heads,
+        head_dim=mixer.head_dim,
+        rotary_dim=mixer.rope.dim,
         context=ctx_size,
-        rope_style=spec.rope.style,
-        norm=spec.qk_norm,
+        rope_style=mixer.rope.style,
+        norm=mixer.qk_norm,
         eps=spec.norm_eps,
         scale=scale,
         kv_type=cache_type,
-        sinks=spec.sinks,
+        window=mixer.window,
+        sinks=mixer.sinks,
     )
 
 
@@ -169,33 +181,30 @@ def router_shape(spec: ModelSpec) -> RouterShape:
 
 @dataclass(frozen=True)
 class KvAddresses:
-    """Addresses of one layer's K and V caches; if latent, of the compressed rows alone."""
+    """Holds the addresses of a layer's K and V caches; if latent, of the compressed rows alone."""
 
     keys: int
     values: int = 0
 
 
 class KvCaches(Closing):
-    """The caches of every layer, cleared. Raises OutOfMemoryError with nothing left allocated."""
+    """Owns the caches of every layer, cleared. Raises OutOfMemoryError with none left allocated."""
 
-    def __init__(self, device: Device, n_layers: int, cache_bytes: int, n_caches: int = 2) -> None:
-        """Allocate for each layer `n_caches` of `cache_bytes`: keys and values, or one of both."""
-        n_places = n_caches * n_layers
-        self._arena = Arena(device, "device", "KV cache", n_places * cache_bytes)
+    def __init__(self, device: Device, layers: Sequence[Sequence[int]]) -> None:
+        """Allocate for each layer caches of these bytes: keys and values, or one of both."""
+        self._arena = Arena(device, "device", "KV cache", sum(map(sum, layers)))
         try:
-            places = [self._arena.place(cache_bytes) for _ in range(n_places)]
+            places = [[self._arena.place(n_bytes) for n_bytes in sizes] for sizes in layers]
             with translate_errors("clearing the KV cache"):
                 recorder = device.native.recorder()
-                for place in places:
-                    recorder.fill(place.buffer, place.offset, cache_bytes, 0)
+                for layer, sizes in zip(places, layers, strict=True):
+                    for place, n_bytes in zip(layer, sizes, strict=True):
+                        recorder.fill(place.buffer, place.offset, n_bytes, 0)
                 device.native.submit(recorder.finish()).wait()
         except BaseException:
             self.close()
             raise
-        found = [place.address for place in places]
-        values = found[1::2] if n_caches == 2 else [0] * n_layers
-        pairs = zip(found[::n_caches], values, strict=True)
-        self.addresses = tuple(KvAddresses(*pair) for pair in pairs)
+        self.addresses = tuple(KvAddresses(*(place.address for place in layer)) for layer in places)
 
     def close(self) -> None:
         self._arena.close()

@@ -8,8 +8,7 @@ Shaders: expert_gate_up.comp, expert_down.comp. Twins: vkmoe/reference/experts.p
 
 from __future__ import annotations
 
-from typing import Literal
-
+from vkmoe.facts import Activation
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases
@@ -18,9 +17,7 @@ from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import shared_weight_word
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["Activation", "expert_down", "expert_gate_up"]
-
-Activation = Literal["silu", "swiglu_oai"]
+__all__ = ["expert_down", "expert_gate_up"]
 
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vkmoe.facts import Conversion, MemoryPlan
-from vkmoe.models.latent_matrices import latent_matrices
-from vkmoe.models.tensors import LatentTensors, ModelTensors
+from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
+from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.placement.words import in_mib, in_time
 from vkmoe.quants import TYPES, device_row_bytes, lay_out, loaded_type
 
@@ -37,7 +37,7 @@ SAMPLE_COLUMNS, SAMPLE_ROWS = 2048, 64  # of the trial, for each thread
 
 
 class _Part(NamedTuple):
-    """A tensor, or a part of one: its type in the file and on the device, rows and columns."""
+    """Describes a tensor, or a part of one: types in the file and on the device, rows, columns."""
 
     file_type: str
     loaded_type: str
@@ -73,26 +73,21 @@ def _joined(words: list[str]) -> str:
 
 def _parts(tensors: ModelTensors) -> Iterator[_Part]:
     """List all matrices of a model."""
-    outer = [tensors.embeddings]
-    outer += [] if tensors.output is tensors.embeddings else [tensors.output]
-    for layer in tensors.layers:
-        outer += [*layer.attention.matrices]
-        outer += [x for x in (layer.router, layer.shared_gate) if x is not None]
-        blocks = [(layer.feed_forward, layer.router is not None)]
-        blocks += [(layer.shared, False)] if layer.shared is not None else []
-        for block, routed in blocks:
-            for matrix in block.matrices:
-                n_rows, n_tensors = matrix.n_experts * matrix.n_rows, len(matrix.parts)
-                kinds = matrix.type, loaded_type(matrix.type)
-                yield _Part(*kinds, routed, n_tensors, n_rows, matrix.n_columns)
-        if isinstance(layer.attention, LatentTensors):
-            for heads in latent_matrices(layer.attention):
-                kinds = heads.tensor.type, heads.type
-                yield _Part(*kinds, False, 1, heads.n_rows, heads.n_columns)
-    for tensor in outer:
-        n_columns = tensor.shape[-1]
-        kinds = tensor.type, loaded_type(tensor.type)
-        yield _Part(*kinds, False, 1, tensor.n_weights // n_columns, n_columns)
+    for block in tensors.expert_layers:
+        yield from _parts_of_block(block, of_experts=True)
+    for tensor in tensors.trunk:
+        if isinstance(tensor, FeedForwardTensors):
+            yield from _parts_of_block(tensor, of_experts=False)
+        elif isinstance(tensor, FileMatrix):
+            kinds = tensor.tensor.type, tensor.type
+            yield _Part(*kinds, False, 1, tensor.n_rows, tensor.n_columns)
+
+
+def _parts_of_block(block: FeedForwardTensors, of_experts: bool) -> Iterator[_Part]:
+    for matrix in block.matrices:
+        n_rows, n_tensors = matrix.n_experts * matrix.n_rows, len(matrix.parts)
+        kinds = matrix.type, loaded_type(matrix.type)
+        yield _Part(*kinds, of_experts, n_tensors, n_rows, matrix.n_columns)
 
 
 def _summed(parts: list[_Part]) -> Conversion:

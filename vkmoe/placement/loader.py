@@ -11,46 +11,41 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
-from vkmoe.facts import MemoryPlan, ModelSpec
+from vkmoe.facts import MemoryPlan, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.models.latent_matrices import HeadMatrices, latent_matrices
 from vkmoe.models.rope import rope_table
-from vkmoe.models.tensors import (
-    AttentionTensors,
-    FeedForwardTensors,
-    LatentTensors,
-    LayerTensors,
-    ModelTensors,
-)
+from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
+from vkmoe.models.trunk_tensors import FileMatrix, FileVector
 from vkmoe.models.weights import (
     AttentionWeights,
+    Block,
+    FeedForwardWeights,
     LatentWeights,
     LayerWeights,
     ModelWeights,
-    SharedExpert,
 )
 from vkmoe.ops.matvec import Matrix
 from vkmoe.placement.conversions import N_THREADS, conversion_line
 from vkmoe.placement.pools import host_pools
 from vkmoe.placement.sizes import expert_shape, span_parts, weight_bytes
 from vkmoe.placement.span_reader import FileReads, SpanReader
-from vkmoe.quants import decode, device_row_bytes, lay_out, loaded_type
+from vkmoe.quants import device_row_bytes, lay_out
 
 __all__ = ["LoadedWeights", "Placer", "Progress", "Progressing", "load_weights"]
 
@@ -78,7 +73,7 @@ class Progressing:
 
 @dataclass
 class LoadedWeights:
-    """The weights and what owns their memory.
+    """Holds the weights and what owns their memory.
 
     With a `reader`, not all experts are in host memory: no address is in the table (all are 0), no
     `expert_ranges` are in the weights, and there are no homes.
@@ -138,19 +133,19 @@ def load_weights(
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
     reader = SpanReader(file, tensors) if pools else None
-    rope = rope_table(spec.rope, plan.ctx_size)
+    ropes = {rope: rope_table(rope, plan.ctx_size) for rope in spec.ropes}
+    rope_bytes = sum(round_up(rope.nbytes) for rope in ropes.values())
     expert_intent: Intent = "device" if plan.experts_in == "device" else "host"
     arenas = [
-        Arena(device, "device", "weights", sizes.trunk + round_up(rope.nbytes)),
+        Arena(device, "device", "weights", sizes.trunk + rope_bytes),
         Arena(device, expert_intent, "experts", sizes.experts),
     ]
-    n_moe_layers = sum(layer.router is not None for layer in tensors.layers)
     n_experts = spec.experts.n_experts if spec.experts else 1
-    table = ExpertTable(device, max(1, n_moe_layers), n_experts, n_used)
+    table = ExpertTable(device, max(1, len(spec.moe_layers)), n_experts, n_used)
     placer = Placer(file, device, arenas[0], progressing)
     loader = _Loader(placer, arenas, table, in_file=bool(pools))
     try:
-        weights = loader.load(tensors, rope)
+        weights = loader.load(spec, tensors, ropes)
     except BaseException:
         placer.abandon()
         for arena in arenas:
@@ -166,7 +161,7 @@ def load_weights(
 
 
 class _Loader:
-    """Places the tensors of a model in the order that `weight_bytes` has."""
+    """Places the tensors of a model in the order of `ModelTensors.trunk`."""
 
     def __init__(
         self, placer: Placer, arenas: list[Arena], table: ExpertTable, in_file: bool
@@ -176,85 +171,49 @@ class _Loader:
         self._trunk, self._experts = arenas
         self.homes: list[list[Placement]] = []
 
-    def load(self, tensors: ModelTensors, rope: NDArray[np.float32]) -> ModelWeights:
+    def load(
+        self, spec: ModelSpec, tensors: ModelTensors, ropes: Mapping[RopeSpec, NDArray[np.float32]]
+    ) -> ModelWeights:
         placer = self._placer
         embeddings = placer.matrix(tensors.embeddings)
         tied = tensors.output is tensors.embeddings
-        layers = [self._layer(layer) for layer in tensors.layers]
-        return ModelWeights(
-            embeddings=embeddings,
-            output_gain=placer.vector(tensors.output_gain),
-            output=embeddings if tied else placer.matrix(tensors.output),
-            layers=tuple(layers),
-            rope_table=placer.place(rope.view(np.uint8).reshape(-1)),
-            expert_table=self._table.range,
-        )
+        parts = [self._parts(layer) for layer in tensors.layers]
+        output_gain = placer.vector(tensors.output_gain)
+        output = embeddings if tied else placer.matrix(tensors.output)
+        tables = {
+            rope: placer.place(table.view(np.uint8).reshape(-1)) for rope, table in ropes.items()
+        }
+        layers = [
+            LayerWeights(*pair, rope_table=tables[layer.mixer.rope])
+            for pair, layer in zip(parts, spec.layers, strict=True)
+        ]
+        return ModelWeights(embeddings, output_gain, output, tuple(layers), self._table.range)
 
-    def _layer(self, layer: LayerTensors) -> LayerWeights:
-        shape = expert_shape(layer.feed_forward)
-        in_file = self._in_file and layer.router is not None
-        spans = (
-            []
-            if in_file
-            else self._placer.spans(
-                layer.feed_forward, self._trunk if layer.router is None else self._experts
-            )
-        )
-        if layer.router is not None and not in_file:
-            for expert, span in enumerate(spans):
-                self._table.set(len(self.homes), expert, span.address)
-            self.homes.append(spans)
-        return LayerWeights(
-            attention_gain=self._placer.vector(layer.attention_gain),
-            attention=self._latent(layer.attention)
-            if isinstance(layer.attention, LatentTensors)
-            else self._attention(layer.attention),
-            feed_forward_gain=self._placer.vector(layer.feed_forward_gain),
-            router=self._placer.matrix(layer.router) if layer.router is not None else None,
-            router_bias=self._placer.vector(layer.router_bias),
-            selection_bias=self._placer.vector(layer.selection_bias),
-            shared=self._shared(layer.shared, layer.shared_gate),
-            expert_shape=shape,
-            expert_ranges=_merged(spans, shape.span_bytes) if layer.router is not None else (),
-            dense_span=0 if layer.router is not None else spans[0].address,
-        )
+    def _parts(
+        self, layer: LayerTensors
+    ) -> tuple[AttentionWeights | LatentWeights, FeedForwardWeights]:
+        if layer.has_experts:
+            block = self._expert_block(layer.block)
+        else:
+            block = self._placer.block(layer.block)
+        mixer = layer.mixer.weights(**self._placed(layer.mixer.tensors))
+        others = self._placed(layer.feed_forward.tensors)
+        return mixer, layer.feed_forward.weights(block=block, **others)
 
-    def _attention(self, tensors: AttentionTensors) -> AttentionWeights:
-        return AttentionWeights(
-            q=self._placer.matrix(tensors.q),
-            k=self._placer.matrix(tensors.k),
-            v=self._placer.matrix(tensors.v),
-            output=self._placer.matrix(tensors.output),
-            q_gain=self._placer.vector(tensors.q_gain),
-            k_gain=self._placer.vector(tensors.k_gain),
-            qkv_bias=self._placer.vector(*tensors.qkv_bias),
-            output_bias=self._placer.vector(tensors.output_bias),
-            sinks=self._placer.vector(tensors.sinks),
-        )
+    def _expert_block(self, experts: FeedForwardTensors) -> Block:
+        """Place the homes of a layer's experts, unless they stay in the file."""
+        shape = expert_shape(experts)
+        if self._in_file:
+            return Block(shape)
+        spans = self._placer.spans(experts, self._experts)
+        for expert, span in enumerate(spans):
+            self._table.set(len(self.homes), expert, span.address)
+        self.homes.append(spans)
+        return Block(shape, ranges=_merged(spans, shape.span_bytes))
 
-    def _latent(self, tensors: LatentTensors) -> LatentWeights:
-        q_down = self._placer.matrix(tensors.q_down) if tensors.q_down is not None else None
-        q, kv = self._placer.matrix(tensors.q), self._placer.matrix(tensors.kv)
-        k_up, v_up = (self._placer.head_matrices(heads) for heads in latent_matrices(tensors))
-        return LatentWeights(
-            q=q,
-            kv=kv,
-            k_up=k_up,
-            v_up=v_up,
-            output=self._placer.matrix(tensors.output),
-            q_down=q_down,
-            q_gain=self._placer.vector(tensors.q_gain),
-            kv_gain=self._placer.vector(tensors.kv_gain),
-        )
-
-    def _shared(
-        self, block: FeedForwardTensors | None, gate: TensorInfo | None
-    ) -> SharedExpert | None:
-        if block is None:
-            return None
-        span = self._placer.block(block)
-        weighed = self._placer.matrix(gate) if gate is not None else None
-        return SharedExpert(expert_shape(block), span, weighed)
+    def _placed(self, tensors: Mapping[str, TrunkTensor]) -> dict[str, Any]:
+        """Place what a table declares; each kind of tensor becomes its kind of weights."""
+        return {field: self._placer.weights(tensor) for field, tensor in tensors.items()}
 
 
 def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
@@ -269,7 +228,7 @@ def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
 
 
 class _Rows(NamedTuple):
-    """Some rows of the file, uint8 [n, row_bytes], and where they go."""
+    """Describes rows of the file, uint8 [n, row_bytes], and where they go."""
 
     data: Bytes
     place: Placement
@@ -277,7 +236,7 @@ class _Rows(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What rows are in the file and on the device."""
+    """Says what rows are in the file and on the device."""
 
     file_type: str
     type: str
@@ -285,7 +244,7 @@ class _Kind(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes on the device."""
+        """Count the bytes on the device."""
         return device_row_bytes(self.type, self.n_columns)
 
     @property
@@ -316,27 +275,23 @@ class Placer:
         self._pool.shutdown(cancel_futures=True)
         self._transfer.close()
 
-    def matrix(self, tensor: TensorInfo) -> Matrix:
-        """Place the rows of a tensor of any number of dimensions, of which the last is the row."""
-        kind = _Kind(tensor.type, loaded_type(tensor.type), tensor.shape[-1])
-        matrix = self._placed(kind, self._rows(tensor, kind.n_columns))
-        self._file.drop_pages(tensor.name)
-        return matrix
+    def weights(self, tensor: TrunkTensor) -> Matrix | Block | int:
+        """Place what every token reads."""
+        if isinstance(tensor, FileMatrix):
+            return self.matrix(tensor)
+        return self.vector(tensor) if isinstance(tensor, FileVector) else self.block(tensor)
 
-    def head_matrices(self, heads: HeadMatrices) -> Matrix:
-        """Place all heads' matrices as one."""
-        kind = _Kind(heads.data_type, heads.type, heads.n_columns)
-        matrix = self._placed(kind, heads.data(self._file))
-        self._file.drop_pages(heads.tensor.name)
-        return matrix
+    def matrix(self, tensor: FileMatrix) -> Matrix:
+        """Place all rows of a matrix."""
+        kind, rows = _Kind(tensor.data_type, tensor.type, tensor.n_columns), tensor.data(self._file)
+        place = self._trunk.place(len(rows) * kind.row_bytes)
+        self._copy(kind, self._pieces(kind, rows, place, 0))
+        self._file.drop_pages(tensor.tensor.name)
+        return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
 
-    def vector(self, *tensors: TensorInfo | None) -> int:
-        """Place gains or biases as f32 behind one another, and return their address; 0 for none."""
-        found = [tensor for tensor in tensors if tensor is not None]
-        if not found:
-            return 0
-        values = [decode(x.type, self._file.data(x.name), x.n_weights) for x in found]
-        return self.place(np.concatenate(values).view(np.uint8))
+    def vector(self, tensor: FileVector) -> int:
+        """Place gains or biases as f32, and return their address."""
+        return self.place(tensor.data(self._file))
 
     def place(self, data: Bytes) -> int:
         """Place any bytes, uint8 [n_bytes], and return their address."""
@@ -344,10 +299,10 @@ class Placer:
         self._transfer.write(place.buffer, place.offset, data)
         return place.address
 
-    def block(self, block: FeedForwardTensors) -> int:
-        """Place the span of a block that every token uses, and return its address."""
+    def block(self, block: FeedForwardTensors) -> Block:
+        """Place the span of a block that every token uses."""
         (span,) = self.spans(block, self._trunk)
-        return span.address
+        return Block(expert_shape(block), span.address)
 
     def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
         """Place the span of every expert of a block and fill it."""
@@ -365,11 +320,6 @@ class Placer:
             for tensor in source.parts:
                 self._file.drop_pages(tensor.name)
         return spans
-
-    def _placed(self, kind: _Kind, rows: Bytes) -> Matrix:
-        place = self._trunk.place(len(rows) * kind.row_bytes)
-        self._copy(kind, self._pieces(kind, rows, place, 0))
-        return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
 
     def _rows(self, tensor: TensorInfo, n_columns: int) -> Bytes:
         """View the file's bytes as [rows, row bytes]."""

@@ -9,9 +9,10 @@ gpu/token_io.py and gpu/transfer.py. Where experts go is the subject of experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
+from vkmoe.choices import KvType
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
@@ -22,14 +23,8 @@ from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 from vkmoe.gpu.transfer import STAGING_BYTES
 from vkmoe.models.tensors import ModelTensors
-from vkmoe.models.workspace import Workspace, attention_shape
-from vkmoe.ops.attention_shapes import (
-    MAX_CACHE_BYTES,
-    AttentionShape,
-    AttentionSplit,
-    LatentShape,
-    choose_split,
-)
+from vkmoe.models.workspace import Workspace, attention_kernels
+from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.allocations import allocated, arena_bytes, is_mapped, plan_line, tensor_heap
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
@@ -64,8 +59,6 @@ class Decision:
     """How a model will run on a device."""
 
     tuning: Tuning
-    attention_shape: AttentionShape | LatentShape
-    attention_split: AttentionSplit
     workspace: Workspace
     plan: MemoryPlan
     ways: MissWays
@@ -91,9 +84,9 @@ def decide(
     UsageError and OutOfMemoryError for the reasons that `plan` does.
     """
     tuning = tuning or choose_tuning(device)
-    shape = attention_shape(spec, context_size(config, spec), config.kv_type)
-    split = choose_split(shape, tuning)
-    workspace = Workspace(spec, tuning, split, shape)
+    ctx_size = context_size(config, spec)
+    attention = attention_kernels(spec, ctx_size, config.kv_type, tuning)
+    workspace = Workspace(spec, tuning, attention)
     sizes = weight_bytes(tensors)
     largest = max(sizes.spans, default=0)
     ways = miss_ways(config, device, link, largest)
@@ -104,9 +97,7 @@ def decide(
     settings = cache_settings(config, spec, decided, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
     decided = replace(decided, lines=(*decided.lines, *learning))
-    return Decision(
-        tuning, shape, split, workspace, decided, ways, largest, pools, homes, overlaps, settings
-    )
+    return Decision(tuning, workspace, decided, ways, largest, pools, homes, overlaps, settings)
 
 
 def predictor_lines(
@@ -186,7 +177,7 @@ def _plan(
     budget = device_budget(device, available_host_bytes)
     room = _room(lines, device, budget, available_host_bytes)
     if room.device < 0:
-        caches = spec.n_caches * spec.n_layers * _kv_bytes(spec, ctx_size, config.kv_type)
+        caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
         raise OutOfMemoryError(
             f"{spec.name} needs {in_mib(budget - room.device)} of {device.name}'s memory without "
             f"its experts (weights {in_mib(weights.trunk)}, KV cache {in_mib(caches)}); "
@@ -252,7 +243,7 @@ def context_size(config: EngineConfig, spec: ModelSpec) -> int:
             f"{spec.name} was trained for",
             f"use at most {spec.context_length}",
         )
-    row_bytes = _kv_bytes(spec, 1, config.kv_type)
+    row_bytes = max(_cache_bytes(spec, 1, config.kv_type))
     largest = (MAX_CACHE_BYTES - 1) // row_bytes
     if ctx_size > largest:
         raise UsageError(
@@ -262,9 +253,10 @@ def context_size(config: EngineConfig, spec: ModelSpec) -> int:
     return ctx_size
 
 
-def _kv_bytes(spec: ModelSpec, ctx_size: int, kv_type: str) -> int:
-    """Count the bytes of one of the caches of a layer."""
-    return ctx_size * spec.cache_row * (2 if kv_type == "f16" else 4)
+def _cache_bytes(spec: ModelSpec, ctx_size: int, kv_type: KvType) -> list[int]:
+    """Count the bytes of each cache of each layer, in the order in which they are placed."""
+    layers = (layer.mixer.state_bytes(ctx_size, kv_type) for layer in spec.layers)
+    return [n_bytes for sizes in layers for n_bytes in sizes]
 
 
 def _table_bytes(spec: ModelSpec, weights: WeightBytes) -> int:
@@ -285,20 +277,20 @@ class _FixedLines:
         self._spec, self._device = spec, device
         self._weights, self._scratch = weights, scratch
 
-    def all(self, ctx_size: int, kv_type: str, reason: str) -> Iterator[PlanLine]:
+    def all(self, ctx_size: int, kv_type: KvType, reason: str) -> Iterator[PlanLine]:
         spec, scratch = self._spec, self._scratch
-        rope_bytes = round_up(ctx_size * spec.rope.dim * 4)
+        ropes = [round_up(ctx_size * rope.dim * 4) for rope in spec.ropes]
         table = _table_bytes(spec, self._weights)
         yield self._line(
-            "weights used by every token", "device", self._trunk(rope_bytes), "read for each token"
+            "weights used by every token", "device", self._trunk(ropes), "read for each token"
         )
         yield self._line(
             f"KV cache, {ctx_size} tokens, {kv_type}",
             "device",
-            self._kv(_kv_bytes(spec, ctx_size, kv_type)),
+            self._kv(_cache_bytes(spec, ctx_size, kv_type)),
             reason,
         )
-        yield self._line("rotary table", "device", rope_bytes, "one entry per position")
+        yield self._line("rotary table", "device", sum(ropes), "one entry per position")
         # One more: the placeholder of kernels without tensors.
         tensors = sum(allocated(n_bytes) for n_bytes in (*scratch.tensors, 4))
         heap = tensor_heap(self._device)
@@ -316,15 +308,14 @@ class _FixedLines:
             reason = growth_words(found) or "for a moment"
             yield self._line("converting weights", "host", CONVERTING_BYTES, reason)
 
-    def _trunk(self, rope_bytes: int) -> int:
-        """Bound the arena of the trunk and the rotary table, without the table."""
-        weights = self._weights
-        pieces = (*weights.pieces, rope_bytes) if weights.pieces else (weights.trunk + rope_bytes,)
+    def _trunk(self, ropes: Sequence[int]) -> int:
+        """Bound the arena of the trunk and the rotary tables, without the tables."""
+        weights, rope_bytes = self._weights, sum(ropes)
+        pieces = (*weights.pieces, *ropes) if weights.pieces else (weights.trunk + rope_bytes,)
         return arena_bytes(self._device, pieces, weights.trunk + rope_bytes) - rope_bytes
 
-    def _kv(self, n_bytes: int) -> int:
-        n_caches = self._spec.n_caches * self._spec.n_layers
-        return arena_bytes(self._device, [n_bytes] * n_caches, n_caches * n_bytes)
+    def _kv(self, caches: Sequence[int]) -> int:
+        return arena_bytes(self._device, caches, sum(caches))
 
     def _staging(self, table: int) -> int:
         """Count the loader's lanes, and those of the table's writes."""

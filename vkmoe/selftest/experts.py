@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.facts import Activation
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
-from vkmoe.ops.experts import Activation, expert_down, expert_gate_up
+from vkmoe.ops.experts import expert_down, expert_gate_up
 from vkmoe.ops.gather import LandingMemory
 from vkmoe.ops.router import LOG_HEADER_WORDS, filled_words, log_words, shared_weight_word
 from vkmoe.ops.tuning import Tuning

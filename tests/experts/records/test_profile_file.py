@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.models.changed_specs import with_experts
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.records.profile import (
     MAX_COUNT,
@@ -21,13 +22,12 @@ from vkmoe.experts.records.profile import (
     profiled_model,
     save_profile,
 )
-from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+from vkmoe.facts import AttentionSpec, ExpertSpec, LayerSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import TensorInfo
 
 EXPERTS = ExpertSpec(8, 2, 64)
-SPEC = ModelSpec(
-    "qwen3moe", "toy", 3, 64, 4, 2, 16, 100, 128, 1e-6, RopeSpec(16), "per_head", 0, EXPERTS, True
-)
+LAYER = LayerSpec(AttentionSpec(4, 2, 16, RopeSpec(16), "per_head"), EXPERTS)
+SPEC = ModelSpec("qwen3moe", "toy", 64, 100, 128, 1e-6, True, (LAYER,) * 3)
 TENSORS = [
     TensorInfo(f"blk.{layer}.ffn_{part}_exps.weight", "Q4_K", (8, 64, 64), 1000)
     for layer in range(3)
@@ -93,10 +93,10 @@ def test_counts_above_the_bound_are_saved_as_it(tmp_path: Path) -> None:
     [
         (replace(SPEC, architecture="qwen2moe"), "architecture is 'qwen3moe'.* 'qwen2moe'"),
         (replace(SPEC, name="other\nname"), r"name is 'toy', this model's 'other\\nname'"),
-        (replace(SPEC, experts=replace(EXPERTS, n_experts=16)), "number of experts is 8, .* 16"),
-        (replace(SPEC, experts=replace(EXPERTS, n_used=4)), "experts per token is 2, .* 4"),
+        (with_experts(SPEC, n_experts=16), "number of experts is 8, .* 16"),
+        (with_experts(SPEC, n_used=4), "experts per token is 2, .* 4"),
         (replace(SPEC, width=128), "the fingerprint of sizes and tensors differs"),
-        (replace(SPEC, experts=replace(EXPERTS, width=96)), "the fingerprint"),
+        (with_experts(SPEC, width=96), "the fingerprint"),
     ],
 )
 def test_another_model_is_refused_with_what_differs(

@@ -290,23 +290,17 @@ def _transfers_of(config: EngineConfig) -> Transfers:
 
 def _spec(header: TraceHeader) -> ModelSpec:
     """Invent a model with the true name and experts; the rule asks for nothing else."""
-    from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+    from vkmoe.facts import AttentionSpec, ExpertSpec, LayerSpec, ModelSpec, RopeSpec
 
     experts = ExpertSpec(header.n_experts, header.n_used, width=0)
+    layer = LayerSpec(AttentionSpec(0, 0, 0, RopeSpec(0)), experts)
     return ModelSpec(
         architecture=header.architecture,
         name=header.model,
-        n_layers=header.n_layers,
         width=0,
-        n_heads=0,
-        n_kv_heads=0,
-        head_dim=0,
         n_vocab=0,
         context_length=0,
         norm_eps=0.0,
-        rope=RopeSpec(0),
-        qk_norm="none",
-        feed_forward_width=0,
-        experts=experts,
         tied_embeddings=False,
+        layers=(layer,) * header.n_layers,
     )

@@ -58,10 +58,13 @@ class ProfiledModel:
 
 def model_fingerprint(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> str:
     """Return a sha256 of what the model is and of its expert tensors' names, shapes and types."""
-    experts = asdict(spec.experts) if spec.experts else None
-    sizes = [spec.n_layers, spec.width, spec.n_vocab, spec.n_heads, spec.n_kv_heads, spec.head_dim]
+    experts = asdict(spec.experts) if spec.experts else {}
+    experts.pop("activation", None)  # the architecture fixes it
+    mixer = spec.layers[0].mixer
+    heads = [mixer.n_heads, mixer.n_kv_heads, mixer.query_dim]
+    sizes = [spec.n_layers, spec.width, spec.n_vocab, *heads]
     parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
-    text = json.dumps([spec.architecture, spec.name, sizes, experts, parts], sort_keys=True)
+    text = json.dumps([spec.architecture, spec.name, sizes, experts or None, parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

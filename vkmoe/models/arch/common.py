@@ -1,15 +1,23 @@
 """Reads what the files of all architectures have in common: sizes, heads, experts.
 
-An architecture's module reads what differs, and changes the spec accordingly.
+An architecture's module reads what differs, and makes the layers of a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+from vkmoe.facts import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertSpec,
+    FeedForward,
+    LayerSpec,
+    Mixer,
+    ModelSpec,
+)
 from vkmoe.gguf_file import GgufFile
 from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
 from vkmoe.models.rope import read_rope
@@ -21,9 +29,11 @@ __all__ = [
     "SIGMOID",
     "SOFTMAX",
     "SOFTMAX_OF_CHOSEN",
-    "base_spec",
+    "attention_specs",
+    "dense_specs",
     "expert_spec",
-    "grouped_spec",
+    "experts_everywhere",
+    "model_spec",
 ]
 
 # Values of <arch>.expert_gating_func. A softmax of the chosen logits alone is one of all logits
@@ -37,59 +47,72 @@ GATINGS: Mapping[int, Literal["softmax", "sigmoid"]] = {
 MAX_HEADS = 4096
 
 
-def grouped_spec(
+def attention_specs(
     metadata: Metadata,
-    experts: ExpertSpec | None,
     *,
     qk_norm: Literal["none", "per_head", "full_width"] = "none",
     rope_style: Literal["neox", "normal"] = "neox",
     truncate: bool = True,
-) -> ModelSpec:
-    """Read the spec of a model with grouped-query attention. Raises ModelFileError."""
+) -> tuple[AttentionSpec, ...]:
+    """Read the grouped-query attention of each layer. Raises ModelFileError."""
     width = metadata.size("embedding_length")
-    n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
-    n_kv_heads = metadata.size("attention.head_count_kv", n_heads, largest=MAX_HEADS)
-    head_dim = metadata.size("attention.key_length", max(1, width // n_heads), largest=MAX_HEAD_DIM)
+    heads = metadata.per_layer("attention.head_count", largest=MAX_HEADS)
+    kv_heads = heads
+    if metadata.has("attention.head_count_kv"):
+        kv_heads = metadata.per_layer("attention.head_count_kv", largest=MAX_HEADS)
+    default = max(1, width // heads[0])
+    head_dim = metadata.size("attention.key_length", default, largest=MAX_HEAD_DIM)
     value_dim = metadata.size("attention.value_length", head_dim, largest=MAX_HEAD_DIM)
-    if n_heads % n_kv_heads or value_dim != head_dim or head_dim % UNIT_DIMS:
-        raise ModelFileError(
-            f"{metadata.file.path}: {n_heads} heads of {head_dim}, {n_kv_heads} KV heads of "
-            f"{value_dim}: heads must be a multiple of KV heads, widths equal and a multiple of "
-            f"{UNIT_DIMS}",
-            WRONG_FILE,
-        )
+    for n_heads, n_kv_heads in zip(heads, kv_heads, strict=True):
+        if n_heads % n_kv_heads or value_dim != head_dim or head_dim % UNIT_DIMS:
+            raise ModelFileError(
+                f"{metadata.file.path}: {n_heads} heads of {head_dim}, {n_kv_heads} KV heads of "
+                f"{value_dim}: heads must be a multiple of KV heads, widths equal and a multiple "
+                f"of {UNIT_DIMS}",
+                WRONG_FILE,
+            )
     rope = read_rope(metadata, head_dim, rope_style, truncate=truncate)
-    return base_spec(metadata, (n_heads, n_kv_heads, head_dim), rope, experts, qk_norm)
+    kinds = {
+        pair: AttentionSpec(*pair, head_dim, rope, qk_norm)
+        for pair in zip(heads, kv_heads, strict=True)
+    }
+    return tuple(kinds[pair] for pair in zip(heads, kv_heads, strict=True))
 
 
-def base_spec(
+def dense_specs(
+    metadata: Metadata, width: int | None = None, *, bias: bool = False
+) -> tuple[DenseSpec, ...]:
+    """Read the block without experts of each layer. `width` is for files that do not name it."""
+    widths = metadata.per_layer("feed_forward_length", width)
+    return tuple(DenseSpec(inner, bias) for inner in widths)
+
+
+def model_spec(
     metadata: Metadata,
-    heads: tuple[int, int, int],
-    rope: RopeSpec,
-    experts: ExpertSpec | None,
-    qk_norm: Literal["none", "per_head", "full_width"] = "none",
+    mixers: Sequence[Mixer],
+    feed_forwards: Sequence[FeedForward],
+    n_ahead_layers: int = 0,
 ) -> ModelSpec:
-    """Read what specs of all models have. `heads`: their number, that of KV heads, their width."""
+    """Make the spec of a model of these layers. Call it last: it refuses keys that were not read.
+
+    The last `n_ahead_layers` of them are left out.
+    """
     file = metadata.file
-    n_heads, n_kv_heads, head_dim = heads
     embeddings = file.tensors.get("token_embd.weight")
-    return ModelSpec(
+    layers = [LayerSpec(*pair) for pair in zip(mixers, feed_forwards, strict=True)]
+    spec = ModelSpec(
         architecture=file.require("general.architecture", str),
         name=metadata.name,
-        n_layers=metadata.size("block_count", largest=4096),
         width=metadata.size("embedding_length"),
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
         n_vocab=embeddings.shape[0] if embeddings is not None else 0,
         context_length=metadata.size("context_length"),
         norm_eps=metadata.positive("attention.layer_norm_rms_epsilon"),
-        rope=rope,
-        qk_norm=qk_norm,
-        feed_forward_width=metadata.size("feed_forward_length", experts.width if experts else None),
-        experts=experts,
         tied_embeddings="output.weight" not in file.tensors,
+        layers=tuple(layers[: len(layers) - n_ahead_layers]),
+        n_ahead_layers=n_ahead_layers,
     )
+    metadata.finish()
+    return spec
 
 
 def expert_spec(
@@ -126,6 +149,12 @@ def expert_spec(
         scale=metadata.positive("expert_weights_scale", 1.0),
         gating=GATINGS[gating],
     )
+
+
+def experts_everywhere(metadata: Metadata, experts: ExpertSpec) -> tuple[ExpertSpec, ...]:
+    """Give these experts to every layer. The width of dense blocks, if a file has it, is unused."""
+    metadata.per_layer("feed_forward_length", experts.width)
+    return (experts,) * metadata.n_layers
 
 
 def _width_of_tensors(file: GgufFile) -> int | None:

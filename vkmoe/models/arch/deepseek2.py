@@ -7,17 +7,19 @@ DeepSeek-V2: arXiv:2405.04434; V3: arXiv:2412.19437.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.models.arch.common import (
     MAX_HEADS,
     SIGMOID,
     SOFTMAX,
-    base_spec,
+    dense_specs,
     expert_spec,
+    model_spec,
 )
 from vkmoe.models.metadata import WRONG_FILE, Metadata
 from vkmoe.models.rope import read_rope
@@ -32,29 +34,22 @@ BLOCK = 32  # rows of matrices are whole blocks
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a deepseek2 file."""
     metadata = Metadata(file)
-    n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
-    latent = _latent(metadata, n_heads)
-    n_all = metadata.size("block_count", largest=4096)
+    latent = _latent(metadata)
+    n_all = metadata.n_layers
     n_ahead = metadata.count("nextn_predict_layers", n_all - 1)
     n_dense = metadata.count("leading_dense_block_count", n_all)
     experts = _experts(metadata, f"blk.{n_dense}.exp_probs_b.bias" in file.tensors)
     if n_dense >= n_all - n_ahead:
         experts = None
-    rope, scale = _rope(metadata, latent)
-    spec = base_spec(metadata, (n_heads, 1, latent.query_dim), rope, experts)
-    metadata.finish()
-    return replace(
-        spec,
-        n_layers=n_all - n_ahead,
-        n_ahead_layers=n_ahead,
-        n_dense_layers=n_dense if experts else 0,
-        latent=latent,
-        attention_scale=scale,
-    )
+    blocks: Sequence[FeedForward] = dense_specs(metadata, experts.width if experts else None)
+    if experts is not None:
+        blocks = [*blocks[:n_dense], *[experts] * (n_all - n_dense)]
+    return model_spec(metadata, [latent] * n_all, blocks, n_ahead)
 
 
-def _latent(metadata: Metadata, n_heads: int) -> LatentSpec:
+def _latent(metadata: Metadata) -> LatentSpec:
     """Read the heads. Newer files describe the cached row as one head under the old names."""
+    n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
     rope_dim = metadata.size("rope.dimension_count", largest=MAX_ROPE_DIM)
     rank = metadata.size("attention.kv_lora_rank", largest=MAX_RANK)
     is_absorbed = metadata.has("attention.key_length_mla")
@@ -78,7 +73,8 @@ def _latent(metadata: Metadata, n_heads: int) -> LatentSpec:
             f"vkmoe runs multiples of {BLOCK}, the rotary part a multiple of {UNIT_DIMS}",
         )
     q_rank = metadata.count("attention.q_lora_rank", 1 << 16)
-    return LatentSpec(rank, nope_dim, rope_dim, value_dim, q_rank)
+    rope, scale = _rope(metadata, rope_dim, query_dim)
+    return LatentSpec(n_heads, rank, nope_dim, value_dim, rope, q_rank, scale)
 
 
 def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
@@ -110,16 +106,16 @@ def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
     )
 
 
-def _rope(metadata: Metadata, latent: LatentSpec) -> tuple[RopeSpec, float]:
+def _rope(metadata: Metadata, rope_dim: int, query_dim: int) -> tuple[RopeSpec, float]:
     """Read the rotary embedding, and the scale of the dot products.
 
     With yarn, scores grow by the square of 0.1 m ln(factor) + 1; a file has 0.1 m. Sines and
     cosines are then left alone: they would take the ratio of that to the same with another m, which
     no model has.
     """
-    rope = read_rope(metadata, latent.rope_dim, "normal")
+    rope = read_rope(metadata, rope_dim, "normal")
     multiplier = metadata.not_negative("rope.scaling.yarn_log_multiplier", 0.0)
-    scale: float = latent.query_dim**-0.5
+    scale: float = query_dim**-0.5
     if rope.scaling != "yarn" or not multiplier:
         return rope, scale
     growth = multiplier * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0

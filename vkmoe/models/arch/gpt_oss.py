@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import SOFTMAX, SOFTMAX_OF_CHOSEN, expert_spec, grouped_spec
+from vkmoe.models.arch.common import (
+    SOFTMAX,
+    SOFTMAX_OF_CHOSEN,
+    attention_specs,
+    expert_spec,
+    experts_everywhere,
+    model_spec,
+)
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
@@ -23,15 +30,13 @@ def read_spec(file: GgufFile) -> ModelSpec:
         width=metadata.size("feed_forward_length"),
         gatings=(SOFTMAX_OF_CHOSEN, SOFTMAX),
     )
-    spec = grouped_spec(metadata, experts, truncate=False)
+    experts = replace(experts, router_bias=True, biases=True, activation="swiglu_oai")
     window = metadata.size("attention.sliding_window")
-    metadata.finish()
-    return replace(
-        spec,
-        experts=replace(experts, router_bias=True, biases=True),
-        activation="swiglu_oai",
-        qkv_bias=True,
-        output_bias=True,
-        sinks=True,
-        windows=tuple(0 if layer % 2 else window for layer in range(spec.n_layers)),
-    )
+    has_window = metadata.pattern("attention.sliding_window_pattern", period=2)
+    mixers = [
+        replace(mixer, window=window * windowed, qkv_bias=True, output_bias=True, sinks=True)
+        for mixer, windowed in zip(
+            attention_specs(metadata, truncate=False), has_window, strict=True
+        )
+    ]
+    return model_spec(metadata, mixers, experts_everywhere(metadata, experts))

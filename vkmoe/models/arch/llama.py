@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import FeedForward, ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import expert_spec, grouped_spec
+from vkmoe.models.arch.common import (
+    attention_specs,
+    dense_specs,
+    expert_spec,
+    experts_everywhere,
+    model_spec,
+)
 from vkmoe.models.metadata import Metadata
 from vkmoe.ops.router import MAX_EXPERTS
 
@@ -19,17 +25,18 @@ __all__ = ["read_spec"]
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a llama file."""
     metadata = Metadata(file)
-    experts = None
+    blocks: tuple[FeedForward, ...]
     if metadata.count("expert_count", MAX_EXPERTS):
         width = metadata.size("feed_forward_length")
         experts = expert_spec(metadata, renormalise=True, width=width)
+        blocks = experts_everywhere(metadata, experts)
     else:
         metadata.count("expert_used_count", 0)
-    spec = grouped_spec(metadata, experts, rope_style="normal")
-    metadata.finish()
-    return replace(
-        spec,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        feed_forward_bias="blk.0.ffn_gate.bias" in file.tensors,
-    )
+        blocks = dense_specs(metadata, bias="blk.0.ffn_gate.bias" in file.tensors)
+    qkv_bias = "blk.0.attn_q.bias" in file.tensors
+    output_bias = "blk.0.attn_output.bias" in file.tensors
+    mixers = [
+        replace(mixer, qkv_bias=qkv_bias, output_bias=output_bias)
+        for mixer in attention_specs(metadata, rope_style="normal")
+    ]
+    return model_spec(metadata, mixers, blocks)

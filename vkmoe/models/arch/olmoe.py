@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import expert_spec, grouped_spec
+from vkmoe.models.arch.common import (
+    attention_specs,
+    expert_spec,
+    experts_everywhere,
+    model_spec,
+)
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
@@ -15,6 +20,5 @@ def read_spec(file: GgufFile) -> ModelSpec:
     metadata = Metadata(file)
     width = metadata.size("feed_forward_length")
     experts = expert_spec(metadata, renormalise=False, width=width)
-    spec = grouped_spec(metadata, experts, qk_norm="full_width")
-    metadata.finish()
-    return spec
+    mixers = attention_specs(metadata, qk_norm="full_width")
+    return model_spec(metadata, mixers, experts_everywhere(metadata, experts))

@@ -9,7 +9,12 @@ from dataclasses import replace
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import expert_spec, grouped_spec
+from vkmoe.models.arch.common import (
+    attention_specs,
+    expert_spec,
+    experts_everywhere,
+    model_spec,
+)
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
@@ -19,9 +24,9 @@ def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a qwen2moe file."""
     metadata = Metadata(file)
     experts = expert_spec(metadata, renormalise=False)
-    spec = grouped_spec(metadata, experts)
     # Early files have the shared expert's width as that of a layer without experts.
-    shared_width = metadata.size("expert_shared_feed_forward_length", spec.feed_forward_width)
-    metadata.finish()
+    dense_width = metadata.size("feed_forward_length", experts.width)
+    shared_width = metadata.size("expert_shared_feed_forward_length", dense_width)
     experts = replace(experts, shared_width=shared_width, shared_gate=True)
-    return replace(spec, experts=experts, qkv_bias=True)
+    mixers = [replace(mixer, qkv_bias=True) for mixer in attention_specs(metadata)]
+    return model_spec(metadata, mixers, experts_everywhere(metadata, experts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import grouped_spec
+from vkmoe.models.arch.common import attention_specs, dense_specs, model_spec
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
@@ -13,6 +13,5 @@ __all__ = ["read_spec"]
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a qwen3 file."""
     metadata = Metadata(file)
-    spec = grouped_spec(metadata, None, qk_norm="per_head")
-    metadata.finish()
-    return spec
+    mixers = attention_specs(metadata, qk_norm="per_head")
+    return model_spec(metadata, mixers, dense_specs(metadata))

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import expert_spec, grouped_spec
+from vkmoe.models.arch.common import (
+    attention_specs,
+    expert_spec,
+    experts_everywhere,
+    model_spec,
+)
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
@@ -14,6 +19,5 @@ def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a qwen3moe file."""
     metadata = Metadata(file)
     experts = expert_spec(metadata, renormalise=True)
-    spec = grouped_spec(metadata, experts, qk_norm="per_head")
-    metadata.finish()
-    return spec
+    mixers = attention_specs(metadata, qk_norm="per_head")
+    return model_spec(metadata, mixers, experts_everywhere(metadata, experts))

@@ -1,0 +1,132 @@
+"""What every token reads, as a file has it: matrices, vectors, and the matrices of heads.
+
+Each says what it is on the device, so that bytes are counted and copied without knowing its name.
+Latent attention's matrices between the compressed keys and values and the heads come in two forms.
+Newer files hold them as kernels read them. Older ones hold both in one tensor, with the keys' part
+transposed: it is turned while the model loads, and kept as floats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.facts import LatentSpec
+from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.quants import decode, device_row_bytes, loaded_type
+
+__all__ = ["FileMatrix", "FileVector", "HeadMatrices", "split_heads"]
+
+Bytes = NDArray[np.uint8]
+# What keys become when they are turned: a type with blocks would round them once more, so F16.
+TURNED_TYPES = {"F32": "F32", "BF16": "F32"}
+
+
+@dataclass(frozen=True)
+class FileVector:
+    """Holds gains or biases of one tensor, or of several behind one another; f32 on the device."""
+
+    tensors: tuple[TensorInfo, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Count the bytes on the device."""
+        return 4 * sum(tensor.n_weights for tensor in self.tensors)
+
+    def data(self, file: GgufFile) -> Bytes:
+        """Read all as float32: uint8 [n_bytes]."""
+        values = [decode(x.type, file.data(x.name), x.n_weights) for x in self.tensors]
+        return np.concatenate(values).view(np.uint8)
+
+
+@dataclass(frozen=True)
+class FileMatrix:
+    """Takes a tensor of any number of dimensions as one matrix; the last dimension is the row."""
+
+    tensor: TensorInfo
+
+    @property
+    def n_columns(self) -> int:
+        return self.tensor.shape[-1]
+
+    @property
+    def n_rows(self) -> int:
+        return self.tensor.n_weights // self.n_columns
+
+    @property
+    def data_type(self) -> str:
+        """Name the type of what `data` returns."""
+        return self.tensor.type
+
+    @property
+    def type(self) -> str:
+        """Name the type on the device."""
+        return loaded_type(self.data_type)
+
+    @property
+    def n_bytes(self) -> int:
+        """Count the bytes on the device."""
+        return self.n_rows * device_row_bytes(self.type, self.n_columns)
+
+    def data(self, file: GgufFile) -> Bytes:
+        """Read all rows in a file's form: uint8 [n_rows, row_bytes]; a view where possible."""
+        return file.data(self.tensor.name).reshape(self.n_rows, -1)
+
+
+@dataclass(frozen=True)
+class HeadMatrices(FileMatrix):
+    """Takes a part of the rows of each head as one matrix: [n_heads * rows, n_columns].
+
+    The part is rows `first` to `end` of each head; `turned`: they are columns on the device.
+    """
+
+    n_heads: int
+    first: int
+    end: int
+    turned: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Count the rows of a head."""
+        return self.tensor.shape[-1] if self.turned else self.end - self.first
+
+    @property
+    def n_columns(self) -> int:
+        return self.end - self.first if self.turned else self.tensor.shape[-1]
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_heads * self.rows
+
+    @property
+    def data_type(self) -> str:
+        return TURNED_TYPES.get(self.tensor.type, "F16") if self.turned else self.tensor.type
+
+    def data(self, file: GgufFile) -> Bytes:
+        data = file.data(self.tensor.name)
+        heads = data.reshape(self.n_heads, self.tensor.shape[0] // self.n_heads, -1)
+        heads = heads[:, self.first : self.end]
+        if not self.turned:
+            return np.ascontiguousarray(heads).reshape(self.n_rows, -1)
+        kind = np.float32 if self.data_type == "F32" else np.float16
+        floats = np.empty((self.n_heads, self.rows, self.n_columns), kind)
+        for head, turned in zip(heads, floats, strict=True):
+            values = decode(self.tensor.type, head, turned.size)
+            with np.errstate(over="ignore"):
+                turned[...] = values.reshape(self.n_columns, self.rows).T
+        return floats.view(np.uint8).reshape(self.n_rows, -1)
+
+
+def split_heads(whole: TensorInfo, spec: LatentSpec) -> tuple[HeadMatrices, HeadMatrices]:
+    """Take keys and values of all heads out of the one tensor in which older files have them.
+
+    `whole` is [n_heads * (nope_dim + value_dim), kv_rank]. Returns matrices of keys [n_heads *
+    kv_rank, nope_dim] and of values [n_heads * value_dim, kv_rank].
+    """
+    border = spec.nope_dim
+    return (
+        HeadMatrices(whole, spec.n_heads, 0, border, turned=True),
+        HeadMatrices(whole, spec.n_heads, border, border + spec.value_dim),
+    )
