@@ -29,14 +29,14 @@ from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.tensors import ModelTensors, read_tensors
+from vkmoe.models.tensors import read_tensors
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.expert_memory import ExpertPlaces
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
-from vkmoe.placement.plan import Decision, decide
+from vkmoe.placement.plan import decide
 
 __all__ = ["Engine"]
 
@@ -85,8 +85,10 @@ class Engine(Closing):
         tensors = read_tensors(self.file, self.spec)
         # ----- what the device says, and what is decided -----
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
-        decision = self._decide(config, tensors, tuning)
-        self.tuning, self.workspace = decision.tuning, decision.workspace
+        overlaps = copies_overlap(config, self.device.native.has_upload_queue)
+        asked = config, self.spec, tensors, self.device.info, tuning
+        decision = decide(*asked, lambda: link_of_misses(self.device), overlaps)
+        self.tuning, self.workspace, self.link = decision.tuning, decision.workspace, decision.link
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
         n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
@@ -98,37 +100,25 @@ class Engine(Closing):
         self._cleanup.callback(loaded.close)
         self._stop_before_freeing(places)
         self._table = loaded.table
-        self._experts = places.follow(loaded, seed, self.link)
+        self._experts = places.follow(loaded, seed)
         # ----- programs -----
-        weights, misses = places.extend(loaded)
-        self._keeps = misses is not None and decision.ways.promote
         decoder = Decoder(
             self.spec,
             self.tuning,
-            weights,
+            places.extend(loaded),
             self.workspace,
             decision.attention_shape,
             decision.attention_split,
             caches.addresses,
-            misses,
+            self.plan.mode,
         )
-        self._record(decoder, submit_speed(self.device.info, self.link, decision.ways.way))
+        self._record(decoder, submit_speed(self.device.info, self.link, self.plan.mode))
         self._stop_before_freeing(places)
 
     def _stop_before_freeing(self, places: ExpertPlaces) -> None:
         """What was entered so far goes after this: a submit or a thread may still use it."""
         self._cleanup.callback(self.device.finish)
         self._cleanup.callback(places.stop)
-
-    def _decide(
-        self, config: EngineConfig, tensors: ModelTensors, tuning: Tuning | None
-    ) -> Decision:
-        """How the model will run; the link is measured where experts have to cross it."""
-        overlaps = copies_overlap(config, self.device.native.has_upload_queue)
-        asked = config, self.spec, tensors, self.device.info, tuning
-        decision = decide(*asked, None, overlaps)
-        self.link = link_of_misses(self.device, decision.plan)
-        return decision if self.link is None else decide(*asked, self.link, overlaps)
 
     def _record(self, decoder: Decoder, bytes_per_second: float | None) -> None:
         self._backend = Backend(self.device)
@@ -176,7 +166,8 @@ class Engine(Closing):
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
         routing = self.routing()
-        self._experts.after_token(routing, self._filled(routing) if self._keeps else None)
+        filled = self._filled(routing) if self.plan.mode.promote else None
+        self._experts.after_token(routing, filled)
         return TopLogits(*self._programs.candidates()) if with_logits else None
 
     def rewind(self, position: int) -> int:

@@ -39,11 +39,11 @@ def least_pool(engine: Engine) -> str:
 def test_where_experts_lie_does_not_matter(name: str) -> None:
     tokens = expected(name)["tokens"][:N_TOKENS].tolist()
     with Engine(model_path(name), EngineConfig(ctx_size=64)) as engine:
-        assert engine.plan.experts_in == "device"
+        assert engine.plan.mode.experts_in == "device"
         wanted, pool = rows(engine, tokens), least_pool(engine)
     for way in WAYS:
         asked = way | ({"host_pool": pool} if "host_pool" in way else {})
         with Engine(model_path(name), EngineConfig(ctx_size=64, **asked), checks=True) as engine:
-            assert engine.cache is not None and engine.plan.experts_in == "cache", way
+            assert engine.cache is not None and engine.plan.mode.experts_in == "cache", way
             assert_same_bits(rows(engine, tokens), wanted)
             assert engine.cache.counters.n_uploads + engine.cache.counters.n_landed > 0, way

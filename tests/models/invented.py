@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.facts import ON_DEVICE, ExpertMode, ExpertSpec, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gpu.program import Dispatch, Program, memory_range
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.feed_forward import MissService
 from vkmoe.models.weights import (
     AttentionWeights,
     LatentWeights,
@@ -216,12 +215,12 @@ def token_program(
     layers: list[tuple[Types, bool]],
     tuning: Tuning = TUNINGS[0],
     with_logits: bool = True,
-    misses: MissService | None = None,
+    mode: ExpertMode = ON_DEVICE,
     spec: ModelSpec = SPEC,
 ) -> Program:
     """The program of an invented model; a layer is its types and whether it has experts.
 
-    With `misses` every layer has a slot arena of its own, and all share scratch to gather in.
+    In a cache every layer has a slot arena of its own, and all share scratch to gather in.
     """
     memory = Memory()
     n_moe_layers = sum(is_moe for _, is_moe in layers)
@@ -240,13 +239,13 @@ def token_program(
         rope_table=memory.take(shape.rope_bytes),
         expert_table=memory_range(memory.take(table_bytes), table_bytes),
     )
-    if misses:
+    if not mode.on_device:
         scratch = memory_range(memory.take(1 << 20), 1 << 20)
         arenas = [memory_range(memory.take(1 << 20), 1 << 20) for _ in range(n_moe_layers)]
         weights = with_slots(weights, lambda i: (arenas[i], scratch))
         weights = with_landing(weights, EXPERTS.n_used, lambda i: (arenas[i], scratch))
     workspace = Workspace(spec, tuning, split, shape)
-    decoder = Decoder(spec, tuning, weights, workspace, shape, split, caches, misses)
+    decoder = Decoder(spec, tuning, weights, workspace, shape, split, caches, mode)
     program = decoder.token_program(with_logits)
     decoder.close_program(program)
     return program

@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
+    from vkmoe.facts import ExpertMode, ExpertSpec, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models.tensors import ModelTensors
 
@@ -140,9 +140,17 @@ def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) ->
         )
     if spec.experts is not None:
         lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
+    if decided.mode.in_cache:
+        lines.append(f"misses        {_served(decided.mode)} ({decided.mode.reason})")
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))
     return [*lines, *idle_notes(config, decided)]
+
+
+def _served(mode: ExpertMode) -> str:
+    """Say in words what becomes of an expert without a slot."""
+    how = "gathered on the device first" if mode.gathers else "read in host memory"
+    return how + (", and kept where they land" if mode.promote else "")
 
 
 # ----- the shape of a model: attention, position, experts, routing, their types -----

@@ -56,7 +56,7 @@ def _explain_cache(llm: LLM, config: EngineConfig) -> None:
     from vkmoe.experts.decide.sizing import sizing_line
 
     sizing = llm.plan.sizing
-    if sizing is not None and llm.plan.experts_in != "device":
+    if sizing is not None and not llm.plan.mode.on_device:
         note(sizing_line(sizing))
     one_queue = not llm.engine.device.native.has_upload_queue
     for line in cache_notes(config, llm.plan, one_queue):

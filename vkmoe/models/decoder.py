@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import ON_DEVICE, ExpertMode, ModelSpec
 from vkmoe.gpu.program import Program
 from vkmoe.models.attention import AttentionBlock
-from vkmoe.models.feed_forward import FeedForwardBlock, MissService
+from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
@@ -28,7 +28,7 @@ __all__ = ["Decoder"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """Builds the programs of a model. `misses` is None where no expert ever moves."""
+    """Builds the programs of a model; `mode` says what becomes of missed experts."""
 
     spec: ModelSpec
     tuning: Tuning
@@ -37,7 +37,7 @@ class Decoder:
     attention_shape: AttentionShape | LatentShape
     attention_split: AttentionSplit
     caches: tuple[KvAddresses, ...]
-    misses: MissService | None = None
+    mode: ExpertMode = ON_DEVICE
 
     def token_program(self, with_logits: bool) -> Program:
         """Build a token's program: all layers; with logits also the output head and the candidates.
@@ -76,7 +76,7 @@ class Decoder:
         shape, split = self.attention_shape, self.attention_split
         return (
             AttentionBlock(spec, tuning, space, shape, split, self.weights.rope_table),
-            FeedForwardBlock(spec, tuning, space, self.weights, self.misses),
+            FeedForwardBlock(spec, tuning, space, self.weights, self.mode),
         )
 
     def _head(self, program: Program, n_partials: int) -> None:

@@ -139,7 +139,7 @@ def load_weights(
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
     reader = SpanReader(file, tensors) if pools else None
     rope = rope_table(spec.rope, plan.ctx_size)
-    expert_intent: Intent = "device" if plan.experts_in == "device" else "host"
+    expert_intent: Intent = "device" if plan.mode.on_device else "host"
     arenas = [
         Arena(device, "device", "weights", sizes.trunk + round_up(rope.nbytes)),
         Arena(device, expert_intent, "experts", sizes.experts),
