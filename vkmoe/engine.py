@@ -22,14 +22,12 @@ from vkmoe.experts.records.profiler import ExpertProfiler
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
-from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.tensors import read_tensors
+from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
@@ -50,7 +48,7 @@ class Engine(Closing):
 
     def __init__(
         self,
-        path: Path,
+        model: Path | ModelFile,
         config: EngineConfig,
         progress: Progress | None = None,
         tuning: Tuning | None = None,
@@ -58,21 +56,23 @@ class Engine(Closing):
         seed: NDArray[np.float64] | None = None,
         checks: bool = False,
     ) -> None:
-        """`seed` are the counts of an earlier run, as `expert_counts()` gave them: a warm start.
+        """Load `model`, which is closed with the engine, or when that cannot be made.
+
+        `seed` are the counts of an earlier run, as `expert_counts()` gave them: a warm start.
 
         `checks` makes a wrong read of an expert visible, and looks for contradictions after every
         token (slow; for tests).
         """
         self._cleanup = ExitStack()
         try:
-            self._open(path, config, progress, tuning, seed, checks)
+            self._open(model, config, progress, tuning, seed, checks)
         except BaseException:
             self._cleanup.close()
             raise
 
     def _open(
         self,
-        path: Path,
+        model: Path | ModelFile,
         config: EngineConfig,
         progress: Progress | None,
         tuning: Tuning | None,
@@ -80,14 +80,15 @@ class Engine(Closing):
         checks: bool,
     ) -> None:
         # ----- what the file says -----
-        self.file: GgufFile = self._cleanup.enter_context(open_gguf(path))
-        self.spec: ModelSpec = read_spec(self.file)
-        tensors = read_tensors(self.file, self.spec)
+        opened = model if isinstance(model, ModelFile) else open_model(model)
+        self.model = self._cleanup.enter_context(opened)
+        self.spec: ModelSpec = opened.spec
         # ----- what the device says, and what is decided -----
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
         overlaps = copies_overlap(config, self.device.native.has_upload_queue)
-        asked = config, self.spec, tensors, self.device.info, tuning
-        decision = decide(*asked, lambda: link_of_misses(self.device), overlaps)
+        decision = decide(
+            config, opened, self.device.info, tuning, lambda: link_of_misses(self.device), overlaps
+        )
         self.tuning, self.workspace, self.link = decision.tuning, decision.workspace, decision.link
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
@@ -96,7 +97,7 @@ class Engine(Closing):
             KvCaches(self.device, n_layers, cache_bytes, self.spec.n_caches)
         )
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
-        loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
+        loaded = load_weights(self.device, opened, decision, progress)
         self._cleanup.callback(loaded.close)
         self._stop_before_freeing(places)
         self._table = loaded.table

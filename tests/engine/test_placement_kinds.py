@@ -14,7 +14,6 @@ from tests.engine.caches import assert_same_bits, rows
 from tests.engine.tiny import expected, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.pools import least_places, places_bytes
 from vkmoe.placement.sizes import weight_bytes
 
@@ -30,7 +29,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 def least_pool(engine: Engine) -> str:
     """The smallest `--host-pool` that the model runs with: the rest is read from the file."""
     assert engine.spec.experts is not None
-    spans = weight_bytes(read_tensors(engine.file, engine.spec)).spans
+    spans = weight_bytes(engine.model.tensors).spans
     places = least_places(spans, engine.spec.experts.n_used)
     return str(places_bytes(engine.device.info, places, spans))
 

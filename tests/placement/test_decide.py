@@ -16,10 +16,8 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.facts import PlanLine
-from vkmoe.gguf_file import open_gguf
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.models import read_spec
-from vkmoe.models.tensors import read_tensors
+from vkmoe.models.model_file import open_model
 from vkmoe.placement.plan import Decision, decide, predictor_lines
 
 from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SPEC
@@ -29,10 +27,9 @@ GUESSING = CacheSettings(predictor="correlation")
 
 def decided_for(measure: Callable[[], LinkSpeed | None], **asked: Any) -> Decision:
     """The decision for a tiny model."""
-    with open_gguf(model_path("moe_plain")) as file:
-        spec = read_spec(file)
-        config, tensors = EngineConfig(ctx_size=16, **asked), read_tensors(file, spec)
-        return decide(config, spec, tensors, LAVAPIPE, measure_link=measure)
+    with open_model(model_path("moe_plain")) as file:
+        config = EngineConfig(ctx_size=16, **asked)
+        return decide(config, file, LAVAPIPE, measure_link=measure)
 
 
 def decided_lines(**asked: Any) -> list[PlanLine]:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
-from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
@@ -30,6 +29,7 @@ from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.latent_matrices import HeadMatrices, latent_matrices
+from vkmoe.models.model_file import ModelFile
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import (
     AttentionTensors,
@@ -47,7 +47,7 @@ from vkmoe.models.weights import (
 )
 from vkmoe.ops.matvec import Matrix
 from vkmoe.placement.conversions import N_THREADS, conversion_line
-from vkmoe.placement.pools import host_pools
+from vkmoe.placement.plan import Decision
 from vkmoe.placement.sizes import expert_shape, span_parts, weight_bytes
 from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import decode, device_row_bytes, lay_out, loaded_type
@@ -119,22 +119,21 @@ class LoadedWeights:
 
 def load_weights(
     device: Device,
-    file: GgufFile,
-    spec: ModelSpec,
-    tensors: ModelTensors,
-    plan: MemoryPlan,
+    model: ModelFile,
+    decision: Decision,
     progress: Progress | None = None,
 ) -> LoadedWeights:
     """Place and copy all weights; the table leads to the experts' homes, and is not published.
 
-    With `plan.host_places`, all but the experts. Raises GpuErrors such as OutOfMemoryError, and
-    ModelFileError if the file was replaced meanwhile, with all freed. Logs what will be converted.
+    With a host pool smaller than the model, all but the experts. Raises GpuErrors such as
+    OutOfMemoryError, and ModelFileError if the file was replaced meanwhile, with all freed. Logs
+    what will be converted.
     """
+    file, spec, tensors, plan = model.file, model.spec, model.tensors, decision.plan
     if line := conversion_line(plan):
         log.info("%s", line)
-    sizes = weight_bytes(tensors)
+    sizes, pools = weight_bytes(tensors), decision.host_pools
     n_used = spec.experts.n_used if spec.experts else 0
-    pools = host_pools(plan.host_places, sizes.spans, n_used)
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
     reader = SpanReader(file, tensors) if pools else None

@@ -31,7 +31,7 @@ from vkmoe.gpu.arena import round_up
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 from vkmoe.gpu.transfer import STAGING_BYTES
-from vkmoe.models.tensors import ModelTensors
+from vkmoe.models.model_file import ModelFile
 from vkmoe.models.workspace import Workspace, attention_shape
 from vkmoe.ops.attention_shapes import (
     MAX_CACHE_BYTES,
@@ -90,8 +90,7 @@ class Decision:
 
 def decide(
     config: EngineConfig,
-    spec: ModelSpec,
-    tensors: ModelTensors,
+    model: ModelFile,
     device: DeviceInfo,
     tuning: Tuning | None = None,
     measure_link: Callable[[], LinkSpeed | None] = lambda: None,
@@ -103,11 +102,11 @@ def decide(
     computed (`copies_overlap`). Raises UsageError and OutOfMemoryError for the reasons that `plan`
     does, and what `measure_link` raises.
     """
-    tuning = tuning or choose_tuning(device)
+    spec, tuning = model.spec, tuning or choose_tuning(device)
     shape = attention_shape(spec, context_size(config, spec), config.kv_type)
     split = choose_split(shape, tuning)
     workspace = Workspace(spec, tuning, split, shape)
-    sizes = weight_bytes(tensors)
+    sizes = weight_bytes(model.tensors)
     largest = max(sizes.spans, default=0)
     planner = Planner(config, spec, device, sizes, _scratch(workspace), available_bytes())
     link = measure_link() if planner.experts_miss else None
