@@ -31,7 +31,8 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import choose_device, list_devices
-from vkmoe.llm import demo_model_path, read_model_file
+from vkmoe.llm import demo_model_path, read_tokenizer
+from vkmoe.models.model_file import open_model
 
 SHARES = (100.0, 78.0, 50.0, 25.0)
 CONTEXT = 512
@@ -61,10 +62,11 @@ def main() -> None:
     options = parser.parse_args()
     if not 1 <= options.tokens <= CONTEXT or options.warm < 0:
         parser.error(f"--tokens: from 1 to {CONTEXT}; --warm: at least 0")
-    file = read_model_file(options.model)
+    with open_model(options.model) as file:
+        tokenizer = read_tokenizer(file)
     if file.spec.experts is None:
         raise VkmoeError(f"{options.model} has no experts", "give a mixture-of-experts model")
-    pieces = _pieces([file.tokenizer.encode(prompt_text(name)) for name in PROMPTS], options.tokens)
+    pieces = _pieces([tokenizer.encode(prompt_text(name)) for name in PROMPTS], options.tokens)
     card = describe(choose_device(list_devices(), options.device))
     print_card(card)
     arms = [_Arm(share, file.spec.experts.n_experts, pieces, options) for share in options.shares]

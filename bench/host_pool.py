@@ -32,11 +32,9 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.store.copies import Prefetcher
-from vkmoe.gguf_file import open_gguf
 from vkmoe.gpu.device import choose_device, list_devices
-from vkmoe.llm import read_model_file
-from vkmoe.models import read_spec
-from vkmoe.models.tensors import read_tensors
+from vkmoe.llm import read_tokenizer
+from vkmoe.models.model_file import open_model
 from vkmoe.placement.span_reader import SpanReader
 
 CONTEXT = 512
@@ -82,11 +80,10 @@ def main() -> None:
 
 
 def _expert_bytes(model: Path) -> int:
-    with open_gguf(model) as file:
-        tensors = read_tensors(file, read_spec(file))
-        if not any(layer.has_experts for layer in tensors.layers):
+    with open_model(model) as file:
+        if not any(layer.has_experts for layer in file.tensors.layers):
             raise VkmoeError(f"{model.name} has no experts", "give a mixture-of-experts model")
-        with SpanReader(file, tensors) as reader:
+        with SpanReader(file.file, file.tensors) as reader:
             return sum(reader.span_bytes) * reader.n_keys // len(reader.span_bytes)
 
 
@@ -94,12 +91,13 @@ def _pieces(model: Path, options: argparse.Namespace) -> list[list[int]]:
     """One to warm up, and one for each turn."""
     n = options.tokens * (options.repeats + 1)
     if options.model is None:
-        with open_gguf(model) as file:
-            n_vocab = read_spec(file).n_vocab
+        with open_model(model) as file:
+            n_vocab = file.spec.n_vocab
         tokens = np.random.default_rng(0).integers(0, n_vocab, n).tolist()
     else:
         text = "\n".join(prompt_text(name) for name in PROMPTS)
-        tokens = read_model_file(model).tokenizer.encode(text)[:n]
+        with open_model(model) as file:
+            tokens = read_tokenizer(file).encode(text)[:n]
         if len(tokens) < n:
             raise VkmoeError(f"the texts have {len(tokens)} tokens, {n} are needed", "lower them")
     return [tokens[start : start + options.tokens] for start in range(0, n, options.tokens)]

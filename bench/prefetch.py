@@ -33,7 +33,8 @@ from bench.slow_link import SlowLink
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import choose_device, list_devices
-from vkmoe.llm import demo_model_path, read_model_file
+from vkmoe.llm import demo_model_path, read_tokenizer
+from vkmoe.models.model_file import open_model
 
 SHARES = (25.0, 50.0)
 CONTEXT = 1024
@@ -68,10 +69,11 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.tokens, options.repeats, options.warm) < 1 or options.link < 0:
         parser.error("--tokens, --repeats, --warm: at least 1; --link: at least 0")
-    file = read_model_file(options.model)
+    with open_model(options.model) as file:
+        tokenizer = read_tokenizer(file)
     if file.spec.experts is None:
         raise VkmoeError(f"{options.model} has no experts", "give a mixture-of-experts model")
-    texts = {name: file.tokenizer.encode(prompt_text(name)) for name in PROMPTS}
+    texts = {name: tokenizer.encode(prompt_text(name)) for name in PROMPTS}
     pieces = {name: _pieces(text, options) for name, text in texts.items()}
     warm = [text[-options.warm :] for text in texts.values()]
     card = describe(choose_device(list_devices(), options.device))

@@ -14,7 +14,6 @@ import numpy as np
 from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trace
 from vkmoe.generate.loop import ObservedRunner
 from vkmoe.llm import LLM
-from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.sizes import trace_header
 
 __all__ = ["PROMPTS", "prompt_text", "record_trace", "skewed_trace"]
@@ -37,7 +36,7 @@ def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> T
     """
     n_prompt = len(tokens)
     llm.logits(tokens[-1:])  # or the beginning that the prompts share would not be run again
-    tensors = read_tensors(llm.engine.file, llm.spec)
+    tensors = llm.engine.model.tensors
     header = trace_header(llm.spec, tensors, n_prompt)
     with TraceWriter(path, header) as writer:
 

@@ -36,7 +36,6 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
 from vkmoe.llm import demo_model_path
-from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.pools import least_places, places_bytes
 from vkmoe.placement.sizes import weight_bytes
 
@@ -176,7 +175,7 @@ def _digests(engine: Engine, steps: list[Step]) -> Iterator[str]:
 def _right(name: str, mixed: Path, n_tokens: int) -> Right:
     model = mixed if name == "mixed" else Path(name)
     with Engine(model, EngineConfig(ctx_size=CTX_SIZE)) as engine:
-        experts, tensors = engine.spec.experts, read_tensors(engine.file, engine.spec)
+        experts, tensors = engine.spec.experts, engine.model.tensors
         if experts is None:
             sys.exit(f"{model} has no experts")
         spans = weight_bytes(tensors).spans

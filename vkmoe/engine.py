@@ -22,21 +22,19 @@ from vkmoe.experts.records.profiler import ExpertProfiler
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.generate.loop import TopLogits
-from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.models import read_spec
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.tensors import ModelTensors, read_tensors
+from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.expert_memory import ExpertPlaces
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
-from vkmoe.placement.plan import Decision, decide
+from vkmoe.placement.plan import decide
 
 __all__ = ["Engine"]
 
@@ -50,7 +48,7 @@ class Engine(Closing):
 
     def __init__(
         self,
-        path: Path,
+        model: Path | ModelFile,
         config: EngineConfig,
         progress: Progress | None = None,
         tuning: Tuning | None = None,
@@ -58,21 +56,23 @@ class Engine(Closing):
         seed: NDArray[np.float64] | None = None,
         checks: bool = False,
     ) -> None:
-        """`seed` are the counts of an earlier run, as `expert_counts()` gave them: a warm start.
+        """Load `model`, which is closed with the engine, or when that cannot be made.
+
+        `seed` are the counts of an earlier run, as `expert_counts()` gave them: a warm start.
 
         `checks` makes a wrong read of an expert visible, and looks for contradictions after every
         token (slow; for tests).
         """
         self._cleanup = ExitStack()
         try:
-            self._open(path, config, progress, tuning, seed, checks)
+            self._open(model, config, progress, tuning, seed, checks)
         except BaseException:
             self._cleanup.close()
             raise
 
     def _open(
         self,
-        path: Path,
+        model: Path | ModelFile,
         config: EngineConfig,
         progress: Progress | None,
         tuning: Tuning | None,
@@ -80,13 +80,16 @@ class Engine(Closing):
         checks: bool,
     ) -> None:
         # ----- what the file says -----
-        self.file: GgufFile = self._cleanup.enter_context(open_gguf(path))
-        self.spec: ModelSpec = read_spec(self.file)
-        tensors = read_tensors(self.file, self.spec)
+        opened = model if isinstance(model, ModelFile) else open_model(model)
+        self.model = self._cleanup.enter_context(opened)
+        self.spec: ModelSpec = opened.spec
         # ----- what the device says, and what is decided -----
         self.device = self._cleanup.enter_context(Device(config.device, config.validation))
-        decision = self._decide(config, tensors, tuning)
-        self.tuning, self.workspace = decision.tuning, decision.workspace
+        overlaps = copies_overlap(config, self.device.native.has_upload_queue)
+        decision = decide(
+            config, opened, self.device.info, tuning, lambda: link_of_misses(self.device), overlaps
+        )
+        self.tuning, self.workspace, self.link = decision.tuning, decision.workspace, decision.link
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
         states = [
@@ -95,39 +98,27 @@ class Engine(Closing):
         ]
         caches = self._cleanup.enter_context(KvCaches(self.device, states))
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
-        loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
+        loaded = load_weights(self.device, opened, decision, progress)
         self._cleanup.callback(loaded.close)
         self._stop_before_freeing(places)
         self._table = loaded.table
-        self._experts = places.follow(loaded, seed, self.link)
+        self._experts = places.follow(loaded, seed)
         # ----- programs -----
-        weights, misses = places.extend(loaded)
-        self._keeps = misses is not None and decision.ways.promote
         decoder = Decoder(
             self.spec,
             self.tuning,
-            weights,
+            places.extend(loaded),
             self.workspace,
             caches.addresses,
-            misses,
+            self.plan.mode,
         )
-        self._record(decoder, submit_speed(self.device.info, self.link, decision.ways.way))
+        self._record(decoder, submit_speed(self.device.info, self.link, self.plan.mode))
         self._stop_before_freeing(places)
 
     def _stop_before_freeing(self, places: ExpertPlaces) -> None:
         """What was entered so far goes after this: a submit or a thread may still use it."""
         self._cleanup.callback(self.device.finish)
         self._cleanup.callback(places.stop)
-
-    def _decide(
-        self, config: EngineConfig, tensors: ModelTensors, tuning: Tuning | None
-    ) -> Decision:
-        """How the model will run; the link is measured where experts have to cross it."""
-        overlaps = copies_overlap(config, self.device.native.has_upload_queue)
-        asked = config, self.spec, tensors, self.device.info, tuning
-        decision = decide(*asked, None, overlaps)
-        self.link = link_of_misses(self.device, decision.plan)
-        return decision if self.link is None else decide(*asked, self.link, overlaps)
 
     def _record(self, decoder: Decoder, bytes_per_second: float | None) -> None:
         self._backend = Backend(self.device)
@@ -175,7 +166,8 @@ class Engine(Closing):
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
         routing = self.routing()
-        self._experts.after_token(routing, self._filled(routing) if self._keeps else None)
+        filled = self._filled(routing) if self.plan.mode.promote else None
+        self._experts.after_token(routing, filled)
         return TopLogits(*self._programs.candidates()) if with_logits else None
 
     def rewind(self, position: int) -> int:

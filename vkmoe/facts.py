@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vkmoe.choices import Executor, ExpertsIn, KvType
+from vkmoe.choices import Executor, ExpertsIn, KvType, MissWay
 
 __all__ = [
     "KV_BYTES",
+    "ON_DEVICE",
+    "READ_IN_PLACE",
     "Activation",
     "AttentionSpec",
     "CacheSizing",
@@ -20,6 +22,7 @@ __all__ = [
     "DenseSpec",
     "DeviceInfo",
     "DeviceLimits",
+    "ExpertMode",
     "ExpertSpec",
     "FeedForward",
     "Heap",
@@ -379,6 +382,53 @@ class CacheSizing:
 
 
 @dataclass(frozen=True)
+class ExpertMode:
+    """Says where a model's experts live, how one that misses is served, and why it is served so.
+
+    "device": all experts are resident, so that none misses. "cache": each has its home in host
+    memory, and some have a slot on the device. "host": homes alone, which kernels read in place.
+    Must hold: only the experts of a cache are gathered or promoted.
+    """
+
+    experts_in: ExpertsIn
+    miss: MissWay = "read"  # kernels read a home in place, or a kernel gathers it ahead of them
+    promote: bool = False  # a missed expert may stay on the device where it has landed
+    reason: str = ""  # for the way misses are served, in a few words
+
+    def __post_init__(self) -> None:
+        assert self.in_cache or (self.miss == "read" and not self.promote), self
+
+    @property
+    def on_device(self) -> bool:
+        """Whether no expert ever misses."""
+        return self.experts_in == "device"
+
+    @property
+    def in_cache(self) -> bool:
+        """Whether experts come to slots on the device and leave them."""
+        return self.experts_in == "cache"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a kernel of its own brings missed experts to the device."""
+        return self.miss == "gather"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the kernels that read a missed expert at home store it on the device too."""
+        return self.promote and not self.gathers
+
+    @property
+    def lands(self) -> bool:
+        """Whether missed experts come to lie on the device in the submit that uses them."""
+        return self.gathers or self.keeps
+
+
+ON_DEVICE = ExpertMode("device")
+READ_IN_PLACE = ExpertMode("cache")
+
+
+@dataclass(frozen=True)
 class PlanLine:
     """One decided amount of memory: for what, where, how much, why there, in which Vulkan heap."""
 
@@ -393,15 +443,14 @@ class PlanLine:
 class MemoryPlan:
     """The plan of memory is decided before anything is allocated.
 
-    "device": all experts resident. "cache": each has its home in host memory, and
-    `expert_slots[layer]` (MoE layers) of them a copy on the device. "host": homes alone. Where host
+    In a cache `expert_slots[layer]` experts of each MoE layer have a copy on the device. Where host
     memory has homes for some at a time only, `host_places` counts them for each size of expert, in
     the order of the first layers that have it; placement/pools.py makes pools of them.
     """
 
     ctx_size: int
     kv_type: KvType
-    experts_in: ExpertsIn
+    mode: ExpertMode
     lines: tuple[PlanLine, ...]
     expert_slots: tuple[int, ...] = ()
     sizing: CacheSizing | None = None

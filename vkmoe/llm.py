@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,7 @@ from vkmoe.generate.loop import (
     TokenRunner,
 )
 from vkmoe.generate.tokenizer import Tokenizer
-from vkmoe.gguf_file import TensorInfo, open_gguf
-from vkmoe.models import read_spec
-from vkmoe.models.tensors import read_tensors
+from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.placement.loader import Progress
 
 __all__ = [
@@ -52,7 +50,7 @@ __all__ = [
     "GenerationStatistics",
     "Piece",
     "demo_model_path",
-    "read_model_file",
+    "read_tokenizer",
 ]
 
 Prompt = str | Sequence[int]
@@ -86,21 +84,28 @@ class LLM(Closing):
 
     def __init__(
         self,
-        model: str | Path | None = None,
+        model: str | Path | ModelFile | None = None,
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """`progress(done, total)` is called with bytes while the weights load."""
+        """Load `model`; one that is open already is closed with this, or when loading fails.
+
+        `progress(done, total)` is called with bytes while the weights load.
+        """
         started = time.perf_counter()
         config = _with_options(config or EngineConfig(), options)
-        self.path = Path(model) if model is not None else demo_model_path()
-        file = read_model_file(self.path)
-        self.tokenizer = file.tokenizer
-        self._config = config
-        self._records: RecordKeeper | None = RecordKeeper(config, file.spec, file.expert_layers)
-        self.engine = Engine(self.path, config, progress, seed=self._records.seed)
+        if not isinstance(model, ModelFile):
+            model = open_model(model if model is not None else demo_model_path())
+        with ExitStack() as unless_loaded:
+            unless_loaded.callback(model.close)
+            self.path, self._config = model.file.path, config
+            self.tokenizer = read_tokenizer(model)
+            records = RecordKeeper(config, model.spec, model.expert_tensors)
+            self.engine = Engine(model, config, progress, seed=records.seed)
+            unless_loaded.pop_all()
+        self._records: RecordKeeper | None = records
         self.runner: TokenRunner = self.engine  # runs the tokens of `stream`; may be wrapped
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
@@ -140,7 +145,7 @@ class LLM(Closing):
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """The model's chat template. Raises UnsupportedModelError if it has none."""
-        return ChatTemplate.from_metadata(self.engine.file.metadata, self.tokenizer)
+        return ChatTemplate.from_metadata(self.engine.model.file.metadata, self.tokenizer)
 
     # ----- generation -----
 
@@ -252,37 +257,23 @@ class LLM(Closing):
             self.engine.settle()
 
 
-class ModelFile(NamedTuple):
-    """What a model file says of itself, if vkmoe can run it."""
-
-    spec: ModelSpec
-    tokenizer: Tokenizer
-    expert_layers: tuple[tuple[TensorInfo, ...], ...]  # expert tensors of each MoE layer
-
-
-def read_model_file(path: Path) -> ModelFile:
-    """Read all that is wanted of a file before its weights are loaded, which may take minutes.
+def read_tokenizer(model: ModelFile) -> Tokenizer:
+    """Read a model's tokenizer, before its weights are loaded, which may take minutes.
 
     Raises ModelFileError, UnsupportedModelError; also for a tokenizer that knows tokens the model
     does not have.
     """
-    hint = "the file was converted wrongly or is damaged"
-    with open_gguf(path) as file:
-        spec = read_spec(file)
-        tensors = read_tensors(file, spec)  # what the model lacks comes before its tokenizer's lack
-        try:
-            tokenizer = Tokenizer.from_metadata(file.metadata)
-        except (ModelFileError, UnsupportedModelError) as error:
-            raise type(error)(f"{path}: {error}", error.hint or hint) from error
-    if tokenizer.n_vocab > spec.n_vocab:
+    hint, path = "the file was converted wrongly or is damaged", model.file.path
+    try:
+        tokenizer = Tokenizer.from_metadata(model.file.metadata)
+    except (ModelFileError, UnsupportedModelError) as error:
+        raise type(error)(f"{path}: {error}", error.hint or hint) from error
+    if tokenizer.n_vocab > model.spec.n_vocab:
         raise ModelFileError(
-            f"{path}: the tokenizer has {tokenizer.n_vocab} tokens, the model {spec.n_vocab}", hint
+            f"{path}: the tokenizer has {tokenizer.n_vocab} tokens, the model {model.spec.n_vocab}",
+            hint,
         )
-    experts = tuple(
-        tuple(part for matrix in block.matrices for part in matrix.parts)
-        for block in tensors.expert_layers
-    )
-    return ModelFile(spec, tokenizer, experts)
+    return tokenizer
 
 
 def _with_options(config: Config, options: dict[str, Any]) -> Config:

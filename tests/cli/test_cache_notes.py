@@ -10,13 +10,13 @@ import pytest
 from vkmoe.cli.cache_notes import cache_notes
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.sizing import size_cache
-from vkmoe.facts import MemoryPlan, PlanLine
+from vkmoe.facts import ExpertMode, MemoryPlan, PlanLine
 
 from .conftest import FakeLLM, Run
 
-CACHED = MemoryPlan(64, "f16", "cache", (), (9, 8), size_cache((9, 8), (1, 1), 32, 4))
-RESIDENT = replace(CACHED, experts_in="device", expert_slots=())
-AT_HOME = replace(CACHED, experts_in="host", expert_slots=())
+CACHED = MemoryPlan(64, "f16", ExpertMode("cache"), (), (9, 8), size_cache((9, 8), (1, 1), 32, 4))
+RESIDENT = replace(CACHED, mode=ExpertMode("device"), expert_slots=())
+AT_HOME = replace(CACHED, mode=ExpertMode("host"), expert_slots=())
 DENSE = replace(RESIDENT, sizing=None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vkmoe.experts.decide.sizing import size_cache
-from vkmoe.facts import MemoryPlan
+from vkmoe.facts import ExpertMode, MemoryPlan
 
 from .conftest import FakeLLM, Run
 
@@ -30,7 +30,8 @@ def line_of(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, plan
     return [line for line in done.err.splitlines() if line.startswith("expert cache")]
 
 
-CACHED = MemoryPlan(64, "f16", "cache", (), (40, 40), size_cache((40, 40), (MIB, MIB), 128, 8))
+SIZING = size_cache((40, 40), (MIB, MIB), 128, 8)
+CACHED = MemoryPlan(64, "f16", ExpertMode("cache"), (), (40, 40), SIZING)
 
 
 def test_a_start_says_how_much_is_cached(
@@ -47,7 +48,7 @@ def test_a_start_says_how_much_is_cached(
 def test_a_start_says_that_nothing_could_be_cached(
     run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = replace(CACHED, experts_in="host", sizing=size_cache((0,), (MIB,), 128, 8))
+    plan = replace(CACHED, mode=ExpertMode("host"), sizing=size_cache((0,), (MIB,), 128, 8))
     (line,) = line_of(run, fake, monkeypatch, plan)
     assert "budget exhausted" in line
 
@@ -55,7 +56,7 @@ def test_a_start_says_that_nothing_could_be_cached(
 def test_a_start_with_all_experts_on_the_device_says_nothing(
     run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = replace(CACHED, experts_in="device", sizing=size_cache((128,), (MIB,), 128, 8))
+    plan = replace(CACHED, mode=ExpertMode("device"), sizing=size_cache((128,), (MIB,), 128, 8))
     assert line_of(run, fake, monkeypatch, plan) == []
 
 

@@ -73,8 +73,11 @@ def test_misses_that_cross_a_bus_have_where_to_land(run: Run, card: None) -> Non
     assert done.code == 0, done.err
     assert "landing slots, 2 in each layer" in done.out
     assert "gathered experts, 4 at a time" in done.out
+    served = "gathered on the device first, and kept where they land (as --miss)"
+    assert f"\nmisses        {served}\n" in done.out
     plain = run("info", "--expert-slots", "8", "--no-promote-on-read", "--miss", "read").out
     assert "expert slots, 8 of 32" in plain and "landing" not in plain and "gathered" not in plain
+    assert "\nmisses        read in host memory (as --miss)\n" in plain
 
 
 def test_options_without_effect_are_told(run: Run) -> None:

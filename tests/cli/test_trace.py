@@ -66,10 +66,9 @@ def test_the_routing_of_prompt_and_reply_is_recorded(run: Run, demo_llm: LLM, pa
 
 def experts_bytes(llm: LLM) -> int:
     """Bytes of the experts' spans, by the weights the engine runs with."""
-    from vkmoe.models.tensors import read_tensors
     from vkmoe.placement.sizes import weight_bytes
 
-    return weight_bytes(read_tensors(llm.engine.file, llm.spec)).experts
+    return weight_bytes(llm.engine.model.tensors).experts
 
 
 def test_the_text_is_that_of_generate(run: Run, demo_llm: LLM, path: Path) -> None:

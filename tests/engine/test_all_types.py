@@ -96,7 +96,7 @@ def decoded(mixed: Path) -> tuple[Rows, NDArray[np.uint32]]:
     target = mixed.with_name("decoded.gguf")
     write_decoded(mixed, target)
     with Engine(target, F32) as engine:
-        assert {info.type for info in engine.file.tensors.values()} == {"F32"}
+        assert {info.type for info in engine.model.file.tensors.values()} == {"F32"}
         return run(engine)
 
 

@@ -26,9 +26,8 @@ from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 from vkmoe.llm import LLM
-from vkmoe.models import read_spec
+from vkmoe.models.model_file import open_model
 from vkmoe.models.rope import rope_table
-from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.plan import decide
 
 Tensors = dict[str, Tensor]
@@ -229,12 +228,11 @@ def test_a_model_larger_than_its_tokenizer_runs(tmp_path: Path) -> None:
 
 def open_without_gpu(path: Path) -> None:
     """All that happens before memory is allocated, with an invented device."""
-    with open_gguf(path) as file:
-        spec = read_spec(file)
-        tensors = read_tensors(file, spec)
-        decision = decide(EngineConfig(), spec, tensors, DISCRETE_12)
-        assert np.isfinite(rope_table(spec.ropes[0], min(64, decision.plan.ctx_size))).all()
-        Tokenizer.from_metadata(file.metadata)
+    with open_model(path) as model:
+        decision = decide(EngineConfig(), model, DISCRETE_12)
+        rope = model.spec.ropes[0]
+        assert np.isfinite(rope_table(rope, min(64, decision.plan.ctx_size))).all()
+        Tokenizer.from_metadata(model.file.metadata)
 
 
 def sound(path: Path) -> bool:

@@ -12,7 +12,7 @@ from tests.engine.other_types import of_types
 from tests.engine.tiny import Change, Tensor, model_path, retyped, rewrite
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
 from vkmoe.facts import LatentSpec
-from vkmoe.llm import read_model_file
+from vkmoe.models.model_file import open_model
 from vkmoe.quants import TYPES
 
 # What a layer of each kind of model has that others do not.
@@ -46,7 +46,7 @@ def refusal(model: str, change: Change, tmp_path: Path, *words: str) -> VkmoeErr
     """The error that reading the file ends with: one line that names the file and `words`."""
     path = rewrite(model_path(model), tmp_path / "bad.gguf", change)
     with pytest.raises(VkmoeError) as caught:
-        read_model_file(path)
+        open_model(path)
     message = str(caught.value)
     assert "\n" not in message and str(path) in message and caught.value.hint
     for word in words:
@@ -167,7 +167,8 @@ def test_both_forms_of_latent_keys_and_values_may_be_there(tmp_path: Path) -> No
             tensors[key] = Tensor("F32", (128, 32), np.zeros(4 * 128 * 32, np.uint8))
 
     path = rewrite(model_path("deepseek2_lite"), tmp_path / "both.gguf", change)
-    assert isinstance(read_model_file(path).spec.layers[0].mixer, LatentSpec)
+    with open_model(path) as file:
+        assert isinstance(file.spec.layers[0].mixer, LatentSpec)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])

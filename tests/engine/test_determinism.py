@@ -15,12 +15,10 @@ from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.tiny import Tensor, expected, model_path, retyped, rewrite
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.facts import MemoryPlan
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Program
 from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.plan import plan
 
 MODEL = "moe_plain"
 TOKENS = expected(MODEL)["tokens"].tolist()
@@ -78,21 +76,10 @@ def test_the_size_of_the_context_does_not_matter(mixed: Path, tuning: Tuning | N
     assert_same_bits(*found)
 
 
-@pytest.fixture
-def experts_in_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(*arguments: Any) -> MemoryPlan:
-        return replace(plan(*arguments), experts_in="host")
-
-    monkeypatch.setattr("vkmoe.placement.plan.plan", planned)
-
-
-def test_experts_in_host_memory_give_the_same_bits(
-    mixed: Path, tuning: Tuning | None, request: pytest.FixtureRequest
-) -> None:
+def test_experts_in_host_memory_give_the_same_bits(mixed: Path, tuning: Tuning | None) -> None:
     in_device = open_and_run(mixed, tuning)
-    request.getfixturevalue("experts_in_host")
-    with Engine(mixed, CONFIG, tuning=tuning) as engine:
-        assert engine.plan.experts_in == "host"
+    with Engine(mixed, replace(CONFIG, expert_cache="1KiB"), tuning=tuning) as engine:
+        assert engine.plan.mode.experts_in == "host"
         assert_same_bits(rows(engine, TOKENS), in_device)
 
 

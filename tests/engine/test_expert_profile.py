@@ -14,7 +14,8 @@ from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.records.profile import profiled_model, save_profile
 from vkmoe.gpu import _native as native
-from vkmoe.llm import LLM, read_model_file
+from vkmoe.llm import LLM
+from vkmoe.models.model_file import open_model
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -66,9 +67,9 @@ def test_a_profile_goes_on_where_it_ended_and_changes_no_reply(tmp_path: Path) -
 
 def test_the_profile_of_another_model_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     profile = tmp_path / "profile"
-    file = read_model_file(TINY)
-    tensors = [tensor for layer in file.expert_layers for tensor in layer]
-    save_profile(profile, profiled_model(file.spec, 2, tensors), np.ones(16))
+    with open_model(TINY) as file:
+        tensors = [tensor for layer in file.expert_tensors for tensor in layer]
+        save_profile(profile, profiled_model(file.spec, 2, tensors), np.ones(16))
     sound = profile.read_bytes()
 
     def never(done: int, total: int) -> None:

@@ -12,28 +12,22 @@ from vkmoe.cli import main
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.execute.segments import TARGET_S, part_bytes
-from vkmoe.facts import Heap, MemoryPlan, PlanLine
+from vkmoe.facts import ExpertMode, Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.placement.link import SHARED_BYTES_PER_SECOND, link_of_misses, submit_speed
 
 
-def planned(experts_in: Any, n_bytes: int = 64 << 20) -> MemoryPlan:
-    return MemoryPlan(64, "f16", experts_in, (PlanLine("all", "device", n_bytes, "invented"),))
-
-
 @pytest.mark.parametrize(
-    ("kind", "experts_in", "measured"),
-    [("discrete", "cache", True), ("discrete", "host", True), ("discrete", "device", False),
-     ("cpu", "cache", False), ("integrated", "cache", False)],
-)  # fmt: skip
-def test_only_a_link_that_misses_cross_is_measured(
-    kind: str, experts_in: str, measured: bool, nothing_left: None
+    ("kind", "measured"), [("discrete", True), ("cpu", False), ("integrated", False)]
+)
+def test_only_a_link_that_there_is_is_measured(
+    kind: str, measured: bool, nothing_left: None
 ) -> None:
     with Device() as device:
         device.info = replace(device.info, type=kind)
-        link = link_of_misses(device, planned(experts_in))
+        link = link_of_misses(device)
     assert (link is not None) == measured
     assert link is None or min(link) > 0
 
@@ -57,7 +51,7 @@ def test_a_failed_measurement_stops_nothing(
     with Device() as device:
         device.info = replace(device.info, type="discrete")
         native.inject_failure("vkAllocateMemory")
-        assert link_of_misses(device, planned("cache")) is None
+        assert link_of_misses(device) is None
     assert "could not be measured" in caplog.text
 
 
@@ -65,7 +59,7 @@ def test_a_failed_measurement_stops_nothing(
 def test_a_gpu_that_reads_slowly_is_told_of(
     read: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device, plan: LinkSpeed(read, 12e9))
+    monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device: LinkSpeed(read, 12e9))
     assert main(["generate", "-p", "x", "-n", "1", "--expert-slots", "8"]) == 0
     assert ("4.0 GB/s" in capsys.readouterr().err) == told
 
@@ -89,14 +83,14 @@ def test_submits_are_bounded_by_the_speed_at_which_misses_are_served(
 ) -> None:
     with Device() as device:
         info = replace(device.info, type=kind)
-    assert submit_speed(info, link, way) == speed
+    assert submit_speed(info, link, ExpertMode("cache", way)) == speed
 
 
 @pytest.mark.parametrize("miss", ["read", "gather"])
 def test_the_programs_are_cut_by_that_speed(miss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that reads too slowly for one submit, and gathers fast enough."""
     link = LinkSpeed(1e3, 12e9, 12e9)
-    monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device, plan: link)
+    monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device: link)
     config = EngineConfig(ctx_size=32, expert_slots=2, miss=miss)
     with Engine(model_path("moe_plain"), config) as engine:
         n_submits = len(engine._programs.recorded[True].recordings)

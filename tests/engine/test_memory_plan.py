@@ -63,7 +63,7 @@ def generate(llm: LLM) -> None:
 def check_work(llm: LLM) -> None:
     """Experts did move: what was measured is not an engine at rest."""
     cache = llm.engine.cache
-    assert (cache is None) == (llm.plan.experts_in == "device")
+    assert (cache is None) == (llm.plan.mode.experts_in == "device")
     if cache is not None and llm.plan.expert_slots:
         assert cache.counters.n_uploads + cache.counters.n_landed > 0
     if cache is not None and cache.pool is not None:
@@ -74,7 +74,7 @@ def check_work(llm: LLM) -> None:
 def test_no_heap_holds_more_than_planned(options: dict[str, Any]) -> None:
     n_before = live_objects().get("memory", 0)
     with LLM(ctx_size=64, **options) as llm:
-        assert (llm.plan.experts_in == "cache") == bool(
+        assert (llm.plan.mode.experts_in == "cache") == bool(
             {"expert_slots", "expert_cache"} & {*options}
         )
         assert bool(llm.plan.host_places) == ("host_pool" in options)
@@ -102,7 +102,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_slots_of_several_sizes_are_planned(mixed: Path, options: dict[str, Any]) -> None:
     """Layers whose experts differ in type have arenas of their own; scratch is for the largest."""
     with LLM(mixed, ctx_size=32, expert_slots=2, **options) as llm:
-        assert llm.plan.experts_in == "cache"
+        assert llm.plan.mode.experts_in == "cache"
         assert bool(llm.plan.landing_slots) == options.get("promote_on_read", False)
         assert bool(llm.plan.gather_places) == (options.get("miss") == "gather")
         assert bool(llm.plan.host_places) == ("host_pool" in options)

@@ -90,7 +90,7 @@ def test_a_file_deleted_while_running_does_not_matter(copy: Path, wanted: Rows) 
 def test_a_file_that_is_no_longer_mapped_does_not_matter(copy: Path, wanted: Rows) -> None:
     """Experts are read by position: the mapping is needed while loading only."""
     with pooled(copy) as engine:
-        engine.file.close()
+        engine.model.file.close()
         assert_same_bits(rows(engine, TOKENS), wanted)
 
 

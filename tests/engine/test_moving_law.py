@@ -25,7 +25,6 @@ from vkmoe.engine import Engine
 from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.store.slots import Landings, Slot
 from vkmoe.llm import demo_model_path
-from vkmoe.models.tensors import read_tensors
 from vkmoe.ops.expert_spans import kept_bytes
 from vkmoe.placement import expert_memory
 from vkmoe.placement.pools import least_places, places_bytes
@@ -105,7 +104,7 @@ def pools(model: Path) -> dict[str, str | None]:
     with Engine(model, EngineConfig(ctx_size=32)) as engine:
         experts = next(line for line in engine.plan.lines if line.item == "experts")
         spans, spec = (
-            weight_bytes(read_tensors(engine.file, engine.spec)).spans,
+            weight_bytes(engine.model.tensors).spans,
             engine.spec.experts,
         )
         assert spec is not None
@@ -223,7 +222,7 @@ def test_what_landed_is_its_home_byte_for_byte(
     kept: list[int] = []
     real = Landings.keep
     with Engine(model, config, checks=True) as engine:
-        layers = read_tensors(engine.file, engine.spec).layers
+        layers = engine.model.tensors.layers
         weights = [kept_bytes(expert_shape(layer.block)) for layer in layers]
         cache, read = engine.cache, engine._transfer.read
         assert cache is not None

@@ -14,7 +14,6 @@ from tests.engine.caches import assert_same_bits, rows
 from tests.engine.tiny import expected, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.models.tensors import read_tensors
 from vkmoe.placement.pools import least_places, places_bytes
 from vkmoe.placement.sizes import weight_bytes
 
@@ -30,7 +29,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 def least_pool(engine: Engine) -> str:
     """The smallest `--host-pool` that the model runs with: the rest is read from the file."""
     assert engine.spec.experts is not None
-    spans = weight_bytes(read_tensors(engine.file, engine.spec)).spans
+    spans = weight_bytes(engine.model.tensors).spans
     places = least_places(spans, engine.spec.experts.n_used)
     return str(places_bytes(engine.device.info, places, spans))
 
@@ -39,11 +38,11 @@ def least_pool(engine: Engine) -> str:
 def test_where_experts_lie_does_not_matter(name: str) -> None:
     tokens = expected(name)["tokens"][:N_TOKENS].tolist()
     with Engine(model_path(name), EngineConfig(ctx_size=64)) as engine:
-        assert engine.plan.experts_in == "device"
+        assert engine.plan.mode.experts_in == "device"
         wanted, pool = rows(engine, tokens), least_pool(engine)
     for way in WAYS:
         asked = way | ({"host_pool": pool} if "host_pool" in way else {})
         with Engine(model_path(name), EngineConfig(ctx_size=64, **asked), checks=True) as engine:
-            assert engine.cache is not None and engine.plan.experts_in == "cache", way
+            assert engine.cache is not None and engine.plan.mode.experts_in == "cache", way
             assert_same_bits(rows(engine, tokens), wanted)
             assert engine.cache.counters.n_uploads + engine.cache.counters.n_landed > 0, way

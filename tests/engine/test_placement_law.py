@@ -49,7 +49,7 @@ def model(request: pytest.FixtureRequest) -> Path:
 def wanted(model: Path) -> Rows:
     """The logits with all experts resident."""
     with Engine(model, EngineConfig(ctx_size=64)) as engine:
-        assert engine.cache is None and engine.plan.experts_in == "device"
+        assert engine.cache is None and engine.plan.mode.experts_in == "device"
         return rows(engine, tokens_of(engine.n_vocab))
 
 
@@ -83,7 +83,7 @@ def cached(model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine
         slot_counts(model)[request.param],
     )
     with Engine(model, EngineConfig(ctx_size=64, expert_slots=n_slots), checks=True) as engine:
-        assert engine.plan.experts_in == "cache"
+        assert engine.plan.mode.experts_in == "cache"
         yield engine, index
 
 

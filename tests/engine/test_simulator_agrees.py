@@ -12,7 +12,6 @@ import pytest
 from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
 from vkmoe.choices import PolicyName, SlotSharing
-from vkmoe.cli.study.trace import _header
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
@@ -21,6 +20,7 @@ from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.llm import demo_model_path
 from vkmoe.placement.cache_choice import cache_settings
+from vkmoe.placement.sizes import trace_header
 
 __all__ = ["mixed"]
 
@@ -28,9 +28,9 @@ TEXT = (Path(__file__).parent / "tiny.py").read_text()
 PROFILE = 2.0 ** -(np.arange(6 * 32) % 13)  # counts of some earlier run
 
 
-def record(engine: Engine, model: Path, tokens: Sequence[int], path: Path) -> Trace:
+def record(engine: Engine, tokens: Sequence[int], path: Path) -> Trace:
     """The trace of a sequence, by way of a file."""
-    with TraceWriter(path, _header(str(model))) as writer:
+    with TraceWriter(path, trace_header(engine.spec, engine.model.tensors)) as writer:
         for position, token in enumerate(tokens):
             engine.run_token(token, position, with_logits=False)
             writer.write(engine.routing(), is_prompt=True)
@@ -71,9 +71,9 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
     """Two prompts one after the other through one cache."""
     config, model = EngineConfig(ctx_size=64, **options), demo_model_path()
     with Engine(model, config, seed=seed) as engine:
-        tokens = Tokenizer.from_metadata(engine.file.metadata).encode(TEXT)
+        tokens = Tokenizer.from_metadata(engine.model.file.metadata).encode(TEXT)
         parts = [tokens[:34], tokens[200:224]]
-        trace = joined([record(engine, model, part, tmp_path / "t.jsonl") for part in parts])
+        trace = joined([record(engine, part, tmp_path / "t.jsonl") for part in parts])
         assert trace.starts == (0, 34)
         slots = engine.plan.expert_slots or (32,) * 6
         pools = make_pools(slots, trace.header.span_bytes, 4, config.expert_allocation)
@@ -128,7 +128,7 @@ def test_with_every_policy_and_choice(
             continue
         settings = CacheSettings(policy, **choice)
         recache(engine, settings)
-        trace = record(engine, model, tokens, tmp_path / "t.jsonl")
+        trace = record(engine, tokens, tmp_path / "t.jsonl")
         slots = (n_slots,) * trace.header.n_layers
         result = simulate(
             trace, settings, make_pools(slots, trace.header.span_bytes, n_used, allocation)

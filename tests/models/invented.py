@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from tests.models.changed_specs import of_layers
 from vkmoe.facts import (
+    ON_DEVICE,
     AttentionSpec,
     DenseSpec,
+    ExpertMode,
     ExpertSpec,
     FeedForward,
     LatentSpec,
@@ -19,7 +21,6 @@ from vkmoe.facts import (
 )
 from vkmoe.gpu.program import Dispatch, Program, memory_range
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.feed_forward import MissService
 from vkmoe.models.weights import (
     AttentionWeights,
     Block,
@@ -217,13 +218,13 @@ def token_program(
     layers: list[tuple[Types, bool]],
     tuning: Tuning = TUNINGS[0],
     with_logits: bool = True,
-    misses: MissService | None = None,
+    mode: ExpertMode = ON_DEVICE,
     spec: ModelSpec = SPEC,
     dense: DenseSpec | None = None,
 ) -> Program:
     """The program of an invented model; a layer is its types and whether it has experts.
 
-    With `misses` every layer has a slot arena of its own, and all share scratch to gather in.
+    In a cache every layer has a slot arena of its own, and all share scratch to gather in.
     Layers without experts have a `dense` block.
     """
     memory = Memory()
@@ -252,13 +253,13 @@ def token_program(
         ),
         expert_table=memory_range(memory.take(table_bytes), table_bytes),
     )
-    if misses:
+    if not mode.on_device:
         scratch = memory_range(memory.take(1 << 20), 1 << 20)
         arenas = [memory_range(memory.take(1 << 20), 1 << 20) for _ in range(n_moe_layers)]
         weights = with_slots(weights, lambda i: (arenas[i], scratch))
         weights = with_landing(weights, EXPERTS.n_used, lambda i: (arenas[i], scratch))
     workspace = Workspace(spec, tuning, kernels)
-    decoder = Decoder(spec, tuning, weights, workspace, caches, misses)
+    decoder = Decoder(spec, tuning, weights, workspace, caches, mode)
     program = decoder.token_program(with_logits)
     decoder.close_program(program)
     return program

@@ -12,11 +12,10 @@ from tests.gpu.checker import unguarded
 from tests.models.changed_specs import with_experts, with_mixer
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
 from vkmoe.execute.segments import layer_ends, segments
-from vkmoe.facts import DenseSpec, RopeSpec
+from vkmoe.facts import ON_DEVICE, READ_IN_PLACE, DenseSpec, ExpertMode, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
-from vkmoe.models.feed_forward import MissService
 from vkmoe.ops.tuning import Tuning
 
 GROUPED = ["qkv", "attention", "attention combine", "output"]
@@ -31,7 +30,7 @@ LAYERS = {
     "deepseek2 lite": [*LATENT, *SHARED],
     "deepseek2": [*COMPRESSED, *SHARED],
 }
-SERVICES = [None, MissService(), MissService(keep=True), MissService("gather")]
+MODES = [ON_DEVICE, READ_IN_PLACE, ExpertMode("cache", promote=True), ExpertMode("cache", "gather")]
 
 
 def labels(program: Program, index: int) -> list[str]:
@@ -108,11 +107,11 @@ def test_layers_read_the_rotary_table_of_their_own_embedding() -> None:
     assert len(set(tables)) == 2 and tables[:2] == tables[2:]
 
 
-@pytest.mark.parametrize("misses", SERVICES, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_end_behind_a_shared_expert(kind: str, misses: MissService | None) -> None:
+def test_layers_end_behind_a_shared_expert(kind: str, mode: ExpertMode) -> None:
     layers = [DENSE, MOE, MOE]
-    commands = token_program(layers, misses=misses, spec=KINDS[kind]).commands[:-1]
+    commands = token_program(layers, mode=mode, spec=KINDS[kind]).commands[:-1]
     ends = layer_ends(commands)
     assert len(ends) == 3
     for index, end in enumerate(ends):
@@ -121,18 +120,17 @@ def test_layers_end_behind_a_shared_expert(kind: str, misses: MissService | None
         assert not commands[end].label.startswith(f"layer {index} ")
 
 
-@pytest.mark.parametrize("misses", SERVICES, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_end_before_the_first_routed_expert(kind: str, misses: MissService | None) -> None:
+def test_steps_end_before_the_first_routed_expert(kind: str, mode: ExpertMode) -> None:
     """And after what a shared expert does without the router."""
     layers = [DENSE, MOE, MOE]
-    parts = segments(token_program(layers, misses=misses, spec=KINDS[kind]).commands[:-1])
+    parts = segments(token_program(layers, mode=mode, spec=KINDS[kind]).commands[:-1])
     assert len(parts) == 3
-    gathers = misses is not None and misses.way == "gather"
     for part in parts[:-1]:
         assert part[-1].label.endswith("top-k")
     for part in parts[1:]:
-        wanted = "gather" if gathers else "gate/up"
+        wanted = "gather" if mode.gathers else "gate/up"
         assert part[1].label.endswith(wanted) and "shared" not in part[1].label
     again = parts[0] + list(itertools.chain(*(part[1:] for part in parts[1:])))
     assert len(again) == sum(map(len, parts)) - 2
@@ -158,11 +156,11 @@ def test_memory_that_is_read_by_address_is_declared(kind: str) -> None:
             assert any(item.resource == MEMORY for item in command.reads), command.label
 
 
-@pytest.mark.parametrize("misses", SERVICES, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_barrier_is_needed(kind: str, misses: MissService | None) -> None:
+def test_every_barrier_is_needed(kind: str, mode: ExpertMode) -> None:
     """An independent judge finds nothing unguarded, and misses each barrier that is taken away."""
-    commands = token_program([DENSE, MOE, MOE], misses=misses, spec=KINDS[kind]).commands
+    commands = token_program([DENSE, MOE, MOE], mode=mode, spec=KINDS[kind]).commands
     barriers = plan_barriers(commands)
     assert unguarded(commands, barriers) == []
     for index in [i for i, barrier in enumerate(barriers) if barrier]:

@@ -10,27 +10,27 @@ import pytest
 from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, EXPERTS, MOE, TUNINGS, Types, token_program
 from vkmoe.execute.segments import layer_ends, segments
+from vkmoe.facts import READ_IN_PLACE, ExpertMode
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS, spirv_folder
 from vkmoe.gpu.program import MEMORY, Dispatch, Range
-from vkmoe.models.feed_forward import MissService
 from vkmoe.ops.tuning import Tuning
 
-KEEP, GATHER = MissService("read", keep=True), MissService("gather", keep=True)
+KEEP, GATHER = ExpertMode("cache", promote=True), ExpertMode("cache", "gather", promote=True)
 MIXED = [MOE, (Types(v="Q6_K", up="Q8_0"), True), DENSE, MOE]
 
 
 def test_without_keeping_misses_take_the_program_of_a_model_without_cache() -> None:
     """But for the look-up's words: nothing is stored, nothing more is read or launched."""
     plain = token_program(MIXED)
-    served = token_program(MIXED, misses=MissService("read", keep=False))
+    served = token_program(MIXED, mode=READ_IN_PLACE)
     assert str(served) == str(plain)
     assert [c.writes for c in served.commands] == [c.writes for c in plain.commands]
 
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)
 def test_keeping_what_is_read_takes_no_more_dispatches_and_no_more_barriers(tuning: Tuning) -> None:
-    plain, keeping = token_program(MIXED, tuning), token_program(MIXED, tuning, misses=KEEP)
+    plain, keeping = token_program(MIXED, tuning), token_program(MIXED, tuning, mode=KEEP)
     assert plan_barriers(keeping.commands) == plan_barriers(plain.commands)
     assert layer_ends(keeping.commands) == layer_ends(plain.commands)
     for one, other in zip(plain.commands, keeping.commands, strict=True):
@@ -44,7 +44,7 @@ def test_keeping_what_is_read_takes_no_more_dispatches_and_no_more_barriers(tuni
 
 
 def test_gathering_takes_one_dispatch_a_layer_with_a_barrier_on_either_side() -> None:
-    plain, gathering = token_program(MIXED), token_program(MIXED, misses=GATHER)
+    plain, gathering = token_program(MIXED), token_program(MIXED, mode=GATHER)
     barriers = plan_barriers(gathering.commands)
     added = [i for i, command in enumerate(gathering.commands) if "gather" in command.label]
     assert [gathering.commands[i].label for i in added] == [
@@ -60,24 +60,24 @@ def test_gathering_takes_one_dispatch_a_layer_with_a_barrier_on_either_side() ->
     assert not any("gather" in command.label for command in cut[0])
 
 
-@pytest.mark.parametrize("misses", [KEEP, GATHER], ids=["keep", "gather"])
-def test_what_was_filled_has_its_own_words_in_the_log(misses: MissService) -> None:
+@pytest.mark.parametrize("mode", [KEEP, GATHER], ids=["keep", "gather"])
+def test_what_was_filled_has_its_own_words_in_the_log(mode: ExpertMode) -> None:
     """Behind the ids of all layers, two words a used expert, a row for each MoE layer."""
-    program = token_program(MIXED, misses=misses)
+    program = token_program(MIXED, mode=mode)
     n_ids = sum(is_moe for _, is_moe in MIXED) * EXPERTS.n_used
     words = [[r.start // 4 - 4 - n_ids for r in command.writes if r.resource == "log"]
              for command in program.commands
              if "gate/up" in command.label or "gather" in command.label]  # fmt: skip
     rows = [row[0] for row in words if row]
-    wanted = [0, 4, 4, 8] if misses is KEEP else [0, 4, 8]  # gate and up apart in one layer
+    wanted = [0, 4, 4, 8] if mode is KEEP else [0, 4, 8]  # gate and up apart in one layer
     assert rows == wanted
 
 
-@pytest.mark.parametrize("misses", [KEEP, GATHER], ids=["keep", "gather"])
-def test_the_look_up_is_told_where_landing_places_are(misses: MissService) -> None:
+@pytest.mark.parametrize("mode", [KEEP, GATHER], ids=["keep", "gather"])
+def test_the_look_up_is_told_where_landing_places_are(mode: ExpertMode) -> None:
     fields = [item.name for item in KERNELS["router_topk"].push]
     assert fields[-4:] == ["first_landing", "n_landing", "n_groups", "n_groups_used"]
-    program = token_program(MIXED, misses=misses)
+    program = token_program(MIXED, mode=mode)
     told = [struct.unpack_from("<II", command.push, len(command.push) - 16)
             for command in program.commands
             if isinstance(command, Dispatch) and command.kernel == "router_topk"]  # fmt: skip
@@ -85,10 +85,10 @@ def test_the_look_up_is_told_where_landing_places_are(misses: MissService) -> No
     assert told == [(entries + 2 * layer, EXPERTS.n_used) for layer in range(3)]
 
 
-@pytest.mark.parametrize("misses", [KEEP, GATHER], ids=["keep", "gather"])
-def test_every_barrier_of_served_misses_is_needed(misses: MissService) -> None:
+@pytest.mark.parametrize("mode", [KEEP, GATHER], ids=["keep", "gather"])
+def test_every_barrier_of_served_misses_is_needed(mode: ExpertMode) -> None:
     """An independent judge finds nothing unguarded, and misses each barrier that is taken away."""
-    commands = token_program(MIXED, misses=misses).commands
+    commands = token_program(MIXED, mode=mode).commands
     barriers = plan_barriers(commands)
     assert unguarded(commands, barriers) == []
     for index in [i for i, barrier in enumerate(barriers) if barrier]:
@@ -100,7 +100,7 @@ def test_every_barrier_of_served_misses_is_needed(misses: MissService) -> None:
 def test_memory_alone_orders_gathering_and_reading() -> None:
     """Without any tensor: gathered before it is read, read before the next layer gathers there."""
     commands = [replace(c, reads=only_memory(c.reads), writes=only_memory(c.writes))
-                for c in token_program([MOE] * 2, misses=GATHER).commands
+                for c in token_program([MOE] * 2, mode=GATHER).commands
                 if isinstance(c, Dispatch)]  # fmt: skip
     barriers = plan_barriers(commands)
     labels = [command.label for command in commands]

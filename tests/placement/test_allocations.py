@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.gpu.invented import AMD, APU, DISCRETE_12, NO_WINDOW, SMALL_WINDOW
-from vkmoe.facts import DeviceInfo
+from vkmoe.facts import READ_IN_PLACE, DeviceInfo, ExpertMode
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
@@ -20,7 +20,7 @@ from vkmoe.placement.allocations import (
     is_mapped,
     tensor_heap,
 )
-from vkmoe.placement.misses import N_LANDING, READ_AT_HOME, MissWays
+from vkmoe.placement.misses import N_LANDING
 from vkmoe.placement.pools import SlotLayout, split_slots
 
 CAP = 64 << 10
@@ -105,14 +105,15 @@ def test_a_rest_may_be_enough_for_a_later_layer_only() -> None:
     assert split_slots(2 * 768 + 256, (512, 256), 8) == (2, 3)
 
 
-WAYS = {"read": READ_AT_HOME, "promote": MissWays(promote=True), "gather": MissWays("gather")}
+PROMOTE, GATHER = ExpertMode("cache", promote=True), ExpertMode("cache", "gather")
+MODES = {"read": READ_IN_PLACE, "promote": PROMOTE, "gather": GATHER}
 
 
-@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("n_bytes", [0, 10_000, 600_000, 5_000_000, 5_065_536, 1 << 30, 3 << 30])
-def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, ways: MissWays) -> None:
+def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, mode: ExpertMode) -> None:
     """With the slots that each layer has to land in."""
-    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, ways)
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
     slots = layout.largest(n_bytes)
     if not any(slots):
         assert layout.n_bytes((1, 1, 1)) > n_bytes
@@ -121,22 +122,23 @@ def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, ways: MissWa
     assert layout.n_bytes(tuple(n + 1 for n in slots)) > n_bytes
 
 
-@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("n_slots", [1, 5, 21_399, 21_400])
-def test_landing_slots_are_of_the_same_arenas(n_slots: int, ways: MissWays) -> None:
+def test_landing_slots_are_of_the_same_arenas(n_slots: int, mode: ExpertMode) -> None:
     """Their bytes are what the arenas take more; layers without slots have nowhere to land."""
-    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, ways)
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
     own, landing = layout.own_bytes((n_slots,) * 3), layout.landing_bytes((n_slots,) * 3)
-    n_landing = N_LANDING if ways.promote else 0
+    n_landing = N_LANDING if mode.promote else 0
     assert own + landing == layout.n_bytes((n_slots,) * 3)
-    assert own + landing == replace(layout, ways=READ_AT_HOME).own_bytes((n_slots + n_landing,) * 3)
+    without = replace(layout, mode=READ_IN_PLACE)
+    assert own + landing == without.own_bytes((n_slots + n_landing,) * 3)
     assert layout.n_bytes((0, 0, 0)) == 0
 
 
 def test_gathered_experts_have_room_for_the_largest() -> None:
-    for ways in WAYS.values():
-        layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, ways)
-        assert layout.n_gathered == (8 if ways.way == "gather" else 0)
+    for mode in MODES.values():
+        layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+        assert layout.n_gathered == (8 if mode.gathers else 0)
         assert layout.gather_bytes == arena_bytes(
             DISCRETE_12, [100_096] * layout.n_gathered, 100_096 * layout.n_gathered
         )

@@ -10,7 +10,7 @@ import pytest
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings
-from vkmoe.facts import MemoryPlan
+from vkmoe.facts import ExpertMode, MemoryPlan
 from vkmoe.placement.cache_choice import cache_pools, cache_settings, copies_overlap
 
 from .invented_models import DENSE, N_USED, SPEC
@@ -19,12 +19,12 @@ SPAN = 4096
 
 
 def cached(*slots: int) -> MemoryPlan:
-    return MemoryPlan(1024, "f16", "cache", (), expert_slots=slots)
+    return MemoryPlan(1024, "f16", ExpertMode("cache"), (), expert_slots=slots)
 
 
 UNEVEN = cached(20, 20, 19)
-RESIDENT = MemoryPlan(1024, "f16", "device", ())
-AT_HOME = MemoryPlan(1024, "f16", "host", ())
+RESIDENT = MemoryPlan(1024, "f16", ExpertMode("device"), ())
+AT_HOME = MemoryPlan(1024, "f16", ExpertMode("host"), ())
 
 
 def settings(plan: MemoryPlan = UNEVEN, **asked: Any) -> CacheSettings:
@@ -100,7 +100,7 @@ def test_ids_alone_are_a_manual_selection() -> None:
     assert made == settings(expert_resident_ids="7,2", expert_num_resident=2)
 
 
-@pytest.mark.parametrize("plan", [cached(20), AT_HOME, RESIDENT], ids=lambda p: p.experts_in)
+@pytest.mark.parametrize("plan", [cached(20), AT_HOME, RESIDENT], ids=lambda p: p.mode.experts_in)
 def test_an_id_the_model_does_not_have_is_named(plan: MemoryPlan) -> None:
     with pytest.raises(
         UsageError, match=r"--expert-resident-ids names expert 128; .*128"

@@ -13,7 +13,7 @@ from tests.engine.tiny import Tensor, model_path, rewrite
 from tests.gpu.invented import DISCRETE_12, GIB, LAVAPIPE, MIB
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.facts import Conversion, DeviceInfo, MemoryPlan, WeightBytes
+from vkmoe.facts import Conversion, DeviceInfo, ExpertMode, MemoryPlan, WeightBytes
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
@@ -105,7 +105,7 @@ def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
 def test_one_line_says_what_how_much_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds are those of a trial on this machine: here one that converts 40 million a second."""
     monkeypatch.setattr(subject, "_weights_per_second", lambda *_: 40e6)
-    whole = MemoryPlan(64, "f16", "device", (), conversions=(TRUNK,))
+    whole = MemoryPlan(64, "f16", ExpertMode("device"), (), conversions=(TRUNK,))
     assert conversion_line(whole) == (
         "converting 1 tensor of Q5_1 to Q8_0: 143 MiB -> 203 MiB, about 5 s"
     )

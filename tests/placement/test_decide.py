@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,24 +16,46 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.facts import PlanLine
-from vkmoe.gguf_file import open_gguf
-from vkmoe.models import read_spec
-from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.plan import decide, predictor_lines
+from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.models.model_file import open_model
+from vkmoe.placement.plan import Decision, decide, predictor_lines
 
 from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SPEC
 
 GUESSING = CacheSettings(predictor="correlation")
 
 
+def decided_for(measure: Callable[[], LinkSpeed | None], **asked: Any) -> Decision:
+    """The decision for a tiny model."""
+    with open_model(model_path("moe_plain")) as file:
+        config = EngineConfig(ctx_size=16, **asked)
+        return decide(config, file, LAVAPIPE, measure_link=measure)
+
+
 def decided_lines(**asked: Any) -> list[PlanLine]:
     """Of a predictor, in the plan for a tiny model."""
-    with open_gguf(model_path("moe_plain")) as file:
-        spec = read_spec(file)
-        plan = decide(
-            EngineConfig(ctx_size=16, **asked), spec, read_tensors(file, spec), LAVAPIPE
-        ).plan
+    plan = decided_for(lambda: None, **asked).plan
     return [line for line in plan.lines if "predictor" in line.item]
+
+
+@pytest.mark.parametrize(
+    ("asked", "n_measured"), [({}, 0), ({"expert_slots": 4}, 1), ({"expert_cache": "1KiB"}, 1)]
+)
+def test_the_link_is_measured_once_where_experts_miss(
+    asked: dict[str, Any], n_measured: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was measured decides how, and the log says why."""
+    links: list[LinkSpeed] = []
+
+    def measure() -> LinkSpeed:
+        links.append(LinkSpeed(1e9, 9e9, 8e9))
+        return links[0]
+
+    caplog.set_level("INFO", "vkmoe")
+    decided = decided_for(measure, miss="gather", **asked)
+    assert (len(links), decided.link) == (n_measured, links[0] if links else None)
+    assert decided.plan.mode.gathers == decided.plan.mode.in_cache == ("expert_slots" in asked)
+    assert ("are gathered: as --miss" in caplog.text) == decided.plan.mode.in_cache
 
 
 def test_the_predictor_has_the_bytes_that_its_line_says() -> None:

@@ -61,7 +61,7 @@ def sizing_of(made: MemoryPlan) -> CacheSizing:
 def test_where_experts_lie(info: DeviceInfo, experts_in: str) -> None:
     """17 GiB of experts: in place on shared memory, all on a large card, else slots and homes."""
     made = planned(info)
-    assert made.experts_in == experts_in
+    assert made.mode.experts_in == experts_in
     assert bool(made.expert_slots) == (experts_in == "cache")
     assert sizing_of(made).status == "ok"
 
@@ -101,7 +101,7 @@ def test_what_is_left_over_goes_to_the_first_layers_it_is_enough_for() -> None:
 def test_not_one_slot_in_each_layer_leaves_all_at_home() -> None:
     """Some MiB are free, less than a slot for each of 48 layers."""
     made = planned(PACKED)
-    assert (made.experts_in, made.expert_slots) == ("host", ())
+    assert (made.mode.experts_in, made.expert_slots) == ("host", ())
     assert sizing_of(made).status == "budget_exhausted" and sizing_of(made).ratio == 0
     assert "--ctx-size" in sizing_of(made).remedy
     assert made.lines[-1].place == "host" and "read in place" in made.lines[-1].reason
@@ -116,14 +116,14 @@ def test_few_slots_are_below_what_is_recommended() -> None:
 def test_experts_of_unknown_size_stay_at_home() -> None:
     unknown = WeightBytes(GIB, WEIGHTS.experts)
     made = planned(DISCRETE_12, unknown)
-    assert made.experts_in == "host" and sizing_of(made).status == "unknown_expert_size"
-    assert planned(ROOMY, unknown).experts_in == "device"
-    assert planned(DISCRETE_12, unknown, expert_slots=9).experts_in == "host"
+    assert made.mode.experts_in == "host" and sizing_of(made).status == "unknown_expert_size"
+    assert planned(ROOMY, unknown).mode.experts_in == "device"
+    assert planned(DISCRETE_12, unknown, expert_slots=9).mode.experts_in == "host"
 
 
 def test_a_model_without_experts_has_an_empty_cache() -> None:
     made = planned(DISCRETE_12, WeightBytes(GIB, 0), spec=DENSE, expert_slots=9)
-    assert (made.experts_in, made.expert_slots) == ("device", ())
+    assert (made.mode.experts_in, made.expert_slots) == ("device", ())
     assert sizing_of(made).status == "empty" and "--expert-slots" in sizing_of(made).remedy
 
 
@@ -138,7 +138,7 @@ def test_a_number_of_slots_is_made_on_every_device(
 ) -> None:
     """On shared memory too, where slots and homes both count."""
     made = planned(info, weights, expert_slots=n_slots)
-    assert (made.experts_in, made.expert_slots) == ("cache", (n_slots,) * 48)
+    assert (made.mode.experts_in, made.expert_slots) == ("cache", (n_slots,) * 48)
     assert [line.place for line in made.lines[-2:]] == ["device", "host"]
     assert made.lines[-2].reason == "as --expert-slots"
     total = made.total("device") + (made.total("host") if info.is_uma else 0)
@@ -150,7 +150,7 @@ def test_a_number_of_slots_is_made_on_every_device(
 def test_a_size_is_split_over_the_layers(weights: WeightBytes, size: str) -> None:
     asked = {"1GiB": GIB, "2.5 g": 5 * GIB // 2, "3GB": 3 * 10**9}.get(size, 2 * 10**9)
     made = planned(DISCRETE_12, weights, expert_cache=size)
-    assert made.experts_in == "cache"
+    assert made.mode.experts_in == "cache"
     taken = made.lines[-2].n_bytes
     assert slot_bytes(made, weights) <= taken <= asked
     assert asked - max(weights.spans) - MIB < taken
@@ -163,7 +163,7 @@ def test_a_size_is_split_over_the_layers(weights: WeightBytes, size: str) -> Non
 @pytest.mark.parametrize("info", [ROOMY, APU, LAVAPIPE], ids=lambda info: info.type)
 def test_slots_for_all_experts_are_no_cache(info: DeviceInfo, asked: dict[str, Any]) -> None:
     made = planned(info, **asked)
-    assert (made.experts_in, made.expert_slots) == ("device", ())
+    assert (made.mode.experts_in, made.expert_slots) == ("device", ())
     assert sizing_of(made).n_slots_smallest_layer == N_EXPERTS
 
 
@@ -180,7 +180,7 @@ def test_a_size_is_not_exceeded_by_what_allocations_add(weights: WeightBytes, n_
 def test_a_size_too_small_for_a_slot_in_each_layer_makes_none() -> None:
     for info in (DISCRETE_12, LAVAPIPE):
         made = planned(info, expert_cache="100MiB")
-        assert (made.experts_in, made.expert_slots) == ("host", ())
+        assert (made.mode.experts_in, made.expert_slots) == ("host", ())
         assert sizing_of(made).status == "budget_exhausted"
         assert sizing_of(made).remedy == "raise --expert-cache"
 
@@ -204,7 +204,7 @@ def test_slots_that_do_not_fit_say_what_does(
     largest = caught.value.hint.split(f"use {flag} ")[1].split(" or less")[0]
     possible: dict[str, Any] = {name: int(largest) if name == "expert_slots" else largest}
     made = planned(info, weights, ram, **possible)
-    assert made.experts_in == "cache"
+    assert made.mode.experts_in == "cache"
     if name == "expert_slots":
         with pytest.raises(OutOfMemoryError):
             planned(info, weights, ram, expert_slots=int(largest) + 1)
@@ -242,4 +242,4 @@ def test_a_context_takes_its_room_from_the_slots() -> None:
 
 
 def test_small_experts_all_fit() -> None:
-    assert planned(DISCRETE_12, expert_bytes(1_000_192)).experts_in == "device"
+    assert planned(DISCRETE_12, expert_bytes(1_000_192)).mode.experts_in == "device"

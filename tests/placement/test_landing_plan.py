@@ -9,20 +9,19 @@ import pytest
 from tests.gpu.invented import DISCRETE_12, GIB, MIB
 from tests.models.changed_specs import with_experts
 from vkmoe.config import EngineConfig
-from vkmoe.facts import MemoryPlan, WeightBytes
-from vkmoe.placement.misses import READ_AT_HOME, MissWays
+from vkmoe.facts import READ_IN_PLACE, ExpertMode, MemoryPlan, WeightBytes
 from vkmoe.placement.plan import device_budget, plan
 
 from .invented_models import MIXED, N_USED, SCRATCH, SPEC, WEIGHTS
 
-PROMOTE, GATHER = MissWays(promote=True), MissWays("gather", promote=True)
+PROMOTE, GATHER = ExpertMode("cache", promote=True), ExpertMode("cache", "gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
 
 
 def planned(
-    weights: WeightBytes = WEIGHTS, ways: MissWays = READ_AT_HOME, **asked: Any
+    weights: WeightBytes = WEIGHTS, mode: ExpertMode = READ_IN_PLACE, **asked: Any
 ) -> MemoryPlan:
-    return plan(EngineConfig(**asked), SPEC, DISCRETE_12, weights, SCRATCH, 40 * GIB, ways)
+    return plan(EngineConfig(**asked), SPEC, DISCRETE_12, weights, SCRATCH, 40 * GIB, mode)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -31,48 +30,50 @@ def bytes_of(made: MemoryPlan, item: str) -> int:
 
 
 @one_and_two_sizes
-@pytest.mark.parametrize("ways", [PROMOTE, GATHER], ids=["promote", "gather"])
-def test_landing_slots_come_on_top_of_slots_asked_for(weights: WeightBytes, ways: MissWays) -> None:
-    plain, made = (planned(weights, ways=w, expert_slots=9) for w in (READ_AT_HOME, ways))
+@pytest.mark.parametrize("mode", [PROMOTE, GATHER], ids=["promote", "gather"])
+def test_landing_slots_come_on_top_of_slots_asked_for(
+    weights: WeightBytes, mode: ExpertMode
+) -> None:
+    plain, made = (planned(weights, mode=w, expert_slots=9) for w in (READ_IN_PLACE, mode))
     assert plain.expert_slots == made.expert_slots == (9,) * 48
     assert (plain.landing_slots, made.landing_slots) == (0, 2)
     assert bytes_of(made, "expert slots") == bytes_of(plain, "expert slots")
     landing = bytes_of(made, "landing slots, 2 in each layer")
     assert abs(landing - 2 * sum(weights.spans)) < MIB
-    assert made.gather_places == (N_USED if ways is GATHER else 0)
-    if ways is GATHER:
+    assert made.gather_places == (N_USED if mode is GATHER else 0)
+    if mode is GATHER:
         gathered = bytes_of(made, f"gathered experts, {N_USED} at a time")
         assert 0 <= gathered - N_USED * max(weights.spans) < MIB
 
 
 @one_and_two_sizes
 @pytest.mark.parametrize("asked", [{}, {"expert_cache": "3GiB"}], ids=["left over", "3 GiB"])
-@pytest.mark.parametrize("ways", [PROMOTE, GATHER], ids=["promote", "gather"])
+@pytest.mark.parametrize("mode", [PROMOTE, GATHER], ids=["promote", "gather"])
 def test_landing_slots_are_a_part_of_a_size(
-    weights: WeightBytes, asked: dict[str, Any], ways: MissWays
+    weights: WeightBytes, asked: dict[str, Any], mode: ExpertMode
 ) -> None:
     """Two slots fewer in each layer, where nothing is gathered."""
-    plain, made = (planned(weights, ways=w, **asked) for w in (READ_AT_HOME, ways))
+    plain, made = (planned(weights, mode=w, **asked) for w in (READ_IN_PLACE, mode))
     assert made.total("device") <= device_budget(DISCRETE_12, 40 * GIB)
     both = bytes_of(made, "expert slots") + bytes_of(made, "landing slots")
     if asked:
         assert both <= 3 * GIB
     n_fewer = sum(plain.expert_slots) - sum(made.expert_slots)
-    n_expected = 2 * 48 + (N_USED if ways is GATHER and not asked else 0)
+    n_expected = 2 * 48 + (N_USED if mode is GATHER and not asked else 0)
     assert n_expected - 2 <= n_fewer <= n_expected + 4
 
 
-@pytest.mark.parametrize("ways", [PROMOTE, GATHER], ids=["promote", "gather"])
-def test_a_layer_has_no_more_landing_slots_than_a_token_uses_experts(ways: MissWays) -> None:
+@pytest.mark.parametrize("mode", [PROMOTE, GATHER], ids=["promote", "gather"])
+def test_a_layer_has_no_more_landing_slots_than_a_token_uses_experts(mode: ExpertMode) -> None:
     one = with_experts(SPEC, n_used=1)
     config = EngineConfig(expert_slots=9)
-    made = plan(config, one, DISCRETE_12, WEIGHTS, SCRATCH, 40 * GIB, ways)
+    made = plan(config, one, DISCRETE_12, WEIGHTS, SCRATCH, 40 * GIB, mode)
     landing = bytes_of(made, "landing slots, 1 in each layer")
     assert made.landing_slots == 1 and abs(landing - sum(WEIGHTS.spans)) < MIB
 
 
 def test_without_room_for_slots_there_is_nowhere_to_land() -> None:
-    made = planned(expert_cache="400MiB", ways=GATHER)
-    assert (made.experts_in, made.landing_slots, made.gather_places) == ("host", 0, 0)
+    made = planned(expert_cache="400MiB", mode=GATHER)
+    assert (made.mode.experts_in, made.landing_slots, made.gather_places) == ("host", 0, 0)
     assert "beside 2 to land in" in made.lines[-1].reason
     assert planned(expert_cache="400MiB").expert_slots[-1] == 2

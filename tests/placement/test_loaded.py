@@ -20,10 +20,9 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import ModelFileError
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.slots import SlotManager
-from vkmoe.gguf_file import GgufFile, open_gguf
+from vkmoe.gguf_file import GgufFile
 from vkmoe.gpu.device import Device
-from vkmoe.models import read_spec
-from vkmoe.models.tensors import read_tensors
+from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.placement.loader import LoadedWeights, Progress, load_weights
 from vkmoe.placement.plan import Decision, decide
 
@@ -33,15 +32,13 @@ POOL_BYTES = 200_000  # of 16 experts of 24,576 bytes: some
 class Opened(NamedTuple):
     """A model file on a device, and what was decided."""
 
-    file: GgufFile
+    model: ModelFile
     device: Device
     few: Decision  # with a small pool
     whole: Decision
 
     def load(self, decision: Decision, progress: Progress | None = None) -> LoadedWeights:
-        spec = read_spec(self.file)
-        tensors = read_tensors(self.file, spec)
-        return load_weights(self.device, self.file, spec, tensors, decision.plan, progress)
+        return load_weights(self.device, self.model, decision, progress)
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +51,11 @@ def device() -> Iterator[Device]:
 def opened(device: Device, tmp_path: Path) -> Iterator[Opened]:
     path = tmp_path / "model.gguf"
     path.write_bytes(model_path("moe_plain").read_bytes())
-    with open_gguf(path) as file:
-        spec = read_spec(file)
+    with open_model(path) as file:
         few, whole = (
-            decide(EngineConfig(ctx_size=16, host_pool=pool), spec, read_tensors(file, spec),
-                   device.info) for pool in (str(POOL_BYTES), None)
-        )  # fmt: skip
+            decide(EngineConfig(ctx_size=16, host_pool=pool), file, device.info)
+            for pool in (str(POOL_BYTES), None)
+        )
         yield Opened(file, device, few, whole)
 
 
@@ -124,7 +120,7 @@ def test_with_room_for_all_nothing_is_read_from_the_file_later(opened: Opened) -
 
 
 def test_a_file_replaced_before_loading_leaves_nothing_allocated(opened: Opened) -> None:
-    path = opened.file.path
+    path = opened.model.file.path
     other = path.with_name("other")
     other.write_bytes(path.read_bytes())
     other.replace(path)
@@ -137,7 +133,7 @@ def test_a_file_replaced_before_loading_leaves_nothing_allocated(opened: Opened)
 def test_a_file_cut_off_before_filling_is_an_error_and_leaves_no_thread(opened: Opened) -> None:
     loaded = opened.load(opened.few)
     with SlotManager(opened.device, opened.few.host_pools, intent="host") as places:
-        os.truncate(opened.file.path, 4096)
+        os.truncate(opened.model.file.path, 4096)
         with pytest.raises(ModelFileError, match="ends after 4096 bytes"):
             loaded.fill(reads_for(opened.few, places))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("load")]

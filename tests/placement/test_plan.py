@@ -112,7 +112,7 @@ def test_lines_name_the_heap_they_come_from() -> None:
 def test_a_dense_model_has_no_experts() -> None:
     made = planned(DISCRETE_12, weights=DENSE_WEIGHTS, spec=DENSE)
     assert not [line for line in made.lines if line.item in ("experts", "host pool")]
-    assert (made.experts_in, made.expert_slots, made.sizing) == ("device", (), None)
+    assert (made.mode.experts_in, made.expert_slots, made.sizing) == ("device", (), None)
 
 
 def test_f32_keys_and_values_take_twice_the_memory() -> None:

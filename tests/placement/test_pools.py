@@ -12,10 +12,17 @@ import pytest
 from tests.gpu.invented import AMD, APU, DEVICES, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_WINDOW
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
-from vkmoe.facts import DeviceInfo, Heap, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.facts import (
+    READ_IN_PLACE,
+    DeviceInfo,
+    ExpertMode,
+    Heap,
+    MemoryPlan,
+    ModelSpec,
+    WeightBytes,
+)
 from vkmoe.placement.conversions import N_THREADS
 from vkmoe.placement.host import available_bytes
-from vkmoe.placement.misses import READ_AT_HOME, MissWays
 from vkmoe.placement.plan import device_budget, plan
 from vkmoe.placement.pools import host_pools, most_places, places_bytes
 from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
@@ -27,15 +34,15 @@ LARGE = expert_bytes(6_826_240)  # 39 GiB of experts
 HUGE = expert_bytes(10_486_016)  # 60 GiB
 ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
 APU_96 = replace(APU, heaps=(Heap(64 * GIB, True), Heap(32 * GIB, False)))
-GATHER = MissWays("gather", promote=True)
+GATHER = ExpertMode("cache", "gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
 
 
 def planned(
     info: DeviceInfo, weights: WeightBytes = WEIGHTS, ram: int = 40 * GIB,
-    ways: MissWays = READ_AT_HOME, spec: ModelSpec = SPEC, **asked: Any,
+    mode: ExpertMode = READ_IN_PLACE, spec: ModelSpec = SPEC, **asked: Any,
 ) -> MemoryPlan:  # fmt: skip
-    return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram, ways)
+    return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram, mode)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -78,7 +85,7 @@ def test_a_model_larger_than_ram_gets_what_there_is(
     """70 % of the memory is used, and one more place would be too much."""
     made = planned(info, weights, ram)
     check(made, info, weights, ram)
-    assert made.experts_in == experts_in and bool(made.expert_slots) == (experts_in == "cache")
+    assert made.mode.experts_in == experts_in and bool(made.expert_slots) == (experts_in == "cache")
     used = made.total("host") + (made.total("device") if info.is_uma else 0)
     assert ram * 70 // 100 - weights.spans[0] - MIB < used <= ram * 70 // 100
 
@@ -161,7 +168,7 @@ def test_on_shared_memory_slots_are_not_needed(info: DeviceInfo, n_slots: int | 
     """There the pool is what kernels read in place, and is what the sizing judges."""
     made = planned(info, host_pool="4GiB", expert_slots=n_slots)
     check(made, info, WEIGHTS, 40 * GIB)
-    assert made.experts_in == ("cache" if n_slots else "host")
+    assert made.mode.experts_in == ("cache" if n_slots else "host")
     assert made.sizing is not None
     per_layer = n_slots or made.host_places[0] // 48
     assert made.sizing.n_slots_smallest_layer == per_layer
@@ -244,7 +251,7 @@ def test_more_than_there_is_names_the_largest(info: DeviceInfo) -> None:
 def test_where_all_experts_are_on_the_card_a_pool_changes_nothing_and_says_so() -> None:
     made, plain = planned(ROOMY, host_pool="2GiB"), planned(ROOMY)
     assert made.notes == ("--host-pool 2GiB has no effect: all experts are on the device",)
-    assert replace(made, notes=()) == plain and plain.experts_in == "device"
+    assert replace(made, notes=()) == plain and plain.mode.experts_in == "device"
 
 
 def test_a_dense_model_has_no_pool() -> None:
@@ -302,14 +309,14 @@ def test_places_are_the_most_that_fit(weights: WeightBytes, n_bytes: int) -> Non
 def test_every_choice_is_planned_within_bounds_or_refused(info: DeviceInfo) -> None:
     """All combinations: no assertion of our own fails, and no budget is exceeded."""
     n_planned = 0
-    for ram, weights, pool, slots, cache, ways in product(
+    for ram, weights, pool, slots, cache, mode in product(
         (2 * GIB, 9 * GIB, 24 * GIB), (MIXED,), (None, "50MiB", "6GiB"), (None, 20),
-        (None, "1GiB"), (READ_AT_HOME, GATHER),
+        (None, "1GiB"), (READ_IN_PLACE, GATHER),
     ):  # fmt: skip
         if slots and cache:
             continue
         try:
-            made = planned(info, weights, ram, ways, expert_slots=slots, host_pool=pool,
+            made = planned(info, weights, ram, mode, expert_slots=slots, host_pool=pool,
                            expert_cache=cache)  # fmt: skip
         except VkmoeError as error:
             assert error.hint, error

@@ -17,6 +17,7 @@ from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.models import read_spec
+from vkmoe.models.model_file import open_model
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.plan import decide
@@ -82,14 +83,11 @@ def test_the_loader_places_the_trunk_piece_by_piece_as_planned(
         if name == "converted"
         else model_path(name)
     )
-    with open_gguf(path) as file:
-        spec = read_spec(file)
-        tensors = read_tensors(file, spec)
-        made = decide(EngineConfig(ctx_size=16), spec, tensors, device.info).plan
-        load_weights(device, file, spec, tensors, made).close()
+    with open_model(path) as file:
+        load_weights(device, file, decide(EngineConfig(ctx_size=16), file, device.info)).close()
     *pieces, rope = placed
-    assert tuple(pieces) == weight_bytes(tensors).pieces
-    assert rope == rounded(16 * spec.ropes[0].dim * 4)
+    assert tuple(pieces) == weight_bytes(file.tensors).pieces
+    assert rope == rounded(16 * file.spec.ropes[0].dim * 4)
 
 
 def test_an_expert_s_span_is_gate_up_down() -> None:

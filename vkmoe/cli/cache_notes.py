@@ -34,7 +34,7 @@ def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False)
     `one_queue`: the device cannot copy while it computes.
     """
     lines = [*_pool(plan), *idle_notes(config, plan)]
-    if one_queue and config.expert_copies == "overlap" and plan.experts_in == "cache":
+    if one_queue and config.expert_copies == "overlap" and plan.mode.in_cache:
         lines.append("--expert-copies overlap: on one queue, copies and tokens still take turns")
     return lines
 
@@ -60,10 +60,10 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     if sizing is None or sizing.status == "empty":
         reason = "the model has no experts"
         flags = _given(config, (*AMOUNT, *CHOICE, *COUNTING, *MOVING, *PREDICTING, "executor"))
-    elif plan.experts_in == "device":
+    elif plan.mode.on_device:
         reason = f"all {sizing.n_experts} experts of each layer are on the device"
         flags = _given(config, (*CHOICE, *counting, *MOVING, *PREDICTING))
-    elif plan.experts_in == "host":
+    elif plan.mode.experts_in == "host":
         reason, names = "no expert has a slot", (*CHOICE, *counting, *MOVING, *PREDICTING)
         working = OF_THE_POOL if plan.host_places else ()
         flags = _given(config, tuple(name for name in names if name not in working))
@@ -91,7 +91,7 @@ def _without_effect(reason: str, flags: list[str]) -> Iterator[str]:
 def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     """Residents in all slots: nothing else can be cached."""
     selection = config.expert_resident_selection
-    if plan.experts_in != "cache" or (selection is None and config.expert_resident_ids is None):
+    if not plan.mode.in_cache or (selection is None and config.expert_resident_ids is None):
         return
     smallest = min(plan.expert_slots)
     n_resident = config.expert_num_resident or smallest

@@ -17,8 +17,9 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import ExpertSpec, Mixer, ModelSpec, RopeSpec
+    from vkmoe.facts import ExpertMode, ExpertSpec, Mixer, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
+    from vkmoe.models.model_file import ModelFile
     from vkmoe.models.tensors import ModelTensors
 
 __all__ = ["info", "spec_lines", "type_lines"]
@@ -41,6 +42,7 @@ def info(
     from vkmoe.gguf_file import open_gguf
     from vkmoe.llm import demo_model_path
     from vkmoe.models import read_spec
+    from vkmoe.models.model_file import ModelFile
     from vkmoe.models.tensors import read_tensors
 
     path = chosen_model(context, positional, model)
@@ -53,7 +55,7 @@ def info(
         tensors = read_tensors(file, spec)
         for line in [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]:
             typer.echo(line)
-        for line in _plan_lines(spec, tensors, engine):
+        for line in _plan_lines(ModelFile(file, spec, tensors), engine):
             typer.echo(line)
 
 
@@ -117,7 +119,7 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
     ]
 
 
-def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) -> list[str]:
+def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     """The plan on the chosen device, or why there is none."""
     from vkmoe.experts.decide.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
@@ -132,17 +134,25 @@ def _plan_lines(spec: ModelSpec, tensors: ModelTensors, config: EngineConfig) ->
         return [f"plan          none: {error}"]
     # Without opening the device: those with memory of their own have engines for copies.
     overlaps = copies_overlap(config, has_queue=not device.is_uma)
-    decided = decide(config, spec, tensors, device, overlaps=overlaps).plan
+    decided = decide(config, model, device, overlaps=overlaps).plan
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(
             f"  {line.n_bytes / _MIB:12,.1f} MiB {line.place:8} {line.item} ({line.reason})"
         )
-    if spec.experts is not None:
+    if model.spec.experts is not None:
         lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
+    if decided.mode.in_cache:
+        lines.append(f"misses        {_served(decided.mode)} ({decided.mode.reason})")
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))
     return [*lines, *idle_notes(config, decided)]
+
+
+def _served(mode: ExpertMode) -> str:
+    """Say in words what becomes of an expert without a slot."""
+    how = "gathered on the device first" if mode.gathers else "read in host memory"
+    return how + (", and kept where they land" if mode.promote else "")
 
 
 # ----- the shape of a model: attention, position, experts, routing, their types -----

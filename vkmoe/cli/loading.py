@@ -18,21 +18,30 @@ from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
+    from vkmoe.models.model_file import ModelFile
 
 __all__ = ["opened"]
 
 
 @contextmanager
-def opened(model: str | None, config: EngineConfig, verbose: bool, quiet: bool) -> Iterator[LLM]:
+def opened(
+    model: str | None,
+    config: EngineConfig,
+    verbose: bool,
+    quiet: bool,
+    *,
+    file: ModelFile | None = None,
+) -> Iterator[LLM]:
     """Load the model. Without `quiet`, stderr tells about progress and a missing GPU.
 
-    Raises VkmoeError at the end of a run under validation that was not silent.
+    `file` is the model's, where it is open already. Raises VkmoeError at the end of a run under
+    validation that was not silent.
     """
     if model is None and not quiet:
         note("no model given: using the built-in demo model, which writes Python")
     with (
         log_as_notes(quiet),
-        _load(model, config, quiet) as llm,
+        _load(model if file is None else file, config, quiet) as llm,
         _validated(llm, quiet) if config.validation else nullcontext(),
     ):
         if not quiet:
@@ -56,7 +65,7 @@ def _explain_cache(llm: LLM, config: EngineConfig) -> None:
     from vkmoe.experts.decide.sizing import sizing_line
 
     sizing = llm.plan.sizing
-    if sizing is not None and llm.plan.experts_in != "device":
+    if sizing is not None and not llm.plan.mode.on_device:
         note(sizing_line(sizing))
     one_queue = not llm.engine.device.native.has_upload_queue
     for line in cache_notes(config, llm.plan, one_queue):
@@ -65,7 +74,9 @@ def _explain_cache(llm: LLM, config: EngineConfig) -> None:
         note(slow)
 
 
-def _load(model: str | None, config: EngineConfig, quiet: bool) -> AbstractContextManager[LLM]:
+def _load(
+    model: str | ModelFile | None, config: EngineConfig, quiet: bool
+) -> AbstractContextManager[LLM]:
     from vkmoe.llm import LLM
 
     with _progress(shown=not quiet) as progress:

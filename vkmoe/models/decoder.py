@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import ON_DEVICE, ExpertMode, ModelSpec
 from vkmoe.gpu.program import Program
 from vkmoe.models.attention import MIXERS
-from vkmoe.models.feed_forward import FeedForwardBlock, MissService
+from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
 from vkmoe.ops.candidates import candidates
@@ -43,14 +43,14 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoder:
-    """Builds the programs of a model. `misses` is None where no expert ever moves."""
+    """Builds the programs of a model; `mode` says what becomes of missed experts."""
 
     spec: ModelSpec
     tuning: Tuning
     weights: ModelWeights
     workspace: Workspace
     caches: tuple[KvAddresses, ...]
-    misses: MissService | None = None
+    mode: ExpertMode = ON_DEVICE
 
     @property
     def cache_bytes(self) -> list[int]:
@@ -89,7 +89,7 @@ class Decoder:
     def _parts(self) -> Iterator[_Part]:
         """List what adds to the hidden state, in order: the parts of one layer after another."""
         spec, tuning, space = self.spec, self.tuning, self.workspace
-        feed_forward = FeedForwardBlock(spec, tuning, space, self.weights, self.misses)
+        feed_forward = FeedForwardBlock(spec, tuning, space, self.weights, self.mode)
         for index, layer in enumerate(self.weights.layers):
             block = MIXERS[type(spec.layers[index].mixer)]
             mixer = block(spec, tuning, space, index, layer, self.caches[index])

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkmoe.choices import MissWay
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import ON_DEVICE, ExpertMode, ModelSpec
 from vkmoe.gpu.program import Program
 from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
@@ -21,30 +20,18 @@ from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import Landing, filled_words, router_topk
 from vkmoe.ops.tuning import Tuning
 
-__all__ = ["FeedForwardBlock", "MissService"]
-
-
-@dataclass(frozen=True)
-class MissService:
-    """How experts that are at home are served.
-
-    read: kernels read them there; with `keep` they also store them in landing places meanwhile.
-    gather: they are copied into landing places first and read there; the host keeps them.
-    """
-
-    way: MissWay = "read"
-    keep: bool = False
+__all__ = ["FeedForwardBlock"]
 
 
 @dataclass(frozen=True)
 class FeedForwardBlock:
-    """Appends the feed-forward of layers. `misses` is None where no expert ever moves."""
+    """Appends the feed-forward of layers; `mode` says what becomes of missed experts."""
 
     spec: ModelSpec
     tuning: Tuning
     space: Workspace
     weights: ModelWeights
-    misses: MissService | None = None
+    mode: ExpertMode = ON_DEVICE
 
     def append(self, program: Program, index: int, norm: NormInput, leaves: NormOutput) -> int:
         """hidden += the block of layer `index`. Returns the number of partials it leaves."""
@@ -100,9 +87,8 @@ class FeedForwardBlock:
         Returns where those that are read at home are stored; None for nowhere.
         """
         space, label, shape = self.space, f"layer {index}", router_shape(self.spec)
-        moe_layers, misses = self.weights.moe_layers, self.misses or MissService()
-        moe_layer, gathers = moe_layers.index(index), misses.way == "gather"
-        lands = gathers or misses.keep
+        moe_layers, mode = self.weights.moe_layers, self.mode
+        moe_layer = moe_layers.index(index)
         self._logits(program, label, layer, router, norm)
         if layer.shared is not None:
             self._shared_gate_up(program, label, layer.shared, norm)
@@ -117,14 +103,14 @@ class FeedForwardBlock:
             space.routing,
             space.log,
             f"{label} top-k",
-            landing=Landing(len(moe_layers), self.weights.n_landing * lands, gathers),
+            landing=Landing(len(moe_layers), self.weights.n_landing * mode.lands, mode.gathers),
             selection_bias=layer.selection_bias,
         )
-        if not lands:
+        if not mode.lands:
             return None
         filled = filled_words(space.log, moe_layer, shape.n_used)
         landing = LandingMemory(layer.block.landing_ranges, space.log, filled)
-        if not gathers:
+        if not mode.gathers:
             return landing
         gather(
             program,

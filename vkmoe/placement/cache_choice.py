@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vkmoe.choices import ResidentSelection
-from vkmoe.config import EngineConfig, parse_ids
+from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.facts import MemoryPlan, ModelSpec
@@ -29,7 +29,7 @@ def cache_pools(
 
     `slot_bytes` are those of an expert in each MoE layer.
     """
-    if plan.experts_in != "cache" or spec.experts is None:
+    if not plan.mode.in_cache or spec.experts is None:
         return ()
     n_used = spec.experts.n_used
     return make_pools(plan.expert_slots, slot_bytes, n_used, config.expert_allocation)
@@ -44,10 +44,10 @@ def cache_settings(
     UsageError for an id that the model does not have, for more residents than slots, and for a
     --moe-warmpin that residents leave no slot.
     """
-    ids = parse_ids(config.expert_resident_ids) if config.expert_resident_ids is not None else ()
+    ids = config.resident_ids
     _check_ids(ids, spec)
     plain = CacheSettings(config.expert_policy, config.expert_half_life)
-    if spec.experts is None or plan.experts_in == "device":
+    if spec.experts is None or plan.mode.on_device:
         return plain
     selection = _selection(config)
     smallest = min(plan.expert_slots, default=0)
@@ -55,7 +55,7 @@ def cache_settings(
     predictor = config.predictor(overlaps, plan.executor == "stepped")
     # A copy that begins between two tokens and overlaps one is there for the one after it.
     lag = 2 if overlaps else 1
-    if plan.experts_in != "cache":
+    if not plan.mode.in_cache:
         if not plan.host_places:
             return plain
         return replace(plain, predictor=predictor, executor=plan.executor, lag=lag)

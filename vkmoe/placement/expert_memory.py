@@ -23,9 +23,7 @@ from vkmoe.experts.store.copies import CopyBudget, DrainedUploader, Prefetcher, 
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.program import Range, memory_range
-from vkmoe.models.feed_forward import MissService
 from vkmoe.models.weights import ModelWeights, with_landing, with_slots
 from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
@@ -61,27 +59,18 @@ class ExpertPlaces(Closing):
             cleanup.callback(self._threads.close)
             self._cleanup = cleanup.pop_all()
 
-    def extend(self, loaded: LoadedWeights) -> tuple[ModelWeights, MissService | None]:
-        """Extend the weights by all memory their experts may lie in, and say how misses are served.
-
-        None where kernels need not know of misses: they read experts wherever they are.
-        """
+    def extend(self, loaded: LoadedWeights) -> ModelWeights:
+        """Extend the weights by all memory their experts may lie in."""
         weights = with_slots(loaded.weights, self._ranges)
-        if not self._lands:
-            return weights, None
-        ways = self._decision.ways
-        keeps = ways.promote and ways.way == "read"
-        n_places = loaded.table.landing.shape[1]
-        landing = with_landing(weights, n_places, self._landing_ranges)
-        return landing, MissService(ways.way, keeps)
+        if not self._decision.plan.mode.lands:
+            return weights
+        return with_landing(weights, loaded.table.landing.shape[1], self._landing_ranges)
 
-    def follow(
-        self, loaded: LoadedWeights, seed: NDArray[np.float64] | None, link: LinkSpeed | None
-    ) -> ExpertTracker:
+    def follow(self, loaded: LoadedWeights, seed: NDArray[np.float64] | None) -> ExpertTracker:
         """Make what counts the experts used, and moves them; experts begin where they belong.
 
         `seed` are the counts of an earlier run. Where copies overlap tokens a thread copies, as
-        many bytes as `link` allows. Raises GpuErrors, ModelFileError.
+        many bytes as the link allows. Raises GpuErrors, ModelFileError.
         """
         decision, weights, table = self._decision, loaded.weights, loaded.table
         space = KeySpace(len(weights.moe_layers), table.entries.shape[1])
@@ -89,18 +78,18 @@ class ExpertPlaces(Closing):
         overlaps = decision.overlaps
         cache = budget = overlap = None
         if overlaps and decision.pools:
-            budget = CopyBudget(link, max(pool.slot_bytes for pool in decision.pools))
+            budget = CopyBudget(decision.link, max(pool.slot_bytes for pool in decision.pools))
             overlap = Overlap(self._device.native.has_common_clock)
         if decision.pools or decision.host_pools:
             memory = ExpertMemory(
                 table, self.slots, loaded.homes, weights.span_bytes, self._scratch
             )
-            ways = CacheWays(not overlaps, self._lands, _allowed(budget), overlap)
+            ways = CacheWays(not overlaps, decision.plan.mode.lands, _allowed(budget), overlap)
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
             cache.start(loaded.fill)
         table.publish()
-        on_device = decision.plan.experts_in == "device"
+        on_device = decision.plan.mode.on_device
         numbers, checks = weights.moe_layers, self._checks
         return ExpertTracker(numbers, table, residency, cache, on_device, checks, budget, overlap)
 
@@ -111,12 +100,6 @@ class ExpertPlaces(Closing):
     def close(self) -> None:
         """Free all. Must hold: nothing is in flight."""
         self._cleanup.close()
-
-    @property
-    def _lands(self) -> bool:
-        """Whether there is a place for an expert to land in."""
-        plan = self._decision.plan
-        return plan.landing_slots > 0 or plan.gather_places > 0
 
     def _ranges(self, layer: int) -> tuple[Range, ...]:
         """The memory in which experts of a MoE layer can lie besides their homes."""

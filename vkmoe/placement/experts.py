@@ -10,17 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vkmoe.choices import Executor, ExpertsIn
-from vkmoe.config import EngineConfig, parse_size
+from vkmoe.choices import Executor
+from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.sizing import size_cache
-from vkmoe.facts import CacheSizing, DeviceInfo, ExpertSpec, PlanLine, WeightBytes
+from vkmoe.facts import (
+    ON_DEVICE,
+    CacheSizing,
+    DeviceInfo,
+    ExpertMode,
+    ExpertSpec,
+    PlanLine,
+    WeightBytes,
+)
 from vkmoe.placement.allocations import allocated, arena_bytes, plan_line
-from vkmoe.placement.misses import MissWays
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.placement.words import in_mib, size_option
 
-__all__ = ["ExpertPlan", "Room", "place_experts"]
+__all__ = ["ExpertPlan", "ExpertRoom", "Room", "all_on_device", "place_experts"]
 
 
 class Room(NamedTuple):
@@ -32,11 +39,22 @@ class Room(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ExpertRoom:
+    """What the decision about experts rests on: what was asked, the experts, the room for them."""
+
+    config: EngineConfig
+    experts: ExpertSpec | None
+    weights: WeightBytes
+    device: DeviceInfo
+    room: Room
+
+
+@dataclass(frozen=True)
 class ExpertPlan:
     """What was decided about the experts; the fields of MemoryPlan that have to do with them."""
 
-    experts_in: ExpertsIn
-    expert_slots: tuple[int, ...] = ()  # per MoE layer; () unless "cache"
+    mode: ExpertMode
+    expert_slots: tuple[int, ...] = ()  # per MoE layer; () unless in a cache
     sizing: CacheSizing | None = None
     lines: tuple[PlanLine, ...] = ()
     host_places: tuple[int, ...] = ()
@@ -47,25 +65,34 @@ class ExpertPlan:
     notes: tuple[str, ...] = ()
 
 
-def place_experts(
-    config: EngineConfig,
-    experts: ExpertSpec | None,
-    weights: WeightBytes,
-    device: DeviceInfo,
-    room: Room,
-    ways: MissWays,
-) -> ExpertPlan:
-    """Decide. Raises OutOfMemoryError where too little is left, UsageError where options say so."""
-    flag = _cache_flag(config)
-    if experts is None or not weights.experts:
+def all_on_device(given: ExpertRoom, promote: bool) -> bool:
+    """Say whether all experts will be on the device, if there are any.
+
+    `promote`: missed experts would have slots to land in.
+    """
+    if given.experts is None or not given.weights.experts:
+        return True
+    if not given.weights.spans:
+        return allocated(given.weights.experts) <= given.room.device
+    mode = ExpertMode("cache", promote=promote)
+    return _SizedExperts(given, given.experts, mode).all_on_device
+
+
+def place_experts(given: ExpertRoom, mode: ExpertMode) -> ExpertPlan:
+    """Decide; `mode` is that of a cache, if there will be one.
+
+    Raises OutOfMemoryError where too little is left, UsageError where options say so.
+    """
+    config, flag = given.config, _cache_flag(given.config)
+    if given.experts is None or not given.weights.experts:
         sizing = size_cache((), (), 0, 0, flag) if flag else None
         made = ExpertPlan(
-            "device", sizing=sizing, notes=_idle_pool(config, "the model has no experts")
+            ON_DEVICE, sizing=sizing, notes=_idle_pool(config, "the model has no experts")
         )
-    elif weights.spans:
-        made = _SizedExperts(config, experts, weights, device, room, ways).plan()
+    elif given.weights.spans:
+        made = _SizedExperts(given, given.experts, mode).plan()
     else:
-        made = _unknown_sizes(experts, weights, device, room, flag)
+        made = _unknown_sizes(given, given.experts, flag)
     return _with_executor(made, config)
 
 
@@ -89,15 +116,14 @@ def _with_executor(made: ExpertPlan, config: EngineConfig) -> ExpertPlan:
     return replace(made, executor="stepped", executor_reason=reason)
 
 
-def _unknown_sizes(
-    experts: ExpertSpec, weights: WeightBytes, device: DeviceInfo, room: Room, flag: str
-) -> ExpertPlan:
+def _unknown_sizes(given: ExpertRoom, experts: ExpertSpec, flag: str) -> ExpertPlan:
     """Put all in one place, where nothing is known of single experts."""
-    total = allocated(weights.experts)
+    device, room = given.device, given.room
+    total = allocated(given.weights.experts)
     sizing = size_cache((0,), (0,), experts.n_experts, experts.n_used, flag)
     if total <= room.device:
         line = plan_line(device, "experts", "device", total, f"all fit in {in_mib(room.device)}")
-        return ExpertPlan("device", sizing=replace(sizing, n_bytes=total), lines=(line,))
+        return ExpertPlan(ON_DEVICE, sizing=replace(sizing, n_bytes=total), lines=(line,))
     if room.shared or total > room.pool.unasked:
         raise OutOfMemoryError(
             f"the experts need {in_mib(total)}; {in_mib(room.device)} of {device.name}'s memory "
@@ -106,7 +132,7 @@ def _unknown_sizes(
         )
     reason = "how large one is, is not known: read in place"
     line = plan_line(device, "experts", "host", total, reason)
-    return ExpertPlan("host", sizing=sizing, lines=(line,))
+    return ExpertPlan(ExpertMode("host"), sizing=sizing, lines=(line,))
 
 
 class _Asked(NamedTuple):
@@ -134,38 +160,38 @@ def _idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
 class _SizedExperts:
     """The decision for experts of known sizes, with what it rests on."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        experts: ExpertSpec,
-        weights: WeightBytes,
-        device: DeviceInfo,
-        room: Room,
-        ways: MissWays,
-    ) -> None:
-        self._config, self._flag = config, _cache_flag(config)
-        self._experts, self._device, self._room = experts, device, room
-        n_experts, spans = experts.n_experts, weights.spans
-        self._layout = SlotLayout(device, spans, n_experts, experts.n_used, ways)
+    def __init__(self, given: ExpertRoom, experts: ExpertSpec, mode: ExpertMode) -> None:
+        self._config, self._flag = given.config, _cache_flag(given.config)
+        self._experts, self._device, self._room = experts, given.device, given.room
+        n_experts, spans, self._mode = experts.n_experts, given.weights.spans, mode
+        self._layout = SlotLayout(given.device, spans, n_experts, experts.n_used, mode)
         in_order = [size for size in spans for _ in range(n_experts)]
-        self._total = arena_bytes(device, in_order, weights.experts)
-        self._pools = PoolPlanner(config, self._layout, self._total)
+        self._total = arena_bytes(given.device, in_order, given.weights.experts)
+        self._pools = PoolPlanner(given.config, self._layout, self._total)
+
+    @property
+    def all_on_device(self) -> bool:
+        """Whether all experts are wanted on the device, and fit there."""
+        asked = self._asked()
+        few_in_place = self._room.shared and asked is None and self._pools.wants_few
+        return self._wants_all(asked) and self._total <= self._room.device and not few_in_place
 
     def plan(self) -> ExpertPlan:
-        room, asked = self._room, self._asked()
-        wants_all = asked is None or min(asked.slots) >= self._experts.n_experts
-        few_in_place = room.shared and asked is None and self._pools.wants_few
-        if wants_all and self._total <= room.device and not few_in_place:
+        if self.all_on_device:
             return self._resident()
+        room, asked = self._room, self._asked()
         pool = self._pool(asked)
         free = self._free(pool)
         if asked is not None:
-            if wants_all or self._needed(asked.slots) > free:
+            if self._wants_all(asked) or self._needed(asked.slots) > free:
                 raise self._too_much(asked, pool)
             slots = asked.slots
         else:
             slots = () if room.shared else self._largest(free)
         return self._cached(slots, pool) if any(slots) else self._at_home(pool, asked)
+
+    def _wants_all(self, asked: _Asked | None) -> bool:
+        return asked is None or min(asked.slots) >= self._experts.n_experts
 
     def _asked(self) -> _Asked | None:
         layout = self._layout
@@ -175,9 +201,9 @@ class _SizedExperts:
             n_slots = self._config.expert_slots
             slots = (min(n_slots, layout.n_experts),) * len(layout.span_bytes)
             return _Asked(slots, self._flag, f"{self._flag} {n_slots}")
-        text = self._config.expert_cache
-        assert text is not None
-        return _Asked(layout.largest(parse_size(text)), self._flag, f"{self._flag} {text.strip()}")
+        text, n_bytes = self._config.expert_cache, self._config.expert_cache_bytes
+        assert text is not None and n_bytes is not None
+        return _Asked(layout.largest(n_bytes), self._flag, f"{self._flag} {text.strip()}")
 
     def _pool(self, asked: _Asked | None) -> PoolPlan:
         """Decide the host pool; without a size asked for it leaves slots room in shared memory."""
@@ -212,7 +238,7 @@ class _SizedExperts:
         slots = (self._experts.n_experts,) * len(self._layout.span_bytes)
         idle = not room.shared or self._pools.wants_few
         return ExpertPlan(
-            "device",
+            ON_DEVICE,
             sizing=self._sizing(slots, self._total),
             lines=(plan_line(self._device, "experts", "device", self._total, reason),),
             notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
@@ -233,7 +259,7 @@ class _SizedExperts:
             else (plan_line(self._device, "experts", "host", self._total, reason),)
         )
         return ExpertPlan(
-            "host",
+            ExpertMode("host"),
             sizing=self._sizing_at_home(pool),
             lines=lines,
             host_places=pool.places,
@@ -247,7 +273,7 @@ class _SizedExperts:
         over = "" if self._room.shared else " over the bus"
         home_reason = f"those without a slot are read in place{over}"
         return ExpertPlan(
-            "cache",
+            self._mode,
             slots,
             self._sizing(slots, layout.own_bytes(slots)),
             (*self._slot_lines(slots), *pool.lines(self._device, home_reason)),

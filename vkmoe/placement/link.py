@@ -10,9 +10,8 @@ import logging
 
 import numpy as np
 
-from vkmoe.choices import MissWay
 from vkmoe.errors import DeviceLostError, GpuError
-from vkmoe.facts import DeviceInfo, MemoryPlan
+from vkmoe.facts import DeviceInfo, ExpertMode
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import (
@@ -42,13 +41,13 @@ _ROUTING = TensorRef("link routing", 6 * N_SLICES)
 _LOG = TensorRef("link log", log_words(1, N_SLICES))
 
 
-def link_of_misses(device: Device, plan: MemoryPlan | None = None) -> LinkSpeed | None:
-    """Measure what a miss costs; None where there is no link that misses cross, or no misses.
+def link_of_misses(device: Device) -> LinkSpeed | None:
+    """Measure what a miss costs; None where there is no link that misses cross.
 
     To be called before anything is allocated: it takes up to 64 MiB, or less on small devices, and
     gives them back. Raises DeviceLostError; without another result nothing depends on it.
     """
-    if device.info.is_uma or (plan is not None and plan.experts_in == "device"):
+    if device.info.is_uma:
         return None
     room = min(heap.size for heap in device.info.heaps) // (HEAP_SHARE * N_SLICES)
     slice_bytes = min(default_slice_bytes(device), room) // GROUP_BYTES * GROUP_BYTES
@@ -64,15 +63,13 @@ def link_of_misses(device: Device, plan: MemoryPlan | None = None) -> LinkSpeed 
         return None
 
 
-def submit_speed(
-    info: DeviceInfo, link: LinkSpeed | None, way: MissWay
-) -> float | None:
+def submit_speed(info: DeviceInfo, link: LinkSpeed | None, mode: ExpertMode) -> float | None:
     """Choose the bytes per second to estimate a submit's time by, when misses are served so.
 
     None where it is not known, and on CPUs, where nothing ends a long one.
     """
     if link is not None:
-        gathers = way == "gather" and link.gather_bytes_per_second > 0
+        gathers = mode.gathers and link.gather_bytes_per_second > 0
         return link.gather_bytes_per_second if gathers else link.read_bytes_per_second
     return SHARED_BYTES_PER_SECOND if info.is_uma and not info.is_cpu else None
 

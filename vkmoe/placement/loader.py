@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
-from vkmoe.facts import MemoryPlan, ModelSpec, RopeSpec
+from vkmoe.facts import ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement, round_up
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.models.model_file import ModelFile
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
@@ -42,7 +43,7 @@ from vkmoe.models.weights import (
 )
 from vkmoe.ops.matvec import Matrix
 from vkmoe.placement.conversions import N_THREADS, conversion_line
-from vkmoe.placement.pools import host_pools
+from vkmoe.placement.plan import Decision
 from vkmoe.placement.sizes import expert_shape, span_parts, weight_bytes
 from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import device_row_bytes, lay_out
@@ -114,28 +115,27 @@ class LoadedWeights:
 
 def load_weights(
     device: Device,
-    file: GgufFile,
-    spec: ModelSpec,
-    tensors: ModelTensors,
-    plan: MemoryPlan,
+    model: ModelFile,
+    decision: Decision,
     progress: Progress | None = None,
 ) -> LoadedWeights:
     """Place and copy all weights; the table leads to the experts' homes, and is not published.
 
-    With `plan.host_places`, all but the experts. Raises GpuErrors such as OutOfMemoryError, and
-    ModelFileError if the file was replaced meanwhile, with all freed. Logs what will be converted.
+    With a host pool smaller than the model, all but the experts. Raises GpuErrors such as
+    OutOfMemoryError, and ModelFileError if the file was replaced meanwhile, with all freed. Logs
+    what will be converted.
     """
+    file, spec, tensors, plan = model.file, model.spec, model.tensors, decision.plan
     if line := conversion_line(plan):
         log.info("%s", line)
-    sizes = weight_bytes(tensors)
+    sizes, pools = weight_bytes(tensors), decision.host_pools
     n_used = spec.experts.n_used if spec.experts else 0
-    pools = host_pools(plan.host_places, sizes.spans, n_used)
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
     reader = SpanReader(file, tensors) if pools else None
     ropes = {rope: rope_table(rope, plan.ctx_size) for rope in spec.ropes}
     rope_bytes = sum(round_up(rope.nbytes) for rope in ropes.values())
-    expert_intent: Intent = "device" if plan.experts_in == "device" else "host"
+    expert_intent: Intent = "device" if plan.mode.on_device else "host"
     arenas = [
         Arena(device, "device", "weights", sizes.trunk + rope_bytes),
         Arena(device, expert_intent, "experts", sizes.experts),

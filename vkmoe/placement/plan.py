@@ -9,7 +9,9 @@ gpu/token_io.py and gpu/transfer.py. Where experts go is the subject of experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
 from vkmoe.choices import KvType
@@ -17,21 +19,29 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.store.table import N_VERSIONS
-from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec, PlanLine, WeightBytes
+from vkmoe.facts import (
+    READ_IN_PLACE,
+    DeviceInfo,
+    ExpertMode,
+    MemoryPlan,
+    ModelSpec,
+    PlanLine,
+    WeightBytes,
+)
 from vkmoe.gpu.arena import round_up
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 from vkmoe.gpu.transfer import STAGING_BYTES
-from vkmoe.models.tensors import ModelTensors
+from vkmoe.models.model_file import ModelFile
 from vkmoe.models.workspace import Workspace, attention_kernels
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.allocations import allocated, arena_bytes, is_mapped, plan_line, tensor_heap
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.conversions import CONVERTING_BYTES, growth_words
-from vkmoe.placement.experts import Room, place_experts
+from vkmoe.placement.experts import ExpertRoom, Room, all_on_device, place_experts
 from vkmoe.placement.host import available_bytes
-from vkmoe.placement.misses import READ_AT_HOME, MissWays, miss_ways
+from vkmoe.placement.misses import cache_mode, promotes
 from vkmoe.placement.pools import PoolRoom, host_pools
 from vkmoe.placement.sizes import weight_bytes
 from vkmoe.placement.words import in_mib
@@ -39,6 +49,7 @@ from vkmoe.placement.words import in_mib
 __all__ = [
     "DEFAULT_CTX_SIZE",
     "Decision",
+    "Planner",
     "Scratch",
     "context_size",
     "decide",
@@ -48,6 +59,7 @@ __all__ = [
 ]
 
 
+log = logging.getLogger("vkmoe")
 DEFAULT_CTX_SIZE = 8192
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the rest of the machine
@@ -61,7 +73,7 @@ class Decision:
     tuning: Tuning
     workspace: Workspace
     plan: MemoryPlan
-    ways: MissWays
+    link: LinkSpeed | None  # None where it was not measured: no expert crosses one
     largest_span: int  # bytes of the largest expert
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of places in host memory; () where there is one for each
@@ -71,33 +83,40 @@ class Decision:
 
 def decide(
     config: EngineConfig,
-    spec: ModelSpec,
-    tensors: ModelTensors,
+    model: ModelFile,
     device: DeviceInfo,
     tuning: Tuning | None = None,
-    link: LinkSpeed | None = None,
+    measure_link: Callable[[], LinkSpeed | None] = lambda: None,
     overlaps: bool = False,
 ) -> Decision:
-    """Decide with the host memory that is available now; `link` where it is measured.
+    """Decide with the host memory that is available now.
 
-    `overlaps`: experts are copied while tokens are computed (`copies_overlap`). Raises
-    UsageError and OutOfMemoryError for the reasons that `plan` does.
+    `measure_link` is called where experts can miss. `overlaps`: experts are copied while tokens are
+    computed (`copies_overlap`). Raises UsageError and OutOfMemoryError for the reasons that `plan`
+    does, and what `measure_link` raises.
     """
-    tuning = tuning or choose_tuning(device)
+    spec, tuning = model.spec, tuning or choose_tuning(device)
     ctx_size = context_size(config, spec)
     attention = attention_kernels(spec, ctx_size, config.kv_type, tuning)
     workspace = Workspace(spec, tuning, attention)
-    sizes = weight_bytes(tensors)
+    sizes = weight_bytes(model.tensors)
     largest = max(sizes.spans, default=0)
-    ways = miss_ways(config, device, link, largest)
-    decided = plan(config, spec, device, sizes, _scratch(workspace), available_bytes(), ways)
+    planner = Planner(config, spec, device, sizes, _scratch(workspace), available_bytes())
+    link = measure_link() if planner.experts_miss else None
+    mode = cache_mode(config, device, link, largest)
+    decided = planner.plan(mode)
+    if link is not None and decided.mode.in_cache:
+        way = "gathered" if mode.gathers else "read in place"
+        log.info("experts without a slot are %s: %s", way, mode.reason)
     pools = cache_pools(config, spec, decided, sizes.spans)
     n_used = spec.experts.n_used if spec.experts else 0
     homes = host_pools(decided.host_places, sizes.spans, n_used)
     settings = cache_settings(config, spec, decided, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
     decided = replace(decided, lines=(*decided.lines, *learning))
-    return Decision(tuning, workspace, decided, ways, largest, pools, homes, overlaps, settings)
+    return Decision(
+        tuning, workspace, decided, link, largest, pools, homes, overlaps, settings
+    )
 
 
 def predictor_lines(
@@ -140,59 +159,83 @@ def plan(
     weights: WeightBytes,
     scratch: Scratch,
     available_host_bytes: int,
-    ways: MissWays = READ_AT_HOME,
+    mode: ExpertMode = READ_IN_PLACE,
 ) -> MemoryPlan:
-    """Decide context, expert placement and every line of memory.
+    """Make the plan of a `Planner`, and raise what it raises."""
+    return Planner(config, spec, device, weights, scratch, available_host_bytes).plan(mode)
 
-    `ways` are how misses will be served, which the speed of the link decides. Lines are upper
-    bounds of what will be allocated, rounding included. Raises UsageError for a context the model
-    cannot have and options that exclude each other here, OutOfMemoryError when it cannot fit.
+
+class Planner:
+    """Decides context, expert placement and every line of memory. Pure.
+
+    Lines are upper bounds of what will be allocated, rounding included. Raises UsageError for a
+    context the model cannot have and options that exclude each other here, OutOfMemoryError when it
+    cannot fit.
     """
-    try:
-        return _plan(config, spec, device, weights, scratch, available_host_bytes, ways)
-    except OutOfMemoryError as error:
-        if growth := growth_words(weights.conversions):
-            others = "; a file in a type that vkmoe runs as it is needs less"
-            raise OutOfMemoryError(f"{error}; weights are {growth}", error.hint + others) from None
-        raise
 
-
-def _plan(
-    config: EngineConfig,
-    spec: ModelSpec,
-    device: DeviceInfo,
-    weights: WeightBytes,
-    scratch: Scratch,
-    available_host_bytes: int,
-    ways: MissWays,
-) -> MemoryPlan:
-    ctx_size = context_size(config, spec)
-    reason = (
-        "as --ctx-size"
-        if config.ctx_size
-        else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
-    )
-    fixed = _FixedLines(spec, device, weights, scratch)
-    lines = list(fixed.all(ctx_size, config.kv_type, reason))
-    budget = device_budget(device, available_host_bytes)
-    room = _room(lines, device, budget, available_host_bytes)
-    if room.device < 0:
-        caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
-        raise OutOfMemoryError(
-            f"{spec.name} needs {in_mib(budget - room.device)} of {device.name}'s memory without "
-            f"its experts (weights {in_mib(weights.trunk)}, KV cache {in_mib(caches)}); "
-            f"{in_mib(budget)} can be used",
-            "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        device: DeviceInfo,
+        weights: WeightBytes,
+        scratch: Scratch,
+        available_host_bytes: int,
+    ) -> None:
+        self._config, self._conversions = config, weights.conversions
+        self._ctx_size = ctx_size = context_size(config, spec)
+        reason = (
+            "as --ctx-size"
+            if config.ctx_size
+            else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
         )
-    made = place_experts(config, spec.experts, weights, device, room, ways)
-    decided = {item.name: getattr(made, item.name) for item in fields(made)}
-    decided["lines"] = (*lines, *made.lines)
-    conversions = weights.conversions
-    return MemoryPlan(ctx_size, config.kv_type, **decided, conversions=conversions)
+        fixed = _FixedLines(spec, device, weights, scratch)
+        self._lines = tuple(fixed.all(ctx_size, config.kv_type, reason))
+        budget = device_budget(device, available_host_bytes)
+        room = _room(self._lines, device, budget, available_host_bytes)
+        self._given = ExpertRoom(config, spec.experts, weights, device, room)
+        if room.device < 0:
+            caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
+            with self._with_growth():
+                raise OutOfMemoryError(
+                    f"{spec.name} needs {in_mib(budget - room.device)} of {device.name}'s memory "
+                    f"without its experts (weights {in_mib(weights.trunk)}, KV cache "
+                    f"{in_mib(caches)}); {in_mib(budget)} can be used",
+                    "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
+                )
+
+    @property
+    def experts_miss(self) -> bool:
+        """Whether experts will be anywhere but on the device."""
+        given = self._given
+        return not all_on_device(given, promotes(given.config, given.device))
+
+    def plan(self, mode: ExpertMode) -> MemoryPlan:
+        """Decide; `mode` is that of the experts, should they come to lie in a cache."""
+        with self._with_growth():
+            made = place_experts(self._given, mode)
+        decided = {item.name: getattr(made, item.name) for item in fields(made)}
+        decided["lines"] = (*self._lines, *made.lines)
+        return MemoryPlan(
+            self._ctx_size, self._config.kv_type, **decided, conversions=self._conversions
+        )
+
+    @contextmanager
+    def _with_growth(self) -> Iterator[None]:
+        """Add to an error that weights without kernels take more than in the file."""
+        try:
+            yield
+        except OutOfMemoryError as error:
+            if growth := growth_words(self._conversions):
+                others = "; a file in a type that vkmoe runs as it is needs less"
+                raise OutOfMemoryError(
+                    f"{error}; weights are {growth}", error.hint + others
+                ) from None
+            raise
 
 
 def _room(
-    lines: list[PlanLine], device: DeviceInfo, budget: int, available_host_bytes: int
+    lines: Sequence[PlanLine], device: DeviceInfo, budget: int, available_host_bytes: int
 ) -> Room:
     """Find what the budgets leave for experts; below 0 where not even these lines fit."""
     on_device = sum(line.n_bytes for line in lines if line.place == "device")

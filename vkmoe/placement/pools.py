@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vkmoe.config import EngineConfig, parse_size
+from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.facts import DeviceInfo, PlanLine
+from vkmoe.facts import DeviceInfo, ExpertMode, PlanLine
 from vkmoe.placement.allocations import arena_bytes, plan_line
-from vkmoe.placement.misses import N_LANDING, MissWays
+from vkmoe.placement.misses import N_LANDING
 from vkmoe.placement.span_reader import READING_BYTES
 from vkmoe.placement.words import in_mib, size_option
 
@@ -42,12 +42,12 @@ class SlotLayout:
     span_bytes: Sequence[int]  # of an expert in each MoE layer
     n_experts: int
     n_used: int
-    ways: MissWays
+    mode: ExpertMode  # of a cache
 
     @property
     def n_landing(self) -> int:
         """Slots that each layer has besides its own: no more than a token can miss there."""
-        return min(N_LANDING, self.n_used) if self.ways.promote else 0
+        return min(N_LANDING, self.n_used) if self.mode.promote else 0
 
     def own_bytes(self, slots: Sequence[int]) -> int:
         """Bytes of `slots[layer]` slots as they are allocated, at most: one arena for each size."""
@@ -64,7 +64,7 @@ class SlotLayout:
     @property
     def n_gathered(self) -> int:
         """Places that all layers share, as many as a token can miss in one."""
-        return self.n_used if self.ways.way == "gather" else 0
+        return self.n_used if self.mode.gathers else 0
 
     @property
     def gather_bytes(self) -> int:
@@ -207,7 +207,7 @@ class PoolPlanner:
     def __init__(self, config: EngineConfig, layout: SlotLayout, total: int) -> None:
         self._layout, self._total = layout, total
         self._text = config.host_pool.strip() if config.host_pool is not None else ""
-        self._asked = parse_size(self._text, "--host-pool") if self._text else None
+        self._asked = config.host_pool_bytes
 
     @property
     def wants_few(self) -> bool:

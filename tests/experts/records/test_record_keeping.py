@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.experts.records.keeper import RecordKeeper, stats_paths
 from vkmoe.experts.records.profile import save_profile
 from vkmoe.experts.records.report import make_report, setup_of
-from vkmoe.facts import MemoryPlan
+from vkmoe.facts import ExpertMode, MemoryPlan
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,8 @@ def test_a_dense_model_keeps_no_profile(tmp_path: Path, caplog: pytest.LogCaptur
 )
 def test_a_policy_is_named_only_where_one_decides(place: Any, expected: tuple[Any, Any]) -> None:
     config = EngineConfig(expert_policy="lfru", expert_allocation="global")
-    plan = MemoryPlan(128, "f16", place, (), expert_slots=(4, 4, 2) if place == "cache" else ())
+    slots = (4, 4, 2) if place == "cache" else ()
+    plan = MemoryPlan(128, "f16", ExpertMode(place), (), expert_slots=slots)
     setup = setup_of(SPEC, plan, DEVICE, config)
     assert (setup.policy, setup.allocation) == expected
     assert (setup.n_experts, setup.n_used, setup.experts_in) == (8, 2, place)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -263,14 +263,14 @@ def _draw(sweep: Sweep, path: Path) -> None:
 
 def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
     """Choose the settings of the engine's cache, by the engine's own rule."""
-    from vkmoe.facts import MemoryPlan
+    from vkmoe.facts import ON_DEVICE, ExpertMode, MemoryPlan
     from vkmoe.placement.cache_choice import cache_settings, copies_overlap
 
-    experts_in: Literal["device", "cache"] = "device" if n_slots >= header.n_experts else "cache"
+    mode = ON_DEVICE if n_slots >= header.n_experts else ExpertMode("cache")
     plan = MemoryPlan(
         0,
         "f16",
-        experts_in,
+        mode,
         (),
         (n_slots,) * header.n_layers,
         executor=config.executor or "fused",

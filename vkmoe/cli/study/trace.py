@@ -31,6 +31,7 @@ from vkmoe.errors import UsageError, VkmoeError
 if TYPE_CHECKING:
     from vkmoe.experts.study.trace import TraceHeader
     from vkmoe.llm import LLM
+    from vkmoe.models.model_file import ModelFile
 
 __all__ = ["trace"]
 
@@ -66,16 +67,18 @@ def trace(
     --overwrite. A long prompt of your own subject tells more than a long reply: the trace of a
     reply depends on the sampling options.
     """
+    from vkmoe.placement.sizes import trace_header
+
     check_output(verbose, quiet)
     positional, stdin = split_words(words or [])
     chosen = chosen_model(context, positional, model)
     text = read_prompt(prompt_source(context, prompt, file, stdin))
     limits = reply_limits(max_tokens, stop, ignore_eos)
     path = _free_path(output, overwrite, file, engine)
-    header = _header(chosen)
     with (
-        opened(chosen, engine, verbose, quiet) as llm,
-        _recording(llm, path, header, text, quiet),
+        _open(chosen) as source,
+        opened(chosen, engine, verbose, quiet, file=source) as llm,
+        _recording(llm, path, trace_header(source.spec, source.tensors), text, quiet),
     ):
         reason = write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
     if reason == "interrupt":
@@ -121,25 +124,20 @@ def _refuse_shared(path: Path, engine: EngineConfig) -> None:
             )
 
 
-def _header(model: str | None) -> TraceHeader:
-    """What the trace says of the model. Raises UnsupportedModelError for one without experts."""
+def _open(model: str | None) -> ModelFile:
+    """Open the file of a model to trace. Raises UnsupportedModelError for one without experts."""
     from vkmoe.errors import UnsupportedModelError
-    from vkmoe.gguf_file import open_gguf
     from vkmoe.llm import demo_model_path
-    from vkmoe.models import read_spec
-    from vkmoe.models.tensors import read_tensors
-    from vkmoe.placement.sizes import trace_header
+    from vkmoe.models.model_file import open_model
 
-    path = Path(model) if model is not None else demo_model_path()
-    with open_gguf(path) as file:
-        spec = read_spec(file)
-        tensors = read_tensors(file, spec)
-    if spec.experts is None:
+    file = open_model(model if model is not None else demo_model_path())
+    if file.spec.experts is None:
+        file.close()
         raise UnsupportedModelError(
-            f"{path}: {spec.name} has no experts, there is no routing to record",
+            f"{file.file.path}: {file.spec.name} has no experts, there is no routing to record",
             "trace a mixture-of-experts model; `vkmoe info` tells what a file holds",
         )
-    return trace_header(spec, tensors)
+    return file
 
 
 @contextmanager

@@ -63,12 +63,12 @@ def setup_of(
     predictor: PredictorName = "none",
 ) -> Setup:
     """Say what the statistics of a run belong to; `predictor` is the one that was chosen."""
-    moves = plan.experts_in == "cache"
+    moves = plan.mode.in_cache
     return Setup(
         spec.name,
         spec.architecture,
         device.name,
-        plan.experts_in,
+        plan.mode.experts_in,
         spec.experts.n_experts if spec.experts else 0,
         spec.experts.n_used if spec.experts else 0,
         plan.expert_slots,
