@@ -92,9 +92,9 @@ class Engine(Closing):
         self.tuning, self.workspace, self.link = decision.tuning, decision.workspace, decision.link
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
-        n_layers, cache_bytes = self.spec.n_layers, decision.attention_shape.cache_bytes
+        layout, cache_bytes = self.plan.layout("KV cache"), decision.attention_shape.cache_bytes
         caches = self._cleanup.enter_context(
-            KvCaches(self.device, n_layers, cache_bytes, self.spec.n_caches)
+            KvCaches(self.device, layout, cache_bytes, self.spec.n_caches)
         )
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, opened, decision, progress)

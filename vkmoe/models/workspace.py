@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vkmoe.closing import Closing
-from vkmoe.facts import ExpertSpec, LatentSpec, ModelSpec
+from vkmoe.facts import ArenaLayout, ExpertSpec, LatentSpec, ModelSpec
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
@@ -178,10 +178,16 @@ class KvAddresses:
 class KvCaches(Closing):
     """The caches of every layer, cleared. Raises OutOfMemoryError with nothing left allocated."""
 
-    def __init__(self, device: Device, n_layers: int, cache_bytes: int, n_caches: int = 2) -> None:
-        """Allocate for each layer `n_caches` of `cache_bytes`: keys and values, or one of both."""
-        n_places = n_caches * n_layers
-        self._arena = Arena(device, "device", "KV cache", n_places * cache_bytes)
+    def __init__(
+        self, device: Device, layout: ArenaLayout, cache_bytes: int, n_caches: int = 2
+    ) -> None:
+        """Allocate a layout of caches of `cache_bytes`, `n_caches` for each layer.
+
+        These are keys and values, or one of both.
+        """
+        n_places = sum(run.n_spans for run in layout.runs)
+        n_layers = n_places // n_caches
+        self._arena = Arena(device, "device", "KV cache", layout)
         try:
             places = [self._arena.place(cache_bytes) for _ in range(n_places)]
             with translate_errors("clearing the KV cache"):
