@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 __all__ = [
+    "BufferName",
     "CopyTiming",
     "Executor",
     "ExpertsIn",
@@ -27,6 +28,21 @@ ExpertsIn = Literal["device", "host", "cache"]
 MissWay = Literal["read", "gather"]
 CopyTiming = Literal["overlap", "wait"]
 SlotSharing = Literal["layer", "global"]
+
+# What the device calls the memory it is asked for; "tensors" are Kompute's.
+BufferName = Literal[
+    "weights",
+    "experts",
+    "expert slots",
+    "expert pool",
+    "gathered experts",
+    "expert table",
+    "KV cache",
+    "tensors",
+    "params",
+    "readback",
+    "staging",
+]
 
 PolicyName = Literal["lru", "slru", "lfru"]
 PredictorName = Literal["previous", "correlation", "frequency", "none"]

@@ -96,7 +96,9 @@ class Engine(Closing):
             layer.mixer.state_bytes(self.plan.ctx_size, self.plan.kv_type)
             for layer in self.spec.layers
         ]
-        caches = self._cleanup.enter_context(KvCaches(self.device, states))
+        caches = self._cleanup.enter_context(
+            KvCaches(self.device, self.plan.layout("KV cache"), states)
+        )
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, opened, decision, progress)
         self._cleanup.callback(loaded.close)

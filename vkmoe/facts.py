@@ -7,15 +7,17 @@ asked for is in config.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from vkmoe.choices import Executor, ExpertsIn, KvType, MissWay
+from vkmoe.choices import BufferName, Executor, ExpertsIn, KvType, MissWay
 
 __all__ = [
     "KV_BYTES",
     "ON_DEVICE",
     "READ_IN_PLACE",
     "Activation",
+    "Allocation",
+    "ArenaLayout",
     "AttentionSpec",
     "CacheSizing",
     "Conversion",
@@ -32,9 +34,9 @@ __all__ = [
     "MemoryType",
     "Mixer",
     "ModelSpec",
-    "PlanLine",
     "RopeSpec",
     "SizingStatus",
+    "SpanRun",
     "WeightBytes",
 ]
 
@@ -428,15 +430,38 @@ ON_DEVICE = ExpertMode("device")
 READ_IN_PLACE = ExpertMode("cache")
 
 
+class SpanRun(NamedTuple):
+    """Equal spans that lie one behind the other in a buffer."""
+
+    chunk: int  # the index of the buffer
+    offset: int  # of the first, from the buffer's first aligned address
+    span_bytes: int
+    n_spans: int
+
+
 @dataclass(frozen=True)
-class PlanLine:
-    """One decided amount of memory: for what, where, how much, why there, in which Vulkan heap."""
+class ArenaLayout:
+    """How spans lie in a few large buffers, decided before these are allocated."""
+
+    buffers: tuple[int, ...] = ()  # bytes of each
+    runs: tuple[SpanRun, ...] = ()  # all spans in their order; () where buffers are used whole
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One line of the plan: memory for what, where, how much at most, why there, in which heap.
+
+    With `layouts` the device is asked for these buffers, by `name`. Without, the line is a share of
+    the buffers of that name; without a name it is memory that this process takes for itself.
+    """
 
     item: str
     place: Literal["device", "host"]
     n_bytes: int
     reason: str
     heap: int = 0
+    name: BufferName | None = None
+    layouts: tuple[ArenaLayout, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -451,7 +476,7 @@ class MemoryPlan:
     ctx_size: int
     kv_type: KvType
     mode: ExpertMode
-    lines: tuple[PlanLine, ...]
+    lines: tuple[Allocation, ...]
     expert_slots: tuple[int, ...] = ()
     sizing: CacheSizing | None = None
     host_places: tuple[int, ...] = ()  # () where there are homes for all
@@ -461,6 +486,15 @@ class MemoryPlan:
     executor_reason: str = ""
     notes: tuple[str, ...] = ()  # options that have no effect, and why
     conversions: tuple[Conversion, ...] = ()
+
+    def layouts(self, name: BufferName) -> tuple[ArenaLayout, ...]:
+        """Return how the buffers of a name lie; () where there are none."""
+        return tuple(part for line in self.lines if line.name == name for part in line.layouts)
+
+    def layout(self, name: BufferName) -> ArenaLayout:
+        """Return the one layout of a name, which is empty where there are no such buffers."""
+        (found,) = self.layouts(name) or (ArenaLayout(),)
+        return found
 
     def total(self, place: str) -> int:
         return sum(line.n_bytes for line in self.lines if line.place == place)

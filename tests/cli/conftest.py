@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UnsupportedModelError
 from vkmoe.experts.records.profiler import Tally
 from vkmoe.experts.records.report import ExpertReport, Setup
-from vkmoe.facts import ON_DEVICE, DeviceInfo, DeviceLimits, Heap, MemoryPlan, PlanLine
+from vkmoe.facts import ON_DEVICE, Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
 from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.llm import GenerationStatistics, Piece
@@ -56,7 +56,7 @@ class FakeLLM:
         self.calls.append({"model": model, "config": config})
         self.tokenizer = Tokenizer.from_metadata(self.vocabulary)
         self.spec, self.device_info = FakeSpec(), DEVICE
-        lines = (PlanLine("things", "device", 5, "why"),)
+        lines = (Allocation("things", "device", 5, "why"),)
         self.plan = MemoryPlan(1024, "f16", ON_DEVICE, lines)
         self.memory = {"device": 5 << 20, "host": 0}
         self.load_seconds = 0.5

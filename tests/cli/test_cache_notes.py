@@ -10,7 +10,7 @@ import pytest
 from vkmoe.cli.cache_notes import cache_notes
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.sizing import size_cache
-from vkmoe.facts import ExpertMode, MemoryPlan, PlanLine
+from vkmoe.facts import Allocation, ExpertMode, MemoryPlan
 
 from .conftest import FakeLLM, Run
 
@@ -76,7 +76,7 @@ def test_what_the_plan_has_to_say_is_said() -> None:
 
 
 def test_a_pool_without_all_experts_says_so_and_lets_a_predictor_work() -> None:
-    line = PlanLine("host pool, 40 of 64 experts", "host", 3 << 20, "as --host-pool")
+    line = Allocation("host pool, 40 of 64 experts", "host", 3 << 20, "as --host-pool")
     plan = replace(
         AT_HOME, lines=(line,), host_places=(40,), executor="stepped", executor_reason="it reads"
     )

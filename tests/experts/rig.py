@@ -23,7 +23,7 @@ from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertMemory, Pool
 from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
-from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 
@@ -139,7 +139,8 @@ class Rig(Closing):
         self.table = ExpertTable(device, space.n_layers, space.n_experts, n_landing)
         known = {layer: pool.slot_bytes for pool in pools for layer in pool.layers}
         self.span_bytes = list(sizes or [known.get(i, 256) for i in range(space.n_layers)])
-        self.arena = Arena(device, "host", "homes", sum(self.span_bytes) * space.n_experts)
+        homes = [size for size in self.span_bytes for _ in range(space.n_experts)]
+        self.arena = Arena(device, "host", "homes", lay_out_spans(device.info, homes))
         self.transfer = Transfer(device, 1 << 16)
         self.homes = [
             [self._home(layer, expert) for expert in range(space.n_experts)]

@@ -9,9 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from tests.gpu.invented import DISCRETE_12
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.facts import ArenaLayout, SpanRun
 from vkmoe.gpu import _native as native
-from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement, chunk_cap, round_up
+from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement, chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Device
 
 CAP = 64 << 10
@@ -32,6 +34,10 @@ def capped(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     yield device
 
 
+def arena_of(device: Device, sizes: list[int]) -> Arena:
+    return Arena(device, "device", "experts", lay_out_spans(device.info, sizes))
+
+
 def check_spans(spans: list[Placement], sizes: list[int]) -> None:
     """Aligned, inside their buffer, disjoint, and addressed as their place says."""
     taken: list[tuple[int, int]] = []
@@ -46,24 +52,36 @@ def check_spans(spans: list[Placement], sizes: list[int]) -> None:
 
 def test_one_chunk_holds_what_was_expected(device: Device) -> None:
     sizes = [1, 255, 256, 257, 4096, 100_000]
-    arena = Arena(device, "device", "test", sum(round_up(size) for size in sizes))
+    arena = arena_of(device, sizes)
     check_spans([arena.place(size) for size in sizes], sizes)
-    assert len({span.buffer.address for span in [arena.place(0)]}) == 1
+    assert len(arena.chunks) == 1
     assert arena.n_bytes <= sum(round_up(size) for size in sizes) + ALIGNMENT
     arena.close()
 
 
-def test_more_than_expected_is_placed_too(device: Device) -> None:
-    arena = Arena(device, "device", "test", 0)
-    sizes = [5000] * 4
-    check_spans([arena.place(size) for size in sizes], sizes)
+def test_spans_are_handed_out_as_they_were_laid_out(device: Device) -> None:
+    """Another order or another size is our own error."""
+    arena = arena_of(device, [5000, 300])
+    with pytest.raises(AssertionError):
+        arena.place(300)
     arena.close()
+
+
+def test_a_layout_is_of_whole_spans_in_their_order() -> None:
+    limits = replace(DISCRETE_12.limits, max_memory_allocation_size=1024, max_buffer_size=1024)
+    layout = lay_out_spans(replace(DISCRETE_12, limits=limits), [256] * 4 + [512, 768, 0])
+    assert layout == ArenaLayout(
+        (768 + ALIGNMENT,) * 3,
+        (SpanRun(0, 0, 256, 3), SpanRun(1, 0, 256, 1), SpanRun(1, 256, 512, 1),
+         SpanRun(2, 0, 768, 1), SpanRun(2, 768, 0, 1)),
+    )  # fmt: skip
+    assert lay_out_spans(DISCRETE_12, []) == ArenaLayout()
 
 
 def test_chunks_keep_to_the_cap(capped: Device) -> None:
     """Many spans, in random order of size, in many chunks, none of them too large."""
     sizes = [int(n) for n in np.random.default_rng(1).integers(1, CAP // 3, 60)]
-    arena = Arena(capped, "device", "test", sum(round_up(size) for size in sizes))
+    arena = arena_of(capped, sizes)
     spans = [arena.place(size) for size in sizes]
     check_spans(spans, sizes)
     assert len({span.buffer.address for span in spans}) > sum(sizes) // CAP
@@ -75,7 +93,7 @@ def test_chunks_keep_to_the_cap(capped: Device) -> None:
 def test_equal_spans_leave_no_tails(capped: Device, span_bytes: int) -> None:
     """The planner counts spans; a chunk that ends in the middle of one would need more."""
     n_spans = 20
-    arena = Arena(capped, "device", "experts", n_spans * round_up(span_bytes))
+    arena = arena_of(capped, [span_bytes] * n_spans)
     spans = [arena.place(span_bytes) for _ in range(n_spans)]
     check_spans(spans, [span_bytes] * n_spans)
     n_chunks = len({id(span.buffer) for span in spans})
@@ -86,14 +104,14 @@ def test_equal_spans_leave_no_tails(capped: Device, span_bytes: int) -> None:
 
 def test_the_largest_span_that_fits_is_placed(capped: Device) -> None:
     """The cap is what a span may have; a byte more is an error that names both sizes."""
-    arena = Arena(capped, "device", "experts", 0)
     largest = chunk_cap(capped.info)
+    arena = arena_of(capped, [largest])
     assert CAP - 2 * ALIGNMENT <= largest <= CAP
     check_spans([arena.place(largest)], [largest])
-    with pytest.raises(OutOfMemoryError, match=r"experts needs .* allocates at most") as caught:
-        arena.place(largest + 1)
-    assert "--device" in caught.value.hint
     arena.close()
+    with pytest.raises(OutOfMemoryError, match=r"experts needs .* allocates at most") as caught:
+        arena_of(capped, [1, largest + 1])
+    assert "--device" in caught.value.hint
 
 
 def test_unaligned_addresses_are_rounded_up(
@@ -104,15 +122,14 @@ def test_unaligned_addresses_are_rounded_up(
     real = native.Buffer.address.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(native.Buffer, "address", property(lambda buffer: real(buffer) + 16))
     sizes = [300, 256, 10]
-    arena = Arena(device, "device", "test", sum(round_up(size) for size in sizes))
+    arena = arena_of(device, sizes)
     check_spans([arena.place(size) for size in sizes], sizes)
     arena.close()
 
 
 def test_an_arena_frees_its_chunks(device: Device) -> None:
     before = native.live_objects()
-    arena = Arena(device, "host", "test", 1 << 20)
-    arena.place(1000)
+    arena = arena_of(device, [1 << 20])
     assert native.live_objects() != before
     arena.close()
     assert native.live_objects() == before

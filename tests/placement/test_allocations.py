@@ -9,7 +9,7 @@ import pytest
 
 from tests.gpu.invented import AMD, APU, DISCRETE_12, NO_WINDOW, SMALL_WINDOW
 from vkmoe.facts import READ_IN_PLACE, DeviceInfo, ExpertMode
-from vkmoe.gpu.arena import Arena
+from vkmoe.gpu.arena import Arena, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.placement.allocations import (
@@ -18,6 +18,7 @@ from vkmoe.placement.allocations import (
     arena_bytes,
     heap_of,
     is_mapped,
+    layout_bytes,
     tensor_heap,
 )
 from vkmoe.placement.misses import N_LANDING
@@ -40,26 +41,25 @@ def device() -> Iterator[Device]:
         yield opened
 
 
-@pytest.mark.parametrize("expected", ["all", "less", "none"])
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
 def test_an_arena_takes_what_was_computed(
-    device: Device, monkeypatch: pytest.MonkeyPatch, spans: list[int], expected: str
+    device: Device, monkeypatch: pytest.MonkeyPatch, spans: list[int]
 ) -> None:
-    """Within the rounding of each chunk, on a device that allocates little at once."""
+    """Buffer by buffer, and within the rounding of each, on a device that allocates little."""
     limits = replace(device.info.limits, max_memory_allocation_size=CAP, max_buffer_size=CAP)
     monkeypatch.setattr(device, "info", replace(device.info, limits=limits))
-    n_expected = {"all": sum(spans), "less": sum(spans) // 2, "none": 0}[expected]
-    arena = Arena(device, "device", "test", n_expected)
+    layout = lay_out_spans(device.info, spans)
+    arena = Arena(device, "device", "test", layout)
     for span in spans:
         arena.place(span)
-    computed = arena_bytes(device.info, spans, n_expected)
-    taken, n_chunks = arena.n_bytes, len(arena.chunks)
+    taken = [chunk.size for chunk in arena.chunks]
     arena.close()
-    assert taken <= computed <= taken + (n_chunks + 1) * (GRANULARITY + CAP // 8)
+    assert taken == list(layout.buffers)
+    assert sum(taken) <= layout_bytes([layout]) < sum(taken) + len(taken) * GRANULARITY
 
 
 def test_no_spans_take_nothing() -> None:
-    assert arena_bytes(DISCRETE_12, [], 0) == 0
+    assert arena_bytes(DISCRETE_12, []) == 0
 
 
 def test_allocations_are_rounded_up() -> None:
@@ -139,6 +139,4 @@ def test_gathered_experts_have_room_for_the_largest() -> None:
     for mode in MODES.values():
         layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
         assert layout.n_gathered == (8 if mode.gathers else 0)
-        assert layout.gather_bytes == arena_bytes(
-            DISCRETE_12, [100_096] * layout.n_gathered, 100_096 * layout.n_gathered
-        )
+        assert layout.gather_bytes == arena_bytes(DISCRETE_12, [100_096] * layout.n_gathered)

@@ -15,7 +15,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings
-from vkmoe.facts import PlanLine
+from vkmoe.facts import Allocation
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models.model_file import open_model
 from vkmoe.placement.plan import Decision, decide, predictor_lines
@@ -32,7 +32,7 @@ def decided_for(measure: Callable[[], LinkSpeed | None], **asked: Any) -> Decisi
         return decide(config, file, LAVAPIPE, measure_link=measure)
 
 
-def decided_lines(**asked: Any) -> list[PlanLine]:
+def decided_lines(**asked: Any) -> list[Allocation]:
     """Of a predictor, in the plan for a tiny model."""
     plan = decided_for(lambda: None, **asked).plan
     return [line for line in plan.lines if "predictor" in line.item]

@@ -16,7 +16,7 @@ from tests.engine.tiny import NAMES, Tensor, model_path, retyped, rewrite
 from tests.live import live_objects
 from vkmoe.errors import ModelFileError
 from vkmoe.gguf_file import GgufFile, open_gguf
-from vkmoe.gpu.arena import Arena
+from vkmoe.gpu.arena import Arena, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.models import read_spec
@@ -252,7 +252,9 @@ def test_file_reads_bring_experts_into_places(device: Device) -> None:
         expected = laid_out(file)
         n_experts = len(expected) // len(reader.span_bytes)
         numbers = [0, 5, len(expected) - 1]
-        arena = Arena(device, "host", "pool", 8 * max(reader.span_bytes))
+        arena = Arena(
+            device, "host", "pool", lay_out_spans(device.info, [max(reader.span_bytes)] * 7)
+        )
         places = [arena.place(max(reader.span_bytes)) for _ in range(7)]
         for place in places:
             place.buffer.view()[place.offset :][: max(reader.span_bytes)] = POISON
@@ -276,7 +278,7 @@ def test_file_reads_that_fail_raise_at_once(device: Device, small: Path) -> None
     """Who keeps the error does not keep the memory that was to be written."""
     n_before = live_objects().get("memory", 0)
     with open_gguf(small) as file, SpanReader(file, tensors_of(file)) as reader:
-        arena = Arena(device, "host", "pool", reader.span_bytes[0])
+        arena = Arena(device, "host", "pool", lay_out_spans(device.info, reader.span_bytes[:1]))
         place = arena.place(reader.span_bytes[0])
         cut(small)
         reads = FileReads(reader)
@@ -292,10 +294,11 @@ def test_an_error_of_the_disk_keeps_no_memory_either(
 ) -> None:
     n_before = live_objects().get("memory", 0)
     with open_gguf(small) as file, SpanReader(file, tensors_of(file)) as reader:
-        arena = Arena(device, "host", "pool", reader.span_bytes[0])
+        arena = Arena(device, "host", "pool", lay_out_spans(device.info, reader.span_bytes[:1]))
         monkeypatch.setattr(os, "preadv", refuse)
         with pytest.raises(ModelFileError, match="Input/output error") as caught:
-            FileReads(reader).start([(0, arena.place(100), reader.span_bytes[0])])
+            n_bytes = reader.span_bytes[0]
+            FileReads(reader).start([(0, arena.place(n_bytes), n_bytes)])
         arena.close()
         assert caught.value.__context__ is not None
         assert live_objects().get("memory", 0) == n_before

@@ -1,21 +1,24 @@
 """Places many spans into few large allocations, within the device's allocation caps.
 
-Owns the buffers. A span is never moved; it is freed with the whole arena.
+`lay_out_spans` decides how: a pure function, so that a plan can be made without a device. An Arena
+owns the buffers of such a layout. A span is never moved; it is freed with the whole arena.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.facts import DeviceInfo
+from vkmoe.facts import ArenaLayout, DeviceInfo, SpanRun
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["ALIGNMENT", "Arena", "Placement", "chunk_cap", "round_up"]
+__all__ = ["ALIGNMENT", "Arena", "Placement", "chunk_cap", "lay_out_spans", "round_up"]
 
 ALIGNMENT = 256  # of every span: whole cache lines on all devices
 PREFERRED_CHUNK = 1 << 30  # some drivers claim more than they can give in one piece
@@ -40,16 +43,57 @@ def chunk_cap(device: DeviceInfo) -> int:
     return largest // ALIGNMENT * ALIGNMENT - ALIGNMENT
 
 
-class Arena:
-    """Allocates chunks as spans are placed. `expected_bytes` sizes them, and may be exceeded."""
+def lay_out_spans(device: DeviceInfo, spans: Iterable[int]) -> ArenaLayout:
+    """Lay out spans of these bytes, one behind the other, in chunks that the device can allocate.
 
-    def __init__(self, device: Device, intent: Intent, name: str, expected_bytes: int) -> None:
-        self._device = device
-        self._intent: Intent = intent
+    Each is rounded up to ALIGNMENT, and so is each chunk's first address, for which a chunk has
+    room to spare: where spans lie does not depend on the addresses a driver gives. A span that is
+    larger than a chunk can be has a chunk of its own, which an Arena refuses.
+    """
+    alike = [(round_up(n_bytes), sum(1 for _ in group)) for n_bytes, group in groupby(spans)]
+    cap, left = min(PREFERRED_CHUNK, chunk_cap(device)), sum(size * n for size, n in alike)
+    chunks: list[int] = []
+    runs: list[SpanRun] = []
+    used = room = 0
+    for span_bytes, n_left in alike:
+        while n_left:
+            if not chunks or span_bytes > room - used:
+                # Whole spans like this one, the usual case: a tail that none fits in would be lost.
+                whole = cap // max(span_bytes, 1) * span_bytes
+                used, room = 0, max(span_bytes, min(left, whole))
+                chunks.append(room + ALIGNMENT)
+            n_spans = min(n_left, (room - used) // span_bytes) if span_bytes else n_left
+            runs.append(SpanRun(len(chunks) - 1, used, span_bytes, n_spans))
+            n_left -= n_spans
+            used += n_spans * span_bytes
+            left -= n_spans * span_bytes
+    return ArenaLayout(tuple(chunks), tuple(runs))
+
+
+class Arena:
+    """Allocates the chunks of a layout, and hands out its spans in their order.
+
+    Raises OutOfMemoryError when made, with nothing left allocated.
+    """
+
+    def __init__(self, device: Device, intent: Intent, name: str, layout: ArenaLayout) -> None:
         self._name = name
-        self._remaining = expected_bytes
         self._chunks: list[_native.Buffer] = []
-        self._used = 0  # bytes of the last chunk
+        cap = chunk_cap(device.info)
+        if max(layout.buffers, default=0) - ALIGNMENT > cap:
+            largest = max(run.span_bytes for run in layout.runs)
+            raise OutOfMemoryError(
+                f"{name} needs {largest / 2**20:.0f} MiB in one piece, "
+                f"{device.info.name} allocates at most {cap / 2**20:.0f} MiB",
+                "choose another device with --device, or a smaller model",
+            )
+        try:
+            for n_bytes in layout.buffers:
+                self._chunks.append(device.allocate(intent, n_bytes, name))
+        except BaseException:
+            self.close()
+            raise
+        self._spans = self._placements(layout)
 
     @property
     def n_bytes(self) -> int:
@@ -62,31 +106,22 @@ class Arena:
         return tuple(self._chunks)
 
     def place(self, n_bytes: int) -> Placement:
-        """A 256-byte aligned span of its own. Raises OutOfMemoryError."""
-        span_bytes = round_up(n_bytes)
-        if not self._chunks or self._used + span_bytes > self._chunks[-1].size:
-            self._grow(span_bytes)
-        chunk, offset = self._chunks[-1], self._used
-        self._used += span_bytes
-        self._remaining -= span_bytes
-        return Placement(chunk, offset, chunk.address + offset)
-
-    def _grow(self, span_bytes: int) -> None:
-        cap = chunk_cap(self._device.info)
-        if span_bytes > cap:
-            raise OutOfMemoryError(
-                f"{self._name} needs {span_bytes / 2**20:.0f} MiB in one piece, "
-                f"{self._device.info.name} allocates at most {cap / 2**20:.0f} MiB",
-                "choose another device with --device, or a smaller model",
-            )
-        # Whole spans like this one, the usual case: a tail that none fits in would be lost.
-        whole = min(PREFERRED_CHUNK, cap) // max(span_bytes, 1) * span_bytes
-        size = max(span_bytes, min(self._remaining, whole))
-        buffer = self._device.allocate(self._intent, size + ALIGNMENT, self._name)
-        self._chunks.append(buffer)
-        self._used = -buffer.address % ALIGNMENT
+        """Hand out the next span, aligned to ALIGNMENT. Must hold: it was laid out as one of these
+        bytes.
+        """
+        span_bytes, place = next(self._spans)
+        assert span_bytes == round_up(n_bytes), (self._name, span_bytes, n_bytes)
+        return place
 
     def close(self) -> None:
         for chunk in self._chunks:
             chunk.close()
         self._chunks.clear()
+
+    def _placements(self, layout: ArenaLayout) -> Iterator[tuple[int, Placement]]:
+        for run in layout.runs:
+            chunk = self._chunks[run.chunk]
+            first = -chunk.address % ALIGNMENT + run.offset
+            for index in range(run.n_spans):
+                offset = first + index * run.span_bytes
+                yield run.span_bytes, Placement(chunk, offset, chunk.address + offset)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from vkmoe.choices import KvType
 from vkmoe.closing import Closing
-from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
+from vkmoe.facts import ArenaLayout, ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
@@ -190,9 +190,11 @@ class KvAddresses:
 class KvCaches(Closing):
     """Owns the caches of every layer, cleared. Raises OutOfMemoryError with none left allocated."""
 
-    def __init__(self, device: Device, layers: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, device: Device, layout: ArenaLayout, layers: Sequence[Sequence[int]]
+    ) -> None:
         """Allocate for each layer caches of these bytes: keys and values, or one of both."""
-        self._arena = Arena(device, "device", "KV cache", sum(map(sum, layers)))
+        self._arena = Arena(device, "device", "KV cache", layout)
         try:
             places = [[self._arena.place(n_bytes) for n_bytes in sizes] for sizes in layers]
             with translate_errors("clearing the KV cache"):

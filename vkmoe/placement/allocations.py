@@ -1,26 +1,28 @@
-"""What allocations really take: chunks of arenas, rounding, and the heap they come from.
+"""Makes the lines of a plan: what is asked of the device, what that takes at most, and of which
+heap.
 
-Pure: repeats for plans without a device the arithmetic of gpu/arena.py and Kompute. Sums are upper
-bounds, and close ones.
+Pure. Sums are upper bounds, and close ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from vkmoe.facts import DeviceInfo, PlanLine
-from vkmoe.gpu.arena import ALIGNMENT, PREFERRED_CHUNK, chunk_cap, round_up
+from vkmoe.choices import BufferName
+from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo
+from vkmoe.gpu.arena import lay_out_spans, round_up
 from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 
 __all__ = [
     "GRANULARITY",
     "allocated",
+    "allocation",
     "arena_bytes",
+    "buffer",
     "heap_of",
     "is_mapped",
-    "plan_line",
+    "layout_bytes",
     "tensor_heap",
 ]
 
@@ -33,23 +35,42 @@ def allocated(n_bytes: int) -> int:
     return round_up(n_bytes, GRANULARITY)
 
 
-def arena_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int) -> int:
-    """Bound the bytes an Arena takes for these spans, placed in this order.
+def layout_bytes(layouts: Iterable[ArenaLayout]) -> int:
+    """Bound the bytes that arenas of these layouts take from their heap."""
+    return sum(allocated(n_bytes) for layout in layouts for n_bytes in layout.buffers)
 
-    Where a chunk ends depends on how its driver aligns it: the worse of both extremes counts.
+
+def arena_bytes(device: DeviceInfo, spans: Iterable[int]) -> int:
+    """Bound the bytes that an arena of these spans takes from its heap."""
+    return layout_bytes([lay_out_spans(device, spans)])
+
+
+def buffer(*n_bytes: int) -> tuple[ArenaLayout, ...]:
+    """Describe buffers that are used whole."""
+    return (ArenaLayout(n_bytes),)
+
+
+def allocation(
+    device: DeviceInfo,
+    item: str,
+    intent: Intent,
+    reason: str,
+    name: BufferName | None = None,
+    layouts: Sequence[ArenaLayout] = (),
+    n_bytes: int | None = None,
+) -> Allocation:
+    """Make a line of the plan for memory of an intent, in the heap `Device.allocate` tries first.
+
+    `n_bytes` are those of `layouts`, unless other lines have a share of them.
     """
-    return max(_chunk_bytes(device, spans, expected_bytes, lost) for lost in (0, ALIGNMENT - 1))
+    place: Literal["device", "host"] = "device" if intent in ("device", "bar") else "host"
+    taken = layout_bytes(layouts) if n_bytes is None else n_bytes
+    return Allocation(item, place, taken, reason, heap_of(device, intent), name, tuple(layouts))
 
 
 def heap_of(device: DeviceInfo, intent: Intent) -> int:
     """Find the heap that `Device.allocate` tries first for an intent."""
     return device.memory_types[memory_type_candidates(device, intent)[0]].heap
-
-
-def plan_line(device: DeviceInfo, item: str, intent: Intent, n_bytes: int, reason: str) -> PlanLine:
-    """Make a line of the plan for memory of an intent."""
-    place: Literal["device", "host"] = "device" if intent in ("device", "bar") else "host"
-    return PlanLine(item, place, n_bytes, reason, heap_of(device, intent))
 
 
 def is_mapped(device: DeviceInfo, intent: Intent) -> bool:
@@ -61,22 +82,3 @@ def is_mapped(device: DeviceInfo, intent: Intent) -> bool:
 def tensor_heap(device: DeviceInfo) -> int:
     """Find the heap of Kompute's tensors: it takes the first device-local type."""
     return next(item.heap for item in device.memory_types if "DEVICE_LOCAL" in item.flags)
-
-
-def _chunk_bytes(device: DeviceInfo, spans: Sequence[int], expected_bytes: int, lost: int) -> int:
-    """Follow Arena.place and Arena._grow; chunks begin `lost` bytes before an aligned address."""
-    cap = min(PREFERRED_CHUNK, chunk_cap(device))
-    total = room = 0
-    remaining = expected_bytes
-    for span, alike in groupby(spans):
-        n_bytes, n_left = round_up(span), sum(1 for _ in alike)
-        while n_left:
-            if n_bytes > room:
-                size = max(n_bytes, min(remaining, cap // max(n_bytes, 1) * n_bytes))
-                total += allocated(size + ALIGNMENT)
-                room = size + ALIGNMENT - lost
-            n_placed = min(n_left, room // n_bytes) if n_bytes else n_left
-            n_left -= n_placed
-            room -= n_placed * n_bytes
-            remaining -= n_placed * n_bytes
-    return total

@@ -48,10 +48,12 @@ class ExpertPlaces(Closing):
             self._places = cleanup.enter_context(
                 SlotManager(device, decision.host_pools, checks, intent="host")
             )
-            largest = decision.largest_span
-            arena = Arena(device, "device", "gathered experts", plan.gather_places * largest)
+            gathered = plan.layout("gathered experts")
+            arena = Arena(device, "device", "gathered experts", gathered)
             cleanup.callback(arena.close)
-            self._scratch = [arena.place(largest) for _ in range(plan.gather_places)]
+            self._scratch = [
+                arena.place(run.span_bytes) for run in gathered.runs for _ in range(run.n_spans)
+            ]
             self._scratch_ranges = tuple(
                 memory_range(chunk.address, chunk.size) for chunk in arena.chunks
             )

@@ -16,14 +16,17 @@ from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.sizing import size_cache
 from vkmoe.facts import (
     ON_DEVICE,
+    Allocation,
+    ArenaLayout,
     CacheSizing,
     DeviceInfo,
     ExpertMode,
     ExpertSpec,
-    PlanLine,
     WeightBytes,
 )
-from vkmoe.placement.allocations import allocated, arena_bytes, plan_line
+from vkmoe.gpu.arena import lay_out_spans
+from vkmoe.gpu.memory_types import Intent
+from vkmoe.placement.allocations import allocated, allocation, layout_bytes
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.placement.words import in_mib, size_option
 
@@ -56,7 +59,7 @@ class ExpertPlan:
     mode: ExpertMode
     expert_slots: tuple[int, ...] = ()  # per MoE layer; () unless in a cache
     sizing: CacheSizing | None = None
-    lines: tuple[PlanLine, ...] = ()
+    lines: tuple[Allocation, ...] = ()
     host_places: tuple[int, ...] = ()
     landing_slots: int = 0
     gather_places: int = 0
@@ -119,10 +122,11 @@ def _with_executor(made: ExpertPlan, config: EngineConfig) -> ExpertPlan:
 def _unknown_sizes(given: ExpertRoom, experts: ExpertSpec, flag: str) -> ExpertPlan:
     """Put all in one place, where nothing is known of single experts."""
     device, room = given.device, given.room
-    total = allocated(given.weights.experts)
+    total, whole = allocated(given.weights.experts), (ArenaLayout((given.weights.experts,)),)
     sizing = size_cache((0,), (0,), experts.n_experts, experts.n_used, flag)
     if total <= room.device:
-        line = plan_line(device, "experts", "device", total, f"all fit in {in_mib(room.device)}")
+        fits = f"all fit in {in_mib(room.device)}"
+        line = allocation(device, "experts", "device", fits, "experts", whole)
         return ExpertPlan(ON_DEVICE, sizing=replace(sizing, n_bytes=total), lines=(line,))
     if room.shared or total > room.pool.unasked:
         raise OutOfMemoryError(
@@ -131,7 +135,7 @@ def _unknown_sizes(given: ExpertRoom, experts: ExpertSpec, flag: str) -> ExpertP
             "close other programs, or choose a smaller model or quantisation",
         )
     reason = "how large one is, is not known: read in place"
-    line = plan_line(device, "experts", "host", total, reason)
+    line = allocation(device, "experts", "host", reason, "experts", whole)
     return ExpertPlan(ExpertMode("host"), sizing=sizing, lines=(line,))
 
 
@@ -166,8 +170,9 @@ class _SizedExperts:
         n_experts, spans, self._mode = experts.n_experts, given.weights.spans, mode
         self._layout = SlotLayout(given.device, spans, n_experts, experts.n_used, mode)
         in_order = [size for size in spans for _ in range(n_experts)]
-        self._total = arena_bytes(given.device, in_order, given.weights.experts)
-        self._pools = PoolPlanner(given.config, self._layout, self._total)
+        self._whole = lay_out_spans(given.device, in_order)
+        self._total = layout_bytes([self._whole])
+        self._pools = PoolPlanner(given.config, self._layout, self._whole)
 
     @property
     def all_on_device(self) -> bool:
@@ -240,7 +245,7 @@ class _SizedExperts:
         return ExpertPlan(
             ON_DEVICE,
             sizing=self._sizing(slots, self._total),
-            lines=(plan_line(self._device, "experts", "device", self._total, reason),),
+            lines=(self._all_experts("device", reason),),
             notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
         )
 
@@ -256,7 +261,7 @@ class _SizedExperts:
         lines = (
             pool.lines(self._device, reason)
             if pool.places
-            else (plan_line(self._device, "experts", "host", self._total, reason),)
+            else (self._all_experts("host", reason),)
         )
         return ExpertPlan(
             ExpertMode("host"),
@@ -282,21 +287,30 @@ class _SizedExperts:
             layout.n_gathered,
         )
 
-    def _slot_lines(self, slots: tuple[int, ...]) -> list[PlanLine]:
+    def _all_experts(self, intent: Intent, reason: str) -> Allocation:
+        return allocation(self._device, "experts", intent, reason, "experts", [self._whole])
+
+    def _slot_lines(self, slots: tuple[int, ...]) -> list[Allocation]:
         layout, device = self._layout, self._device
         few, many = min(slots), max(slots)
         count = f"{few}" if few == many else f"{few} or {many}"
         item = f"expert slots, {count} of {layout.n_experts} in each layer"
         reason = f"as {self._flag}" if self._flag else "what the device has left"
-        lines = [plan_line(device, item, "device", layout.own_bytes(slots), reason)]
+        arenas, own = layout.arenas(slots), layout.own_bytes(slots)
+        lines = [allocation(device, item, "device", reason, "expert slots", arenas, own)]
         if n_landing := layout.n_landing:
             item = f"landing slots, {n_landing} in each layer"
             reason = "where experts land while they are read"
-            lines.append(plan_line(device, item, "device", layout.landing_bytes(slots), reason))
+            n_bytes = layout.landing_bytes(slots)
+            lines.append(
+                allocation(device, item, "device", reason, "expert slots", n_bytes=n_bytes)
+            )
         if n_gathered := layout.n_gathered:
             item = f"gathered experts, {n_gathered} at a time"
             reason = "those without a slot are copied there and read"
-            lines.append(plan_line(device, item, "device", layout.gather_bytes, reason))
+            lines.append(
+                allocation(device, item, "device", reason, "gathered experts", [layout.gathered])
+            )
         return lines
 
     def _sizing(self, slots: Sequence[int], n_bytes: int, flag: str | None = None) -> CacheSizing:

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.facts import ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
-from vkmoe.gpu.arena import Arena, Placement, round_up
+from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
@@ -129,31 +130,26 @@ def load_weights(
     if line := conversion_line(plan):
         log.info("%s", line)
     sizes, pools = weight_bytes(tensors), decision.host_pools
-    n_used = spec.experts.n_used if spec.experts else 0
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
     reader = SpanReader(file, tensors) if pools else None
     ropes = {rope: rope_table(rope, plan.ctx_size) for rope in spec.ropes}
-    rope_bytes = sum(round_up(rope.nbytes) for rope in ropes.values())
     expert_intent: Intent = "device" if plan.mode.on_device else "host"
-    arenas = [
-        Arena(device, "device", "weights", sizes.trunk + rope_bytes),
-        Arena(device, expert_intent, "experts", sizes.experts),
-    ]
-    n_experts = spec.experts.n_experts if spec.experts else 1
-    table = ExpertTable(device, max(1, len(spec.moe_layers)), n_experts, n_used)
-    placer = Placer(file, device, arenas[0], progressing)
-    loader = _Loader(placer, arenas, table, in_file=bool(pools))
-    try:
-        weights = loader.load(spec, tensors, ropes)
-    except BaseException:
-        placer.abandon()
-        for arena in arenas:
-            arena.close()
-        table.close()
+    with ExitStack() as unless_loaded:
         if reader is not None:
-            reader.close()
-        raise
+            unless_loaded.callback(reader.close)
+        trunk = Arena(device, "device", "weights", plan.layout("weights"))
+        unless_loaded.callback(trunk.close)
+        experts = Arena(device, expert_intent, "experts", plan.layout("experts"))
+        unless_loaded.callback(experts.close)
+        arenas, shape = [trunk, experts], decision.table
+        table = ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing)
+        unless_loaded.callback(table.close)
+        placer = Placer(file, device, trunk, progressing)
+        unless_loaded.callback(placer.abandon)
+        loader = _Loader(placer, arenas, table, in_file=bool(pools))
+        weights = loader.load(spec, tensors, ropes)
+        unless_loaded.pop_all()
     placer.finish()
     if reader is not None:
         reader.drop_pages()

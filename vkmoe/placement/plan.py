@@ -1,10 +1,9 @@
 """Decides how a model runs on a device before memory is allocated, and what lies where.
 
 `decide` makes all decisions, for the engine and for `vkmoe info`. `plan` makes the memory plan and
-is pure: tests call it with invented devices. A line of the plan is one allocation of the engine, or
-several of a kind, as bytes of a heap; a guard compares the plan with what the device counts. The
-allocations are made in engine.py, placement/loader.py, models/workspace.py, experts/store/table.py,
-gpu/token_io.py and gpu/transfer.py. Where experts go is the subject of experts.py.
+is pure: tests call it with invented devices. Its lines are what is allocated: arenas are made of
+the layouts in them, and tests/engine/test_memory_plan.py holds every buffer the device is asked for
+against the line of its name. Where experts go is the subject of experts.py.
 """
 
 from __future__ import annotations
@@ -17,26 +16,34 @@ from dataclasses import dataclass, fields, replace
 from vkmoe.choices import KvType
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.store.table import N_VERSIONS
+from vkmoe.experts.store.table import N_VERSIONS, TableShape
 from vkmoe.facts import (
     READ_IN_PLACE,
+    Allocation,
     DeviceInfo,
     ExpertMode,
     MemoryPlan,
     ModelSpec,
-    PlanLine,
     WeightBytes,
 )
-from vkmoe.gpu.arena import round_up
+from vkmoe.gpu.arena import lay_out_spans, round_up
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.gpu.memory_types import Intent, memory_type_candidates
-from vkmoe.gpu.transfer import STAGING_BYTES
+from vkmoe.gpu.memory_types import memory_type_candidates
+from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.models.model_file import ModelFile
 from vkmoe.models.workspace import Workspace, attention_kernels
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.placement.allocations import allocated, arena_bytes, is_mapped, plan_line, tensor_heap
+from vkmoe.placement.allocations import (
+    allocation,
+    buffer,
+    is_mapped,
+    layout_bytes,
+    tensor_heap,
+)
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.conversions import CONVERTING_BYTES, growth_words
 from vkmoe.placement.experts import ExpertRoom, Room, all_on_device, place_experts
@@ -63,7 +70,6 @@ log = logging.getLogger("vkmoe")
 DEFAULT_CTX_SIZE = 8192
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the rest of the machine
-N_LANES = 2  # of staging, which gpu/transfer.py fills in turn
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Decision:
     workspace: Workspace
     plan: MemoryPlan
     link: LinkSpeed | None  # None where it was not measured: no expert crosses one
-    largest_span: int  # bytes of the largest expert
+    table: TableShape  # of the expert table
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of places in host memory; () where there is one for each
     overlaps: bool  # experts are copied while tokens are computed
@@ -114,24 +120,22 @@ def decide(
     settings = cache_settings(config, spec, decided, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
     decided = replace(decided, lines=(*decided.lines, *learning))
-    return Decision(
-        tuning, workspace, decided, link, largest, pools, homes, overlaps, settings
-    )
+    table = table_shape(spec, sizes)
+    return Decision(tuning, workspace, decided, link, table, pools, homes, overlaps, settings)
 
 
 def predictor_lines(
     settings: CacheSettings, spec: ModelSpec, n_layers: int, device: DeviceInfo
-) -> tuple[PlanLine, ...]:
+) -> tuple[Allocation, ...]:
     """Make the line for a predictor that remembers pairs of experts in `n_layers` MoE layers.
 
     Other bookkeeping takes a few words for each expert and has no line.
     """
     if settings.predictor != "correlation" or spec.experts is None:
         return ()
-    n_experts = spec.experts.n_experts
-    n_bytes = 4 * n_layers * n_experts * (n_experts + 1)  # as experts/decide/predict.py has them
+    n_bytes = Correlation.n_bytes(KeySpace(n_layers, spec.experts.n_experts))
     reason = "how often each expert follows each other one"
-    return (plan_line(device, "predictor, correlation", "host", n_bytes, reason),)
+    return (allocation(device, "predictor, correlation", "host", reason, n_bytes=n_bytes),)
 
 
 def _scratch(workspace: Workspace) -> Scratch:
@@ -235,7 +239,7 @@ class Planner:
 
 
 def _room(
-    lines: Sequence[PlanLine], device: DeviceInfo, budget: int, available_host_bytes: int
+    lines: Sequence[Allocation], device: DeviceInfo, budget: int, available_host_bytes: int
 ) -> Room:
     """Find what the budgets leave for experts; below 0 where not even these lines fit."""
     on_device = sum(line.n_bytes for line in lines if line.place == "device")
@@ -302,13 +306,14 @@ def _cache_bytes(spec: ModelSpec, ctx_size: int, kv_type: KvType) -> list[int]:
     return [n_bytes for sizes in layers for n_bytes in sizes]
 
 
-def _table_bytes(spec: ModelSpec, weights: WeightBytes) -> int:
-    """Count the bytes of a version of the expert table, with its places to land in.
+def table_shape(spec: ModelSpec, weights: WeightBytes) -> TableShape:
+    """Find the shape of the expert table, with its places to land in.
 
     A dense model has one entry.
     """
-    per_layer = spec.experts.n_experts + spec.experts.n_used if spec.experts else 1
-    return 8 * max(1, len(weights.spans)) * per_layer
+    if spec.experts is None:
+        return TableShape(1, 1, 0)
+    return TableShape(max(1, len(weights.spans)), spec.experts.n_experts, spec.experts.n_used)
 
 
 class _FixedLines:
@@ -320,51 +325,44 @@ class _FixedLines:
         self._spec, self._device = spec, device
         self._weights, self._scratch = weights, scratch
 
-    def all(self, ctx_size: int, kv_type: KvType, reason: str) -> Iterator[PlanLine]:
-        spec, scratch = self._spec, self._scratch
-        ropes = [round_up(ctx_size * rope.dim * 4) for rope in spec.ropes]
-        table = _table_bytes(spec, self._weights)
-        yield self._line(
-            "weights used by every token", "device", self._trunk(ropes), "read for each token"
-        )
-        yield self._line(
-            f"KV cache, {ctx_size} tokens, {kv_type}",
-            "device",
-            self._kv(_cache_bytes(spec, ctx_size, kv_type)),
-            reason,
-        )
-        yield self._line("rotary table", "device", sum(ropes), "one entry per position")
+    def all(self, ctx_size: int, kv_type: KvType, reason: str) -> Iterator[Allocation]:
+        spec, scratch, device = self._spec, self._scratch, self._device
+        table = table_shape(spec, self._weights)
+        yield from self._trunk([round_up(ctx_size * rope.dim * 4) for rope in spec.ropes])
+        item = f"KV cache, {ctx_size} tokens, {kv_type}"
+        layout = [lay_out_spans(device, _cache_bytes(spec, ctx_size, kv_type))]
+        yield allocation(device, item, "device", reason, "KV cache", layout)
         # One more: the placeholder of kernels without tensors.
-        tensors = sum(allocated(n_bytes) for n_bytes in (*scratch.tensors, 4))
-        heap = tensor_heap(self._device)
-        yield PlanLine("activations", "device", tensors, "one token at a time", heap)
-        yield self._line("expert table", "bar", allocated(N_VERSIONS * table), "two versions")
-        yield self._line("parameters", "host", allocated(scratch.params), "written for each token")
-        yield self._line(
-            "results", "readback", allocated(scratch.results), "read back after each token"
-        )
-        logits = allocated(4 * spec.n_vocab)
-        yield self._line("logits", "readback", logits, "read back when asked for")
-        if staging := self._staging(table):
-            yield self._line("staging", "host", staging, "device memory is not mapped")
+        tensors, why = buffer(*scratch.tensors, 4), "one token at a time"
+        line = allocation(device, "activations", "device", why, "tensors", tensors)
+        yield replace(line, heap=tensor_heap(device))
+        versions = buffer(N_VERSIONS * table.n_bytes)
+        yield allocation(device, "expert table", "bar", "two versions", "expert table", versions)
+        params, why = buffer(scratch.params), "written for each token"
+        yield allocation(device, "parameters", "host", why, "params", params)
+        results, why = buffer(scratch.results), "read back after each token"
+        yield allocation(device, "results", "readback", why, "readback", results)
+        logits, why = buffer(4 * spec.n_vocab), "read back when asked for"
+        yield allocation(device, "logits", "readback", why, "readback", logits)
+        if lanes := self._staging(table.n_bytes):
+            reason = "device memory is not mapped"
+            yield allocation(device, "staging", "host", reason, "staging", buffer(*lanes))
         if found := self._weights.conversions:
             reason = growth_words(found) or "for a moment"
-            yield self._line("converting weights", "host", CONVERTING_BYTES, reason)
+            yield allocation(device, "converting weights", "host", reason, n_bytes=CONVERTING_BYTES)
 
-    def _trunk(self, ropes: Sequence[int]) -> int:
-        """Bound the arena of the trunk and the rotary tables, without the tables."""
+    def _trunk(self, ropes: Sequence[int]) -> Iterator[Allocation]:
+        """Make the lines of the arena of the trunk, and of the rotary tables behind it."""
         weights, rope_bytes = self._weights, sum(ropes)
         pieces = (*weights.pieces, *ropes) if weights.pieces else (weights.trunk + rope_bytes,)
-        return arena_bytes(self._device, pieces, weights.trunk + rope_bytes) - rope_bytes
+        layout, reason = lay_out_spans(self._device, pieces), "read for each token"
+        n_bytes = layout_bytes([layout]) - rope_bytes
+        item = "weights used by every token"
+        yield allocation(self._device, item, "device", reason, "weights", [layout], n_bytes)
+        item, reason = "rotary table", "one entry per position"
+        yield allocation(self._device, item, "device", reason, "weights", n_bytes=rope_bytes)
 
-    def _kv(self, caches: Sequence[int]) -> int:
-        return arena_bytes(self._device, caches, sum(caches))
-
-    def _staging(self, table: int) -> int:
-        """Count the loader's lanes, and those of the table's writes."""
+    def _staging(self, table_bytes: int) -> list[int]:
+        """List the loader's lanes, and those of the table's writes."""
         lanes = [] if is_mapped(self._device, "device") else [STAGING_BYTES] * N_LANES
-        lanes += [] if is_mapped(self._device, "bar") else [table] * N_LANES
-        return sum(allocated(n_bytes) for n_bytes in lanes)
-
-    def _line(self, item: str, intent: Intent, n_bytes: int, reason: str) -> PlanLine:
-        return plan_line(self._device, item, intent, n_bytes, reason)
+        return lanes + ([] if is_mapped(self._device, "bar") else [table_bytes] * N_LANES)

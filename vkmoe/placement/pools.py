@@ -15,8 +15,9 @@ from typing import NamedTuple
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.facts import DeviceInfo, ExpertMode, PlanLine
-from vkmoe.placement.allocations import arena_bytes, plan_line
+from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, ExpertMode
+from vkmoe.gpu.arena import lay_out_spans
+from vkmoe.placement.allocations import allocation, layout_bytes
 from vkmoe.placement.misses import N_LANDING
 from vkmoe.placement.span_reader import READING_BYTES
 from vkmoe.placement.words import in_mib, size_option
@@ -51,14 +52,18 @@ class SlotLayout:
 
     def own_bytes(self, slots: Sequence[int]) -> int:
         """Bytes of `slots[layer]` slots as they are allocated, at most: one arena for each size."""
-        return self._arenas(slots, 0)
+        return layout_bytes(self._arenas(slots, 0))
 
     def landing_bytes(self, slots: Sequence[int]) -> int:
         """Bytes of the landing slots besides, in the same arenas."""
-        return self._arenas(slots, self.n_landing) - self._arenas(slots, 0)
+        return self.n_bytes(slots) - self.own_bytes(slots)
 
     def n_bytes(self, slots: Sequence[int]) -> int:
         """Bytes of these slots and their landing slots."""
+        return layout_bytes(self.arenas(slots))
+
+    def arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
+        """Lay out these slots and their landing slots: an arena for each size of slot."""
         return self._arenas(slots, self.n_landing)
 
     @property
@@ -69,8 +74,12 @@ class SlotLayout:
     @property
     def gather_bytes(self) -> int:
         """Bytes of those places, each for the largest expert."""
-        size, n_places = max(self.span_bytes, default=0), self.n_gathered
-        return arena_bytes(self.device, [size] * n_places, size * n_places)
+        return layout_bytes([self.gathered])
+
+    @property
+    def gathered(self) -> ArenaLayout:
+        """Lay out those places."""
+        return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
 
     def largest(self, n_bytes: int) -> tuple[int, ...]:
         """Find the most slots of each layer that fit in `n_bytes`; all 0 if not one each.
@@ -85,12 +94,12 @@ class SlotLayout:
                 return slots
             usable -= excess
 
-    def _arenas(self, slots: Sequence[int], n_landing: int) -> int:
+    def _arenas(self, slots: Sequence[int], n_landing: int) -> tuple[ArenaLayout, ...]:
         n_of_size: dict[int, int] = {}
         for n_slots, size in zip(slots, self.span_bytes, strict=True):
             n_all = n_slots + n_landing if n_slots else 0
             n_of_size[size] = n_of_size.get(size, 0) + n_all
-        return sum(arena_bytes(self.device, [size] * n, size * n) for size, n in n_of_size.items())
+        return tuple(lay_out_spans(self.device, [size] * n) for size, n in n_of_size.items())
 
 
 def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tuple[int, ...]:
@@ -154,11 +163,16 @@ def least_places(span_bytes: Sequence[int], n_used: int) -> tuple[int, ...]:
 
 
 def places_bytes(device: DeviceInfo, places: Sequence[int], span_bytes: Sequence[int]) -> int:
-    """Count the bytes of places as they are allocated, at most: one arena for each size."""
+    """Count the bytes of places as they are allocated, at most."""
+    return layout_bytes(_place_arenas(device, places, span_bytes))
+
+
+def _place_arenas(
+    device: DeviceInfo, places: Sequence[int], span_bytes: Sequence[int]
+) -> tuple[ArenaLayout, ...]:
+    """Lay out places: one arena for each size."""
     sizes = dict.fromkeys(span_bytes)
-    return sum(
-        arena_bytes(device, [size] * n, size * n) for size, n in zip(sizes, places, strict=True)
-    )
+    return tuple(lay_out_spans(device, [size] * n) for size, n in zip(sizes, places, strict=True))
 
 
 class PoolRoom(NamedTuple):
@@ -176,9 +190,14 @@ class PoolPlan:
     """
 
     places: tuple[int, ...]
-    n_bytes: int  # as they are allocated, at most
+    layouts: tuple[ArenaLayout, ...]
     n_all: int  # experts of the model
     reason: str = ""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the pool as it is allocated, at most."""
+        return layout_bytes(self.layouts)
 
     @property
     def taken_bytes(self) -> int:
@@ -190,22 +209,22 @@ class PoolPlan:
         """Says how many experts it holds."""
         return f"{sum(self.places):,} of {self.n_all:,} experts" if self.places else "all experts"
 
-    def lines(self, device: DeviceInfo, home_reason: str) -> tuple[PlanLine, ...]:
+    def lines(self, device: DeviceInfo, home_reason: str) -> tuple[Allocation, ...]:
         """The plan's lines; `home_reason` says what a pool of all experts is good for."""
-        reason = self.reason if self.places else home_reason
-        pool = plan_line(device, f"host pool, {self.share}", "host", self.n_bytes, reason)
+        item = f"host pool, {self.share}"
         if not self.places:
-            return (pool,)
+            return (allocation(device, item, "host", home_reason, "experts", self.layouts),)
+        pool = allocation(device, item, "host", self.reason, "expert pool", self.layouts)
         reading = "rows laid out anew; the file's own pages are dropped behind"
         item = "reading from the file"
-        return pool, plan_line(device, item, "host", READING_BYTES, reading)
+        return pool, allocation(device, item, "host", reading, n_bytes=READING_BYTES)
 
 
 class PoolPlanner:
-    """Decides how large the host pool is; `total` are the bytes of a pool of all experts."""
+    """Decides how large the host pool is; `whole` is the arena of all experts."""
 
-    def __init__(self, config: EngineConfig, layout: SlotLayout, total: int) -> None:
-        self._layout, self._total = layout, total
+    def __init__(self, config: EngineConfig, layout: SlotLayout, whole: ArenaLayout) -> None:
+        self._layout, self._whole, self._total = layout, whole, layout_bytes([whole])
         self._text = config.host_pool.strip() if config.host_pool is not None else ""
         self._asked = config.host_pool_bytes
 
@@ -217,7 +236,8 @@ class PoolPlanner:
     @property
     def all(self) -> PoolPlan:
         """A pool of all experts."""
-        return PoolPlan((), self._total, self._layout.n_experts * len(self._layout.span_bytes))
+        n_all = self._layout.n_experts * len(self._layout.span_bytes)
+        return PoolPlan((), (self._whole,), n_all)
 
     @property
     def least_bytes(self) -> int:
@@ -242,9 +262,9 @@ class PoolPlanner:
             reason = "what host memory allows"
         if places is None:
             raise self._too_little(room)
-        n_bytes = places_bytes(self._layout.device, places, self._layout.span_bytes)
+        layouts = _place_arenas(self._layout.device, places, self._layout.span_bytes)
         reason += "; the others are read from the file"
-        return PoolPlan(places, n_bytes, self.all.n_all, reason)
+        return PoolPlan(places, layouts, self.all.n_all, reason)
 
     def _most(self, n_bytes: int) -> tuple[int, ...] | None:
         layout = self._layout

@@ -12,7 +12,7 @@ from tests.experts.conftest import nothing_left
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.store.copies import Copy, Prefetcher, Uploads
 from vkmoe.gpu import _native as native
-from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 
@@ -27,8 +27,9 @@ class Memory:
 
     def __init__(self, device: Device) -> None:
         self._transfer = Transfer(device, 1 << 16)
-        self._arenas = [Arena(device, "host", "homes", SPAN * N_SPANS)]
-        self._arenas.append(Arena(device, "device", "slots", SPAN * N_SPANS))
+        layout = lay_out_spans(device.info, [SPAN] * N_SPANS)
+        self._arenas = [Arena(device, "host", "homes", layout)]
+        self._arenas.append(Arena(device, "device", "slots", layout))
         self.homes, self.slots = (
             [arena.place(SPAN) for _ in range(N_SPANS)] for arena in self._arenas
         )

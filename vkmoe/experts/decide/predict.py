@@ -144,10 +144,14 @@ class Correlation(Predictor):
     followed, averaged over those used now. A pair counts half after `half_life` tokens. Pairs lead,
     fused, from one token to the next, or to the one after it, in the same layer; stepped, from
     layer to layer of the same token, and to the first layer from the last one of the token before.
-    Takes 4 * n_layers * n_experts^2 bytes.
     """
 
     informs = True
+
+    @staticmethod
+    def n_bytes(space: KeySpace) -> int:
+        """Count the bytes of what is remembered of pairs."""
+        return 4 * space.n_layers * space.n_experts * (space.n_experts + 1)
 
     def __init__(
         self, space: KeySpace, half_life: float, executor: Executor = "fused", lag: int = 1

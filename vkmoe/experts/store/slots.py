@@ -20,7 +20,7 @@ from vkmoe.closing import Closing
 from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.store.table import NOWHERE, ExpertTable
-from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.program import Range, memory_range
@@ -181,9 +181,9 @@ class SlotManager(Closing):
         for spec in self._pools:
             if spec.slot_bytes not in self._arenas:
                 alike = [self._n_slots(p) for p in self._pools if p.slot_bytes == spec.slot_bytes]
-                total = sum(alike) * spec.slot_bytes
+                layout = lay_out_spans(self._device.info, [spec.slot_bytes] * sum(alike))
                 name = "expert slots" if self._intent == "device" else "expert pool"
-                self._arenas[spec.slot_bytes] = Arena(self._device, self._intent, name, total)
+                self._arenas[spec.slot_bytes] = Arena(self._device, self._intent, name, layout)
         for index, spec in enumerate(self._pools):
             arena = self._arenas[spec.slot_bytes]
             self.all += [

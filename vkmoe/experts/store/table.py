@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,24 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "Directory", "ExpertTable"]
+__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "Directory", "ExpertTable", "TableShape"]
 
 N_VERSIONS = 2  # in memory at a time; the code below is written for two
 AT_HOME = 1  # in an entry: the span is at its home, behind the link; addresses leave bits 0-7 free
 NOWHERE = 0  # in place of an address
+
+
+class TableShape(NamedTuple):
+    """How many entries a table has."""
+
+    n_layers: int
+    n_experts: int
+    n_landing: int = 0  # places of a layer to land in
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of one version."""
+        return 8 * self.n_layers * (self.n_experts + self.n_landing)
 
 
 class ExpertTable(Closing):
@@ -35,7 +49,7 @@ class ExpertTable(Closing):
     """
 
     def __init__(self, device: Device, n_layers: int, n_experts: int, n_landing: int = 0) -> None:
-        self._all = np.zeros(n_layers * (n_experts + n_landing), np.uint64)
+        self._all = np.zeros(TableShape(n_layers, n_experts, n_landing).n_bytes // 8, np.uint64)
         n_entries = n_layers * n_experts
         self.entries = self._all[:n_entries].reshape(n_layers, n_experts)
         self.landing = self._all[n_entries:].reshape(n_layers, n_landing)
