@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -70,14 +70,24 @@ def test_with_logits_or_without_only_the_last_segment_differs() -> None:
     assert len(with_head[-1]) > len(without[-1])
 
 
-def test_routers_are_found_whatever_their_labels_say() -> None:
-    commands = [renamed(command, "anything") for command in body([MOE] * 2)]
+def test_borders_are_found_by_marks_whatever_kernels_and_labels_are_called() -> None:
+    commands = [renamed(command) for command in body([MOE] * 2)]
     assert len(segments(commands)) == 3
     assert len(layer_ends(commands)) == 2
 
 
-def renamed(command: Command, label: str) -> Command:
-    return replace(command, label=label)
+def renamed(command: Command) -> Command:
+    assert isinstance(command, Dispatch)
+    return replace(command, label="anything", kernel="anything", variant="anything")
+
+
+def test_every_command_of_a_layer_says_its_layer_and_what_it_is_for() -> None:
+    for command in body([DENSE, MOE]):
+        layer = command.mark.layer
+        assert command.label.startswith(f"layer {layer} ") == (layer is not None)
+    roles = [role for role, _ in groupby(command.mark.role for command in body([DENSE, MOE]))]
+    dense, moe = ["attention", "dense"], ["attention", "router", "choice", "routed"]
+    assert roles == ["embed", *dense, *moe, "head"]
 
 
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)

@@ -3,7 +3,7 @@
 The stepped executor needs a cut at each router. Bounded work needs cuts at layer borders: drivers
 end a submit that runs for about two seconds, and the device is lost; desktops stutter long before.
 What takes longest is reading weights, so their bytes over the measured bandwidth are the estimate.
-Pure: knows commands by their kernels, and touches no device.
+Pure: knows commands by their marks, and touches no device.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from vkmoe.gpu.program import Command, Dispatch
+from vkmoe.gpu.program import Command
 from vkmoe.models.weights import LayerWeights, ModelWeights
-from vkmoe.ops.experts import EXPERT_DOWN, EXPERT_DOWN_KEEP
-from vkmoe.ops.router import ROUTER_TOPK
 
 __all__ = [
     "LIMIT_S",
@@ -30,22 +28,21 @@ __all__ = [
 
 
 def segments(commands: Sequence[Command]) -> list[list[Command]]:
-    """Cut the commands of a token at the top-k of every router: n_moe_layers + 1 segments.
+    """Cut the commands of a token at the choice of every router: n_moe_layers + 1 segments.
 
-    A segment ends with the top-k of its router. The next begins with the same dispatch: it finds
+    A segment ends with the choice of its router. The next begins with the same dispatch: it finds
     the same experts, and looks their addresses up anew in the table of its own submit.
     """
-    routers = [i for i, command in enumerate(commands) if _is(command, ROUTER_TOPK.name)]
-    starts, ends = [0, *routers], [*(i + 1 for i in routers), len(commands)]
+    choices = [i for i, command in enumerate(commands) if command.mark.role == "choice"]
+    starts, ends = [0, *choices], [*(i + 1 for i in choices), len(commands)]
     return [list(commands[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:
-    """Find the index behind the last command of each layer, which is its last down projection."""
-    downs = [_is(command, EXPERT_DOWN.name, EXPERT_DOWN_KEEP.name) for command in commands] + [
-        False
-    ]
-    return [i + 1 for i, (down, more) in enumerate(pairwise(downs)) if down and not more]
+    """Find the index behind the last command of each layer."""
+    layers = [*(command.mark.layer for command in commands), None]
+    ends = [i + 1 for i, (one, more) in enumerate(pairwise(layers)) if one != more]
+    return [end for end in ends if layers[end - 1] is not None]
 
 
 def cut(commands: Sequence[Command], borders: Sequence[int]) -> list[list[Command]]:
@@ -53,10 +50,6 @@ def cut(commands: Sequence[Command], borders: Sequence[int]) -> list[list[Comman
     pieces = [list(commands[a:b]) for a, b in pairwise([0, *borders, len(commands)])]
     assert all(pieces), borders
     return pieces
-
-
-def _is(command: Command, *kernels: str) -> bool:
-    return isinstance(command, Dispatch) and command.kernel in kernels
 
 
 TARGET_S = 0.25  # of a submit, by estimate

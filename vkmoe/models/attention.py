@@ -46,6 +46,7 @@ class AttentionBlock:
     ) -> int:
         """hidden += attention of layer `index`. Returns the number of partials it leaves."""
         label = f"layer {index}"
+        program.mark("attention", index)
         if isinstance(weights, LatentWeights):
             self._latent(program, label, weights, cache, norm)
             bias = 0

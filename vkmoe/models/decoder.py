@@ -49,6 +49,7 @@ class Decoder:
         space, layers = self.workspace, self.weights.layers
         gains = [*(layer.attention_gain for layer in layers), self.weights.output_gain]
         attention, feed_forward = self._blocks()
+        program.mark("embed")
         n_partials = embed(
             program,
             self.tuning,
@@ -69,6 +70,7 @@ class Decoder:
 
     def close_program(self, program: Program) -> None:
         """Append the dispatch that tells the host that everything before it ran."""
+        program.mark("finish")
         finish(program, self.workspace.params, self.workspace.log)
 
     def _blocks(self) -> tuple[AttentionBlock, FeedForwardBlock]:
@@ -81,6 +83,7 @@ class Decoder:
 
     def _head(self, program: Program, n_partials: int) -> None:
         space = self.workspace
+        program.mark("head")
         matvec(
             program,
             self.tuning,

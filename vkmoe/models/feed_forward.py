@@ -54,6 +54,8 @@ class FeedForwardBlock:
         if layer.router is not None and experts is not None:
             n_slots = experts.n_used
             keep = self._route(program, index, layer, layer.router, norm)
+        else:
+            program.mark("dense", index)
         expert_gate_up(
             program,
             self.tuning,
@@ -84,6 +86,7 @@ class FeedForwardBlock:
         )
         if layer.shared is None:
             return n_partials
+        program.mark("shared", index)
         return self._shared_down(program, label, layer.shared, leaves)
 
     def _route(
@@ -97,9 +100,12 @@ class FeedForwardBlock:
         moe_layers, misses = self.weights.moe_layers, self.misses or MissService()
         moe_layer, gathers = moe_layers.index(index), misses.way == "gather"
         lands = gathers or misses.keep
+        program.mark("router", index)
         self._logits(program, label, layer, router, norm)
         if layer.shared is not None:
+            program.mark("shared", index)
             self._shared_gate_up(program, label, layer.shared, norm)
+        program.mark("choice", index)
         router_topk(
             program,
             self.tuning,
@@ -114,6 +120,7 @@ class FeedForwardBlock:
             landing=Landing(len(moe_layers), self.weights.n_landing * lands, gathers),
             selection_bias=layer.selection_bias,
         )
+        program.mark("routed", index)
         if not lands:
             return None
         filled = filled_words(space.log, moe_layer, shape.n_used)
