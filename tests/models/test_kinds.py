@@ -9,7 +9,7 @@ import pytest
 
 from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
-from vkmoe.execute.segments import layer_ends, segments
+from vkmoe.execute.segments import cut_at_routers, layer_ends
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
 from vkmoe.models.feed_forward import MissService
@@ -107,7 +107,8 @@ def test_layers_end_behind_a_shared_expert(kind: str, misses: MissService | None
 def test_steps_end_before_the_first_routed_expert(kind: str, misses: MissService | None) -> None:
     """And after what a shared expert does without the router."""
     layers = [DENSE, MOE, MOE]
-    parts = segments(token_program(layers, misses=misses, spec=KINDS[kind]).commands[:-1])
+    commands = token_program(layers, misses=misses, spec=KINDS[kind]).commands[:-1]
+    parts = [part.commands for part in cut_at_routers(commands)]
     assert len(parts) == 3
     gathers = misses is not None and misses.way == "gather"
     for part in parts[:-1]:

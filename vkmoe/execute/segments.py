@@ -1,4 +1,4 @@
-"""Cuts the commands of a token into segments that are submitted one after the other.
+"""Cuts the commands of a token into parts that are submitted one after the other.
 
 The stepped executor needs a cut at each router. Bounded work needs cuts at layer borders: drivers
 end a submit that runs for about two seconds, and the device is lost; desktops stutter long before.
@@ -19,23 +19,42 @@ __all__ = [
     "LIMIT_S",
     "TARGET_S",
     "Bounded",
+    "Bring",
+    "Part",
     "bound_submits",
-    "cut",
+    "cut_at_layers",
+    "cut_at_routers",
     "layer_ends",
     "part_bytes",
-    "segments",
 ]
 
 
-def segments(commands: Sequence[Command]) -> list[list[Command]]:
-    """Cut the commands of a token at the choice of every router: n_moe_layers + 1 segments.
+class Bring(NamedTuple):
+    """What the host does behind a router: it makes the experts available that the log names."""
 
-    A segment ends with the choice of its router. The next begins with the same dispatch: it finds
-    the same experts, and looks their addresses up anew in the table of its own submit.
+    layer: int  # counts MoE layers, as the log does
+
+
+class Part(NamedTuple):
+    """Commands of one submit, and what the host does before the next one may begin."""
+
+    commands: list[Command]
+    then: Bring | None = None  # None: nothing, the next one is queued behind it
+
+
+def cut_at_routers(commands: Sequence[Command]) -> list[Part]:
+    """Cut the commands of a token at the choice of every router: n_moe_layers + 1 parts.
+
+    A part ends with the choice of its router. The next begins with the same dispatch: it finds the
+    same experts, and looks their addresses up anew in the table of its own submit.
     """
     choices = [i for i, command in enumerate(commands) if command.mark.role == "choice"]
-    starts, ends = [0, *choices], [*(i + 1 for i in choices), len(commands)]
-    return [list(commands[start:end]) for start, end in zip(starts, ends, strict=True)]
+    starts, ends = [0, *choices], [i + 1 for i in choices]
+    parts = [
+        Part(list(commands[start:end]), Bring(layer))
+        for layer, (start, end) in enumerate(zip(starts, ends, strict=False))
+    ]
+    return [*parts, Part(list(commands[starts[-1] :]))]
 
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:
@@ -45,11 +64,16 @@ def layer_ends(commands: Sequence[Command]) -> list[int]:
     return [end for end in ends if layers[end - 1] is not None]
 
 
-def cut(commands: Sequence[Command], borders: Sequence[int]) -> list[list[Command]]:
-    """Cut the commands before those at `borders`, which rise; no piece may be empty."""
-    pieces = [list(commands[a:b]) for a, b in pairwise([0, *borders, len(commands)])]
-    assert all(pieces), borders
-    return pieces
+def cut_at_layers(commands: Sequence[Command], first_layers: Sequence[int]) -> list[Part]:
+    """Cut the commands before these layers, which rise; the one behind the last is the head.
+
+    A border at the end of the commands, where there is no head, is none.
+    """
+    ends = [0, *(end for end in layer_ends(commands) if end < len(commands))]
+    borders = [ends[layer] for layer in first_layers if layer < len(ends)]
+    parts = [Part(list(commands[a:b])) for a, b in pairwise([0, *borders, len(commands)])]
+    assert all(part.commands for part in parts), first_layers
+    return parts
 
 
 TARGET_S = 0.25  # of a submit, by estimate

@@ -80,6 +80,9 @@ class Mark(NamedTuple):
     layer: int | None = None
 
 
+UNMARKED = Mark()
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """One kernel launch. `constants` are specialisation constants in id order."""
@@ -94,7 +97,7 @@ class Dispatch:
     label: str
     kernel: str = ""  # name of the kernel's specification, whatever the variant
     subgroup_size: int = 0  # that the pipeline must have; 0: what the driver chooses
-    mark: Mark = Mark()
+    mark: Mark = UNMARKED
 
     def __post_init__(self) -> None:
         assert all(1 <= n <= MAX_GROUPS for n in self.groups), self
@@ -112,7 +115,7 @@ class Copy:
     source: Range
     target: Range
     label: str
-    mark: Mark = Mark()
+    mark: Mark = UNMARKED
 
     def __post_init__(self) -> None:
         assert self.source.end - self.source.start == self.target.end - self.target.start, self
@@ -142,7 +145,7 @@ class Program:
 
     name: str
     commands: list[Command] = field(default_factory=list)
-    _mark: Mark = field(default=Mark(), init=False, repr=False, compare=False)
+    _mark: Mark = field(default=UNMARKED, init=False, repr=False, compare=False)
 
     def mark(self, role: Role, layer: int | None = None) -> None:
         """Mark what is appended from now on; cuts go by these marks, never by kernels or labels."""

@@ -6,11 +6,11 @@ Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import TopLogits
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.ops.tuning import Tuning
@@ -21,7 +21,6 @@ __all__ = [
     "LIST_WORDS",
     "LOGITS_AT",
     "N_CANDIDATES",
-    "Candidates",
     "CandidatesReader",
     "candidates",
     "list_words",
@@ -45,33 +44,25 @@ _HEAD = struct.Struct("<2If")
 MAX_VOCAB = 1 << 24
 
 
-class Candidates(NamedTuple):
-    """What the output says: the largest logits, descending; lower ids first among equals."""
-
-    ids: NDArray[np.int32]  # [n]
-    logits: NDArray[np.float32]  # [n], NaN reads as -inf
-    log_sum_exp: float  # of the whole vocabulary
-    has_nan: bool
-
-
 class CandidatesReader:
     """Unpacks the output tensor's words, again and again from the same memory."""
 
-    def __init__(self, words: NDArray[np.uint32]) -> None:
+    def __init__(self, words: NDArray[np.uint32], n_vocab: int) -> None:
+        self._n_vocab = n_vocab
         self._head = words[:IDS_AT].data
         self._ids = words[IDS_AT:LOGITS_AT].view(np.int32)
         self._logits = words[LOGITS_AT:CANDIDATE_WORDS].view(np.float32)
 
-    def read(self) -> Candidates:
+    def read(self) -> TopLogits:
         """Read what the words say now; ids and logits are copies."""
         count, has_nan, log_sum_exp = _HEAD.unpack_from(self._head)
         ids, logits = self._ids[:count].copy(), self._logits[:count].copy()
-        return Candidates(ids, logits, log_sum_exp, bool(has_nan))
+        return TopLogits(ids, logits, self._n_vocab, log_sum_exp, bool(has_nan))
 
 
-def read_candidates(words: NDArray[np.uint32]) -> Candidates:
+def read_candidates(words: NDArray[np.uint32], n_vocab: int) -> TopLogits:
     """Unpack the output tensor's words."""
-    return CandidatesReader(words).read()
+    return CandidatesReader(words, n_vocab).read()
 
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:

@@ -55,7 +55,7 @@ class CandidatesCase:
             _entries(checks, "list", found, int(found[2]), twin.ids, twin.logits)
             maximum, total = found[:2].view(np.float32).astype(np.float64)
             _sum(checks, "sum of a list", maximum + np.log(total), twin.log_sum_exp)
-        wanted, result = candidates_twin(logits), read_candidates(output)
+        wanted, result = candidates_twin(logits), read_candidates(output, self._n_vocab)
         _entries(checks, "candidates", output, len(result.ids), wanted.ids, wanted.logits)
         _sum(checks, "log-sum-exp", result.log_sum_exp, wanted.log_sum_exp)
         checks.equal("NaN flag", np.array(result.has_nan), np.array(wanted.has_nan))
@@ -71,7 +71,7 @@ def _entries(
     what: str,
     words: NDArray[np.uint32],
     count: int,
-    ids: NDArray[np.int64],
+    ids: NDArray[np.int32],
     logits: Logits,
 ) -> None:
     """Compare ids and logits in order, exactly; words behind them say that nothing is there."""
