@@ -14,10 +14,11 @@ from vkmoe.facts import LatentSpec, ModelSpec
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.models.weights import AttentionWeights, LatentWeights
 from vkmoe.models.workspace import KvAddresses, LatentWorkspace, Workspace
-from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention import AttentionTensors, KvCache, attention
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
-from vkmoe.ops.latent_attention import LatentCache, latent_attention
-from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
+from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 from vkmoe.ops.tuning import Tuning
 
@@ -45,47 +46,38 @@ class AttentionBlock:
         leaves: NormOutput,
     ) -> int:
         """hidden += attention of layer `index`. Returns the number of partials it leaves."""
-        label = f"layer {index}"
-        program.mark("attention", index)
+        op, space = OpContext(program, self.tuning).of_layer(index), self.space
+        op.mark("attention")
         if isinstance(weights, LatentWeights):
-            self._latent(program, label, weights, cache, norm)
+            self._latent(op, weights, cache, norm)
             bias = 0
         else:
-            self._grouped(program, index, weights, cache, norm)
+            self._grouped(op, self.spec.window(index), weights, cache, norm)
             bias = weights.output_bias
-        return matvec_residual(
-            program,
-            self.tuning,
-            weights.output,
-            self.space.attended,
-            leaves,
-            f"{label} output",
-            bias=bias,
-        )
+        output = op.named("output")
+        return matvec_residual(output, weights.output, space.attended, leaves, bias=bias)
 
     def _grouped(
         self,
-        program: Program,
-        index: int,
+        op: OpContext,
+        window: int,
         weights: AttentionWeights,
         cache: KvAddresses,
         norm: NormInput,
     ) -> None:
-        space, label, shape = self.space, f"layer {index}", self.shape
-        assert isinstance(shape, AttentionShape), label
+        space, shape = self.space, self.shape
+        assert isinstance(shape, AttentionShape), op.label
         matvec(
-            program,
-            self.tuning,
+            op.named("qkv"),
             (weights.q, weights.k, weights.v),
             space.gained,
             space.qkv,
-            f"{label} qkv",
             norm,
             bias=weights.qkv_bias,
         )
         attention(
-            program,
-            replace(shape, window=self.spec.window(index)),
+            op.program,
+            replace(shape, window=window),
             self.split,
             KvCache(
                 cache.keys,
@@ -96,60 +88,36 @@ class AttentionBlock:
                 weights.sinks,
             ),
             space.qkv,
-            space.params,
-            space.attention_partials,
-            space.attended,
-            f"{label} attention",
+            AttentionTensors(space.params, space.attention_partials, space.attended),
+            f"{op.label} attention",
         )
 
     def _latent(
-        self,
-        program: Program,
-        label: str,
-        weights: LatentWeights,
-        cache: KvAddresses,
-        norm: NormInput,
+        self, op: OpContext, weights: LatentWeights, cache: KvAddresses, norm: NormInput
     ) -> None:
         space, shape = self.space, self.shape
         latent, tensors = self.spec.latent, space.latent
-        assert latent is not None and tensors is not None, label
-        assert isinstance(shape, LatentShape), label
-        q, kv_offset = self._queries(program, label, weights, norm, latent, tensors)
-        absorbed, mixed = tensors.absorbed, tensors.mixed
-        self._heads(program, weights.k_up, q, absorbed, f"{label} absorbed", latent.query_dim)
+        assert latent is not None and tensors is not None, op.label
+        assert isinstance(shape, LatentShape), op.label
+        n_heads, scratch = self.spec.n_heads, space.norm_partials
+        q, kv_offset = self._queries(op, weights, norm, latent, tensors)
+        heads = HeadParts(q, stride=latent.query_dim)
+        matvec_heads(op.named("absorbed"), weights.k_up, n_heads, heads, tensors.absorbed, scratch)
         latent_attention(
-            program,
+            op.program,
             shape,
             self.split,
             LatentCache(cache.keys, self.rope_table, weights.kv_gain),
-            absorbed,
-            q,
-            space.qkv,
-            space.params,
-            space.attention_partials,
-            mixed,
-            f"{label} attention",
-            kv_offset=kv_offset,
+            LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset),
+            AttentionTensors(space.params, space.attention_partials, tensors.mixed),
+            f"{op.label} attention",
         )
-        self._heads(program, weights.v_up, mixed, space.attended, f"{label} values", latent.kv_rank)
-
-    def _heads(
-        self,
-        program: Program,
-        stack: Matrix,
-        x: TensorRef,
-        y: TensorRef,
-        label: str,
-        stride: int,
-    ) -> None:
-        """Multiply each head's matrix with its part of x, `stride` words behind the head before."""
-        n_heads, scratch = self.spec.n_heads, self.space.norm_partials
-        matvec_heads(program, self.tuning, stack, n_heads, x, y, label, scratch, x_stride=stride)
+        heads = HeadParts(tensors.mixed, stride=latent.kv_rank)
+        matvec_heads(op.named("values"), weights.v_up, n_heads, heads, space.attended, scratch)
 
     def _queries(
         self,
-        program: Program,
-        label: str,
+        op: OpContext,
         weights: LatentWeights,
         norm: NormInput,
         latent: LatentSpec,
@@ -160,30 +128,19 @@ class AttentionBlock:
         Returns a tensor whose first words are the queries, and the word of `qkv` at which the
         compressed keys and values begin.
         """
-        space, tuning, down = self.space, self.tuning, weights.q_down
+        space, down, q_kv = self.space, weights.q_down, op.named("q/kv")
         if down is None or tensors.q is None or tensors.q_normed is None:
-            matrices = (weights.q, weights.kv)
-            matvec(program, tuning, matrices, space.gained, space.qkv, f"{label} q/kv", norm)
+            matvec(q_kv, (weights.q, weights.kv), space.gained, space.qkv, norm)
             return space.qkv, weights.q.n_rows
-        matvec(program, tuning, (down, weights.kv), space.gained, space.qkv, f"{label} q/kv", norm)
+        matvec(q_kv, (down, weights.kv), space.gained, space.qkv, norm)
         rms_norm(
-            program,
-            tuning,
+            op.named("q norm"),
             space.qkv,
             tensors.q_normed,
             latent.q_rank,
             weights.q_gain,
             self.spec.norm_eps,
-            f"{label} q norm",
         )
         scratch = space.norm_partials
-        matvec(
-            program,
-            tuning,
-            (weights.q,),
-            tensors.q_normed,
-            tensors.q,
-            f"{label} q",
-            scratch=scratch,
-        )
+        matvec(op.named("q"), (weights.q,), tensors.q_normed, tensors.q, scratch=scratch)
         return tensors.q, latent.q_rank

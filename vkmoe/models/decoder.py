@@ -17,6 +17,7 @@ from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
 from vkmoe.ops.candidates import candidates
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.embed import embed
 from vkmoe.ops.finish import finish
 from vkmoe.ops.matvec import matvec
@@ -50,14 +51,8 @@ class Decoder:
         gains = [*(layer.attention_gain for layer in layers), self.weights.output_gain]
         attention, feed_forward = self._blocks()
         program.mark("embed")
-        n_partials = embed(
-            program,
-            self.tuning,
-            self.weights.embeddings,
-            space.params,
-            self._leaves(gains[0]),
-            "embed",
-        )
+        op, leaves = OpContext(program, self.tuning, "embed"), self._leaves(gains[0])
+        n_partials = embed(op, self.weights.embeddings, space.params, leaves)
         for index, layer in enumerate(layers):
             leaves = self._leaves(layer.feed_forward_gain)
             norm, cache = self._norm(n_partials), self.caches[index]
@@ -83,24 +78,15 @@ class Decoder:
 
     def _head(self, program: Program, n_partials: int) -> None:
         space = self.workspace
-        program.mark("head")
-        matvec(
-            program,
-            self.tuning,
-            (self.weights.output,),
-            space.gained,
-            space.logits,
-            "logits",
-            self._norm(n_partials),
-        )
+        op, norm = OpContext(program, self.tuning), self._norm(n_partials)
+        op.mark("head")
+        matvec(op.named("logits"), (self.weights.output,), space.gained, space.logits, norm)
         candidates(
-            program,
-            self.tuning,
+            op.named("candidates"),
             space.logits,
             self.spec.n_vocab,
             space.candidate_lists,
             space.candidates,
-            "candidates",
         )
 
     def _norm(self, n_partials: int) -> NormInput:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from vkmoe.batch import TopLogits
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.program import TensorRef
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
@@ -77,38 +78,32 @@ def list_words(tuning: Tuning, n_vocab: int) -> int:
 
 
 def candidates(
-    program: Program,
-    tuning: Tuning,
-    logits: TensorRef,
-    n_vocab: int,
-    lists: TensorRef,
-    output: TensorRef,
-    label: str,
+    op: OpContext, logits: TensorRef, n_vocab: int, lists: TensorRef, output: TensorRef
 ) -> None:
     """output [CANDIDATE_WORDS] = the largest logits f32 [n_vocab], descending. Two dispatches."""
     assert 1 <= n_vocab <= MAX_VOCAB and logits.n_words >= n_vocab
-    assert lists.n_words >= list_words(tuning, n_vocab) and output.n_words >= CANDIDATE_WORDS
-    n_chunks = n_lists(tuning, n_vocab)
+    assert lists.n_words >= list_words(op.tuning, n_vocab) and output.n_words >= CANDIDATE_WORDS
+    n_chunks = n_lists(op.tuning, n_vocab)
     lists_range = lists.words(0, n_chunks * LIST_WORDS)
-    program.append(
+    op.append(
         CANDIDATES_PARTIAL.dispatch(
             "candidates_partial",
-            {"workgroup_size": tuning.workgroup_size},
+            {"workgroup_size": op.tuning.workgroup_size},
             {"logits": logits, "lists": lists},
             {"n_vocab": n_vocab},
             (n_chunks, 1, 1),
-            label,
+            op.label,
             ranges={"logits": logits.words(0, n_vocab), "lists": lists_range},
         )
     )
-    program.append(
+    op.append(
         CANDIDATES_MERGE.dispatch(
             "candidates_merge",
-            {"workgroup_size": tuning.workgroup_size},
+            {"workgroup_size": op.tuning.workgroup_size},
             {"lists": lists, "candidates": output},
             {"n_lists": n_chunks},
             (1, 1, 1),
-            f"{label} merge",
+            f"{op.label} merge",
             ranges={"lists": lists_range, "candidates": output.words(0, CANDIDATE_WORDS)},
         )
     )

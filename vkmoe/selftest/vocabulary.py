@@ -17,6 +17,7 @@ from vkmoe.ops.candidates import (
     n_lists,
     read_candidates,
 )
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.candidates import candidates as candidates_twin
@@ -41,9 +42,8 @@ class CandidatesCase:
         self.lists = TensorRef("lists", list_words(tuning, n_vocab))
         self.output = TensorRef("candidates", CANDIDATE_WORDS)
         self._program = Program("candidates")
-        candidates(
-            self._program, tuning, self.logits, n_vocab, self.lists, self.output, "candidates"
-        )
+        op = OpContext(self._program, tuning, "candidates")
+        candidates(op, self.logits, n_vocab, self.lists, self.output)
 
     def run(self, logits: Logits, checks: Checks) -> NDArray[np.uint32]:
         """Compare lists and output; returns the output's words."""
