@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from bench.measure import run_main
+from vkmoe.batch import TopLogits
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.generate.loop import TopLogits
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from bench.environment import describe, print_card
 from bench.measure import MIN_REPEATS, Row, command_line, finish, percentile, run_main, summarise
 from bench.models import custom_model, default_cache, shape_of
+from vkmoe.batch import BatchKind
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.execute.recorder import Recorded
@@ -140,8 +141,10 @@ def _empty(engine: Engine) -> None:
     program = Program("empty")
     programs.io.copy_in(program)
     programs._recorder._decoder.close_program(program)
-    programs.io.copy_out(program, 2)
-    programs.recorded[True] = Recorded(program, (programs._recorder._record(program),))
+    space = engine.workspace
+    programs.io.copy_out(program, (space.log, space.candidates))
+    segment = programs._recorder.segment(program)
+    programs.recorded[BatchKind(1, True)] = Recorded(program, (segment,))
 
 
 def _texts(options: argparse.Namespace) -> list[list[int]]:
@@ -183,8 +186,8 @@ def _measure(
 
 def _believe(engine: Engine, routing: NDArray[np.uint32]) -> None:
     """Let the token's report say this, and that all could land; costs the measurement a call."""
-    engine._programs.routing = routing.copy  # type: ignore[method-assign]
-    stored = np.stack([routing + 1] * 2, axis=2)
+    engine._programs.routing = routing[None].copy  # type: ignore[method-assign]
+    stored = np.stack([routing[None] + 1] * 2, axis=-1)
     engine._programs.filled = stored.copy  # type: ignore[method-assign]
 
 

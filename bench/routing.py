@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trace
 from vkmoe.generate.loop import ObservedRunner
 from vkmoe.llm import LLM
@@ -40,8 +41,9 @@ def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> T
     header = trace_header(llm.spec, tensors, n_prompt)
     with TraceWriter(path, header) as writer:
 
-        def note(position: int) -> None:
-            writer.write(llm.engine.routing(), position < n_prompt)
+        def note(batch: TokenBatch, result: RunResult) -> None:
+            for position, routing in zip(batch.positions, result.routing, strict=True):
+                writer.write(routing, position < n_prompt)
 
         llm.runner = ObservedRunner(llm.engine, note)
         try:

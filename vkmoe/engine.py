@@ -14,14 +14,15 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.records.profiler import ExpertProfiler
-from vkmoe.experts.store.cache import ExpertCache
+from vkmoe.experts.store.cache import ExpertCache, ExpertTracker
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.facts import MemoryPlan, ModelSpec
-from vkmoe.generate.loop import TopLogits
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
@@ -126,15 +127,7 @@ class Engine(Closing):
         self._backend = Backend(self.device)
         self._transfer = self._cleanup.enter_context(Transfer(self.device))
         self._next_position = 0
-        programs = TokenPrograms(
-            self._backend,
-            decoder,
-            self.workspace,
-            len(decoder.weights.moe_layers),
-            self.spec.experts.n_used if self.spec.experts else 1,
-            self.plan.executor,
-            bytes_per_second,
-        )
+        programs = TokenPrograms(self._backend, decoder, self.plan.executor, bytes_per_second)
         self._programs = self._cleanup.enter_context(programs)
 
     # ----- running -----
@@ -147,30 +140,30 @@ class Engine(Closing):
     def n_vocab(self) -> int:
         return self.spec.n_vocab
 
-    def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
-        """Process one token. Returns the largest logits, or None without logits.
+    def run(self, batch: TokenBatch) -> RunResult:
+        """Process a batch; its result has the largest logits where it wants logits.
 
         Tokens of a sequence must come in order of their positions; `rewind` goes back to an
         earlier one.
         """
-        assert 0 <= position < self.ctx_size, (position, self.ctx_size)
+        first, last = batch.positions[0], batch.positions[-1]
+        assert 0 <= first <= last < self.ctx_size, (batch, self.ctx_size)
         self._backend.settle()
-        if position != self._next_position:
-            self.rewind(position)
-        self._next_position = position + 1
+        if first != self._next_position:
+            self.rewind(first)
+        self._next_position = last + 1
         began = perf_counter_ns()
-        if self.plan.executor == "stepped":
-            self._run_steps(token, position, with_logits)
-        else:
-            reader = self._experts.begin()
-            self._programs.run(token, position, self._table.address, with_logits)
-            self._experts.end(reader)
+        host = _ExpertActions(self._experts, self._table)
+        result = self._programs.run(batch, host)
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
-        routing = self.routing()
-        filled = self._filled(routing) if self.plan.mode.promote else None
-        self._experts.after_token(routing, filled)
-        return TopLogits(*self._programs.candidates()) if with_logits else None
+        landed = result.landed[-1] if self.plan.mode.promote else None
+        self._experts.after_token(result.routing[-1], landed)
+        return result
+
+    def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
+        """Process one token. Returns the largest logits, or None without logits."""
+        return self.run(TokenBatch.one(token, position, with_logits)).top
 
     def rewind(self, position: int) -> int:
         """Forget what came from `position` on; tokens go on from the position returned.
@@ -191,7 +184,8 @@ class Engine(Closing):
         """The experts the last token used: uint32 [n MoE layers, n_used]; empty for dense
         models.
         """
-        return self._programs.routing()
+        routing: NDArray[np.uint32] = self._programs.routing()[-1]
+        return routing
 
     @property
     def cache(self) -> ExpertCache | None:
@@ -242,19 +236,20 @@ class Engine(Closing):
         """Free everything. May be called twice."""
         self._cleanup.close()
 
-    # ----- inside -----
 
-    def _run_steps(self, token: int, position: int, with_logits: bool) -> None:
-        """One submit for each MoE layer's experts, which are made available before it."""
-        for step in range(self._programs.n_steps):
-            reader = self._experts.begin(first=step == 0)
-            self._programs.run_step(step, token, position, self._table.address, with_logits)
-            self._experts.end(reader)
-            if step + 1 < self._programs.n_steps:
-                self._experts.need(step, self._programs.step_routing(step))
+class _ExpertActions:
+    """What `TokenPrograms` has done about experts round its submits."""
 
-    def _filled(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which of them were stored whole in a landing place: bool [n MoE layers, n_used]."""
-        filled, whole = self._programs.filled(), routing + 1
-        stored: NDArray[np.bool_] = (filled[..., 0] == whole) & (filled[..., 1] == whole)
-        return stored
+    def __init__(self, tracker: ExpertTracker, table: ExpertTable) -> None:
+        self._tracker, self._table = tracker, table
+        self._reader = 0  # number of the submit in flight
+
+    def begin(self, first: bool) -> int:
+        self._reader = self._tracker.begin(first)
+        return self._table.address
+
+    def end(self) -> None:
+        self._tracker.end(self._reader)
+
+    def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
+        self._tracker.need(layer, experts.reshape(-1))

@@ -19,6 +19,7 @@ from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import choose_tuning
 from vkmoe.placement.host import available_bytes
@@ -118,7 +119,7 @@ def _submit_seconds(device: Device, chunks: list[_native.Buffer], repeats: int) 
         target = TensorRef(f"y{index % 2}", 1)
         home = chunks[index * len(chunks) // N_REFERENCES]
         matrix = Matrix("F32", home.address, 1, N_COLUMNS, 4 * N_COLUMNS)
-        matvec(program, tuning, [matrix], x, target, f"home {index}", scratch=y)
+        matvec(OpContext(program, tuning, f"home {index}"), [matrix], x, target, scratch=y)
     with Transfer(device) as transfer:
         transfer.write(backend.tensor(x), 0, np.arange(N_COLUMNS, dtype=np.float32).view(np.uint8))
         transfer.flush()

@@ -21,6 +21,7 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.quants import decode, device_row_bytes, to_device
@@ -146,7 +147,7 @@ def _program(tuning: Tuning, weights: _Weights, address: int) -> Program:
     x, y = _refs(weights)
     program = Program("read")
     matrix = Matrix(weights.type, address, weights.n_rows, N_COLUMNS, weights.row_bytes)
-    matvec(program, tuning, [matrix], x, y, "matvec", scratch=x)
+    matvec(OpContext(program, tuning, "matvec"), [matrix], x, y, scratch=x)
     return program
 
 

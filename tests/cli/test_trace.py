@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.engine.tiny import model_path
+from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.experts.study.trace import read_trace
 from vkmoe.llm import LLM
 
@@ -113,14 +113,14 @@ def test_ctrl_c_leaves_what_was_recorded(
 
 
 def interrupt_at(llm: LLM, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_token = llm.engine.run_token
+    run = llm.engine.run
 
-    def interrupted(token: int, at: int, with_logits: bool = True) -> Any:
-        if at == position:
+    def interrupted(batch: TokenBatch) -> RunResult:
+        if position in batch.positions:
             raise KeyboardInterrupt
-        return run_token(token, at, with_logits)
+        return run(batch)
 
-    monkeypatch.setattr(llm.engine, "run_token", interrupted)
+    monkeypatch.setattr(llm.engine, "run", interrupted)
 
 
 def test_a_file_that_is_there_stays_unless_told_otherwise(run: Run, path: Path) -> None:

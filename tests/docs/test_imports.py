@@ -15,7 +15,7 @@ PACKAGE = ROOT / "vkmoe"
 
 # Each layer may import from the layers above it and from its own folder, never from its neighbours.
 LAYERS = (
-    ("choices", "closing", "errors"),
+    ("batch", "choices", "closing", "errors"),
     ("config", "facts"),
     ("quants",),
     ("gguf_file", "gpu"),

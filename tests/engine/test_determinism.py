@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.tiny import Tensor, expected, model_path, retyped, rewrite
+from vkmoe.batch import BatchKind
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu.hazards import plan_barriers
@@ -98,6 +99,7 @@ def groups_of(commands: list[Command]) -> Iterator[list[Command]]:
         yield commands[start:end]
 
 
+KIND = BatchKind(1, with_logits=True)
 Reorder = Callable[[list[Command]], list[Command]]
 
 
@@ -111,8 +113,8 @@ def test_the_order_between_barriers_does_not_matter(mixed: Path, order: Reorder)
         shuffled = Program("shuffled", [item for group in groups for item in order(group)])
         assert shuffled.commands != program.commands
         recorded = engine._programs.recorded
-        shuffled_recording = engine._backend.record(shuffled)
-        recorded[True] = replace(recorded[True], recordings=(shuffled_recording,))
+        segment = engine._programs._recorder.segment(shuffled)
+        recorded[KIND] = replace(recorded[KIND], segments=(segment,))
         assert_same_bits(rows(engine, TOKENS), wanted)
 
 

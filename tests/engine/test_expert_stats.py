@@ -14,6 +14,7 @@ import pytest
 from tests.engine.test_faults import without_frames
 from tests.engine.tiny import expected, model_path
 from tests.live import live_objects
+from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.errors import DeviceLostError, VkmoeError
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
@@ -61,14 +62,14 @@ def document(stats: Path) -> dict[str, Any]:
 def routed(llm: LLM) -> list[np.ndarray[Any, Any]]:
     """Collects what every token's log says, independently of the profiler."""
     seen: list[np.ndarray[Any, Any]] = []
-    run_token = llm.engine.run_token
+    run = llm.engine.run
 
-    def watched(*arguments: Any, **options: Any) -> Any:
-        top = run_token(*arguments, **options)
+    def watched(batch: TokenBatch) -> RunResult:
+        result = run(batch)
         seen.append(llm.engine.routing().copy())
-        return top
+        return result
 
-    llm.engine.run_token = watched  # type: ignore[method-assign]
+    llm.engine.run = watched  # type: ignore[method-assign]
     return seen
 
 

@@ -294,7 +294,9 @@ def test_ctrl_c_around_the_bookkeeping_costs_nothing_for_good(
         right = right_text(llm)
         engine, cache = llm.engine, llm.engine.cache
         assert cache is not None
-        owner: Any = {"receive": engine._programs.io, "routing": engine}.get(at, engine._experts)
+        owner: Any = {"receive": engine._programs.io, "routing": engine._programs}.get(
+            at, engine._experts
+        )
         real = getattr(owner, at)
 
         def interrupted_call(*arguments: Any) -> Any:

@@ -37,7 +37,7 @@ def no_hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return run
 
-    for name in ("__init__", "run_token", "settle", "close"):
+    for name in ("__init__", "run", "settle", "close"):
         monkeypatch.setattr(Engine, name, limited(getattr(Engine, name)))
     yield
     faulthandler.cancel_dump_traceback_later()

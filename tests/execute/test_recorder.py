@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from tests.engine.tiny import model_path
+from vkmoe.batch import BatchKind, RunResult, TokenBatch
+from vkmoe.choices import Executor
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
-from vkmoe.execute.recorder import TokenPrograms
+from vkmoe.execute.recorder import HostActions, TokenPrograms
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.backend import Backend
@@ -27,6 +29,25 @@ from vkmoe.llm import demo_model_path
 MODELS = ["demo", "moe_odd", "dense_tied", "gptoss_odd", "deepseek2_v3"]
 TOKENS = [3, 7, 1, 9, 4, 2]
 TINY = 1e3  # bytes per second: no two layers share a submit
+PROMPT, WHOLE = BatchKind(1, with_logits=False), BatchKind(1, with_logits=True)
+
+
+class NothingMoves:
+    """The host where all experts are where the table says; it remembers what it was asked for."""
+
+    def __init__(self, table: ExpertTable) -> None:
+        self.table = table
+        self.log: list[str] = []
+
+    def begin(self, first: bool) -> int:
+        self.log.append("begin first" if first else "begin")
+        return self.table.address
+
+    def end(self) -> None:
+        self.log.append("end")
+
+    def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
+        self.log.append(f"bring {layer}")
 
 
 class Model:
@@ -46,38 +67,29 @@ class Model:
         self.wanted = self.rows(self.fused)
 
     def programs(
-        self,
-        executor: Literal["fused", "stepped"] = "fused",
-        bytes_per_second: float | None = None,
+        self, executor: Executor = "fused", bytes_per_second: float | None = None
     ) -> TokenPrograms:
-        return TokenPrograms(
-            Backend(self.engine.device),
-            self.decoder,
-            self.engine.workspace,
-            self.n_moe_layers,
-            self.n_used,
-            executor,
-            bytes_per_second,
-        )
+        backend = Backend(self.engine.device)
+        return TokenPrograms(backend, self.decoder, executor, bytes_per_second)
 
-    def rows(self, programs: TokenPrograms) -> NDArray[np.uint32]:
-        """The bits of the logits after each token, whole."""
+    def rows(
+        self, programs: TokenPrograms, n_without: int = 0, host: HostActions | None = None
+    ) -> NDArray[np.uint32]:
+        """The bits of the logits after each token but the first `n_without`, run without logits."""
         found = []
         for position, token in enumerate(TOKENS):
-            programs.run(token, position, self.table.address, True)
-            found.append(programs.full_logits().view(np.uint32))
-        return np.stack(found)
-
-    def stepped(self, programs: TokenPrograms, n_without: int = 0) -> NDArray[np.uint32]:
-        """In steps; the first `n_without` tokens without logits."""
-        found = []
-        for position, token in enumerate(TOKENS):
-            flag = position >= n_without
-            for step in range(programs.n_steps):
-                programs.run_step(step, token, position, self.table.address, flag)
-            if flag:
+            batch = TokenBatch.one(token, position, position >= n_without)
+            result = programs.run(batch, host or NothingMoves(self.table))
+            assert (result.top is None) == (position < n_without)
+            if result.top is not None:
                 found.append(programs.full_logits().view(np.uint32))
+                assert result.top.ids[0] == found[-1].view(np.float32).argmax()
         return np.stack(found)
+
+    def run(self, programs: TokenPrograms, token: int = 1, with_logits: bool = True) -> RunResult:
+        """One token at the beginning."""
+        batch = TokenBatch.one(token, 0, with_logits)
+        return programs.run(batch, NothingMoves(self.table))
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -110,45 +122,87 @@ def split(odd: Model) -> Iterator[TokenPrograms]:
 
 def test_steps_give_the_same_bits(model: Model) -> None:
     with model.programs("stepped") as programs:
-        assert programs.n_steps == model.n_moe_layers + 1
-        assert not programs.recorded, "only what the executor needs is recorded"
-        np.testing.assert_array_equal(model.stepped(programs), model.wanted)
-        assert programs.routing().shape == (model.n_moe_layers, model.n_used)
+        assert len(programs.recorded[WHOLE].segments) == model.n_moe_layers + 1
+        np.testing.assert_array_equal(model.rows(programs), model.wanted)
+        assert programs.routing().shape == (1, model.n_moe_layers, model.n_used)
         np.testing.assert_array_equal(programs.routing(), model.fused.routing())
-        assert programs.candidates().ids[0] == model.wanted[-1].view(np.float32).argmax()
 
 
 def test_a_prompt_in_steps_gives_the_same_bits(steps: TokenPrograms, odd: Model) -> None:
-    np.testing.assert_array_equal(odd.stepped(steps, n_without=4), odd.wanted[4:])
+    np.testing.assert_array_equal(odd.rows(steps, n_without=4), odd.wanted[4:])
 
 
-def test_all_steps_but_the_last_are_recorded_once(steps: TokenPrograms) -> None:
-    with_logits, without = steps._steps[True], steps._steps[False]
-    assert all(a is b for a, b in zip(with_logits[:-1], without[:-1], strict=True))
-    assert with_logits[-1] is not without[-1]
+def test_segments_that_do_not_depend_on_logits_are_recorded_once(
+    steps: TokenPrograms, split: TokenPrograms
+) -> None:
+    for programs in (steps, split):
+        whole, prompt = programs.recorded[WHOLE].segments, programs.recorded[PROMPT].segments
+        n_shared = len(prompt) - 1
+        assert all(a is b for a, b in zip(whole[:n_shared], prompt[:n_shared], strict=True))
+        assert not set(map(id, whole[n_shared:])) & set(map(id, prompt[n_shared:]))
 
 
-def test_the_other_executor_is_recorded_when_it_is_used(odd: Model) -> None:
-    with odd.programs("stepped") as programs:
-        np.testing.assert_array_equal(odd.rows(programs), odd.wanted)
-        assert set(programs.recorded) == {False, True}
+def test_a_result_outlives_the_next_run(odd: Model) -> None:
+    first = odd.run(odd.fused, 3)
+    kept = first.routing.copy()
+    second = odd.run(odd.fused, 11)
+    assert second.routing.shape == kept.shape and (second.routing != kept).any()
+    np.testing.assert_array_equal(first.routing, kept)
+    assert not first.landed.any(), "no expert has a place to land in"
+
+
+def test_the_host_acts_between_segments_where_it_is_asked_to(
+    steps: TokenPrograms, split: TokenPrograms, odd: Model
+) -> None:
+    expected = {
+        steps: ["begin first", "end", "bring 0", "begin", "end", "bring 1", "begin", "end"],
+        split: ["begin first", "end"],
+        odd.fused: ["begin first", "end"],
+    }
+    assert odd.n_moe_layers == 2
+    for programs, wanted in expected.items():
+        host = NothingMoves(odd.table)
+        programs.run(TokenBatch.one(1, 0), host)
+        assert host.log == wanted
+
+
+def test_a_batch_of_two_is_refused_before_anything_is_sent(odd: Model) -> None:
+    serial = odd.fused.io.serial
+    batch = TokenBatch((1, 2), (0, 1), (False, True))
+    with pytest.raises(AssertionError, match="one row"):
+        odd.fused.run(batch, NothingMoves(odd.table))
+    assert odd.fused.io.serial == serial
 
 
 def test_a_step_tells_its_routing_before_any_expert_is_read(odd: Model) -> None:
     """No expert has an address until the step before has asked for it, then only those."""
     entries = odd.table.entries
+
+    class OnlyWhatIsAsked:
+        def __init__(self, table: ExpertTable) -> None:
+            self.table = table
+            self.asked: list[tuple[int, int]] = []
+
+        def begin(self, first: bool) -> int:
+            assert first == (not self.asked)
+            self.table.set_all(range(entries.size), [0] * entries.size)
+            for layer, expert in self.asked:
+                self.table.set(layer, expert, int(entries[layer, expert]))
+            self.table.publish()
+            return self.table.address
+
+        def end(self) -> None:
+            pass
+
+        def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
+            self.asked = [(layer, expert) for expert in experts[0].tolist()]
+
     with (
         ExpertTable(odd.engine.device, *entries.shape) as table,
         odd.programs("stepped") as programs,
     ):
         for position, token in enumerate(TOKENS):
-            for step in range(programs.n_steps):
-                known = programs.step_routing(step - 1).tolist() if step else []
-                table.set_all(range(entries.size), [0] * entries.size)
-                for expert in known:
-                    table.set(step - 1, expert, int(entries[step - 1, expert]))
-                table.publish()
-                programs.run_step(step, token, position, table.address, True)
+            programs.run(TokenBatch.one(token, position), OnlyWhatIsAsked(table))
             found = programs.full_logits().view(np.uint32)
             np.testing.assert_array_equal(found, odd.wanted[position])
 
@@ -158,10 +212,10 @@ def test_pieces_give_the_same_bits(model: Model, caplog: pytest.LogCaptureFixtur
     n_layers = model.engine.spec.n_layers
     with model.programs(bytes_per_second=TINY) as programs:
         assert len(caplog.records) == 1 and "alone may keep the GPU busy" in caplog.text
-        n_pieces = {flag: len(item.recordings) for flag, item in programs.recorded.items()}
-        assert n_pieces == {False: n_layers, True: n_layers + 1}
+        n_pieces = {kind: len(item.segments) for kind, item in programs.recorded.items()}
+        assert n_pieces == {PROMPT: n_layers, WHOLE: n_layers + 1}
         np.testing.assert_array_equal(model.rows(programs), model.wanted)
-        programs.run(TOKENS[0], 0, model.table.address, False)
+        model.run(programs, TOKENS[0], with_logits=False)
         assert len(programs.intervals()) == n_layers
     assert len(caplog.records) == 1
 
@@ -177,8 +231,8 @@ def test_every_split_gives_the_same_bits(odd: Model, share: float) -> None:
 
 def test_a_fast_link_leaves_one_submit(odd: Model) -> None:
     with odd.programs(bytes_per_second=1e12) as programs:
-        assert len(programs.recorded[True].recordings) == 1
-        assert programs.recorded[True].program == odd.fused.recorded[True].program
+        assert len(programs.recorded[WHOLE].segments) == 1
+        assert programs.recorded[WHOLE].program == odd.fused.recorded[WHOLE].program
 
 
 def test_what_is_printed_does_not_depend_on_the_pieces(odd: Model, split: TokenPrograms) -> None:
@@ -190,41 +244,35 @@ def test_what_is_printed_does_not_depend_on_the_pieces(odd: Model, split: TokenP
         io.copy_in(plain)
         plain.commands.extend(body.commands)
         odd.decoder.close_program(plain)
-        io.copy_out(plain, 2 if flag else 1)
+        space = odd.engine.workspace
+        io.copy_out(plain, (space.log, space.candidates) if flag else (space.log,))
         assert str(odd.engine.program(flag)) == str(plain)
         for programs in (odd.fused, split):
-            assert str(programs.recorded[flag].program) == str(programs.program(flag)) == str(plain)
-            assert programs.recorded[flag].program.commands == plain.commands
+            assert str(programs.program(flag)) == str(plain)
+            assert programs.program(flag).commands == plain.commands
 
 
-def test_a_piece_that_did_not_run_is_noticed(split: TokenPrograms, odd: Model) -> None:
+@pytest.mark.parametrize("cut", ["split", "steps"])
+def test_a_segment_that_did_not_run_is_noticed(
+    cut: str, odd: Model, request: pytest.FixtureRequest
+) -> None:
     """Its fence is signalled as if it had: so do drivers that reset a GPU."""
-    split.run(1, 0, odd.table.address, True)  # parameters that the others can be run with
-    whole = split.recorded[True]
+    programs: TokenPrograms = request.getfixturevalue(cut)
+    odd.run(programs)  # parameters that the others can be run with
+    whole = programs.recorded[WHOLE]
     empty = odd.engine.device.native.recorder().finish()
-    for index in range(len(whole.recordings)):
-        parts = [*whole.recordings]
-        parts[index] = empty
-        split.recorded[True] = replace(whole, recordings=tuple(parts))
+    for index in range(len(whole.segments)):
+        segments = [*whole.segments]
+        segments[index] = replace(segments[index], recording=empty)
+        programs.recorded[WHOLE] = replace(whole, segments=tuple(segments))
+        host = NothingMoves(odd.table)
         try:
             with pytest.raises(DeviceLostError, match="log was not written"):
-                split.run(1, 0, odd.table.address, True)
+                programs.run(TokenBatch.one(1, 0), host)
         finally:
-            split.recorded[True] = whole
-    np.testing.assert_array_equal(odd.rows(split), odd.wanted)
-
-
-def test_a_step_that_did_not_run_is_noticed(steps: TokenPrograms, odd: Model) -> None:
-    odd.stepped(steps)
-    recorded = steps._steps[True]
-    empty = odd.engine.device.native.recorder().finish()
-    for step in range(steps.n_steps):
-        recorded[step], kept = replace(recorded[step], recordings=(empty,)), recorded[step]
-        with pytest.raises(DeviceLostError, match="log was not written"):
-            for index in range(step + 1):
-                steps.run_step(index, 1, 0, odd.table.address, True)
-        assert index == step
-        recorded[step] = kept
+            programs.recorded[WHOLE] = whole
+        assert host.log.count("end") == (index if cut == "steps" else 0)
+    np.testing.assert_array_equal(odd.rows(programs), odd.wanted)
 
 
 def test_serials_begin_anew_without_the_one_that_means_none(
@@ -242,7 +290,7 @@ def test_a_piece_that_cannot_be_submitted_is_told(
 ) -> None:
     native.inject_failure("vkQueueSubmit", piece, "VK_ERROR_OUT_OF_HOST_MEMORY")
     with pytest.raises(OutOfMemoryError):
-        split.run(1, 0, odd.table.address, True)
+        odd.run(split)
     native.clear_injections()
     np.testing.assert_array_equal(odd.rows(split), odd.wanted)
 
@@ -274,17 +322,17 @@ def test_a_failure_of_an_earlier_piece_is_told(
     backend = split._backend
     monkeypatch.setattr(backend.device, "native", Proxy(backend.device.native))
     with pytest.raises(OutOfMemoryError):
-        split.run(1, 0, odd.table.address, True)
+        odd.run(split)
     assert len(waited) == 2
 
 
 def test_submits_are_timed_in_order(steps: TokenPrograms, split: TokenPrograms, odd: Model) -> None:
-    odd.stepped(steps)
+    odd.rows(steps)
     odd.rows(split)
     odd.rows(odd.fused)
     assert len(odd.fused.intervals()) == 1
-    assert len(steps.intervals()) == steps.n_steps
-    assert len(split.intervals()) == len(split.recorded[True].recordings) > 2
+    assert len(steps.intervals()) == odd.n_moe_layers + 1
+    assert len(split.intervals()) == len(split.recorded[WHOLE].segments) > 2
     for found in (odd.fused.intervals(), steps.intervals(), split.intervals()):
         assert all(begin < end for begin, end in found)
         assert all(before[1] <= after[0] for before, after in pairwise(found))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
 from tests.models.invented import DENSE, MOE, TUNINGS, Types, token_program
-from vkmoe.execute.segments import cut, layer_ends, segments
+from vkmoe.execute.segments import Bring, cut_at_layers, cut_at_routers, layer_ends
 from vkmoe.gpu.program import Command, Dispatch
 from vkmoe.ops.tuning import Tuning
 
@@ -43,9 +43,10 @@ def log_words(command: Command) -> list[int]:
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
 def test_a_token_is_cut_at_every_router(layers: list[tuple[Types, bool]], tuning: Tuning) -> None:
     commands = body(layers, tuning)
-    parts = segments(commands)
+    found = cut_at_routers(commands)
+    parts = [part.commands for part in found]
     n_moe_layers = sum(is_moe for _, is_moe in layers)
-    assert len(parts) == n_moe_layers + 1
+    assert [part.then for part in found] == [*map(Bring, range(n_moe_layers)), None]
     for part in parts[:-1]:
         assert kernel_of(part[-1]) == "router_topk"
     for before, after in pairwise(parts):
@@ -59,25 +60,36 @@ def test_a_token_is_cut_at_every_router(layers: list[tuple[Types, bool]], tuning
 
 def test_a_model_without_experts_is_one_segment() -> None:
     commands = body([DENSE] * 2)
-    assert segments(commands) == [commands]
+    assert cut_at_routers(commands) == [(commands, None)]
 
 
 def test_with_logits_or_without_only_the_last_segment_differs() -> None:
-    with_head = segments(body([MOE] * 3))
-    without = segments(token_program([MOE] * 3, with_logits=False).commands[:-1])
+    with_head = [part.commands for part in cut_at_routers(body([MOE] * 3))]
+    prompt = token_program([MOE] * 3, with_logits=False).commands[:-1]
+    without = [part.commands for part in cut_at_routers(prompt)]
     assert with_head[:-1] == without[:-1]
     assert with_head[-1][: len(without[-1])] == without[-1]
     assert len(with_head[-1]) > len(without[-1])
 
 
-def test_routers_are_found_whatever_their_labels_say() -> None:
-    commands = [renamed(command, "anything") for command in body([MOE] * 2)]
-    assert len(segments(commands)) == 3
+def test_borders_are_found_by_marks_whatever_kernels_and_labels_are_called() -> None:
+    commands = [renamed(command) for command in body([MOE] * 2)]
+    assert len(cut_at_routers(commands)) == 3
     assert len(layer_ends(commands)) == 2
 
 
-def renamed(command: Command, label: str) -> Command:
-    return replace(command, label=label)
+def renamed(command: Command) -> Command:
+    assert isinstance(command, Dispatch)
+    return replace(command, label="anything", kernel="anything", variant="anything")
+
+
+def test_every_command_of_a_layer_says_its_layer_and_what_it_is_for() -> None:
+    for command in body([DENSE, MOE]):
+        layer = command.mark.layer
+        assert command.label.startswith(f"layer {layer} ") == (layer is not None)
+    roles = [role for role, _ in groupby(command.mark.role for command in body([DENSE, MOE]))]
+    dense, moe = ["attention", "dense"], ["attention", "router", "choice", "routed"]
+    assert roles == ["embed", *dense, *moe, "head"]
 
 
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
@@ -91,17 +103,22 @@ def test_layers_end_with_their_last_down_projection(layers: list[tuple[Types, bo
         assert following.startswith(f"layer {index + 1} ") or following == "logits"
 
 
-def test_pieces_put_together_are_the_whole() -> None:
+@pytest.mark.parametrize("first_layers", [(), (1,), (2, 3), (1, 2, 3, 4)])
+def test_parts_put_together_are_the_whole(first_layers: tuple[int, ...]) -> None:
     commands = body([MOE] * 4)
-    ends = layer_ends(commands)
-    for borders in ([], ends[:1], ends[1:3], ends):
-        pieces = cut(commands, borders)
-        assert len(pieces) == len(borders) + 1
-        assert [command for piece in pieces for command in piece] == commands
+    parts = cut_at_layers(commands, first_layers)
+    assert [command for part in parts for command in part.commands] == commands
+    assert [part.commands[0].mark.layer for part in parts[1:]] == [
+        layer if layer < 4 else None for layer in first_layers
+    ]
 
 
-def test_empty_pieces_are_refused() -> None:
-    commands = body([MOE])
-    for borders in ([0], [len(commands)], [3, 3]):
-        with pytest.raises(AssertionError):
-            cut(commands, borders)
+def test_a_head_that_is_not_there_is_no_part() -> None:
+    prompt = token_program([MOE] * 2, with_logits=False).commands[:-1]
+    assert len(cut_at_layers(prompt, (1, 2))) == 2
+    assert len(cut_at_layers(body([MOE] * 2), (1, 2))) == 3
+
+
+def test_empty_parts_are_refused() -> None:
+    with pytest.raises(AssertionError):
+        cut_at_layers(body([MOE] * 2), (1, 1))

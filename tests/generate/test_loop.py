@@ -6,26 +6,28 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.config import SamplingConfig
-from vkmoe.generate.loop import Generation, ObservedRunner, TopLogits
+from vkmoe.generate.loop import Generation, ObservedRunner
 from vkmoe.llm import LLM
 
-TOP = TopLogits(np.array([3], np.int32), np.array([1.5], np.float32), 2.0, False)
+TOP = TopLogits(np.array([3], np.int32), np.array([1.5], np.float32), 34, 2.0)
+NO_ROUTING = np.zeros((1, 0, 0), np.uint32)
 
 
 class Runner:
     """Remembers what it ran; fails at the token 9."""
 
-    ctx_size, n_vocab = 12, 34
+    ctx_size = 12
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int, bool]] = []
 
-    def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
-        if token == 9:
+    def run(self, batch: TokenBatch) -> RunResult:
+        if 9 in batch.tokens:
             raise RuntimeError("no")
-        self.done.append((token, position, with_logits))
-        return TOP if with_logits else None
+        self.done += zip(batch.tokens, batch.positions, batch.wants_logits, strict=True)
+        return RunResult(NO_ROUTING, NO_ROUTING, TOP if any(batch.wants_logits) else None)
 
     def rewind(self, position: int) -> int:
         return position - position % 4
@@ -37,14 +39,16 @@ class Runner:
 def test_everything_goes_to_the_model_and_each_token_is_told_when_it_is_done() -> None:
     runner = Runner()
     told: list[tuple[int, int]] = []
-    watched = ObservedRunner(runner, lambda position: told.append((position, len(runner.done))))
-    assert (watched.ctx_size, watched.n_vocab) == (12, 34)
+    watched = ObservedRunner(
+        runner, lambda batch, result: told.append((batch.positions[0], len(runner.done)))
+    )
+    assert watched.ctx_size == 12
     assert watched.full_logits().tolist() == [0, 1, 2]
     assert watched.rewind(7) == 4
-    assert watched.run_token(5, 0) is TOP
-    assert watched.run_token(6, 1, with_logits=False) is None
+    assert watched.run(TokenBatch.one(5, 0)).top is TOP
+    assert watched.run(TokenBatch.one(6, 1, with_logits=False)).top is None
     with pytest.raises(RuntimeError):
-        watched.run_token(9, 2)
+        watched.run(TokenBatch.one(9, 2))
     assert runner.done == [(5, 0, True), (6, 1, False)]
     assert told == [(0, 1), (1, 2)]
 

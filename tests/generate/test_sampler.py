@@ -11,21 +11,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.sampler import Candidates, Sampler, random_seed
+from vkmoe.generate.sampler import Sampler, random_seed
 
 Logits = npt.NDArray[np.float32]
 OFF = SamplingConfig(temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
-def best(logits: Logits, n: int, with_sum: bool = True) -> Candidates:
+def best(logits: Logits, n: int) -> TopLogits:
     order = np.lexsort((np.arange(logits.size), -logits))[:n]
     wide = logits.astype(np.float64)
     total = float(np.float32(wide.max() + np.log(np.exp(wide - wide.max()).sum())))
-    return Candidates(
-        order.astype(np.int32), logits[order], logits.size, total if with_sum else None
-    )
+    return TopLogits(order.astype(np.int32), logits[order], logits.size, total)
 
 
 def never() -> Logits:
@@ -115,7 +114,7 @@ def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
             logits[1 if n_vocab > 1 and 1 not in banned else -1] = 2.0
         if all(not np.isfinite(logits[i]) for i in range(n_vocab) if i not in banned):
             continue
-        candidates = best(logits, 64, with_sum=bool(rng.random() < 0.7))
+        candidates = best(logits, 64)
         chosen = few.sample(candidates, lambda logits=logits: logits)  # type: ignore[misc]
         assert chosen == full.sample(None, lambda logits=logits: logits)  # type: ignore[misc]
         draw = draws.random() if config.temp else 0.0
@@ -132,7 +131,7 @@ def test_the_defaults_never_need_the_full_logits() -> None:
     sampler = Sampler(SamplingConfig(repeat_penalty=1.1), seed=1)
     for _ in range(50):
         logits = rng.normal(0, 3, 5000).astype(np.float32)
-        sampler.accept([sampler.sample(best(logits, 64, with_sum=False), never)])
+        sampler.accept([sampler.sample(best(logits, 64), never)])
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_draws_follow_the_probabilities_and_the_seed() -> None:
 @pytest.mark.parametrize("listed", [True, False])
 def test_logits_that_are_no_numbers_are_an_error(bad: float, listed: bool) -> None:
     logits = np.array([1.0, bad, 0.0], dtype=np.float32)
-    candidates = Candidates(np.arange(3, dtype=np.int32), logits, 3, None) if listed else None
+    candidates = TopLogits(np.arange(3, dtype=np.int32), logits, 3, 0.0) if listed else None
     with pytest.raises(VkmoeError, match="not numbers"):
         Sampler(SamplingConfig(temp=0), seed=0).sample(candidates, lambda: logits)
 

@@ -121,6 +121,7 @@ def test_what_a_model_reaches_by_address_is_declared(program: Program) -> None:
 def test_independent_matrices_share_no_barrier() -> None:
     """q, k and v of different types take several dispatches, none of which waits for another."""
     from vkmoe.gpu.program import TensorRef
+    from vkmoe.ops.context import OpContext
     from vkmoe.ops.matvec import Matrix, matvec
     from vkmoe.ops.tuning import Tuning
 
@@ -130,6 +131,7 @@ def test_independent_matrices_share_no_barrier() -> None:
         for index, kind in enumerate(("F32", "Q4_K", "Q6_K"))
     ]
     x, y = TensorRef("x", 256), TensorRef("y", 24)
-    matvec(made, Tuning("blocks", 8, 4, False), matrices, x, y, "qkv", scratch=TensorRef("s", 1))
+    op = OpContext(made, Tuning("blocks", 8, 4, False), "qkv")
+    matvec(op, matrices, x, y, scratch=TensorRef("s", 1))
     assert len(made.commands) == 3
     assert plan_barriers(made.commands) == [False, False, False]

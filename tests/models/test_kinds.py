@@ -11,7 +11,7 @@ import pytest
 from tests.gpu.checker import unguarded
 from tests.models.changed_specs import with_experts, with_mixer
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
-from vkmoe.execute.segments import layer_ends, segments
+from vkmoe.execute.segments import cut_at_routers, layer_ends
 from vkmoe.facts import ON_DEVICE, READ_IN_PLACE, DenseSpec, ExpertMode, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
@@ -125,7 +125,8 @@ def test_layers_end_behind_a_shared_expert(kind: str, mode: ExpertMode) -> None:
 def test_steps_end_before_the_first_routed_expert(kind: str, mode: ExpertMode) -> None:
     """And after what a shared expert does without the router."""
     layers = [DENSE, MOE, MOE]
-    parts = segments(token_program(layers, mode=mode, spec=KINDS[kind]).commands[:-1])
+    commands = token_program(layers, mode=mode, spec=KINDS[kind]).commands[:-1]
+    parts = [part.commands for part in cut_at_routers(commands)]
     assert len(parts) == 3
     for part in parts[:-1]:
         assert part[-1].label.endswith("top-k")

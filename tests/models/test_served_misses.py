@@ -9,7 +9,7 @@ import pytest
 
 from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, EXPERTS, MOE, TUNINGS, Types, token_program
-from vkmoe.execute.segments import layer_ends, segments
+from vkmoe.execute.segments import cut_at_routers, layer_ends
 from vkmoe.facts import READ_IN_PLACE, ExpertMode
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS, spirv_folder
@@ -55,7 +55,7 @@ def test_gathering_takes_one_dispatch_a_layer_with_a_barrier_on_either_side() ->
         assert barriers[index] and barriers[index + 1]
     rest = [c.label for i, c in enumerate(gathering.commands) if i not in added]
     assert rest == [command.label for command in plain.commands]
-    cut = segments(gathering.commands)
+    cut = [part.commands for part in cut_at_routers(gathering.commands)]
     assert ["gather" in command.label for command in cut[1]][:2] == [False, True]
     assert not any("gather" in command.label for command in cut[0])
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention import AttentionTensors, KvCache, attention
 from vkmoe.ops.attention_shapes import AttentionShape, choose_split
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
@@ -155,5 +155,7 @@ def dispatches(shape: AttentionShape, cache: KvCache) -> list[Dispatch]:
     qkv = TensorRef("qkv", shape.qkv_width)
     partials = TensorRef("partials", split.partials_words(shape))
     out = TensorRef("out", shape.n_heads * shape.head_dim)
-    attention(program, shape, split, cache, qkv, PARAMS, partials, out, "attention")
+    attention(
+        program, shape, split, cache, qkv, AttentionTensors(PARAMS, partials, out), "attention"
+    )
     return list(program.dispatches("attention"))

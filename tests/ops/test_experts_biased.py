@@ -9,11 +9,10 @@ import pytest
 
 from tests.ops.tunings import MAPPINGS, tuning_for
 from vkmoe.facts import Activation
-from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
-from vkmoe.ops.experts import expert_down
-from vkmoe.ops.norms import NormOutput
+from vkmoe.ops.experts import ExpertBlock
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.experts import activated
 from vkmoe.reference.experts import expert_down as down_twin
@@ -57,10 +56,9 @@ def test_a_shared_expert_takes_its_weight_from_the_routing(runner: Runner, tunin
 
 def test_routed_experts_have_no_weight_from_elsewhere() -> None:
     matrix, words = SpanMatrix("F32", 0, 4, 32, 128), TensorRef("words", 600)
-    shape, output = ExpertShape(matrix, matrix, matrix, 512), NormOutput(words, words, words, 4096)
+    shape = ExpertShape(matrix, matrix, matrix, 512)
     with pytest.raises(AssertionError, match="fixed span"):
-        expert_down(Program("down"), CPU_TUNING, shape, words, words, 2, output, (), "down",
-                    weight_slot=2)  # fmt: skip
+        ExpertBlock(shape, words, 2, weight_slot=2)
 
 
 @pytest.mark.parametrize("suffix", MAPPINGS)

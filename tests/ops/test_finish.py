@@ -6,6 +6,7 @@ from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
 from vkmoe.selftest.comparison import Checks
@@ -25,13 +26,11 @@ def test_a_barrier_stands_before_it() -> None:
     tuning = Tuning("blocks", 8, 1, False)
     program = Program("finish")
     candidates(
-        program,
-        tuning,
+        OpContext(program, tuning, "candidates"),
         TensorRef("logits", 100),
         100,
         TensorRef("lists", list_words(tuning, 100)),
         TensorRef("candidates", CANDIDATE_WORDS),
-        "candidates",
     )
     finish(program, PARAMS, TensorRef("log", 9))
     assert plan_barriers(program.commands)[-1]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import MEMORY, Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
+from vkmoe.ops.attention import AttentionTensors
 from vkmoe.ops.attention_shapes import AttentionSplit, LatentShape, choose_split
-from vkmoe.ops.latent_attention import LatentCache, latent_attention
+from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import attention_combine, rotate
 from vkmoe.reference.latent_attention import LatentInputs
@@ -144,8 +145,9 @@ def test_what_is_read_and_written_is_declared() -> None:
     program, split = Program("attention"), choose_split(shape, GPU_TUNING)
     absorbed, out = TensorRef("absorbed", 300), TensorRef("out", 300)
     raw, partials = TensorRef("raw", 500), TensorRef("partials", split.partials_words(shape))
-    latent_attention(program, shape, split, cache, absorbed, raw, raw, PARAMS, partials, out,
-                     "attention", q_offset=60, kv_offset=7)  # fmt: skip
+    inputs = LatentQkv(absorbed, raw, raw, q_offset=60, kv_offset=7)
+    tensors = AttentionTensors(PARAMS, partials, out)
+    latent_attention(program, shape, split, cache, inputs, tensors, "attention")
     first, join = program.commands
     assert isinstance(first, Dispatch) and isinstance(join, Dispatch)
     rows = memory_range(cache.rows, shape.cache_bytes)

@@ -10,6 +10,7 @@ import pytest
 from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
@@ -72,7 +73,8 @@ def groups_of(n_rows: int, rows: int) -> tuple[int, int, int]:
     """The workgroups of a matrix [n_rows, 256] that lies nowhere."""
     program, matrix = Program("wide"), Matrix("Q4_K", 256, n_rows, 256, 144)
     x, y = TensorRef("x", 256), TensorRef("y", n_rows)
-    matvec(program, tuning_for("", 32, rows), (matrix,), x, y, "logits", scratch=x)
+    op = OpContext(program, tuning_for("", 32, rows), "logits")
+    matvec(op, (matrix,), x, y, scratch=x)
     (dispatch,) = program.dispatches("logits")
     return dispatch.groups
 

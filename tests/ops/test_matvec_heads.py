@@ -7,7 +7,8 @@ import pytest
 from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
 from vkmoe.gpu.program import MEMORY, Program, Range, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.matvec import HeadParts, Matrix, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormOutput
 from vkmoe.ops.tuning import Tuning
 from vkmoe.selftest.matvec import HeadsCase, MatvecCase, ResidualCase
@@ -45,7 +46,8 @@ def test_heads_declare_what_they_touch() -> None:
     """The parts of x from the first head's to the last's, all of y, and the stack."""
     program, stack = Program("heads"), Matrix("F16", 512, 12, 32, 64)
     x, y = TensorRef("x", 200), TensorRef("y", 20)
-    matvec_heads(program, GPU_TUNING, stack, 3, x, y, "heads", x, x_offset=8, x_stride=48)
+    op = OpContext(program, GPU_TUNING, "heads")
+    matvec_heads(op, stack, 3, HeadParts(x, stride=48, offset=8), y, x)
     (dispatch,) = program.dispatches("heads")
     assert dispatch.groups == (1, 1, 3)
     assert dispatch.writes == (y.words(0, 12),)
@@ -55,9 +57,9 @@ def test_heads_declare_what_they_touch() -> None:
 @pytest.mark.parametrize(("offset", "stride"), [(2, 48), (8, 46)])
 def test_parts_of_x_lie_at_whole_vectors(offset: int, stride: int) -> None:
     stack, x, y = Matrix("F16", 512, 12, 32, 64), TensorRef("x", 200), TensorRef("y", 20)
+    op = OpContext(Program("heads"), GPU_TUNING, "heads")
     with pytest.raises(AssertionError):
-        matvec_heads(Program("heads"), GPU_TUNING, stack, 3, x, y, "heads", x,
-                     x_offset=offset, x_stride=stride)  # fmt: skip
+        matvec_heads(op, stack, 3, HeadParts(x, stride, offset), y, x)
 
 
 @both_mappings
@@ -77,9 +79,10 @@ def test_biases_are_read_where_they_are() -> None:
     """The ranges of memory that barriers are computed from hold each dispatch's own biases."""
     program, x, y = Program("biases"), TensorRef("x", 256), TensorRef("y", 64)
     matrices = (Matrix("F16", 4096, 6, 32, 64), Matrix("F32", 8192, 9, 32, 128))
-    matvec(program, GPU_TUNING, matrices, x, y, "qkv", scratch=x, bias=1000)
+    op = OpContext(program, GPU_TUNING)
+    matvec(op.named("qkv"), matrices, x, y, scratch=x, bias=1000)
     output = NormOutput(y, x, TensorRef("partials", 9), 2048)
-    matvec_residual(program, GPU_TUNING, matrices[1], x, output, "output", bias=3000)
+    matvec_residual(op.named("output"), matrices[1], x, output, bias=3000)
     first, second, third = (command for command in program.dispatches(""))
     assert Range(MEMORY, 1000, 1024) in first.reads
     assert Range(MEMORY, 1024, 1060) in second.reads

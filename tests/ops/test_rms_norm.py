@@ -8,6 +8,7 @@ import pytest
 from tests.ops.test_router import TUNINGS
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.rms_norm import rms_norm as twin
@@ -35,9 +36,10 @@ def test_the_twin_normalises_as_stated() -> None:
 
 def test_it_declares_what_it_touches() -> None:
     program, x, y = Program("norm"), TensorRef("x", 100), TensorRef("y", 80)
-    rms_norm(program, TUNINGS[0], x, y, 64, 4096, 1e-6, "norm", x_offset=32)
+    op = OpContext(program, TUNINGS[0], "norm")
+    rms_norm(op, x, y, 64, 4096, 1e-6, x_offset=32)
     (dispatch,) = program.dispatches("norm")
     assert set(dispatch.reads) == {x.words(32, 64), memory_range(4096, 256)}
     assert dispatch.writes == (y.words(0, 64),)
     with pytest.raises(AssertionError):
-        rms_norm(program, TUNINGS[0], x, y, 64, 4096, 1e-6, "norm", x_offset=37)
+        rms_norm(op, x, y, 64, 4096, 1e-6, x_offset=37)

@@ -1,9 +1,9 @@
-"""Cuts the commands of a token into segments that are submitted one after the other.
+"""Cuts the commands of a token into parts that are submitted one after the other.
 
 The stepped executor needs a cut at each router. Bounded work needs cuts at layer borders: drivers
 end a submit that runs for about two seconds, and the device is lost; desktops stutter long before.
 What takes longest is reading weights, so their bytes over the measured bandwidth are the estimate.
-Pure: knows commands by their kernels, and touches no device.
+Pure: knows commands by their marks, and touches no device.
 """
 
 from __future__ import annotations
@@ -12,51 +12,68 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from vkmoe.gpu.program import Command, Dispatch
+from vkmoe.gpu.program import Command
 from vkmoe.models.weights import ModelWeights
-from vkmoe.ops.experts import EXPERT_DOWN, EXPERT_DOWN_KEEP
-from vkmoe.ops.router import ROUTER_TOPK
 
 __all__ = [
     "LIMIT_S",
     "TARGET_S",
     "Bounded",
+    "Bring",
+    "Part",
     "bound_submits",
-    "cut",
+    "cut_at_layers",
+    "cut_at_routers",
     "layer_ends",
     "part_bytes",
-    "segments",
 ]
 
 
-def segments(commands: Sequence[Command]) -> list[list[Command]]:
-    """Cut the commands of a token at the top-k of every router: n_moe_layers + 1 segments.
+class Bring(NamedTuple):
+    """What the host does behind a router: it makes the experts available that the log names."""
 
-    A segment ends with the top-k of its router. The next begins with the same dispatch: it finds
-    the same experts, and looks their addresses up anew in the table of its own submit.
+    layer: int  # counts MoE layers, as the log does
+
+
+class Part(NamedTuple):
+    """Commands of one submit, and what the host does before the next one may begin."""
+
+    commands: list[Command]
+    then: Bring | None = None  # None: nothing, the next one is queued behind it
+
+
+def cut_at_routers(commands: Sequence[Command]) -> list[Part]:
+    """Cut the commands of a token at the choice of every router: n_moe_layers + 1 parts.
+
+    A part ends with the choice of its router. The next begins with the same dispatch: it finds the
+    same experts, and looks their addresses up anew in the table of its own submit.
     """
-    routers = [i for i, command in enumerate(commands) if _is(command, ROUTER_TOPK.name)]
-    starts, ends = [0, *routers], [*(i + 1 for i in routers), len(commands)]
-    return [list(commands[start:end]) for start, end in zip(starts, ends, strict=True)]
+    choices = [i for i, command in enumerate(commands) if command.mark.role == "choice"]
+    starts, ends = [0, *choices], [i + 1 for i in choices]
+    parts = [
+        Part(list(commands[start:end]), Bring(layer))
+        for layer, (start, end) in enumerate(zip(starts, ends, strict=False))
+    ]
+    return [*parts, Part(list(commands[starts[-1] :]))]
 
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:
-    """Find the index behind the last command of each layer, which is its last down projection."""
-    downs = [_is(command, EXPERT_DOWN.name, EXPERT_DOWN_KEEP.name) for command in commands] + [
-        False
-    ]
-    return [i + 1 for i, (down, more) in enumerate(pairwise(downs)) if down and not more]
+    """Find the index behind the last command of each layer."""
+    layers = [*(command.mark.layer for command in commands), None]
+    ends = [i + 1 for i, (one, more) in enumerate(pairwise(layers)) if one != more]
+    return [end for end in ends if layers[end - 1] is not None]
 
 
-def cut(commands: Sequence[Command], borders: Sequence[int]) -> list[list[Command]]:
-    """Cut the commands before those at `borders`, which rise; no piece may be empty."""
-    pieces = [list(commands[a:b]) for a, b in pairwise([0, *borders, len(commands)])]
-    assert all(pieces), borders
-    return pieces
+def cut_at_layers(commands: Sequence[Command], first_layers: Sequence[int]) -> list[Part]:
+    """Cut the commands before these layers, which rise; the one behind the last is the head.
 
-
-def _is(command: Command, *kernels: str) -> bool:
-    return isinstance(command, Dispatch) and command.kernel in kernels
+    A border at the end of the commands, where there is no head, is none.
+    """
+    ends = [0, *(end for end in layer_ends(commands) if end < len(commands))]
+    borders = [ends[layer] for layer in first_layers if layer < len(ends)]
+    parts = [Part(list(commands[a:b])) for a, b in pairwise([0, *borders, len(commands)])]
+    assert all(part.commands for part in parts), first_layers
+    return parts
 
 
 TARGET_S = 0.25  # of a submit, by estimate

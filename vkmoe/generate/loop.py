@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.detokenizer import StopMatcher, StreamDetokenizer
-from vkmoe.generate.sampler import Candidates, Sampler, random_seed
+from vkmoe.generate.sampler import Sampler, random_seed
 from vkmoe.generate.tokenizer import Tokenizer
 
 __all__ = [
@@ -27,19 +28,9 @@ __all__ = [
     "ObservedRunner",
     "Piece",
     "TokenRunner",
-    "TopLogits",
 ]
 
 FinishReason = Literal["stop", "length", "interrupt"]
-
-
-class TopLogits(NamedTuple):
-    """The largest logits of a token: descending, equal ones by rising id."""
-
-    ids: NDArray[np.int32]  # [n]
-    logits: NDArray[np.float32]  # [n]
-    log_sum_exp: float  # of the whole vocabulary
-    has_nan: bool  # some logit is NaN: the weights are damaged
 
 
 class TokenRunner(Protocol):
@@ -48,11 +39,8 @@ class TokenRunner(Protocol):
     @property
     def ctx_size(self) -> int: ...
 
-    @property
-    def n_vocab(self) -> int: ...
-
-    def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
-        """Process one token; its largest logits, or None without logits."""
+    def run(self, batch: TokenBatch) -> RunResult:
+        """Process a batch; its result has the largest logits where it wants logits."""
 
     def rewind(self, position: int) -> int:
         """Go back to `position`, or further where the state cannot stop just there.
@@ -211,7 +199,7 @@ class Generation:
     def _process(self, token: int, position: int, with_logits: bool) -> TopLogits | None:
         """Run one token and note it in the cache; after a failure nothing is known to be there."""
         try:
-            top = self._runner.run_token(token, position, with_logits)
+            top = self._runner.run(TokenBatch.one(token, position, with_logits)).top
         except VkmoeError:
             self._cached.clear()
             raise
@@ -219,30 +207,25 @@ class Generation:
         return top
 
     def _choose(self, top: TopLogits) -> int:
-        candidates = Candidates(top.ids, top.logits, self._runner.n_vocab, top.log_sum_exp)
-        token = self._sampler.sample(candidates, self._runner.full_logits)
+        token = self._sampler.sample(top, self._runner.full_logits)
         self._sampler.accept([token])
         return token
 
 
 class ObservedRunner:
-    """A `TokenRunner` around another that calls `after(position)` when a token has been run."""
+    """A `TokenRunner` around another that calls `after(batch, result)` when a batch was run."""
 
-    def __init__(self, runner: TokenRunner, after: Callable[[int], None]) -> None:
+    def __init__(self, runner: TokenRunner, after: Callable[[TokenBatch, RunResult], None]) -> None:
         self._runner, self._after = runner, after
 
     @property
     def ctx_size(self) -> int:
         return self._runner.ctx_size
 
-    @property
-    def n_vocab(self) -> int:
-        return self._runner.n_vocab
-
-    def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
-        top = self._runner.run_token(token, position, with_logits)
-        self._after(position)
-        return top
+    def run(self, batch: TokenBatch) -> RunResult:
+        result = self._runner.run(batch)
+        self._after(batch, result)
+        return result
 
     def rewind(self, position: int) -> int:
         return self._runner.rewind(position)

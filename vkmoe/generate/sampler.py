@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 
-__all__ = ["Candidates", "Sampler", "random_seed"]
+__all__ = ["Sampler", "random_seed"]
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -29,15 +30,6 @@ FetchLogits = Callable[[], npt.NDArray[np.float32]]
 _SUM_TOLERANCE = 1e-3
 # Sums of the same numbers in another order agree this well in float64.
 _ORDER_TOLERANCE = 1e-9
-
-
-class Candidates(NamedTuple):
-    """The most likely tokens: logits descending, equal ones by rising id, before any option."""
-
-    ids: npt.NDArray[np.int32]  # [n]
-    logits: npt.NDArray[np.float32]  # [n]
-    n_vocab: int
-    log_sum_exp: float | None  # of all n_vocab logits, where it was computed
 
 
 class _Seen(NamedTuple):
@@ -78,7 +70,7 @@ class Sampler:
         """Tell the penalties about tokens of the prompt or of the reply, oldest first. Mutates."""
         self._penalties.accept(token_ids)
 
-    def sample(self, candidates: Candidates | None, fetch_logits: FetchLogits) -> int:
+    def sample(self, candidates: TopLogits | None, fetch_logits: FetchLogits) -> int:
         """Choose a token. Calls `fetch_logits` -> float32 [n_vocab] only if it has to.
 
         Mutates the random generator: one draw per call, none at temperature 0. The caller tells
@@ -94,11 +86,11 @@ class Sampler:
         assert kept is not None, "the whole vocabulary always decides"
         return self._draw(*kept)
 
-    def _head_of_candidates(self, candidates: Candidates, seen: _Seen) -> _Head:
+    def _head_of_candidates(self, candidates: TopLogits, seen: _Seen) -> _Head:
         """The certain order after penalties, from the candidates alone."""
         raw, ids = _checked(candidates.logits), candidates.ids.astype(np.int64)
         log_sum_exp = candidates.log_sum_exp
-        if log_sum_exp is not None and not math.isfinite(log_sum_exp):
+        if not math.isfinite(log_sum_exp):
             raise _bad_logits()
         n_rest = candidates.n_vocab - ids.size
         if n_rest and self._penalties.may_raise(seen):  # an unlisted token may now be the best
@@ -115,7 +107,7 @@ class Sampler:
         return _Head(ids, logits, candidates.n_vocab - ids.size, bound, total)
 
     def _bound_total(
-        self, logits: Floats, bound: float, candidates: Candidates, lowered: bool
+        self, logits: Floats, bound: float, candidates: TopLogits, lowered: bool
     ) -> tuple[float, float]:
         """Bounds of the sum over what top-k leaves, given its certain part `logits`, descending.
 
@@ -130,7 +122,7 @@ class Sampler:
         else:
             low = float(np.sum(weights))
             high = low + (top_k - logits.size) * float(np.exp(bound - logits[0]))
-            if top_k == candidates.n_vocab and candidates.log_sum_exp is not None:
+            if top_k == candidates.n_vocab:
                 with np.errstate(over="ignore"):
                     stated = float(np.exp(candidates.log_sum_exp - logits[0]))
                 high = min(high, stated * (1 + _SUM_TOLERANCE))

@@ -8,16 +8,18 @@ lowered.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 __all__ = [
     "MAX_GROUPS",
     "MEMORY",
     "Copy",
     "Dispatch",
+    "Mark",
     "Program",
     "Range",
+    "Role",
     "TensorRef",
     "memory_range",
 ]
@@ -65,6 +67,22 @@ class TensorRef:
         return Range(self.name, 0, self.n_bytes)
 
 
+# What a command does for a model. "choice": top-k, and the look-up of where the chosen experts are.
+Role = Literal[
+    "", "embed", "attention", "router", "choice", "routed", "shared", "dense", "head", "finish"
+]
+
+
+class Mark(NamedTuple):
+    """Says what a command is for: its role, and the number of its layer if it belongs to one."""
+
+    role: Role = ""
+    layer: int | None = None
+
+
+UNMARKED = Mark()
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """One kernel launch. `constants` are specialisation constants in id order."""
@@ -79,6 +97,7 @@ class Dispatch:
     label: str
     kernel: str = ""  # name of the kernel's specification, whatever the variant
     subgroup_size: int = 0  # that the pipeline must have; 0: what the driver chooses
+    mark: Mark = UNMARKED
 
     def __post_init__(self) -> None:
         assert all(1 <= n <= MAX_GROUPS for n in self.groups), self
@@ -96,6 +115,7 @@ class Copy:
     source: Range
     target: Range
     label: str
+    mark: Mark = UNMARKED
 
     def __post_init__(self) -> None:
         assert self.source.end - self.source.start == self.target.end - self.target.start, self
@@ -125,9 +145,15 @@ class Program:
 
     name: str
     commands: list[Command] = field(default_factory=list)
+    _mark: Mark = field(default=UNMARKED, init=False, repr=False, compare=False)
+
+    def mark(self, role: Role, layer: int | None = None) -> None:
+        """Mark what is appended from now on; cuts go by these marks, never by kernels or labels."""
+        self._mark = Mark(role, layer)
 
     def append(self, command: Command) -> None:
-        self.commands.append(command)
+        """Append a command under the current mark."""
+        self.commands.append(replace(command, mark=self._mark))
 
     def copy(self, source: Range, target: Range, label: str) -> None:
         self.append(Copy(source, target, label))

@@ -7,10 +7,12 @@ shaders never touch host memory, since small reads over the bus are what slows a
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import TokenBatch
 from vkmoe.errors import DeviceLostError
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program, Range, TensorRef
@@ -30,14 +32,15 @@ class TokenIo:
         self,
         backend: Backend,
         params: TensorRef,
-        outputs: tuple[TensorRef, ...],
+        log: TensorRef,
+        candidates: TensorRef,
         n_pieces: int = 1,
     ) -> None:
-        """`outputs` lie one behind the other in the readback buffer; the first is the log.
+        """Allocate room for the log, and behind it for the candidates, in the readback buffer.
 
-        Behind them is a word for each of the pieces but the last that a token may be cut into.
+        Behind them is a word for each but the last of the pieces that a run may be cut into.
         """
-        self._params, self._outputs = params, outputs
+        self._params, self._log, outputs = params, log, (log, candidates)
         self._in = backend.device.allocate("host", params.n_bytes, "params")
         self._serials_at = sum(output.n_bytes for output in outputs)
         n_bytes = self._serials_at + 4 * (n_pieces - 1)
@@ -49,7 +52,12 @@ class TokenIo:
         words = self._out.view().view(np.uint32)
         self._words = words.data
         ends = np.cumsum([output.n_words for output in outputs]).tolist()
-        self._views = np.split(words[: ends[-1]], ends[:-1])
+        views = np.split(words[: ends[-1]], ends[:-1])
+        self._starts = {
+            output.name: 4 * (end - output.n_words)
+            for output, end in zip(outputs, ends, strict=True)
+        }
+        self._views = {output.name: view for output, view in zip(outputs, views, strict=True)}
         self._n_bytes = self._out.size
         self.serial = 0
 
@@ -58,13 +66,12 @@ class TokenIo:
         n_bytes = self._params.n_bytes
         program.copy(Range("host params", 0, n_bytes), self._params.whole, "params in")
 
-    def copy_out(self, program: Program, n_outputs: int) -> None:
-        """Append the copies of the first `n_outputs` outputs to the readback buffer."""
-        start = 0
-        for output in self._outputs[:n_outputs]:
+    def copy_out(self, program: Program, outputs: Sequence[TensorRef]) -> None:
+        """Append the copies of some outputs to the readback buffer."""
+        for output in outputs:
+            start = self._starts[output.name]
             target = Range("readback", start, start + output.n_bytes)
             program.copy(output.whole, target, f"{output.name} out")
-            start += output.n_bytes
 
     def clear_serial(self, program: Program) -> None:
         """Append the copy that takes the serial of the piece before out of the log.
@@ -72,17 +79,18 @@ class TokenIo:
         The pieces of a token have the same serial: what is left there would vouch for the next.
         """
         zero = self._params.words(PARAM_WORDS - 1, 1)
-        program.copy(zero, self._outputs[0].words(0, 1), "serial cleared")
+        program.copy(zero, self._log.words(0, 1), "serial cleared")
 
     def copy_serial(self, program: Program, piece: int) -> None:
         """Append the copy of the log's serial to the readback word of a piece."""
         start = self._serials_at + 4 * piece
         target = Range("readback", start, start + 4)
-        program.copy(self._outputs[0].words(0, 1), target, f"serial {piece} out")
+        program.copy(self._log.words(0, 1), target, f"serial {piece} out")
 
-    def send(self, token: int, position: int, table_address: int) -> None:
+    def send(self, batch: TokenBatch, table_address: int) -> None:
         """Write the parameters of the next submit. No submit may be in flight."""
         self.serial = self.serial % 0xFFFFFFFF + 1  # never 0, which the log begins with
+        token, position = batch.tokens[0], batch.positions[0]
         PARAMS.pack_into(self._params_view, 0, token, position, table_address, self.serial)
 
     def receive(self, n_pieces: int = 1) -> None:
@@ -100,9 +108,9 @@ class TokenIo:
                 "device computes nothing at all (see `vkmoe selftest --only finish`)",
             )
 
-    def view(self, output: int) -> NDArray[np.uint32]:
-        """The words of one output, where `receive` leaves them; to be let go before `close`."""
-        return self._views[output]
+    def view(self, output: TensorRef) -> NDArray[np.uint32]:
+        """The words of an output, where `receive` leaves them; to be let go before `close`."""
+        return self._views[output.name]
 
     def close(self) -> None:
         del self._params_view, self._words, self._views

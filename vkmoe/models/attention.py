@@ -12,15 +12,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from vkmoe.facts import AttentionSpec, LatentSpec, Mixer, ModelSpec
-from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.program import TensorRef
 from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
 from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
-from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention import AttentionTensors, KvCache, attention
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
-from vkmoe.ops.latent_attention import LatentCache, latent_attention
-from vkmoe.ops.matvec import Matrix, matvec, matvec_heads, matvec_residual
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
+from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
-from vkmoe.ops.tuning import Tuning
 
 __all__ = ["MIXERS", "AttentionBlock"]
 
@@ -30,54 +30,45 @@ class AttentionBlock(ABC):
     """Appends the attention of layer `index`; there is a subclass for each kind of mixer."""
 
     spec: ModelSpec
-    tuning: Tuning
     space: Workspace
     index: int
     layer: LayerWeights
     cache: KvAddresses
 
-    def append(self, program: Program, norm: NormInput, leaves: NormOutput) -> int:
+    def append(self, op: OpContext, norm: NormInput, leaves: NormOutput) -> int:
         """Append hidden += attention of the layer. Returns the number of partials it leaves."""
-        label = f"layer {self.index}"
-        weights = self.layer.mixer
-        self._attend(program, label, norm)
-        return matvec_residual(
-            program,
-            self.tuning,
-            weights.output,
-            self.space.attended,
-            leaves,
-            f"{label} output",
-            bias=weights.output_bias,
-        )
+        weights, attended = self.layer.mixer, self.space.attended
+        op.mark("attention")
+        self._attend(op, norm)
+        output = op.named("output")
+        return matvec_residual(output, weights.output, attended, leaves, bias=weights.output_bias)
 
     @property
     def kernels(self) -> AttentionKernels:
+        """The shape and split of the layer's attention."""
         return self.space.attention[self.spec.layers[self.index].mixer]
 
     @abstractmethod
-    def _attend(self, program: Program, label: str, norm: NormInput) -> None:
+    def _attend(self, op: OpContext, norm: NormInput) -> None:
         """Append what leaves the mixed values of all heads in `attended`."""
 
 
 class GroupedAttention(AttentionBlock):
     """Appends grouped-query attention."""
 
-    def _attend(self, program: Program, label: str, norm: NormInput) -> None:
+    def _attend(self, op: OpContext, norm: NormInput) -> None:
         space, shape, weights = self.space, self.kernels.shape, self.layer.mixer
-        assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), label
+        assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), op.label
         matvec(
-            program,
-            self.tuning,
+            op.named("qkv"),
             (weights.q, weights.k, weights.v),
             space.gained,
             space.qkv,
-            f"{label} qkv",
             norm,
             bias=weights.qkv_bias,
         )
         attention(
-            program,
+            op.program,
             shape,
             self.kernels.split,
             KvCache(
@@ -89,57 +80,38 @@ class GroupedAttention(AttentionBlock):
                 weights.sinks,
             ),
             space.qkv,
-            space.params,
-            space.attention_partials,
-            space.attended,
-            f"{label} attention",
+            AttentionTensors(space.params, space.attention_partials, space.attended),
+            f"{op.label} attention",
         )
 
 
 class LatentAttention(AttentionBlock):
     """Appends latent attention."""
 
-    def _attend(self, program: Program, label: str, norm: NormInput) -> None:
+    def _attend(self, op: OpContext, norm: NormInput) -> None:
         space, shape, weights = self.space, self.kernels.shape, self.layer.mixer
         latent, tensors = self.spec.layers[self.index].mixer, space.latent
-        assert isinstance(latent, LatentSpec) and tensors is not None, label
-        assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), label
-        q, kv_offset = self._queries(program, label, weights, norm, latent, tensors)
-        absorbed, mixed = tensors.absorbed, tensors.mixed
-        self._heads(program, weights.k_up, q, absorbed, f"{label} absorbed", latent.query_dim)
+        assert isinstance(latent, LatentSpec) and tensors is not None, op.label
+        assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), op.label
+        n_heads, scratch = shape.n_heads, space.norm_partials
+        q, kv_offset = self._queries(op, weights, norm, latent, tensors)
+        heads = HeadParts(q, stride=latent.query_dim)
+        matvec_heads(op.named("absorbed"), weights.k_up, n_heads, heads, tensors.absorbed, scratch)
         latent_attention(
-            program,
+            op.program,
             shape,
             self.kernels.split,
             LatentCache(self.cache.keys, self.layer.rope_table, weights.kv_gain),
-            absorbed,
-            q,
-            space.qkv,
-            space.params,
-            space.attention_partials,
-            mixed,
-            f"{label} attention",
-            kv_offset=kv_offset,
+            LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset),
+            AttentionTensors(space.params, space.attention_partials, tensors.mixed),
+            f"{op.label} attention",
         )
-        self._heads(program, weights.v_up, mixed, space.attended, f"{label} values", latent.kv_rank)
-
-    def _heads(
-        self,
-        program: Program,
-        stack: Matrix,
-        x: TensorRef,
-        y: TensorRef,
-        label: str,
-        stride: int,
-    ) -> None:
-        """Multiply each head's matrix with its part of x, `stride` words behind the head before."""
-        n_heads, scratch = self.kernels.shape.n_heads, self.space.norm_partials
-        matvec_heads(program, self.tuning, stack, n_heads, x, y, label, scratch, x_stride=stride)
+        heads = HeadParts(tensors.mixed, stride=latent.kv_rank)
+        matvec_heads(op.named("values"), weights.v_up, n_heads, heads, space.attended, scratch)
 
     def _queries(
         self,
-        program: Program,
-        label: str,
+        op: OpContext,
         weights: LatentWeights,
         norm: NormInput,
         latent: LatentSpec,
@@ -150,32 +122,21 @@ class LatentAttention(AttentionBlock):
         Returns a tensor whose first words are the queries, and the word of `qkv` at which the
         compressed keys and values begin.
         """
-        space, tuning, down = self.space, self.tuning, weights.q_down
+        space, down, q_kv = self.space, weights.q_down, op.named("q/kv")
         if down is None or tensors.q is None or tensors.q_normed is None:
-            matrices = (weights.q, weights.kv)
-            matvec(program, tuning, matrices, space.gained, space.qkv, f"{label} q/kv", norm)
+            matvec(q_kv, (weights.q, weights.kv), space.gained, space.qkv, norm)
             return space.qkv, weights.q.n_rows
-        matvec(program, tuning, (down, weights.kv), space.gained, space.qkv, f"{label} q/kv", norm)
+        matvec(q_kv, (down, weights.kv), space.gained, space.qkv, norm)
         rms_norm(
-            program,
-            tuning,
+            op.named("q norm"),
             space.qkv,
             tensors.q_normed,
             latent.q_rank,
             weights.q_gain,
             self.spec.norm_eps,
-            f"{label} q norm",
         )
         scratch = space.norm_partials
-        matvec(
-            program,
-            tuning,
-            (weights.q,),
-            tensors.q_normed,
-            tensors.q,
-            f"{label} q",
-            scratch=scratch,
-        )
+        matvec(op.named("q"), (weights.q,), tensors.q_normed, tensors.q, scratch=scratch)
         return tensors.q, latent.q_rank
 
 

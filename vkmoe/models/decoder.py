@@ -19,6 +19,7 @@ from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
 from vkmoe.ops.candidates import candidates
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.embed import embed
 from vkmoe.ops.finish import finish
 from vkmoe.ops.matvec import matvec
@@ -31,12 +32,13 @@ __all__ = ["Decoder"]
 class _Append(Protocol):
     """Appends a part to a program, and returns the number of partials it leaves."""
 
-    def __call__(self, program: Program, *, norm: NormInput, leaves: NormOutput) -> int: ...
+    def __call__(self, op: OpContext, *, norm: NormInput, leaves: NormOutput) -> int: ...
 
 
 class _Part(NamedTuple):
     """Describes a part of a layer, with the gain of the norm before it."""
 
+    layer: int
     gain: int
     append: _Append
 
@@ -67,54 +69,43 @@ class Decoder:
         program = Program("decode" if with_logits else "prompt")
         space, parts = self.workspace, list(self._parts())
         gains = [*(part.gain for part in parts), self.weights.output_gain]
-        n_partials = embed(
-            program,
-            self.tuning,
-            self.weights.embeddings,
-            space.params,
-            self._leaves(gains[0]),
-            "embed",
-        )
+        op = OpContext(program, self.tuning)
+        op.mark("embed")
+        leaves = self._leaves(gains[0])
+        n_partials = embed(op.named("embed"), self.weights.embeddings, space.params, leaves)
         for part, next_gain in zip(parts, gains[1:], strict=True):
             norm, leaves = self._norm(n_partials), self._leaves(next_gain)
-            n_partials = part.append(program, norm=norm, leaves=leaves)
+            n_partials = part.append(op.of_layer(part.layer), norm=norm, leaves=leaves)
         if with_logits:
             self._head(program, n_partials)
         return program
 
     def close_program(self, program: Program) -> None:
         """Append the dispatch that tells the host that everything before it ran."""
+        program.mark("finish")
         finish(program, self.workspace.params, self.workspace.log)
 
     def _parts(self) -> Iterator[_Part]:
         """List what adds to the hidden state, in order: the parts of one layer after another."""
-        spec, tuning, space = self.spec, self.tuning, self.workspace
-        feed_forward = FeedForwardBlock(spec, tuning, space, self.weights, self.mode)
+        spec, space = self.spec, self.workspace
+        feed_forward = FeedForwardBlock(spec, space, self.weights, self.mode)
         for index, layer in enumerate(self.weights.layers):
             block = MIXERS[type(spec.layers[index].mixer)]
-            mixer = block(spec, tuning, space, index, layer, self.caches[index])
-            yield _Part(layer.mixer.gain, mixer.append)
-            yield _Part(layer.feed_forward.gain, partial(feed_forward.append, index=index))
+            mixer = block(spec, space, index, layer, self.caches[index])
+            yield _Part(index, layer.mixer.gain, mixer.append)
+            yield _Part(index, layer.feed_forward.gain, partial(feed_forward.append, index=index))
 
     def _head(self, program: Program, n_partials: int) -> None:
         space = self.workspace
-        matvec(
-            program,
-            self.tuning,
-            (self.weights.output,),
-            space.gained,
-            space.logits,
-            "logits",
-            self._norm(n_partials),
-        )
+        op, norm = OpContext(program, self.tuning), self._norm(n_partials)
+        op.mark("head")
+        matvec(op.named("logits"), (self.weights.output,), space.gained, space.logits, norm)
         candidates(
-            program,
-            self.tuning,
+            op.named("candidates"),
             space.logits,
             self.spec.n_vocab,
             space.candidate_lists,
             space.candidates,
-            "candidates",
         )
 
     def _norm(self, n_partials: int) -> NormInput:

@@ -9,173 +9,135 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkmoe.facts import ON_DEVICE, ExpertMode, ModelSpec
-from vkmoe.gpu.program import Program
+from vkmoe.facts import ON_DEVICE, Activation, ExpertMode, ModelSpec
 from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
-from vkmoe.ops.experts import expert_down, expert_gate_up
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.experts import ExpertBlock, expert_down, expert_gate_up
 from vkmoe.ops.gather import LandingMemory, gather
-from vkmoe.ops.matvec import Matrix, matvec
+from vkmoe.ops.matvec import matvec
 from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.ops.router import Landing, filled_words, router_topk
-from vkmoe.ops.tuning import Tuning
+from vkmoe.ops.router import Landing, RouterTensors, filled_words, router_topk
 
 __all__ = ["FeedForwardBlock"]
 
 
 @dataclass(frozen=True)
 class FeedForwardBlock:
-    """Appends the feed-forward of layers; `mode` says what becomes of missed experts."""
+    """Appends the feed-forward of layers; `mode` says what becomes of missed experts.
+
+    A layer with experts has three parts: its routing (`score`, `choose`), the routed experts
+    (`gather`, `run`), and the shared one (`begin_shared`, `end_shared`), which waits for none.
+    """
 
     spec: ModelSpec
-    tuning: Tuning
     space: Workspace
     weights: ModelWeights
     mode: ExpertMode = ON_DEVICE
 
-    def append(self, program: Program, index: int, norm: NormInput, leaves: NormOutput) -> int:
-        """hidden += the block of layer `index`. Returns the number of partials it leaves."""
-        space, label = self.space, f"layer {index}"
-        layer, experts = self.weights.layers[index].feed_forward, self.spec.experts
+    def append(self, op: OpContext, index: int, norm: NormInput, leaves: NormOutput) -> int:
+        """Append hidden += the block of layer `index`. Returns the number of partials it leaves."""
+        layer = self.weights.layers[index].feed_forward
         activation = self.spec.layers[index].feed_forward.activation
-        n_slots, keep = 1, None
-        if layer.router is not None and experts is not None:
-            n_slots = experts.n_used
-            keep = self._route(program, index, layer, layer.router, norm)
-        expert_gate_up(
-            program,
-            self.tuning,
-            layer.block.shape,
-            space.gained,
-            space.routing,
-            space.act,
-            n_slots,
-            norm,
-            layer.block.ranges,
-            f"{label} gate/up",
-            layer.block.span,
-            keep,
-            activation,
-        )
-        n_partials = expert_down(
-            program,
-            self.tuning,
-            layer.block.shape,
-            space.act,
-            space.routing,
-            n_slots,
-            leaves,
-            layer.block.ranges,
-            f"{label} down",
-            layer.block.span,
-            keep,
-        )
-        if layer.shared is None:
-            return n_partials
-        return self._shared_down(program, label, layer.shared, leaves)
-
-    def _route(
-        self,
-        program: Program,
-        index: int,
-        layer: FeedForwardWeights,
-        router: Matrix,
-        norm: NormInput,
-    ) -> LandingMemory | None:
-        """Choose experts and find them, and gather them if misses are served so.
-
-        Returns where those that are read at home are stored; None for nowhere.
-        """
-        space, label, shape = self.space, f"layer {index}", router_shape(self.spec)
-        moe_layers, mode = self.weights.moe_layers, self.mode
-        moe_layer = moe_layers.index(index)
-        self._logits(program, label, layer, router, norm)
+        if layer.router is None:
+            op.mark("dense")
+            dense = ExpertBlock(layer.block.shape, self.space.routing, span=layer.block.span)
+            return self.run(op, dense, norm, leaves, activation)
+        moe_layer = self.weights.moe_layers.index(index)
+        self.score(op, layer, norm)
         if layer.shared is not None:
-            self._shared_gate_up(program, label, layer.shared, norm)
-        router_topk(
-            program,
-            self.tuning,
-            shape,
-            moe_layer,
-            space.router_logits,
-            space.params,
-            self.weights.expert_table,
-            space.routing,
-            space.log,
-            f"{label} top-k",
-            landing=Landing(len(moe_layers), self.weights.n_landing * mode.lands, mode.gathers),
-            selection_bias=layer.selection_bias,
-        )
-        if not mode.lands:
-            return None
-        filled = filled_words(space.log, moe_layer, shape.n_used)
-        landing = LandingMemory(layer.block.landing_ranges, space.log, filled)
-        if not mode.gathers:
-            return landing
-        gather(
-            program,
-            space.routing,
-            landing,
-            layer.block.shape.span_bytes,
-            layer.block.ranges,
-            f"{label} gather",
-        )
-        return None
+            self.begin_shared(op, self._shared(layer), norm, activation)
+        self.choose(op, layer, moe_layer)
+        op.mark("routed")
+        experts = self.gather(op, layer.block, moe_layer)
+        n_partials = self.run(op, experts, norm, leaves, activation)
+        if layer.shared is not None:
+            n_partials = self.end_shared(op, self._shared(layer), leaves)
+        return n_partials
 
-    def _logits(
-        self,
-        program: Program,
-        label: str,
-        layer: FeedForwardWeights,
-        router: Matrix,
-        norm: NormInput,
-    ) -> None:
+    # ----- the routing -----
+
+    def score(self, op: OpContext, layer: FeedForwardWeights, norm: NormInput) -> None:
         """Append the logits of the routed experts, and of the shared one's weight if it has any."""
         space, gate = self.space, layer.shared_gate
         assert gate is None or not layer.router_bias, "biases are for the routed experts alone"
+        assert layer.router is not None, op.label
+        matrices = (layer.router, gate) if gate else (layer.router,)
+        op.mark("router")
         matvec(
-            program,
-            self.tuning,
-            (router, gate) if gate else (router,),
+            op.named("router"),
+            matrices,
             space.gained,
             space.router_logits,
-            f"{label} router",
             norm,
             bias=layer.router_bias,
         )
 
-    def _shared_gate_up(self, program: Program, label: str, shared: Block, norm: NormInput) -> None:
-        """Append gate and up of the shared expert, which wait for nothing the router does."""
-        space, experts = self.space, self.spec.experts
-        assert space.shared_act is not None and experts is not None, label
-        expert_gate_up(
-            program,
-            self.tuning,
-            shared.shape,
-            space.gained,
-            space.routing,
-            space.shared_act,
-            1,
-            norm,
-            (),
-            f"{label} shared gate/up",
-            shared.span,
-            activation=experts.activation,
+    def choose(self, op: OpContext, layer: FeedForwardWeights, moe_layer: int) -> None:
+        """Append the choice of experts by their logits, and the look-up of where they are."""
+        space, mode = self.space, self.mode
+        n_places = self.weights.n_landing if mode.lands else 0
+        op.mark("choice")
+        router_topk(
+            op.named("top-k"),
+            router_shape(self.spec),
+            moe_layer,
+            RouterTensors(space.router_logits, space.params, space.routing, space.log),
+            self.weights.expert_table,
+            Landing(len(self.weights.moe_layers), n_places, mode.gathers),
+            selection_bias=layer.selection_bias,
         )
 
-    def _shared_down(self, program: Program, label: str, shared: Block, leaves: NormOutput) -> int:
-        space, experts = self.space, self.spec.experts
-        assert space.shared_act is not None and experts is not None, label
-        return expert_down(
-            program,
-            self.tuning,
-            shared.shape,
-            space.shared_act,
-            space.routing,
-            1,
-            leaves,
-            (),
-            f"{label} shared down",
-            shared.span,
-            weight_slot=experts.n_used if experts.shared_gate else None,
-        )
+    # ----- the routed experts -----
+
+    def gather(self, op: OpContext, block: Block, moe_layer: int) -> ExpertBlock:
+        """Return the chosen experts as they are read, gathered first if misses are served so."""
+        space, mode = self.space, self.mode
+        n_used = router_shape(self.spec).n_used
+        landing = None
+        if mode.lands:
+            filled = filled_words(space.log, moe_layer, n_used)
+            landing = LandingMemory(block.landing_ranges, space.log, filled)
+        if landing and mode.gathers:
+            label = f"{op.label} gather"
+            gather(op.program, space.routing, landing, block.shape.span_bytes, block.ranges, label)
+        kept = landing if mode.keeps else None
+        return ExpertBlock(block.shape, space.routing, n_used, block.ranges, kept)
+
+    def run(
+        self,
+        op: OpContext,
+        experts: ExpertBlock,
+        norm: NormInput,
+        leaves: NormOutput,
+        activation: Activation,
+    ) -> int:
+        """Append hidden += the weighted sum of experts. Returns the number of its partials."""
+        space = self.space
+        gate_up = op.named("gate/up")
+        expert_gate_up(gate_up, experts, space.gained, space.act, norm, activation)
+        return expert_down(op.named("down"), experts, space.act, leaves)
+
+    # ----- the shared expert -----
+
+    def begin_shared(
+        self, op: OpContext, shared: ExpertBlock, norm: NormInput, activation: Activation
+    ) -> None:
+        """Append gate and up of the shared expert, which wait for nothing the router does."""
+        space = self.space
+        assert space.shared_act is not None, op.label
+        op.mark("shared")
+        gate_up = op.named("shared gate/up")
+        expert_gate_up(gate_up, shared, space.gained, space.shared_act, norm, activation)
+
+    def end_shared(self, op: OpContext, shared: ExpertBlock, leaves: NormOutput) -> int:
+        """Append hidden += the shared expert. Returns the number of partials it leaves."""
+        assert self.space.shared_act is not None, op.label
+        op.mark("shared")
+        return expert_down(op.named("shared down"), shared, self.space.shared_act, leaves)
+
+    def _shared(self, layer: FeedForwardWeights) -> ExpertBlock:
+        assert layer.shared is not None
+        weight_slot = router_shape(self.spec).n_used if layer.shared_gate else None
+        shape, span = layer.shared.shape, layer.shared.span
+        return ExpertBlock(shape, self.space.routing, span=span, weight_slot=weight_slot)

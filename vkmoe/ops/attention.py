@@ -7,12 +7,13 @@ The join is also the second dispatch of latent_attention.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
 from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionShape, AttentionSplit, LatentShape
 
-__all__ = ["KvCache", "attention", "combine_splits"]
+__all__ = ["AttentionTensors", "KvCache", "attention", "combine_splits"]
 
 ATTENTION = kernel(
     "attention",
@@ -40,15 +41,21 @@ class KvCache:
     sinks: int = 0
 
 
+class AttentionTensors(NamedTuple):
+    """What both dispatches of an attention work on, whatever its kind."""
+
+    params: TensorRef  # of the token
+    partials: TensorRef  # scratch: AttentionSplit.partials_words
+    out: TensorRef  # f32 [n_heads * value_dim]
+
+
 def attention(
     program: Program,
     shape: AttentionShape,
     split: AttentionSplit,
     cache: KvCache,
     qkv: TensorRef,
-    params: TensorRef,
-    partials: TensorRef,
-    out: TensorRef,
+    tensors: AttentionTensors,
     label: str,
 ) -> None:
     """out = attention of the token in `params` over the cache, to which its k and v are appended.
@@ -80,7 +87,7 @@ def attention(
                 "step_positions": split.step_positions,
                 "workgroup_heads": split.workgroup_heads,
             },
-            {"qkv": qkv, "params": params, "partials": partials},
+            {"qkv": qkv, "params": tensors.params, "partials": tensors.partials},
             {
                 "k_cache": cache.keys,
                 "v_cache": cache.values,
@@ -96,23 +103,13 @@ def attention(
             label,
             ranges={
                 "qkv": qkv.words(0, shape.qkv_width),
-                "partials": partials.words(0, split.partials_words(shape)),
+                "partials": tensors.partials.words(0, split.partials_words(shape)),
             },
             memory_reads=(*caches, *_constant_reads(shape, cache)),
             memory_writes=caches,
         )
     )
-    combine_splits(
-        program,
-        shape,
-        split,
-        params,
-        partials,
-        out,
-        f"{label} combine",
-        window=shape.window,
-        sinks=cache.sinks,
-    )
+    combine_splits(program, shape, split, tensors, label, window=shape.window, sinks=cache.sinks)
 
 
 def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
@@ -137,15 +134,14 @@ def combine_splits(
     program: Program,
     shape: AttentionShape | LatentShape,
     split: AttentionSplit,
-    params: TensorRef,
-    partials: TensorRef,
-    out: TensorRef,
+    tensors: AttentionTensors,
     label: str,
     *,
     window: int = 0,
     sinks: int = 0,
 ) -> None:
     """out f32 [n_heads * value_dim] = the splits' partials, joined; `sinks` 0 = none."""
+    params, partials, out = tensors
     n_partials, n_out = split.partials_words(shape), shape.n_heads * shape.value_dim
     assert partials.n_words >= n_partials and out.n_words >= n_out, (partials, out)
     program.append(
@@ -159,7 +155,7 @@ def combine_splits(
             {"partials": partials, "params": params, "out": out},
             {"sinks": sinks, "context": shape.context, "window": window},
             (shape.n_heads, 1, 1),
-            label,
+            f"{label} combine",
             ranges={"partials": partials.words(0, n_partials), "out": out.words(0, n_out)},
             memory_reads=(memory_range(sinks, 4 * shape.n_heads),) if sinks else (),
         )

@@ -6,13 +6,14 @@ Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import TopLogits
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.program import TensorRef
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "LIST_WORDS",
     "LOGITS_AT",
     "N_CANDIDATES",
-    "Candidates",
     "CandidatesReader",
     "candidates",
     "list_words",
@@ -45,33 +45,25 @@ _HEAD = struct.Struct("<2If")
 MAX_VOCAB = 1 << 24
 
 
-class Candidates(NamedTuple):
-    """What the output says: the largest logits, descending; lower ids first among equals."""
-
-    ids: NDArray[np.int32]  # [n]
-    logits: NDArray[np.float32]  # [n], NaN reads as -inf
-    log_sum_exp: float  # of the whole vocabulary
-    has_nan: bool
-
-
 class CandidatesReader:
     """Unpacks the output tensor's words, again and again from the same memory."""
 
-    def __init__(self, words: NDArray[np.uint32]) -> None:
+    def __init__(self, words: NDArray[np.uint32], n_vocab: int) -> None:
+        self._n_vocab = n_vocab
         self._head = words[:IDS_AT].data
         self._ids = words[IDS_AT:LOGITS_AT].view(np.int32)
         self._logits = words[LOGITS_AT:CANDIDATE_WORDS].view(np.float32)
 
-    def read(self) -> Candidates:
+    def read(self) -> TopLogits:
         """Read what the words say now; ids and logits are copies."""
         count, has_nan, log_sum_exp = _HEAD.unpack_from(self._head)
         ids, logits = self._ids[:count].copy(), self._logits[:count].copy()
-        return Candidates(ids, logits, log_sum_exp, bool(has_nan))
+        return TopLogits(ids, logits, self._n_vocab, log_sum_exp, bool(has_nan))
 
 
-def read_candidates(words: NDArray[np.uint32]) -> Candidates:
+def read_candidates(words: NDArray[np.uint32], n_vocab: int) -> TopLogits:
     """Unpack the output tensor's words."""
-    return CandidatesReader(words).read()
+    return CandidatesReader(words, n_vocab).read()
 
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:
@@ -86,38 +78,32 @@ def list_words(tuning: Tuning, n_vocab: int) -> int:
 
 
 def candidates(
-    program: Program,
-    tuning: Tuning,
-    logits: TensorRef,
-    n_vocab: int,
-    lists: TensorRef,
-    output: TensorRef,
-    label: str,
+    op: OpContext, logits: TensorRef, n_vocab: int, lists: TensorRef, output: TensorRef
 ) -> None:
     """output [CANDIDATE_WORDS] = the largest logits f32 [n_vocab], descending. Two dispatches."""
     assert 1 <= n_vocab <= MAX_VOCAB and logits.n_words >= n_vocab
-    assert lists.n_words >= list_words(tuning, n_vocab) and output.n_words >= CANDIDATE_WORDS
-    n_chunks = n_lists(tuning, n_vocab)
+    assert lists.n_words >= list_words(op.tuning, n_vocab) and output.n_words >= CANDIDATE_WORDS
+    n_chunks = n_lists(op.tuning, n_vocab)
     lists_range = lists.words(0, n_chunks * LIST_WORDS)
-    program.append(
+    op.append(
         CANDIDATES_PARTIAL.dispatch(
             "candidates_partial",
-            {"workgroup_size": tuning.workgroup_size},
+            {"workgroup_size": op.tuning.workgroup_size},
             {"logits": logits, "lists": lists},
             {"n_vocab": n_vocab},
             (n_chunks, 1, 1),
-            label,
+            op.label,
             ranges={"logits": logits.words(0, n_vocab), "lists": lists_range},
         )
     )
-    program.append(
+    op.append(
         CANDIDATES_MERGE.dispatch(
             "candidates_merge",
-            {"workgroup_size": tuning.workgroup_size},
+            {"workgroup_size": op.tuning.workgroup_size},
             {"lists": lists, "candidates": output},
             {"n_lists": n_chunks},
             (1, 1, 1),
-            f"{label} merge",
+            f"{op.label} merge",
             ranges={"lists": lists_range, "candidates": output.words(0, CANDIDATE_WORDS)},
         )
     )

@@ -6,10 +6,10 @@ Shader: embed.comp. Twin: vkmoe/reference/matvec.py.
 from __future__ import annotations
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.program import TensorRef, memory_range
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import NormOutput
-from vkmoe.ops.tuning import Tuning
 
 __all__ = ["embed"]
 
@@ -22,20 +22,13 @@ EMBED = kernel(
 CHUNK_WEIGHTS = 32  # what one lane unpacks
 
 
-def embed(
-    program: Program,
-    tuning: Tuning,
-    embeddings: Matrix,
-    params: TensorRef,
-    output: NormOutput,
-    label: str,
-) -> int:
+def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutput) -> int:
     """hidden = embeddings[params.token]; gained = hidden * gain. Returns its number of partials."""
-    n_groups = -(-(embeddings.n_columns // CHUNK_WEIGHTS) // tuning.workgroup_size)
-    program.append(
+    n_groups = -(-(embeddings.n_columns // CHUNK_WEIGHTS) // op.tuning.workgroup_size)
+    op.append(
         EMBED.dispatch(
             f"embed.{embeddings.type.lower()}",
-            {"workgroup_size": tuning.workgroup_size},
+            {"workgroup_size": op.tuning.workgroup_size},
             {
                 "params": params,
                 "hidden": output.hidden,
@@ -50,7 +43,7 @@ def embed(
                 "n_blocks": embeddings.n_blocks,
             },
             (n_groups, 1, 1),
-            label,
+            op.label,
             memory_reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns)),
         )
     )

@@ -8,16 +8,18 @@ Shaders: expert_gate_up.comp, expert_down.comp. Twins: vkmoe/reference/experts.p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from vkmoe.facts import Activation
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
+from vkmoe.gpu.program import Range, TensorRef, memory_range
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases
 from vkmoe.ops.gather import LandingMemory
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import shared_weight_word
-from vkmoe.ops.tuning import Tuning
 
-__all__ = ["expert_down", "expert_gate_up"]
+__all__ = ["ExpertBlock", "expert_down", "expert_gate_up"]
 
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
@@ -49,51 +51,68 @@ NO_WORD = 0xFFFFFFFF
 NO_BIASES = SpanBiases(0, 0, 0)
 
 
+@dataclass(frozen=True)
+class ExpertBlock:
+    """The experts of one feed-forward, of one shape: those the routing names, or one fixed span.
+
+    With `landing`, what is read of a slot that has a partner is stored there, and noted.
+    """
+
+    shape: ExpertShape
+    routing: TensorRef
+    n_slots: int = 1  # used experts
+    ranges: tuple[Range, ...] = ()  # the bytes that routed experts may lie in
+    landing: LandingMemory | None = None
+    span: int = 0  # address of the fixed expert; 0: the routed ones
+    weight_slot: int | None = None  # slot of the routing with the fixed expert's weight; None: 1
+
+    def __post_init__(self) -> None:
+        assert self.weight_slot is None or self.span, "only a fixed span takes a weight of its own"
+        assert not self.landing or self.landing.n_used == self.n_slots, self
+
+    @property
+    def memory(self) -> tuple[Range, ...]:
+        """The bytes that are read by address."""
+        return (memory_range(self.span, self.shape.span_bytes),) if self.span else self.ranges
+
+
 def expert_gate_up(
-    program: Program,
-    tuning: Tuning,
-    shape: ExpertShape,
+    op: OpContext,
+    experts: ExpertBlock,
     x: TensorRef,
-    routing: TensorRef,
     act: TensorRef,
-    n_slots: int,
     norm: NormInput,
-    homes: tuple[Range, ...],
-    label: str,
-    span: int = 0,
-    keep: LandingMemory | None = None,
     activation: Activation = "silu",
 ) -> None:
-    """act[slot] = f(gate @ norm(x), up @ norm(x)) for the routed slots, or the fixed `span`.
+    """act[slot] = f(gate @ norm(x), up @ norm(x)) for the routed slots, or the fixed span.
 
     f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases, if any, are added before.
-    `homes` are the bytes the routed experts may lie in. With `keep`, what is read of a slot that
-    has a partner is stored there, and noted. One dispatch, or two when gate and up have different
-    types.
+    One dispatch, or two when gate and up have different types.
     """
+    shape, n_slots, keep = experts.shape, experts.n_slots, experts.landing
     spec = EXPERT_GATE_UP_KEEP if keep else EXPERT_GATE_UP
     passes = [(shape.gate, BOTH)]
     if shape.gate.type != shape.up.type:
         passes = [(shape.gate, GATE_ONLY), (shape.up, UP_ONLY)]
-    reads = (memory_range(span, shape.span_bytes),) if span else homes
     n_rows, biases = shape.gate.n_rows, shape.biases or NO_BIASES
-    assert act.n_words >= n_slots * n_rows and (not keep or keep.n_used == n_slots)
+    assert act.n_words >= n_slots * n_rows
     for matrix, which in passes:
-        rows = max(1, tuning.rows // 2) if which == BOTH else tuning.rows  # dots stay the same
-        program.append(
+        # A row of both takes two dot products: the number of these stays the same.
+        rows = max(1, op.tuning.rows // 2) if which == BOTH else op.tuning.rows
+        op.append(
             spec.dispatch(
-                f"{spec.name}.{matrix.type.lower()}{tuning.dot_suffix}",
+                f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
                 {
-                    "workgroup_size": tuning.workgroup_size,
+                    "workgroup_size": op.tuning.workgroup_size,
                     "rows": rows,
                     "pass": which,
                     "activation": ACTIVATIONS.index(activation),
                     "biased": int(shape.biases is not None),
                 },
-                {"x": x, "norm_partials": norm.partials, "routing": routing, "act": act}
+                {"x": x, "norm_partials": norm.partials, "routing": experts.routing, "act": act}
                 | _log_tensor(keep),
                 {
-                    "span": span,
+                    "span": experts.span,
                     "gate_offset": shape.gate.offset,
                     "up_offset": shape.up.offset,
                     "gate_bias": biases.gate,
@@ -108,62 +127,46 @@ def expert_gate_up(
                 }
                 | _log_push(keep),
                 (-(-n_rows // rows), n_slots, 1),
-                label,
+                op.label,
                 ranges={
                     "act": act.words(0, n_slots * n_rows),
                     "norm_partials": norm.partials.words(0, norm.n_partials),
                 }
                 | _log_range(keep),
-                memory_reads=reads,
+                memory_reads=experts.memory,
                 memory_writes=keep.ranges if keep else (),
-                subgroup_size=tuning.required_subgroup_size,
+                subgroup_size=op.tuning.required_subgroup_size,
             )
         )
 
 
-def expert_down(
-    program: Program,
-    tuning: Tuning,
-    shape: ExpertShape,
-    act: TensorRef,
-    routing: TensorRef,
-    n_slots: int,
-    output: NormOutput,
-    homes: tuple[Range, ...],
-    label: str,
-    span: int = 0,
-    keep: LandingMemory | None = None,
-    *,
-    weight_slot: int | None = None,
-) -> int:
+def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: NormOutput) -> int:
     """hidden += sum of weight * (down @ act + bias) over the slots. Returns its number of partials.
 
-    The weight of a fixed `span` is 1, or that of routing slot `weight_slot`: the one behind the
-    used ones, a shared expert's. `keep` as for `expert_gate_up`.
+    The weight of a fixed span is 1, or that of routing slot `weight_slot`: the one behind the used
+    ones, a shared expert's.
     """
-    assert weight_slot is None or span, "only a fixed span takes its weight from elsewhere"
-    assert not keep or keep.n_used == n_slots
+    shape, keep, weight_slot = experts.shape, experts.landing, experts.weight_slot
     matrix, spec = shape.down, EXPERT_DOWN_KEEP if keep else EXPERT_DOWN
-    n_groups = -(-matrix.n_rows // tuning.rows)
-    expert_reads = (memory_range(span, shape.span_bytes),) if span else homes
-    program.append(
+    n_groups = -(-matrix.n_rows // op.tuning.rows)
+    op.append(
         spec.dispatch(
-            f"{spec.name}.{matrix.type.lower()}{tuning.dot_suffix}",
+            f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
             {
-                "workgroup_size": tuning.workgroup_size,
-                "rows": tuning.rows,
+                "workgroup_size": op.tuning.workgroup_size,
+                "rows": op.tuning.rows,
                 "biased": int(shape.biases is not None),
             },
             {
                 "act": act,
-                "routing": routing,
+                "routing": experts.routing,
                 "hidden": output.hidden,
                 "gained": output.gained,
                 "partials": output.partials,
             }
             | _log_tensor(keep),
             {
-                "span": span,
+                "span": experts.span,
                 "gain": output.gain,
                 "down_offset": matrix.offset,
                 "down_bias": (shape.biases or NO_BIASES).down,
@@ -171,16 +174,16 @@ def expert_down(
                 "n_rows": matrix.n_rows,
                 "row_bytes": matrix.row_bytes,
                 "n_blocks": matrix.n_blocks,
-                "n_slots": n_slots,
+                "n_slots": experts.n_slots,
                 "slot_vec4s": matrix.n_columns // 4,
             }
             | _log_push(keep),
             (n_groups, 1, 1),
-            label,
+            op.label,
             ranges=_log_range(keep),
-            memory_reads=(*expert_reads, memory_range(output.gain, 4 * matrix.n_rows)),
+            memory_reads=(*experts.memory, memory_range(output.gain, 4 * matrix.n_rows)),
             memory_writes=keep.ranges if keep else (),
-            subgroup_size=tuning.required_subgroup_size,
+            subgroup_size=op.tuning.required_subgroup_size,
         )
     )
     return output.n_partials(n_groups)

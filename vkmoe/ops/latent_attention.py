@@ -7,13 +7,14 @@ latent_attention.comp, attention_combine.comp. Twin: vkmoe/reference/latent_atte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, TensorRef, memory_range
-from vkmoe.ops.attention import combine_splits
+from vkmoe.ops.attention import AttentionTensors, combine_splits
 from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionSplit, LatentShape
 
-__all__ = ["LatentCache", "latent_attention"]
+__all__ = ["LatentCache", "LatentQkv", "latent_attention"]
 
 LATENT_ATTENTION = kernel(
     "latent_attention",
@@ -34,28 +35,30 @@ class LatentCache:
     gain: int  # f32 [kv_rank], of the norm of the compressed part
 
 
+class LatentQkv(NamedTuple):
+    """What a token brings to latent attention; q and kv may be one tensor."""
+
+    absorbed: TensorRef  # f32 [n_heads * kv_rank]
+    q: TensorRef  # raw f32 [n_heads][nope_dim + rope_dim], of which the rope part is read
+    kv: TensorRef  # raw f32 [kv_rank + rope_dim]
+    q_offset: int = 0  # word at which q begins
+    kv_offset: int = 0
+
+
 def latent_attention(
     program: Program,
     shape: LatentShape,
     split: AttentionSplit,
     cache: LatentCache,
-    absorbed: TensorRef,
-    q: TensorRef,
-    kv: TensorRef,
-    params: TensorRef,
-    partials: TensorRef,
-    out: TensorRef,
+    qkv: LatentQkv,
+    tensors: AttentionTensors,
     label: str,
-    *,
-    q_offset: int = 0,
-    kv_offset: int = 0,
 ) -> None:
     """out = attention of the token in `params` over the cache, to which its row is appended.
 
-    `absorbed` f32 [n_heads * kv_rank]; `q` raw f32 [n_heads][nope_dim + rope_dim] from word
-    `q_offset`, of which the rope part is read; `kv` raw f32 [kv_rank + rope_dim] from word
-    `kv_offset`; q and kv may be one tensor. out f32 [n_heads * kv_rank]. Two dispatches.
+    out f32 [n_heads * kv_rank]. Two dispatches.
     """
+    absorbed, q, kv, q_offset, kv_offset = qkv
     split.check(shape)
     n_absorbed, n_partials = shape.n_heads * shape.kv_rank, split.partials_words(shape)
     cached = memory_range(cache.rows, shape.cache_bytes)
@@ -73,7 +76,8 @@ def latent_attention(
                 "step_positions": split.step_positions,
                 "workgroup_heads": split.workgroup_heads,
             },
-            {"absorbed": absorbed, "params": params, "q": q, "kv": kv, "partials": partials},
+            {"absorbed": absorbed, "q": q, "kv": kv}
+            | {"params": tensors.params, "partials": tensors.partials},
             {
                 "rows": cache.rows,
                 "rope_table": cache.rope_table,
@@ -90,7 +94,7 @@ def latent_attention(
                 "absorbed": absorbed.words(0, n_absorbed),
                 "q": q.words(q_offset, shape.q_width),
                 "kv": kv.words(kv_offset, shape.row_dim),
-                "partials": partials.words(0, n_partials),
+                "partials": tensors.partials.words(0, n_partials),
             },
             memory_reads=(
                 cached,
@@ -100,4 +104,4 @@ def latent_attention(
             memory_writes=(cached,),
         )
     )
-    combine_splits(program, shape, split, params, partials, out, f"{label} combine")
+    combine_splits(program, shape, split, tensors, label)

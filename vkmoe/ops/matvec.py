@@ -6,17 +6,18 @@ Shader: matvec.comp. Twins: vkmoe/reference/matvec.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import MAX_GROUPS, Program, Range, TensorRef, memory_range
+from vkmoe.gpu.program import MAX_GROUPS, Range, TensorRef, memory_range
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL, TYPES
 
-__all__ = ["Matrix", "matvec", "matvec_heads", "matvec_residual"]
+__all__ = ["HeadParts", "Matrix", "matvec", "matvec_heads", "matvec_residual"]
 
 MATVEC = kernel(
     "matvec",
@@ -73,12 +74,10 @@ PLAIN: dict[str, int | float] = {
 
 
 def matvec(
-    program: Program,
-    tuning: Tuning,
+    op: OpContext,
     matrices: Sequence[Matrix],
     x: TensorRef,
     y: TensorRef,
-    label: str,
     norm: NormInput | None = None,
     scratch: TensorRef | None = None,
     *,
@@ -91,14 +90,43 @@ def matvec(
     `bias` is the address of f32 [all rows], 0 for none.
     """
     assert x.n_words >= matrices[0].n_columns
+    assert all(matrix.n_columns == matrices[0].n_columns for matrix in matrices)
     assert y.n_words >= sum(matrix.n_rows for matrix in matrices)
+    partials = norm.partials if norm else scratch
+    assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
     offset = 0
+    for group in _groups(matrices):
+        first, n_rows = group[0], sum(matrix.n_rows for matrix in group)
+        op.append(
+            MATVEC.dispatch(
+                f"matvec.{first.type.lower()}{op.tuning.dot_suffix}",
+                {"workgroup_size": op.tuning.workgroup_size, "rows": op.tuning.rows},
+                {"x": x, "y": y, "norm_partials": partials},
+                {
+                    **PLAIN,
+                    **_group_push(group),
+                    "bias": bias,
+                    "output_offset": offset,
+                    **(_norm_push(norm) if norm else {}),
+                },
+                _grid(-(-n_rows // op.tuning.rows)),
+                op.label,
+                ranges={
+                    "y": y.words(offset, n_rows),
+                    "norm_partials": partials.words(0, norm.n_partials if norm else 0),
+                },
+                memory_reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
+            )
+        )
+        offset += n_rows
+
+
+def _groups(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
+    """Yield neighbours of one type, three at most: what one dispatch takes."""
     for _, same_type in groupby(matrices, key=lambda matrix: matrix.type):
         group = list(same_type)
         for start in range(0, len(group), 3):
-            offset = _matvec_group(
-                program, tuning, group[start : start + 3], x, y, offset, label, norm, scratch, bias
-            )
+            yield group[start : start + 3]
 
 
 def _grid(n_groups: int) -> tuple[int, int, int]:
@@ -107,55 +135,20 @@ def _grid(n_groups: int) -> tuple[int, int, int]:
     return (-(-n_groups // n_lines), n_lines, 1)
 
 
-def _matvec_group(
-    program: Program,
-    tuning: Tuning,
-    group: list[Matrix],
-    x: TensorRef,
-    y: TensorRef,
-    offset: int,
-    label: str,
-    norm: NormInput | None,
-    scratch: TensorRef | None,
-    bias: int,
-) -> int:
-    """Append a dispatch for up to three matrices of one type; returns the offset behind its y."""
-    first = group[0]
-    assert all(m.n_columns == first.n_columns for m in group)
+def _group_push(group: list[Matrix]) -> dict[str, int | float]:
+    """Describe up to three matrices of one type; the last stands in for missing ones."""
     ends = [sum(m.n_rows for m in group[: i + 1]) for i in range(len(group))]
-    n_rows = ends[-1]
     padded = [*group, *[group[-1]] * (3 - len(group))]
-    partials = norm.partials if norm else scratch
-    assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
-    program.append(
-        MATVEC.dispatch(
-            f"matvec.{first.type.lower()}{tuning.dot_suffix}",
-            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
-            {"x": x, "y": y, "norm_partials": partials},
-            {
-                **PLAIN,
-                "weights0": padded[0].address,
-                "weights1": padded[1].address,
-                "weights2": padded[2].address,
-                "bias": bias,
-                "rows_end0": ends[0],
-                "rows_end1": ends[1] if len(ends) > 1 else n_rows,
-                "n_rows": n_rows,
-                "row_bytes": first.row_bytes,
-                "n_blocks": first.n_blocks,
-                "output_offset": offset,
-                **(_norm_push(norm) if norm else {}),
-            },
-            _grid(-(-n_rows // tuning.rows)),
-            label,
-            ranges={
-                "y": y.words(offset, n_rows),
-                "norm_partials": partials.words(0, norm.n_partials if norm else 0),
-            },
-            memory_reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
-        )
-    )
-    return offset + n_rows
+    return {
+        "weights0": padded[0].address,
+        "weights1": padded[1].address,
+        "weights2": padded[2].address,
+        "rows_end0": ends[0],
+        "rows_end1": ends[1] if len(ends) > 1 else ends[-1],
+        "n_rows": ends[-1],
+        "row_bytes": group[0].row_bytes,
+        "n_blocks": group[0].n_blocks,
+    }
 
 
 def _norm_push(norm: NormInput) -> dict[str, int | float]:
@@ -168,44 +161,42 @@ def _bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
     return (memory_range(bias + 4 * first, 4 * count),) if bias else ()
 
 
+class HeadParts(NamedTuple):
+    """Where each head's part of a tensor begins: at word `offset + head * stride`, whole vec4s."""
+
+    tensor: TensorRef
+    stride: int
+    offset: int = 0
+
+
 def matvec_heads(
-    program: Program,
-    tuning: Tuning,
-    stack: Matrix,
-    n_heads: int,
-    x: TensorRef,
-    y: TensorRef,
-    label: str,
-    scratch: TensorRef,
-    *,
-    x_offset: int = 0,
-    x_stride: int,
+    op: OpContext, stack: Matrix, n_heads: int, x: HeadParts, y: TensorRef, scratch: TensorRef
 ) -> None:
-    """y[head] = W[head] @ x[x_offset + head * x_stride :][:n_columns] for every head.
+    """y[head] = W[head] @ x[head][:n_columns] for every head.
 
     `stack` is [n_heads * rows, n_columns], a head's rows behind those of the head before; y is
-    [n_heads * rows]. Offset and stride are words, multiples of 4. `scratch` is any tensor.
+    [n_heads * rows]. `scratch` is any tensor, for a binding that is not used.
     """
-    assert stack.n_rows % n_heads == 0 and x_offset % 4 == 0 and x_stride % 4 == 0
+    assert stack.n_rows % n_heads == 0 and x.offset % 4 == 0 and x.stride % 4 == 0
     n_rows = stack.n_rows // n_heads
-    program.append(
+    op.append(
         MATVEC.dispatch(
-            f"matvec.{stack.type.lower()}{tuning.dot_suffix}",
-            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
-            {"x": x, "y": y, "norm_partials": scratch},
+            f"matvec.{stack.type.lower()}{op.tuning.dot_suffix}",
+            {"workgroup_size": op.tuning.workgroup_size, "rows": op.tuning.rows},
+            {"x": x.tensor, "y": y, "norm_partials": scratch},
             {
                 **PLAIN,
                 **dict.fromkeys(("weights0", "weights1", "weights2"), stack.address),
                 **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), n_rows),
                 "row_bytes": stack.row_bytes,
                 "n_blocks": stack.n_blocks,
-                "x_offset": x_offset // 4,
-                "x_stride": x_stride // 4,
+                "x_offset": x.offset // 4,
+                "x_stride": x.stride // 4,
             },
-            (*_grid(-(-n_rows // tuning.rows))[:2], n_heads),
-            label,
+            (*_grid(-(-n_rows // op.tuning.rows))[:2], n_heads),
+            op.label,
             ranges={
-                "x": x.words(x_offset, (n_heads - 1) * x_stride + stack.n_columns),
+                "x": x.tensor.words(x.offset, (n_heads - 1) * x.stride + stack.n_columns),
                 "y": y.words(0, stack.n_rows),
                 "norm_partials": scratch.words(0, 0),
             },
@@ -215,24 +206,17 @@ def matvec_heads(
 
 
 def matvec_residual(
-    program: Program,
-    tuning: Tuning,
-    matrix: Matrix,
-    x: TensorRef,
-    output: NormOutput,
-    label: str,
-    *,
-    bias: int = 0,
+    op: OpContext, matrix: Matrix, x: TensorRef, output: NormOutput, *, bias: int = 0
 ) -> int:
     """hidden += matrix @ x + bias; gained = hidden * gain. Returns the number of partials left.
 
     `bias` is the address of f32 [n_rows], 0 for none.
     """
-    n_groups = -(-matrix.n_rows // tuning.rows)
-    program.append(
+    n_groups = -(-matrix.n_rows // op.tuning.rows)
+    op.append(
         MATVEC_RESIDUAL.dispatch(
-            f"matvec_residual.{matrix.type.lower()}{tuning.dot_suffix}",
-            {"workgroup_size": tuning.workgroup_size, "rows": tuning.rows},
+            f"matvec_residual.{matrix.type.lower()}{op.tuning.dot_suffix}",
+            {"workgroup_size": op.tuning.workgroup_size, "rows": op.tuning.rows},
             {"x": x, "hidden": output.hidden, "gained": output.gained, "partials": output.partials},
             {
                 "weights": matrix.address,
@@ -243,7 +227,7 @@ def matvec_residual(
                 "n_blocks": matrix.n_blocks,
             },
             _grid(n_groups),
-            label,
+            op.label,
             memory_reads=(
                 matrix.memory,
                 memory_range(output.gain, 4 * matrix.n_rows),

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, TensorRef, memory_range
-from vkmoe.ops.tuning import Tuning
+from vkmoe.gpu.program import TensorRef, memory_range
+from vkmoe.ops.context import OpContext
 
 __all__ = ["NormInput", "NormOutput", "rms_norm"]
 
@@ -46,14 +46,12 @@ RMS_NORM = kernel(
 
 
 def rms_norm(
-    program: Program,
-    tuning: Tuning,
+    op: OpContext,
     x: TensorRef,
     y: TensorRef,
     width: int,
     gain: int,
     eps: float,
-    label: str,
     *,
     x_offset: int = 0,
 ) -> None:
@@ -61,14 +59,14 @@ def rms_norm(
 
     `gain` is the address of f32 [width].
     """
-    program.append(
+    op.append(
         RMS_NORM.dispatch(
-            f"rms_norm{tuning.reduce_suffix}",
-            {"workgroup_size": tuning.workgroup_size},
+            f"rms_norm{op.tuning.reduce_suffix}",
+            {"workgroup_size": op.tuning.workgroup_size},
             {"x": x, "y": y},
             {"gain": gain, "x_offset": x_offset, "width": width, "eps": eps},
             (1, 1, 1),
-            label,
+            op.label,
             ranges={"x": x.words(x_offset, width), "y": y.words(0, width)},
             memory_reads=(memory_range(gain, 4 * width),),
         )

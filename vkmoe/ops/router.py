@@ -6,11 +6,11 @@ Shader: router_topk.comp. Twin: vkmoe/reference/router.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
-from vkmoe.ops.tuning import Tuning
+from vkmoe.gpu.program import Range, TensorRef, memory_range
+from vkmoe.ops.context import OpContext
 
 __all__ = [
     "LOG_HEADER_WORDS",
@@ -18,6 +18,7 @@ __all__ = [
     "MAX_USED",
     "Landing",
     "RouterShape",
+    "RouterTensors",
     "filled_words",
     "log_words",
     "router_topk",
@@ -117,17 +118,21 @@ def filled_words(log: TensorRef, layer: int, n_used: int) -> Range:
     return log.words(LOG_HEADER_WORDS + n_ids + 2 * layer * n_used, 2 * n_used)
 
 
+class RouterTensors(NamedTuple):
+    """What every router of a model reads and writes."""
+
+    logits: TensorRef
+    params: TensorRef  # of the token, with the address of the table to look up in
+    routing: TensorRef
+    log: TensorRef
+
+
 def router_topk(
-    program: Program,
-    tuning: Tuning,
+    op: OpContext,
     shape: RouterShape,
     layer: int,
-    logits: TensorRef,
-    params: TensorRef,
+    tensors: RouterTensors,
     table: Range,
-    routing: TensorRef,
-    log: TensorRef,
-    label: str,
     landing: Landing | None = None,
     *,
     selection_bias: int = 0,
@@ -140,17 +145,18 @@ def router_topk(
     places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
     table and the log do. Without `landing` no slot has a partner.
     """
+    logits, _, routing, log = tensors
     assert logits.n_words >= shape.n_logits and routing.n_words >= routing_words(shape)
     landing = landing or Landing(layer + 1, 0)
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
     biases = (memory_range(selection_bias, 4 * shape.n_experts),) if selection_bias else ()
     log_range = log.words(LOG_HEADER_WORDS + layer * shape.n_used, shape.n_used)
-    program.append(
+    op.append(
         ROUTER_TOPK.dispatch(
-            f"router_topk{tuning.reduce_suffix}",
-            {"workgroup_size": tuning.workgroup_size},
-            {"logits": logits, "params": params, "routing": routing, "log": log},
+            f"router_topk{op.tuning.reduce_suffix}",
+            {"workgroup_size": op.tuning.workgroup_size},
+            tensors._asdict(),
             {
                 "selection_bias": selection_bias,
                 "layer": layer,
@@ -164,7 +170,7 @@ def router_topk(
                 "n_groups_used": shape.n_groups_used,
             },
             (1, 1, 1),
-            label,
+            op.label,
             ranges={
                 "logits": logits.words(0, shape.n_logits),
                 "routing": routing.words(0, routing_words(shape)),

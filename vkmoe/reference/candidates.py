@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Candidates", "candidates", "candidates_partial"]
+from vkmoe.batch import TopLogits
+
+__all__ = ["candidates", "candidates_partial"]
 
 N_CANDIDATES = 64
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
-class Candidates(NamedTuple):
-    """The largest logits, descending; lower ids first among equals."""
-
-    ids: NDArray[np.int64]  # [min(64, n_vocab)]
-    logits: NDArray[np.float32]  # NaN reads as -inf
-    log_sum_exp: float
-    has_nan: bool
-
-
-def candidates(logits: NDArray[np.float32]) -> Candidates:
+def candidates(logits: NDArray[np.float32]) -> TopLogits:
     """What both kernels together compute from logits [n_vocab]."""
     low = np.where(np.isnan(logits), np.float32(-np.inf), logits)
-    ids = np.argsort(-low, kind="stable")[:N_CANDIDATES]
+    ids = np.argsort(-low, kind="stable")[:N_CANDIDATES].astype(np.int32)
     finite = np.clip(low.astype(np.float64), -FLOAT_MAX, FLOAT_MAX)
     top = finite.max()
     total = float(top + np.log(np.exp(finite - top).sum()))
-    return Candidates(ids, low[ids], total, bool(np.isnan(logits).any()))
+    return TopLogits(ids, low[ids], len(logits), total, bool(np.isnan(logits).any()))
 
 
-def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[Candidates]:
+def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[TopLogits]:
     """The lists of the first kernel, one per non-empty chunk of ceil(n_vocab / n_lists) logits."""
     chunk = -(-len(logits) // n_lists)
     lists = []
     for start in range(0, len(logits), chunk):
         part = candidates(logits[start : start + chunk])
-        lists.append(part._replace(ids=part.ids + start))
+        lists.append(part._replace(ids=part.ids + np.int32(start)))
     return lists

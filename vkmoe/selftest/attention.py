@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import KvCache, attention
+from vkmoe.ops.attention import AttentionTensors, KvCache, attention
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
-from vkmoe.ops.latent_attention import LatentCache, latent_attention
+from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
 from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
 from vkmoe.reference.attention import attention as attention_twin
 from vkmoe.reference.latent_attention import LatentInputs
@@ -109,9 +109,7 @@ class AttentionCase:
             split,
             self.cache,
             self.qkv,
-            PARAMS,
-            self.partials,
-            self.out,
+            AttentionTensors(PARAMS, self.partials, self.out),
             "attention",
         )
 
@@ -215,15 +213,15 @@ class LatentCase:
             shape,
             split,
             self.cache,
-            self.absorbed,
-            self.raw,
-            self.raw,
-            PARAMS,
-            self.partials,
-            self.out,
+            LatentQkv(
+                absorbed=self.absorbed,
+                q=self.raw,
+                kv=self.raw,
+                q_offset=Q_OFFSET,
+                kv_offset=Q_OFFSET + shape.q_width + KV_OFFSET,
+            ),
+            AttentionTensors(PARAMS, self.partials, self.out),
             "attention",
-            q_offset=Q_OFFSET,
-            kv_offset=Q_OFFSET + shape.q_width + KV_OFFSET,
         )
 
     def token(self) -> tuple[Words, Words]:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.facts import Activation
-from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
+from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
-from vkmoe.ops.experts import expert_down, expert_gate_up
+from vkmoe.ops.experts import ExpertBlock, expert_down, expert_gate_up
 from vkmoe.ops.gather import LandingMemory
 from vkmoe.ops.router import LOG_HEADER_WORDS, filled_words, log_words, shared_weight_word
 from vkmoe.ops.tuning import Tuning
@@ -91,21 +92,8 @@ class GateUpCase:
         source = NormedInput(self.n_columns, self.n_partials, rng)
         act = TensorRef("act", experts.n_slots * self.n_rows + 1)
         program = Program("expert_gate_up")
-        expert_gate_up(
-            program,
-            self.tuning,
-            experts.shape,
-            source.x_ref,
-            experts.routing_ref,
-            act,
-            experts.n_slots,
-            source.norm,
-            experts.homes,
-            "gate/up",
-            experts.span,
-            experts.landing,
-            self.activation,
-        )
+        op = OpContext(program, self.tuning, "gate/up")
+        expert_gate_up(op, experts.block, source.x_ref, act, source.norm, self.activation)
         return program, experts, source, act
 
     def _twin(self, experts: _Experts, source: NormedInput) -> tuple[Wide, Wide]:
@@ -187,20 +175,8 @@ class DownCase:
         act = rng.standard_normal((experts.n_slots, self.n_columns)).astype(np.float32)
         act_ref = TensorRef("act", act.size)
         program = Program("expert_down")
-        expert_down(
-            program,
-            self.tuning,
-            experts.shape,
-            act_ref,
-            experts.routing_ref,
-            experts.n_slots,
-            left.refs,
-            experts.homes,
-            "down",
-            experts.span,
-            experts.landing,
-            weight_slot=self.use.weight_slot,
-        )
+        op = OpContext(program, self.tuning, "down")
+        expert_down(op, experts.block, act_ref, left.refs)
         return program, experts, left, act, act_ref
 
 
@@ -272,13 +248,20 @@ class _Experts:
         self.log_ref = TensorRef("log", log_words(N_LAYERS, use.n_slots))
         self._landing_address = 0
         self.landing = self._land(runner)
-        self.homes: tuple[Range, ...] = (memory_range(address, spans.nbytes),)
-        self.span = 0 if use.routed else address
         n_words = 6 * self.n_slots
         if use.weight_slot is not None:
             n_words = shared_weight_word(use.weight_slot) + 1
         self.routing_ref = TensorRef("routing", n_words)
         self.routing = self._routing(address)
+        self.block = ExpertBlock(
+            self.shape,
+            self.routing_ref,
+            self.n_slots,
+            (memory_range(address, spans.nbytes),),
+            self.landing,
+            span=0 if use.routed else address,
+            weight_slot=use.weight_slot,
+        )
 
     def of_slots(self, which: int) -> NDArray[np.float32]:
         """Values of gate (0), up (1) or down (2) of every slot: [n_slots, n_rows, n_columns]."""

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.embed import embed
-from vkmoe.ops.matvec import matvec, matvec_heads, matvec_residual
+from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.matvec import embed as embed_twin
 from vkmoe.reference.matvec import matvec as matvec_twin
@@ -105,12 +106,10 @@ class MatvecCase:
     ) -> Program:
         program = Program("matvec")
         matvec(
-            program,
-            self.tuning,
+            OpContext(program, self.tuning, "matvec"),
             [item.matrix for item in placed],
             source.x_ref,
             y,
-            "matvec",
             source.norm if self.n_partials else None,
             source.partials_ref,
             bias=runner.place(self.biases) if self.biased else 0,
@@ -175,9 +174,8 @@ class ResidualCase:
         left = LeftState(runner, self.n_rows, -(-self.n_rows // self.tuning.rows), rng)
         program = Program("matvec_residual")
         bias = runner.place(self.biases) if self.biased else 0
-        matvec_residual(
-            program, self.tuning, placed.matrix, x_ref, left.refs, "residual", bias=bias
-        )
+        op = OpContext(program, self.tuning, "residual")
+        matvec_residual(op, placed.matrix, x_ref, left.refs, bias=bias)
         return program, left, placed, x, x_ref
 
 
@@ -205,18 +203,11 @@ class HeadsCase:
         x = np.append(np.full(self.x_offset, np.nan, np.float32), laid_out)
         x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", n_rows + 1)
         program = Program("matvec_heads")
-        matvec_heads(
-            program,
-            self.tuning,
-            placed.matrix,
-            self.n_heads,
-            x_ref,
-            y_ref,
-            "heads",
-            x_ref,
-            x_offset=self.x_offset,
-            x_stride=stride,
+        op, heads = (
+            OpContext(program, self.tuning, "heads"),
+            HeadParts(x_ref, stride, self.x_offset),
         )
+        matvec_heads(op, placed.matrix, self.n_heads, heads, y_ref, x_ref)
         (words,) = runner.run(program, {x_ref: x}, y_ref)
         weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
         found = words[:-1].view(np.float32).reshape(self.n_heads, self.n_rows)
@@ -244,7 +235,7 @@ class EmbedCase:
         group_width = 32 * self.tuning.workgroup_size
         left = LeftState(runner, self.n_columns, -(-self.n_columns // group_width), rng)
         program = Program("embed")
-        embed(program, self.tuning, placed.matrix, PARAMS, left.refs, "embed")
+        embed(OpContext(program, self.tuning, "embed"), placed.matrix, PARAMS, left.refs)
         checks = Checks()
         values = np.resize(placed.values, (self.n_vocab, self.n_columns))
         for token in self.tokens:

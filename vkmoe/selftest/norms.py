@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.matvec import HiddenState
@@ -38,14 +39,12 @@ class RmsNormCase:
         x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", self.width + 2)
         program = Program("rms_norm")
         rms_norm(
-            program,
-            self.tuning,
+            OpContext(program, self.tuning, "norm"),
             x_ref,
             y_ref,
             self.width,
             runner.place(gain),
             self.eps,
-            "norm",
             x_offset=self.x_offset,
         )
         (words,) = runner.run(program, {x_ref: x}, y_ref)

@@ -7,10 +7,12 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.router import (
     LOG_HEADER_WORDS,
     Landing,
     RouterShape,
+    RouterTensors,
     log_words,
     router_topk,
     routing_words,
@@ -58,16 +60,11 @@ class RouterCase:
         self.log = TensorRef("log", log_words(N_LAYERS, shape.n_used))
         self._program = Program("router")
         router_topk(
-            self._program,
-            tuning,
+            OpContext(self._program, tuning, "router"),
             shape,
             LAYER,
-            self.logits,
-            PARAMS,
+            RouterTensors(self.logits, PARAMS, self.routing, self.log),
             memory_range(self.table_address, self.table_words.nbytes),
-            self.routing,
-            self.log,
-            "router",
             self.landing,
             selection_bias=0 if bias is None else runner.place(bias),
         )

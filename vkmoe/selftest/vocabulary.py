@@ -17,6 +17,7 @@ from vkmoe.ops.candidates import (
     n_lists,
     read_candidates,
 )
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.candidates import candidates as candidates_twin
@@ -41,9 +42,8 @@ class CandidatesCase:
         self.lists = TensorRef("lists", list_words(tuning, n_vocab))
         self.output = TensorRef("candidates", CANDIDATE_WORDS)
         self._program = Program("candidates")
-        candidates(
-            self._program, tuning, self.logits, n_vocab, self.lists, self.output, "candidates"
-        )
+        op = OpContext(self._program, tuning, "candidates")
+        candidates(op, self.logits, n_vocab, self.lists, self.output)
 
     def run(self, logits: Logits, checks: Checks) -> NDArray[np.uint32]:
         """Compare lists and output; returns the output's words."""
@@ -55,7 +55,7 @@ class CandidatesCase:
             _entries(checks, "list", found, int(found[2]), twin.ids, twin.logits)
             maximum, total = found[:2].view(np.float32).astype(np.float64)
             _sum(checks, "sum of a list", maximum + np.log(total), twin.log_sum_exp)
-        wanted, result = candidates_twin(logits), read_candidates(output)
+        wanted, result = candidates_twin(logits), read_candidates(output, self._n_vocab)
         _entries(checks, "candidates", output, len(result.ids), wanted.ids, wanted.logits)
         _sum(checks, "log-sum-exp", result.log_sum_exp, wanted.log_sum_exp)
         checks.equal("NaN flag", np.array(result.has_nan), np.array(wanted.has_nan))
@@ -71,7 +71,7 @@ def _entries(
     what: str,
     words: NDArray[np.uint32],
     count: int,
-    ids: NDArray[np.int64],
+    ids: NDArray[np.int32],
     logits: Logits,
 ) -> None:
     """Compare ids and logits in order, exactly; words behind them say that nothing is there."""

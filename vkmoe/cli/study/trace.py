@@ -29,6 +29,7 @@ from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
+    from vkmoe.batch import RunResult, TokenBatch
     from vkmoe.experts.study.trace import TraceHeader
     from vkmoe.llm import LLM
     from vkmoe.models.model_file import ModelFile
@@ -154,12 +155,13 @@ def _recording(
     with ExitStack() as stack:
         show_done = stack.enter_context(_prompt_progress(n_prompt, quiet))
 
-        def record(position: int) -> None:
+        def record(batch: TokenBatch, result: RunResult) -> None:
             nonlocal writer
             if writer is None:  # an error before the first token leaves an older file alone
                 writer = stack.enter_context(TraceWriter(path, header))
-            writer.write(llm.engine.routing(), position < n_prompt)
-            show_done(position + 1)
+            for position, routing in zip(batch.positions, result.routing, strict=True):
+                writer.write(routing, position < n_prompt)
+                show_done(position + 1)
 
         llm.runner = ObservedRunner(llm.engine, record)
         stack.callback(setattr, llm, "runner", llm.engine)

@@ -1,0 +1,66 @@
+"""The unit of work, from the loop over tokens down to the words a GPU is sent, and what it leaves.
+
+Owns no memory. What the numbers of a run mean for experts is the subject of experts/.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BatchKind", "RunResult", "TokenBatch", "TopLogits"]
+
+
+class BatchKind(NamedTuple):
+    """What a program is recorded for: batches of one kind replay one program."""
+
+    n_tokens: int
+    with_logits: bool
+
+
+class TokenBatch(NamedTuple):
+    """Tokens of one sequence that are processed together, in order: one row each.
+
+    Programs take one row for now; `TokenPrograms.run` refuses more.
+    """
+
+    tokens: tuple[int, ...]  # [n_tokens]
+    positions: tuple[int, ...]  # [n_tokens], counted from 0
+    wants_logits: tuple[bool, ...]  # [n_tokens]
+    sequence: int = 0
+
+    @classmethod
+    def one(cls, token: int, position: int, with_logits: bool = True) -> TokenBatch:
+        """Make the batch of one token."""
+        return cls((token,), (position,), (with_logits,))
+
+    @property
+    def kind(self) -> BatchKind:
+        return BatchKind(len(self.tokens), any(self.wants_logits))
+
+
+class TopLogits(NamedTuple):
+    """The largest of a token's `n_vocab` logits: descending, equal ones by rising id."""
+
+    ids: NDArray[np.int32]  # [n]
+    logits: NDArray[np.float32]  # [n], NaN reads as -inf
+    n_vocab: int
+    log_sum_exp: float  # of all logits
+    has_nan: bool = False  # some logit is NaN: the weights are damaged
+
+
+class RunResult(NamedTuple):
+    """What the run of a batch leaves, copied out of the memory that the next run overwrites."""
+
+    routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
+    filled: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used, 2]: see ops/router.py
+    top: TopLogits | None  # of the row that wants logits
+
+    @property
+    def landed(self) -> NDArray[np.bool_]:
+        """Mark the used experts that were stored whole where they may land, like `routing`."""
+        whole = self.routing + 1
+        stored: NDArray[np.bool_] = (self.filled[..., 0] == whole) & (self.filled[..., 1] == whole)
+        return stored

@@ -1,0 +1,35 @@
+"""What ops are given whose dispatches go by the device's tuning: program, tuning and label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vkmoe.gpu.program import Command, Program, Role
+from vkmoe.ops.tuning import Tuning
+
+__all__ = ["OpContext"]
+
+
+@dataclass(frozen=True)
+class OpContext:
+    """Says where an op appends its dispatches, how they are tuned, and what they are called."""
+
+    program: Program
+    tuning: Tuning
+    label: str = ""
+    layer: int | None = None  # what is appended belongs to
+
+    def of_layer(self, index: int) -> OpContext:
+        """Return the context of a layer's ops."""
+        return replace(self, label=f"layer {index}", layer=index)
+
+    def named(self, name: str) -> OpContext:
+        """Return the context of one op, whose label is this one's and its name."""
+        return replace(self, label=f"{self.label} {name}".lstrip())
+
+    def mark(self, role: Role) -> None:
+        """Mark what is appended from now on with its role and this context's layer."""
+        self.program.mark(role, self.layer)
+
+    def append(self, command: Command) -> None:
+        self.program.append(command)
