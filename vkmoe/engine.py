@@ -89,11 +89,10 @@ class Engine(Closing):
         self.tuning, self.workspace = decision.tuning, decision.workspace
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
-        states = [
-            layer.mixer.state_bytes(self.plan.ctx_size, self.plan.kv_type)
-            for layer in self.spec.layers
-        ]
-        caches = self._cleanup.enter_context(KvCaches(self.device, states))
+        kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
+        caches = self._cleanup.enter_context(
+            KvCaches(self.device, [kind.state_bytes for kind in kinds])
+        )
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, self.file, self.spec, tensors, self.plan, progress)
         self._cleanup.callback(loaded.close)
