@@ -93,13 +93,9 @@ class Engine(Closing):
         self.tuning, self.workspace, self.link = decision.tuning, decision.workspace, decision.link
         self.plan: MemoryPlan = decision.plan
         # ----- memory -----
-        states = [
-            layer.mixer.state_bytes(self.plan.ctx_size, self.plan.kv_type)
-            for layer in self.spec.layers
-        ]
-        caches = self._cleanup.enter_context(
-            KvCaches(self.device, self.plan.layout("KV cache"), states)
-        )
+        kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
+        layout, states = self.plan.layout("KV cache"), [kind.state_bytes for kind in kinds]
+        caches = self._cleanup.enter_context(KvCaches(self.device, layout, states))
         places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
         loaded = load_weights(self.device, opened, decision, progress)
         self._cleanup.callback(loaded.close)

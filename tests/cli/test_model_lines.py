@@ -14,7 +14,7 @@ from vkmoe.models.tensors import (
     FeedForwardTensors,
     LayerTensors,
     ModelTensors,
-    Part,
+    PartTensors,
 )
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
 from vkmoe.models.weights import AttentionWeights, FeedForwardWeights
@@ -31,8 +31,8 @@ def model(*types: tuple[str, str, str]) -> ModelTensors:
     layers = []
     for kinds in types:
         gate, up, down = (ExpertMatrix((tensor(kind),), 1, 256, 256) for kind in kinds)
-        block, mixer = FeedForwardTensors(gate, up, down), Part(AttentionWeights, {})
-        layers.append(LayerTensors(block, True, mixer, Part(FeedForwardWeights, {})))
+        block, mixer = FeedForwardTensors(gate, up, down), PartTensors(AttentionWeights, {})
+        layers.append(LayerTensors(block, True, mixer, PartTensors(FeedForwardWeights, {})))
     return ModelTensors(matrix, vector, matrix, tuple(layers))
 
 

@@ -239,8 +239,9 @@ def token_program(
         ),
     )
     kernels = attention_kernels(spec, CONTEXT, "f16", tuning)
-    states = [layer.mixer.state_bytes(CONTEXT, "f16") for layer in spec.layers]
-    caches = tuple(KvAddresses(*map(memory.take, sizes)) for sizes in states)
+    caches = tuple(
+        KvAddresses(*map(memory.take, kernels[layer.mixer].state_bytes)) for layer in spec.layers
+    )
     ropes = {rope: memory.take(CONTEXT * rope.dim * 4) for rope in spec.ropes}
     table_bytes = max(1, n_moe_layers) * (EXPERTS.n_experts + EXPERTS.n_used) * 8
     weights = ModelWeights(

@@ -159,7 +159,7 @@ def test_what_is_read_and_written_is_declared() -> None:
     }
     assert {raw.words(60, 5 * 8), raw.words(7, 48), absorbed.words(0, 200)} <= set(first.reads)
     assert join.writes == (out.words(0, 200),)
-    assert shape.cache_bytes == shape.layer_cache_bytes == shape.context * 48 * 2
+    assert shape.cache_bytes == shape.context * 48 * 2
 
 
 def test_choices_fit_in_shared_memory() -> None:

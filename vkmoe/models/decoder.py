@@ -58,7 +58,7 @@ class Decoder:
     def cache_bytes(self) -> list[int]:
         """List the bytes of each layer's KV cache."""
         kinds = (self.workspace.attention[layer.mixer] for layer in self.spec.layers)
-        return [kind.shape.layer_cache_bytes for kind in kinds]
+        return [sum(kind.state_bytes) for kind in kinds]
 
     def token_program(self, with_logits: bool) -> Program:
         """Build a token's program: all layers; with logits also the output head and the candidates.

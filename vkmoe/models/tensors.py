@@ -39,7 +39,7 @@ __all__ = [
     "FeedForwardTensors",
     "LayerTensors",
     "ModelTensors",
-    "Part",
+    "PartTensors",
     "TrunkTensor",
     "read_tensors",
 ]
@@ -100,7 +100,7 @@ Row = tuple[str, TrunkTensor]  # of a table: a field of a class of weights, and 
 
 
 @dataclass(frozen=True)
-class Part(Generic[W]):
+class PartTensors(Generic[W]):
     """Holds the tensors of a part of a layer by the fields of its weights, in memory's order."""
 
     weights: type[W]
@@ -113,8 +113,8 @@ class LayerTensors:
 
     block: FeedForwardTensors
     has_experts: bool  # in `block`
-    mixer: Part[AttentionWeights] | Part[LatentWeights]
-    feed_forward: Part[FeedForwardWeights]
+    mixer: PartTensors[AttentionWeights] | PartTensors[LatentWeights]
+    feed_forward: PartTensors[FeedForwardWeights]
 
     @property
     def trunk(self) -> tuple[TrunkTensor, ...]:
@@ -186,14 +186,16 @@ def _layer(find: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
     else:
         tensors = _block(find, block, width)
     norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
-    others = Part(FeedForwardWeights, dict(_feed_forward(find, block, width, norm)))
+    others = PartTensors(FeedForwardWeights, dict(_feed_forward(find, block, width, norm)))
     return LayerTensors(tensors, isinstance(block, ExpertSpec), mixer, others)
 
 
-def _mixer(find: _Finder, spec: Mixer, width: int) -> Part[AttentionWeights] | Part[LatentWeights]:
+def _mixer(
+    find: _Finder, spec: Mixer, width: int
+) -> PartTensors[AttentionWeights] | PartTensors[LatentWeights]:
     if isinstance(spec, LatentSpec):
-        return Part(LatentWeights, dict(_latent(find, spec, width)))
-    return Part(AttentionWeights, dict(_attention(find, spec, width)))
+        return PartTensors(LatentWeights, dict(_latent(find, spec, width)))
+    return PartTensors(AttentionWeights, dict(_attention(find, spec, width)))
 
 
 # ----- the table: every tensor of a layer once, with its field, role, file name and shape -----

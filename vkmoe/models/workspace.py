@@ -36,10 +36,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttentionKernels:
-    """Says how the kernels of a kind of attention run: its shape, and how that is spread."""
+    """Says how a kind of attention runs: its shape, how that is spread, and what a layer caches."""
 
     shape: AttentionShape | LatentShape
     split: AttentionSplit
+    state_bytes: tuple[int, ...]  # of each cache of a layer
 
 
 class LatentWorkspace:
@@ -123,11 +124,12 @@ def attention_kernels(
     spec: ModelSpec, ctx_size: int, kv_type: KvType, tuning: Tuning
 ) -> dict[Mixer, AttentionKernels]:
     """Say how each kind of attention runs with `ctx_size` places in its caches."""
-    shapes = {mixer: _attention_shape(mixer, ctx_size, kv_type, spec) for mixer in spec.mixers}
-    return {
-        mixer: AttentionKernels(shape, choose_split(shape, tuning))
-        for mixer, shape in shapes.items()
-    }
+    kernels = {}
+    for mixer in spec.mixers:
+        shape = _attention_shape(mixer, ctx_size, kv_type, spec)
+        states = mixer.state_bytes(ctx_size, kv_type)
+        kernels[mixer] = AttentionKernels(shape, choose_split(shape, tuning), states)
+    return kernels
 
 
 def _attention_shape(

@@ -85,11 +85,6 @@ class AttentionShape:
         return self.n_kv_heads * self.context * self.head_dim * (2 if self.kv_type == "F16" else 4)
 
     @property
-    def layer_cache_bytes(self) -> int:
-        """Bytes of all caches of one layer."""
-        return 2 * self.cache_bytes
-
-    @property
     def rope_bytes(self) -> int:
         """Bytes of the (cos, sin) table [context][rotary_dim / 2], f32 pairs."""
         return self.context * self.rotary_dim * 4
@@ -144,11 +139,6 @@ class LatentShape:
     def cache_bytes(self) -> int:
         """Bytes of the one cache of one layer."""
         return self.context * self.row_dim * (2 if self.kv_type == "F16" else 4)
-
-    @property
-    def layer_cache_bytes(self) -> int:
-        """Bytes of all caches of one layer."""
-        return self.cache_bytes
 
     @property
     def rope_bytes(self) -> int:

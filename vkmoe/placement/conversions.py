@@ -36,7 +36,7 @@ CONVERTING_BYTES = 24 << 20
 SAMPLE_COLUMNS, SAMPLE_ROWS = 2048, 64  # of the trial, for each thread
 
 
-class _Part(NamedTuple):
+class _Matrix(NamedTuple):
     """Describes a tensor, or a part of one: types in the file and on the device, rows, columns."""
 
     file_type: str
@@ -49,10 +49,10 @@ class _Part(NamedTuple):
 
 def conversions(tensors: ModelTensors) -> tuple[Conversion, ...]:
     """Find all tensors that will change their type, added up by kind and sorted by it."""
-    kinds: dict[tuple[str, str, bool], list[_Part]] = {}
-    for part in _parts(tensors):
-        if part.loaded_type != part.file_type:
-            kinds.setdefault(part[:3], []).append(part)
+    kinds: dict[tuple[str, str, bool], list[_Matrix]] = {}
+    for matrix in _matrices(tensors):
+        if matrix.loaded_type != matrix.file_type:
+            kinds.setdefault(matrix[:3], []).append(matrix)
     return tuple(_summed(kinds[key]) for key in sorted(kinds))
 
 
@@ -71,37 +71,38 @@ def _joined(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _parts(tensors: ModelTensors) -> Iterator[_Part]:
+def _matrices(tensors: ModelTensors) -> Iterator[_Matrix]:
     """List all matrices of a model."""
     for block in tensors.expert_layers:
-        yield from _parts_of_block(block, of_experts=True)
+        yield from _matrices_of_block(block, of_experts=True)
     for tensor in tensors.trunk:
         if isinstance(tensor, FeedForwardTensors):
-            yield from _parts_of_block(tensor, of_experts=False)
+            yield from _matrices_of_block(tensor, of_experts=False)
         elif isinstance(tensor, FileMatrix):
             kinds = tensor.tensor.type, tensor.type
-            yield _Part(*kinds, False, 1, tensor.n_rows, tensor.n_columns)
+            yield _Matrix(*kinds, False, 1, tensor.n_rows, tensor.n_columns)
 
 
-def _parts_of_block(block: FeedForwardTensors, of_experts: bool) -> Iterator[_Part]:
+def _matrices_of_block(block: FeedForwardTensors, of_experts: bool) -> Iterator[_Matrix]:
     for matrix in block.matrices:
         n_rows, n_tensors = matrix.n_experts * matrix.n_rows, len(matrix.parts)
         kinds = matrix.type, loaded_type(matrix.type)
-        yield _Part(*kinds, of_experts, n_tensors, n_rows, matrix.n_columns)
+        yield _Matrix(*kinds, of_experts, n_tensors, n_rows, matrix.n_columns)
 
 
-def _summed(parts: list[_Part]) -> Conversion:
-    """Add up parts of one kind."""
-    first = parts[0]
+def _summed(matrices: list[_Matrix]) -> Conversion:
+    """Add up matrices of one kind."""
+    first = matrices[0]
     block = TYPES[first.file_type]
-    weights = [part.n_rows * part.n_columns for part in parts]
+    weights = [matrix.n_rows * matrix.n_columns for matrix in matrices]
     return Conversion(
         *first[:3],
-        n_tensors=sum(part.n_tensors for part in parts),
+        n_tensors=sum(matrix.n_tensors for matrix in matrices),
         n_weights=sum(weights),
         file_bytes=sum(n // block.block_weights * block.block_bytes for n in weights),
         loaded_bytes=sum(
-            part.n_rows * device_row_bytes(part.loaded_type, part.n_columns) for part in parts
+            matrix.n_rows * device_row_bytes(matrix.loaded_type, matrix.n_columns)
+            for matrix in matrices
         ),
     )
 
