@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vkmoe.choices import Executor
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.sizing import size_cache
@@ -22,6 +21,7 @@ from vkmoe.facts import (
     DeviceInfo,
     ExpertMode,
     ExpertSpec,
+    MemoryPlan,
     WeightBytes,
 )
 from vkmoe.gpu.arena import lay_out_spans
@@ -30,7 +30,7 @@ from vkmoe.placement.allocations import allocated, allocation, layout_bytes
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.placement.words import in_mib, size_option
 
-__all__ = ["ExpertPlan", "ExpertRoom", "Room", "all_on_device", "place_experts"]
+__all__ = ["ExpertRoom", "Room", "all_on_device", "place_experts"]
 
 
 class Room(NamedTuple):
@@ -43,29 +43,17 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertRoom:
-    """What the decision about experts rests on: what was asked, the experts, the room for them."""
+    """What the decision about experts rests on: what was asked, the experts, the room for them.
+
+    `base` is the plan without its experts; places are found in what that leaves.
+    """
 
     config: EngineConfig
     experts: ExpertSpec | None
     weights: WeightBytes
     device: DeviceInfo
     room: Room
-
-
-@dataclass(frozen=True)
-class ExpertPlan:
-    """What was decided about the experts; the fields of MemoryPlan that have to do with them."""
-
-    mode: ExpertMode
-    expert_slots: tuple[int, ...] = ()  # per MoE layer; () unless in a cache
-    sizing: CacheSizing | None = None
-    lines: tuple[Allocation, ...] = ()
-    host_places: tuple[int, ...] = ()
-    landing_slots: int = 0
-    gather_places: int = 0
-    executor: Executor = "fused"
-    executor_reason: str = "every expert is where the device can read it"
-    notes: tuple[str, ...] = ()
+    base: MemoryPlan
 
 
 def all_on_device(given: ExpertRoom, promote: bool) -> bool:
@@ -81,17 +69,16 @@ def all_on_device(given: ExpertRoom, promote: bool) -> bool:
     return _SizedExperts(given, given.experts, mode).all_on_device
 
 
-def place_experts(given: ExpertRoom, mode: ExpertMode) -> ExpertPlan:
-    """Decide; `mode` is that of a cache, if there will be one.
+def place_experts(given: ExpertRoom, mode: ExpertMode) -> MemoryPlan:
+    """Complete the plan; `mode` is that of a cache, if there will be one.
 
     Raises OutOfMemoryError where too little is left, UsageError where options say so.
     """
     config, flag = given.config, _cache_flag(given.config)
     if given.experts is None or not given.weights.experts:
         sizing = size_cache((), (), 0, 0, flag) if flag else None
-        made = ExpertPlan(
-            ON_DEVICE, sizing=sizing, notes=_idle_pool(config, "the model has no experts")
-        )
+        idle = _idle_pool(config, "the model has no experts")
+        made = replace(given.base, mode=ON_DEVICE, sizing=sizing, notes=idle)
     elif given.weights.spans:
         made = _SizedExperts(given, given.experts, mode).plan()
     else:
@@ -99,7 +86,7 @@ def place_experts(given: ExpertRoom, mode: ExpertMode) -> ExpertPlan:
     return _with_executor(made, config)
 
 
-def _with_executor(made: ExpertPlan, config: EngineConfig) -> ExpertPlan:
+def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
     """Choose the executor: a pool without all experts needs a stop at each router.
 
     Raises UsageError where --executor does not allow it.
@@ -119,15 +106,16 @@ def _with_executor(made: ExpertPlan, config: EngineConfig) -> ExpertPlan:
     return replace(made, executor="stepped", executor_reason=reason)
 
 
-def _unknown_sizes(given: ExpertRoom, experts: ExpertSpec, flag: str) -> ExpertPlan:
+def _unknown_sizes(given: ExpertRoom, experts: ExpertSpec, flag: str) -> MemoryPlan:
     """Put all in one place, where nothing is known of single experts."""
-    device, room = given.device, given.room
+    device, room, base = given.device, given.room, given.base
     total, whole = allocated(given.weights.experts), (ArenaLayout((given.weights.experts,)),)
     sizing = size_cache((0,), (0,), experts.n_experts, experts.n_used, flag)
     if total <= room.device:
         fits = f"all fit in {in_mib(room.device)}"
         line = allocation(device, "experts", "device", fits, "experts", whole)
-        return ExpertPlan(ON_DEVICE, sizing=replace(sizing, n_bytes=total), lines=(line,))
+        sizing = replace(sizing, n_bytes=total)
+        return replace(base, mode=ON_DEVICE, sizing=sizing, lines=(*base.lines, line))
     if room.shared or total > room.pool.unasked:
         raise OutOfMemoryError(
             f"the experts need {in_mib(total)}; {in_mib(room.device)} of {device.name}'s memory "
@@ -136,7 +124,7 @@ def _unknown_sizes(given: ExpertRoom, experts: ExpertSpec, flag: str) -> ExpertP
         )
     reason = "how large one is, is not known: read in place"
     line = allocation(device, "experts", "host", reason, "experts", whole)
-    return ExpertPlan(ExpertMode("host"), sizing=sizing, lines=(line,))
+    return replace(base, mode=ExpertMode("host"), sizing=sizing, lines=(*base.lines, line))
 
 
 class _Asked(NamedTuple):
@@ -167,6 +155,7 @@ class _SizedExperts:
     def __init__(self, given: ExpertRoom, experts: ExpertSpec, mode: ExpertMode) -> None:
         self._config, self._flag = given.config, _cache_flag(given.config)
         self._experts, self._device, self._room = experts, given.device, given.room
+        self._base = given.base
         n_experts, spans, self._mode = experts.n_experts, given.weights.spans, mode
         self._layout = SlotLayout(given.device, spans, n_experts, experts.n_used, mode)
         in_order = [size for size in spans for _ in range(n_experts)]
@@ -181,7 +170,7 @@ class _SizedExperts:
         few_in_place = self._room.shared and asked is None and self._pools.wants_few
         return self._wants_all(asked) and self._total <= self._room.device and not few_in_place
 
-    def plan(self) -> ExpertPlan:
+    def plan(self) -> MemoryPlan:
         if self.all_on_device:
             return self._resident()
         room, asked = self._room, self._asked()
@@ -233,7 +222,7 @@ class _SizedExperts:
 
     # ----- what follows -----
 
-    def _resident(self) -> ExpertPlan:
+    def _resident(self) -> MemoryPlan:
         room = self._room
         reason = (
             "the device shares the host's memory: read in place"
@@ -242,14 +231,15 @@ class _SizedExperts:
         )
         slots = (self._experts.n_experts,) * len(self._layout.span_bytes)
         idle = not room.shared or self._pools.wants_few
-        return ExpertPlan(
-            ON_DEVICE,
+        return replace(
+            self._base,
+            mode=ON_DEVICE,
             sizing=self._sizing(slots, self._total),
-            lines=(self._all_experts("device", reason),),
+            lines=(*self._base.lines, self._all_experts("device", reason)),
             notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
         )
 
-    def _at_home(self, pool: PoolPlan, asked: _Asked | None) -> ExpertPlan:
+    def _at_home(self, pool: PoolPlan, asked: _Asked | None) -> MemoryPlan:
         n_landing = self._layout.n_landing
         beside = f" beside {n_landing} to land in" if n_landing else ""
         too_few = f"not enough for one slot in each layer{beside}"
@@ -263,28 +253,31 @@ class _SizedExperts:
             if pool.places
             else (self._all_experts("host", reason),)
         )
-        return ExpertPlan(
-            ExpertMode("host"),
+        return replace(
+            self._base,
+            mode=ExpertMode("host"),
             sizing=self._sizing_at_home(pool),
-            lines=lines,
+            lines=(*self._base.lines, *lines),
             host_places=pool.places,
             notes=(f"{asked.text} has no effect: it is {too_few}",)
             if asked and pool.places
             else (),
         )
 
-    def _cached(self, slots: tuple[int, ...], pool: PoolPlan) -> ExpertPlan:
+    def _cached(self, slots: tuple[int, ...], pool: PoolPlan) -> MemoryPlan:
         layout = self._layout
         over = "" if self._room.shared else " over the bus"
         home_reason = f"those without a slot are read in place{over}"
-        return ExpertPlan(
-            self._mode,
-            slots,
-            self._sizing(slots, layout.own_bytes(slots)),
-            (*self._slot_lines(slots), *pool.lines(self._device, home_reason)),
-            pool.places,
-            layout.n_landing,
-            layout.n_gathered,
+        lines = (*self._slot_lines(slots), *pool.lines(self._device, home_reason))
+        return replace(
+            self._base,
+            mode=self._mode,
+            expert_slots=slots,
+            sizing=self._sizing(slots, layout.own_bytes(slots)),
+            lines=(*self._base.lines, *lines),
+            host_places=pool.places,
+            landing_slots=layout.n_landing,
+            gather_places=layout.n_gathered,
         )
 
     def _all_experts(self, intent: Intent, reason: str) -> Allocation:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from vkmoe.choices import KvType
 from vkmoe.config import EngineConfig
@@ -21,6 +21,7 @@ from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.store.table import N_VERSIONS, TableShape
 from vkmoe.facts import (
+    ON_DEVICE,
     READ_IN_PLACE,
     Allocation,
     DeviceInfo,
@@ -186,18 +187,26 @@ class Planner:
         scratch: Scratch,
         available_host_bytes: int,
     ) -> None:
-        self._config, self._conversions = config, weights.conversions
-        self._ctx_size = ctx_size = context_size(config, spec)
+        self._conversions = weights.conversions
+        ctx_size = context_size(config, spec)
         reason = (
             "as --ctx-size"
             if config.ctx_size
             else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
         )
         fixed = _FixedLines(spec, device, weights, scratch)
-        self._lines = tuple(fixed.all(ctx_size, config.kv_type, reason))
+        lines = tuple(fixed.all(ctx_size, config.kv_type, reason))
         budget = device_budget(device, available_host_bytes)
-        room = _room(self._lines, device, budget, available_host_bytes)
-        self._given = ExpertRoom(config, spec.experts, weights, device, room)
+        room = _room(lines, device, budget, available_host_bytes)
+        base = MemoryPlan(
+            ctx_size,
+            config.kv_type,
+            ON_DEVICE,
+            lines,
+            executor_reason="every expert is where the device can read it",
+            conversions=weights.conversions,
+        )
+        self._given = ExpertRoom(config, spec.experts, weights, device, room, base)
         if room.device < 0:
             caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
             with self._with_growth():
@@ -217,12 +226,7 @@ class Planner:
     def plan(self, mode: ExpertMode) -> MemoryPlan:
         """Decide; `mode` is that of the experts, should they come to lie in a cache."""
         with self._with_growth():
-            made = place_experts(self._given, mode)
-        decided = {item.name: getattr(made, item.name) for item in fields(made)}
-        decided["lines"] = (*self._lines, *made.lines)
-        return MemoryPlan(
-            self._ctx_size, self._config.kv_type, **decided, conversions=self._conversions
-        )
+            return place_experts(self._given, mode)
 
     @contextmanager
     def _with_growth(self) -> Iterator[None]:
@@ -328,10 +332,13 @@ class _FixedLines:
     def all(self, ctx_size: int, kv_type: KvType, reason: str) -> Iterator[Allocation]:
         spec, scratch, device = self._spec, self._scratch, self._device
         table = table_shape(spec, self._weights)
-        yield from self._trunk([round_up(ctx_size * rope.dim * 4) for rope in spec.ropes])
+        ropes = [round_up(ctx_size * rope.dim * 4) for rope in spec.ropes]
+        weights, rotary = self._trunk(ropes)
+        yield weights
         item = f"KV cache, {ctx_size} tokens, {kv_type}"
         layout = [lay_out_spans(device, _cache_bytes(spec, ctx_size, kv_type))]
         yield allocation(device, item, "device", reason, "KV cache", layout)
+        yield rotary
         # One more: the placeholder of kernels without tensors.
         tensors, why = buffer(*scratch.tensors, 4), "one token at a time"
         line = allocation(device, "activations", "device", why, "tensors", tensors)
@@ -351,16 +358,17 @@ class _FixedLines:
             reason = growth_words(found) or "for a moment"
             yield allocation(device, "converting weights", "host", reason, n_bytes=CONVERTING_BYTES)
 
-    def _trunk(self, ropes: Sequence[int]) -> Iterator[Allocation]:
+    def _trunk(self, ropes: Sequence[int]) -> tuple[Allocation, Allocation]:
         """Make the lines of the arena of the trunk, and of the rotary tables behind it."""
+        device = self._device
         weights, rope_bytes = self._weights, sum(ropes)
         pieces = (*weights.pieces, *ropes) if weights.pieces else (weights.trunk + rope_bytes,)
-        layout, reason = lay_out_spans(self._device, pieces), "read for each token"
+        layout, why = lay_out_spans(device, pieces), "read for each token"
         n_bytes = layout_bytes([layout]) - rope_bytes
         item = "weights used by every token"
-        yield allocation(self._device, item, "device", reason, "weights", [layout], n_bytes)
-        item, reason = "rotary table", "one entry per position"
-        yield allocation(self._device, item, "device", reason, "weights", n_bytes=rope_bytes)
+        trunk = allocation(device, item, "device", why, "weights", [layout], n_bytes)
+        item, why = "rotary table", "one entry per position"
+        return trunk, allocation(device, item, "device", why, "weights", n_bytes=rope_bytes)
 
     def _staging(self, table_bytes: int) -> list[int]:
         """List the loader's lanes, and those of the table's writes."""
