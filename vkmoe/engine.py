@@ -176,7 +176,8 @@ class Engine(Closing):
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
         routing = self.routing()
-        self._experts.after_token(routing, self._filled(routing) if self._keeps else None)
+        filled = self._filled(routing)[None] if self._keeps else None
+        self._experts.after_token(routing[None], filled)
         return TopLogits(*self._programs.candidates()) if with_logits else None
 
     def rewind(self, position: int) -> int:
@@ -258,7 +259,7 @@ class Engine(Closing):
             self._programs.run_step(step, token, position, self._table.address, with_logits)
             self._experts.end(reader)
             if step + 1 < self._programs.n_steps:
-                self._experts.need(step, self._programs.step_routing(step))
+                self._experts.need(step, self._programs.step_routing(step)[None])
 
     def _filled(self, routing: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Which of them were stored whole in a landing place: bool [n MoE layers, n_used]."""
