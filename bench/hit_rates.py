@@ -15,6 +15,7 @@ import numpy as np
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.locations import Locations
 from vkmoe.experts.decide.policies import Slru
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.study.replay import Misses, ceiling, misses, simulate
@@ -163,7 +164,7 @@ def _hits(trace: Trace, pools: Sequence[PoolSpec], frequency: bool) -> int:
     """Hits as `Residency` has them; `simulate` cannot switch frequency off."""
     space = trace.space
     counts = DecayedCounts(space.n_keys, EngineConfig().expert_half_life)
-    policy = Slru(pools, space, counts, frequency=frequency)
+    policy = Slru(Locations(space, pools), counts, frequency=frequency)
     first = np.arange(space.n_layers)[:, None] * space.n_experts
     n_misses = 0
     for routing in trace.routing:

@@ -98,12 +98,12 @@ def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
         uploads._uploads = SlowUploads(inner, link)
     else:
         tier._uploads = SlowUploads(uploads, link)
-    if tracker._budget is not None:
-        tracker._budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
+    if cache._ways.budget is not None:
+        cache._ways.budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
     after_token = tracker.after_token
 
     def later(routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None) -> None:
-        n_misses = (~cache.residency.hits(routing)).sum(axis=1)
+        n_misses = (~cache.residency.hits(routing)).sum(axis=(0, 2))
         missed_bytes = int((n_misses * span_bytes).sum())
         link.carry(missed_bytes)
         tracker._host_ns = int((compute_s + missed_bytes / link.bytes_per_second) * 1e9)

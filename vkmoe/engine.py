@@ -153,8 +153,8 @@ class Engine(Closing):
         result = self._programs.run(batch, host)
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
-        landed = result.landed[-1] if self.plan.mode.promote else None
-        self._experts.after_token(result.routing[-1], landed)
+        landed = result.landed if self.plan.mode.promote else None
+        self._experts.after_token(result.routing, landed)
         return result
 
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
@@ -248,4 +248,4 @@ class _ExpertActions:
         self._tracker.end(self._reader)
 
     def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        self._tracker.need(layer, experts.reshape(-1))
+        self._tracker.need(layer, experts)

@@ -44,11 +44,11 @@ def recache(
     """A new, empty cache over the slots of the old one; checked after every token."""
     old = engine.cache
     assert old is not None, engine.plan
-    old._reset()
+    old.settle()
     residency = Residency(old._space, old._memory.slots._pools, settings)
     uploads = uploads or Uploads(engine.device)
     cache = ExpertCache(residency, old._memory, uploads, CacheWays(wait=wait))
     cache.start()
     numbers = engine._experts.profiler.layer_numbers
-    engine._experts = ExpertTracker(numbers, engine._table, residency, cache, False, checks=True)
+    engine._experts = ExpertTracker(numbers, engine._table, residency, cache, checks=True)
     return cache

@@ -37,7 +37,7 @@ def test_copies_beside_tokens_are_timed_and_on_one_queue_in_turns() -> None:
         native = engine.device.native
         watched = Watched()
         assert engine._experts.overlap is not None and engine.cache is not None
-        engine._experts.overlap = engine.cache._tier._overlap = watched
+        engine.cache._tier.overlap = watched
         for position in range(N_TOKENS):
             engine.run_token(100 + position, position)
         engine.settle()

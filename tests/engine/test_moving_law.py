@@ -22,7 +22,7 @@ from tests.experts.rig import DelayedUploads
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.experts.decide.residents import Move
+from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.store.slots import Landings, Slot
 from vkmoe.llm import demo_model_path
 from vkmoe.ops.expert_spans import kept_bytes
@@ -233,7 +233,7 @@ def test_what_landed_is_its_home_byte_for_byte(
                 layer, (buffer, offset, _) = cache._space.layer(key), cache._homes[key]
                 n_bytes = cache._memory.span_bytes[layer]
                 home = read(buffer, offset, n_bytes)
-                differs = home != read(slot.place.buffer, slot.place.offset, n_bytes)
+                differs = home != read(slot.memory.buffer, slot.memory.offset, n_bytes)
                 differs &= weights[layer]
                 assert not differs.any(), np.flatnonzero(differs)
                 kept.append(key)

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, recache, rows
@@ -187,11 +188,11 @@ def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
     with Engine(model, EngineConfig(ctx_size=64, expert_slots=3), checks=True) as engine:
         rows(engine, tokens_of(engine.n_vocab))
         cache = engine.cache
-        assert cache is not None and cache.residency.published.any()
+        assert cache is not None and cache.residency.present.any()
         cache.begin()  # the last token's copies arrive
-        for number in sorted(cache._memory.slots.keys):
-            layer, expert = cache._space.key(number)
-            home, slot = cache._homes[number], cache._memory.slots.of(number).place
+        for key in np.flatnonzero(cache.residency.present).tolist():
+            layer, expert = cache._space.split(key)
+            home, slot = cache._homes[key], cache._tier.slot(key).memory
             n_bytes = cache._memory.span_bytes[layer]
             read = engine._transfer.read
             assert (read(slot.buffer, slot.offset, n_bytes)

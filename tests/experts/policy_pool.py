@@ -10,6 +10,7 @@ import numpy as np
 from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.locations import Locations
 from vkmoe.experts.decide.policies import POLICIES, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
@@ -17,7 +18,7 @@ __all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "random_tokens"]
 
 N_USED = 4
 
-MakePolicy = Callable[[Sequence[PoolSpec], KeySpace, DecayedCounts], Policy]
+MakePolicy = Callable[[Locations, DecayedCounts], Policy]
 
 
 class OnePool:
@@ -32,7 +33,8 @@ class OnePool:
         floor: int = 0,
     ) -> None:
         pool = PoolSpec(tuple(range(space.n_layers)), capacity, floor, 256)
-        self.all = (POLICIES[make] if isinstance(make, str) else make)([pool], space, counts)
+        self.locations = Locations(space, [pool])
+        self.all = (POLICIES[make] if isinstance(make, str) else make)(self.locations, counts)
         self.capacity, self._n_keys = capacity, space.n_keys
 
     def use(self, keys: Sequence[int]) -> list[int]:
@@ -48,13 +50,16 @@ class OnePool:
         self.all.remove(_keys(key))
 
     def pin(self, key: int) -> None:
-        self.all.pin(_keys(key))
+        self.all.pin(_keys(*self._pinned(), key))
 
     def unpin(self, key: int) -> None:
-        self.all.unpin(_keys(key))
+        self.all.pin(_keys(*[other for other in self._pinned() if other != key]))
 
     def is_pinned(self, key: int) -> bool:
-        return self.all.is_pinned(key)
+        return key in self._pinned()
+
+    def _pinned(self) -> list[int]:
+        return [int(key) for key in np.flatnonzero(self.locations.pins)]
 
     def check_integrity(self) -> None:
         self.all.check_integrity()
@@ -65,10 +70,10 @@ class OnePool:
         return mask
 
     def __contains__(self, key: int) -> bool:
-        return bool(self.all.resident[key])
+        return not self.locations.is_absent(key)
 
     def __len__(self) -> int:
-        return self.capacity - self.all.n_free(0)
+        return self.capacity - self.locations.n_free(0)
 
     def __iter__(self) -> Iterator[int]:
         """Those that would leave first in front."""

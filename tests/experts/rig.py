@@ -116,7 +116,7 @@ class _Arrived:
 class Rig(Closing):
     """A cache with tiny spans. Byte b of expert n is (7 n + b + 1) mod 251: never poison.
 
-    With `n_places`, host memory has so many places for each size of expert, and a file the rest.
+    With `n_host_slots`, host memory has so many for each size of expert, and a file the rest.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class Rig(Closing):
         settings: CacheSettings,
         delay: int | None = None,
         seed: NDArray[np.float64] | None = None,
-        n_places: int | None = None,
+        n_host_slots: int | None = None,
         sizes: Sequence[int] | None = None,
         n_landing: int = 0,
     ) -> None:
         """`delay` in tokens of the uploads; None is the plain way. `sizes` of each layer's experts
-        where they have no slots. `n_landing` slots a layer, in which `token` stores whom it misses.
+        where they have no slots. `n_landing` slots a layer, in which `token` stores what it misses.
         """
         self.space, self.pools = space, pools
         self.versions: dict[int, int] = {}  # of the table, that each submit reads
@@ -144,19 +144,20 @@ class Rig(Closing):
         self.transfer = Transfer(device, 1 << 16)
         self.homes = [
             [self._home(layer, expert) for expert in range(space.n_experts)]
-            for layer in range(space.n_layers if n_places is None else 0)
+            for layer in range(space.n_layers if n_host_slots is None else 0)
         ]
         self.slots = SlotManager(device, pools, poison=True, n_landing=n_landing)
         self.uploads = DelayedUploads(Uploads(device), delay or 0)
         memory = ExpertMemory(self.table, self.slots, self.homes, self.span_bytes)
         self.residency = Residency(space, pools, settings, seed)
         ways = CacheWays(wait=delay is None, marks_homes=n_landing > 0)
-        self.places = SlotManager(device, self._host_pools(n_places), poison=True, intent="host")
+        host_pools = self._host_pools(n_host_slots)
+        self.host_slots = SlotManager(device, host_pools, poison=True, intent="host")
         self.file = DelayedUploads(_File(self.content, self.transfer), delay or 0)
-        order = None
-        if n_places is not None:
-            order = PoolResidency(space, self.places._pools, "slru", self.residency.counts)
-        pool = PoolParts(order, self.places, self.file) if order else None
+        pool = None
+        if n_host_slots is not None:
+            order = PoolResidency(space, host_pools, "slru", self.residency.counts)
+            pool = PoolParts(order, self.host_slots, self.file)
         self.cache = ExpertCache(self.residency, memory, self.uploads, ways, pool)
         self.cache.start(self.file.real.start)
         self.table.publish()
@@ -176,13 +177,13 @@ class Rig(Closing):
 
     def stepped_token(self, routing: Routing) -> NDArray[np.bool_]:
         """One token whose layers are a submit each, with a look at the routing before it."""
-        self.cache.end(self.begin())
+        self.table.end(self.begin())
         for layer in range(self.space.n_layers):
-            self.cache.need(layer, routing[layer])
+            self.cache.need(layer, routing[layer][None])
             reader = self.begin(first=False)
             self.read(reader, routing, [layer])
-            self.cache.end(reader)
-        hits = self.cache.after_token(routing)
+            self.table.end(reader)
+        hits = self.cache.after_token(routing[None])[0]
         self.cache.check_integrity()
         return hits
 
@@ -193,15 +194,18 @@ class Rig(Closing):
 
     def end(self, reader: int, routing: Routing) -> NDArray[np.bool_]:
         self.read(reader, routing)
-        filled = self._land(reader, routing) if self.table.landing.size else None
-        self.cache.end(reader)
-        return self.cache.after_token(routing, filled)
+        filled = self._land(reader, routing)[None] if self.table.landing.size else None
+        self.table.end(reader)
+        hits: NDArray[np.bool_] = self.cache.after_token(routing[None], filled)[0]
+        return hits
 
     def read(self, reader: int, routing: Routing, layers: Sequence[int] | None = None) -> None:
         """What a submit reads now, through its version: of all experts used, the right bytes."""
         version = self.versions[reader]
         table, _ = self._tables(version)
-        by_address = {slot.address: slot.place for slot in (*self.slots.all, *self.places.all)}
+        by_address = {
+            slot.address: slot.memory for slot in (*self.slots.all, *self.host_slots.all)
+        }
         by_address |= {home.address: home for row in self.homes for home in row}
         for layer, row in enumerate(routing.tolist()):
             for expert in row if layers is None or layer in layers else ():
@@ -211,9 +215,9 @@ class Rig(Closing):
                 assert (found == self.content(number)).all(), (version, layer, expert, found[:4])
 
     def _land(self, reader: int, routing: Routing) -> NDArray[np.bool_]:
-        """Store who is at home where it is to land, as kernels do; who was [n_layers, n_used]."""
+        """Store what is at home where it is to land, as kernels do; returns what was stored."""
         entries, landing = self._tables(self.versions[reader])
-        places = {slot.address: slot.place for slot in self.slots.all}
+        places = {slot.address: slot.memory for slot in self.slots.all}
         filled = np.zeros(routing.shape, np.bool_)
         for layer, row in enumerate(routing.tolist()):
             at_home = [i for i, expert in enumerate(row) if entries[layer, expert] & AT_HOME]
@@ -239,17 +243,17 @@ class Rig(Closing):
         return Placement(buffer, 0, buffer.address)
 
     def close(self) -> None:
-        for part in (self.table, self.slots, self.places, self.transfer, self.arena):
+        for part in (self.table, self.slots, self.host_slots, self.transfer, self.arena):
             part.close()
 
-    def _host_pools(self, n_places: int | None) -> tuple[PoolSpec, ...]:
-        """Places for each size of expert, shared by the layers that have it."""
-        if n_places is None:
+    def _host_pools(self, n_slots: int | None) -> tuple[PoolSpec, ...]:
+        """Host slots for each size of expert, shared by the layers that have it."""
+        if n_slots is None:
             return ()
         found = []
         for size in dict.fromkeys(self.span_bytes):
             layers = tuple(i for i, other in enumerate(self.span_bytes) if other == size)
-            found.append(PoolSpec(layers, n_places, 0, size))
+            found.append(PoolSpec(layers, n_slots, 0, size))
         return tuple(found)
 
     def _home(self, layer: int, expert: int) -> Placement:

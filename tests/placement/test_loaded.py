@@ -63,9 +63,7 @@ def reads_for(decision: Decision, places: SlotManager, n_experts: int = 8) -> li
     """The last experts of the last layer into the pool's places."""
     (pool,) = decision.host_pools
     last = 2 * n_experts - 1
-    return [
-        (last - i, places.take(0, last - i).place, pool.slot_bytes) for i in range(pool.capacity)
-    ]
+    return [(last - i, places.all[i].memory, pool.slot_bytes) for i in range(pool.capacity)]
 
 
 def test_experts_are_left_where_they_are(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

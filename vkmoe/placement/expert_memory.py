@@ -6,9 +6,7 @@ not own the weights that stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,14 +84,14 @@ class ExpertPlaces(Closing):
             memory = ExpertMemory(
                 table, self.slots, loaded.homes, weights.span_bytes, self._scratch
             )
-            ways = CacheWays(not overlaps, decision.plan.mode.lands, _allowed(budget), overlap)
+            ways = CacheWays(not overlaps, decision.plan.mode.lands, budget, overlap)
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
             cache.start(loaded.fill)
         table.publish()
         on_device = decision.plan.mode.on_device
         numbers, checks = weights.moe_layers, self._checks
-        return ExpertTracker(numbers, table, residency, cache, on_device, checks, budget, overlap)
+        return ExpertTracker(numbers, table, residency, cache, on_device, checks)
 
     def stop(self) -> None:
         """End the threads. To be called before the device finishes; may be called twice."""
@@ -126,8 +124,3 @@ class ExpertPlaces(Closing):
         order = PoolResidency(residency.space, pools, policy, residency.counts)
         reads = Prefetcher(FileReads(loaded.reader), "reads from the file")
         return PoolParts(order, self._places, self._threads.enter_context(reads))
-
-
-def _allowed(budget: CopyBudget | None) -> Callable[[], float]:
-    """Return a function of how many bytes may be copied for the next token."""
-    return (lambda: budget.n_bytes) if budget is not None else (lambda: inf)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, trace_of
+from tests.experts.tokens import after_token
 from vkmoe.choices import PredictorName
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.worth import COPY, GUESS
 from vkmoe.experts.study.replay import PLAIN, SimulationResult, Transfers, simulate
@@ -27,7 +28,7 @@ def full(predictor: PredictorName = "none") -> Residency:
     settings = CacheSettings(admission=True, predictor=predictor)
     made = Residency(KeySpace(1, 8), [PoolSpec((0,), 2, 0, 100)], settings)
     for _ in range(80):
-        made.landed(made.use(np.array([HELD], np.uint32)))
+        made.arrived(after_token(made, np.array([HELD], np.uint32)))
     return made
 
 
@@ -56,7 +57,7 @@ def test_a_copy_must_pay_for_its_bytes_and_landing_costs_none(
 ) -> None:
     cache = full()
     weigh(cache, worth, 1.0)
-    moves = cache.use(np.array([[MISSED, 1]], np.uint32), [MISSED] if landed else [])
+    moves = after_token(cache, np.array([[MISSED, 1]], np.uint32), [MISSED] if landed else [])
     assert moves == ([Move(0, MISSED, 0, landed)] if enters else [])
 
 
@@ -73,7 +74,7 @@ def test_who_has_a_slot_keeps_it_for_the_long_run_or_for_what_comes_next() -> No
     cache = full("correlation")
     pairs = [(2, 3), (4, 5), (6, 7)]
     for token in range(120):
-        cache.landed(cache.use(np.array([pairs[token % 3]], np.uint32)))
+        cache.arrived(after_token(cache, np.array([pairs[token % 3]], np.uint32)))
     foresight = cache._foresight
     assert foresight is not None and foresight.worth is not None
     assert foresight.held_worth is not None
@@ -147,8 +148,8 @@ def test_nothing_is_weighed_where_every_expert_has_a_slot() -> None:
     pools = make_pools([EXPERTS] * LAYERS, trace.header.span_bytes, USED, "layer")
     cache = Residency(trace.space, pools, CacheSettings(admission=True, predictor="correlation"))
     for routing in trace.routing[:60]:
-        moves = cache.use(routing)
-        assert {move.key for move in moves} <= set(trace.space.numbers_of(routing).ravel().tolist())
-        cache.landed(moves)
+        moves = after_token(cache, routing)
+        assert {move.key for move in moves} <= set(trace.space.keys_of(routing).ravel().tolist())
+        cache.arrived(moves)
     assert cache._foresight is None and cache.predictions.n_hinted == 0
     assert cache.guess_next_layer(0, trace.routing[0, 0]).size == 0

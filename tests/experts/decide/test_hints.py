@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, trace_of
+from tests.experts.tokens import after_token
 from vkmoe.choices import PredictorName
+from vkmoe.experts.decide.locations import FREE, Locations, Move
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.decide.residents import FREE, Move
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.study.replay import Transfers, simulate
 
 LAYERS, EXPERTS, USED = 2, 32, 4
@@ -44,7 +45,7 @@ def taught(n: int = 100, **choices: Any) -> Residency:
     for token in range(n):
         if cache.settings.executor == "stepped":
             steps(cache, round_trip(token))
-        cache.landed(cache.use(round_trip(token)))
+        cache.arrived(after_token(cache, round_trip(token)))
     return cache
 
 
@@ -54,7 +55,7 @@ def steps(cache: Residency, routing: NDArray[np.uint32]) -> list[Move]:
     for layer, ids in enumerate(routing):
         keys = ids.astype(np.int64) + layer * EXPERTS
         moves = cache.hint(cache.guess_next_layer(layer, ids).tolist(), keys)
-        cache.landed(moves)
+        cache.arrived(moves)
         found += moves
     return found
 
@@ -72,7 +73,7 @@ def test_who_always_follows_is_there_before_it_is_missed() -> None:
     cache = taught()
     for token in range(100, 120):
         assert cache.hits(round_trip(token)).all(), token
-        cache.landed(cache.use(round_trip(token)))
+        cache.arrived(after_token(cache, round_trip(token)))
         cache.check_integrity()
     counts = cache.predictions
     assert counts.n_right / counts.n_hinted > 0.9
@@ -81,7 +82,7 @@ def test_who_always_follows_is_there_before_it_is_missed() -> None:
 
 def test_without_a_predictor_nobody_is_there_early() -> None:
     cache = taught(predictor="none")
-    assert {move.key for move in cache.use(round_trip(100))} <= keys_of(100)
+    assert {move.key for move in after_token(cache, round_trip(100))} <= keys_of(100)
     assert cache.predictions.n_hinted == 0
 
 
@@ -99,17 +100,17 @@ def test_a_guess_is_about_the_token_that_its_copy_is_there_for() -> None:
 def test_the_next_layer_is_guessed_from_the_one_at_hand() -> None:
     cache = taught(executor="stepped")
     ids = round_trip(101)[0]
-    cache.use(round_trip(100))
+    after_token(cache, round_trip(100))
     expected = {int(expert) + EXPERTS for expert in round_trip(101)[1]}
     guessed = cache.guess_next_layer(0, ids).tolist()
-    assert set(guessed) == {key for key in expected if not cache._policy.resident[key]}
+    assert set(guessed) == {key for key in expected if not cache.locations.resident[key]}
     assert cache.guess_next_layer(LAYERS - 1, ids).size == 0, "there is none after the last"
 
 
 def test_in_stepped_mode_guesses_wait_for_the_layers() -> None:
     cache = taught(executor="stepped")
     before = cache.predictions.n_hinted
-    assert {move.key for move in cache.use(round_trip(100))} <= keys_of(100)
+    assert {move.key for move in after_token(cache, round_trip(100))} <= keys_of(100)
     assert cache.predictions.n_hinted == before > 0
     assert cache.predictions.n_right / before > 0.8
 
@@ -121,9 +122,9 @@ def test_in_stepped_mode_guesses_wait_for_the_layers() -> None:
 def test_with_a_slot_for_everybody_nobody_is_fetched(predictor: PredictorName) -> None:
     cache = cache_of(slots=EXPERTS, predictor=predictor)
     for token in range(80):
-        moves = cache.use(round_trip(token))
+        moves = after_token(cache, round_trip(token))
         assert {move.key for move in moves} <= keys_of(token)
-        cache.landed(moves)
+        cache.arrived(moves)
         assert cache.guess_next_layer(0, round_trip(token)[0]).size == 0
 
 
@@ -137,9 +138,9 @@ def test_a_new_text_is_not_guessed_from_the_last_one() -> None:
     cache = taught()
     n_right = cache.predictions.n_right
     cache.reset_predictions()
-    coming = {int(key) for key in np.flatnonzero(cache._policy.resident)} & keys_of(100)
+    coming = {int(key) for key in np.flatnonzero(cache.locations.resident)} & keys_of(100)
     assert coming, "it was guessed before the text ended"
-    moves = cache.use(round_trip(100))
+    moves = after_token(cache, round_trip(100))
     assert cache.predictions.n_right == n_right
     assert {move.key for move in moves} <= keys_of(100) | keys_of(101), "the model is known still"
 
@@ -149,7 +150,7 @@ def test_without_slots_guesses_are_told_but_nothing_moves() -> None:
     choices = CacheSettings(predictor="correlation", executor="stepped")
     cache = Residency(TRACE.space, (), choices)
     for token in range(60):
-        assert cache.use(round_trip(token)) == []
+        assert after_token(cache, round_trip(token)) == []
     guessed = cache.guess_next_layer(0, round_trip(60)[0])
     assert set(guessed.tolist()) == {int(expert) + EXPERTS for expert in round_trip(60)[1]}
     assert cache.hint(guessed.tolist(), np.array([0])) == []
@@ -157,10 +158,13 @@ def test_without_slots_guesses_are_told_but_nothing_moves() -> None:
 
 def test_who_cannot_be_copied_is_not_fetched() -> None:
     cache = taught()
-    cache.copyable = np.ones(TRACE.space.n_keys, np.bool_)
-    absent = [key for key in keys_of(101) if not cache._policy.resident[key]]
-    cache.copyable[list(keys_of(101))] = False
-    moves = cache.use(round_trip(100))
+    absent = [key for key in keys_of(101) if not cache.locations.resident[key]]
+    n_keys = TRACE.space.n_keys
+    cache.host = Locations(TRACE.space, [PoolSpec(tuple(range(LAYERS)), n_keys, 0, 100)])
+    others = np.setdiff1d(np.arange(n_keys), list(keys_of(101)))
+    cache.host.enter(others, np.full(len(others), FREE))
+    cache.host.arrive(others)
+    moves = after_token(cache, round_trip(100))
     assert absent and not {move.key for move in moves} & keys_of(101)
 
 
@@ -171,7 +175,7 @@ def test_a_guess_takes_no_slot_of_whom_the_token_used_or_who_is_under_way() -> N
     cache = taught(slots=8)
     under_way: set[int] = set()
     for token in range(100, 130):  # nothing lands any more
-        moves = cache.use(round_trip(token))
+        moves = after_token(cache, round_trip(token))
         victims = {move.victim for move in moves if move.victim != FREE}
         assert not victims & (keys_of(token) | under_way)
         under_way |= {move.key for move in moves}
@@ -181,16 +185,16 @@ def test_a_guess_takes_no_slot_of_whom_the_token_used_or_who_is_under_way() -> N
 def test_a_hint_spares_whom_the_layer_at_hand_needs() -> None:
     """As many slots as a token uses, all needed now: nobody can be fetched."""
     cache = taught(slots=USED, allocation="global", executor="stepped")
-    needed = np.flatnonzero(cache._policy.resident)
-    absent = np.flatnonzero(~cache._policy.resident)
+    needed = np.flatnonzero(cache.locations.resident)
+    absent = np.flatnonzero(~cache.locations.resident)
     assert cache.hint(absent.tolist(), needed) == []
 
 
 def test_a_pinned_expert_stays() -> None:
     cache = taught(selection="manual", n_resident=2, resident_ids=(0, 31))
-    cache.landed(cache.use(round_trip(0)))
+    cache.arrived(after_token(cache, round_trip(0)))
     for token in range(101, 130):
-        victims = {move.victim for move in cache.use(round_trip(token))}
+        victims = {move.victim for move in after_token(cache, round_trip(token))}
         assert not victims & {0, 31, EXPERTS, EXPERTS + 31}
 
 
@@ -201,9 +205,9 @@ def test_a_pinned_expert_stays() -> None:
 def test_landed_and_missed_come_first_and_the_budget_holds(budget: int) -> None:
     cache = taught(n=100, admission=False)
     routing = round_trip(103)  # not the one that was guessed
-    missed = [int(key) for key in keys_of(103) if not cache._policy.resident[key]]
+    missed = [int(key) for key in keys_of(103) if not cache.locations.resident[key]]
     landed = missed[:2]
-    moves = cache.use(routing, landed, budget)
+    moves = after_token(cache, routing, landed, budget)
     assert all(move.landed == (move.key in landed) for move in moves)
     copied = [move.key for move in moves if not move.landed]
     assert 100 * len(copied) <= budget
@@ -219,18 +223,19 @@ def test_a_landed_expert_that_is_not_worth_it_is_not_kept() -> None:
     passing = usual.copy()
     for token in range(120):
         passing[:, 3] = 4 + token % 28
-        cache.landed(cache.use(passing if token % 3 == 0 else usual))
-    cache.landed(cache.use(usual))
+        cache.arrived(after_token(cache, passing if token % 3 == 0 else usual))
+    cache.arrived(after_token(cache, usual))
     passing[:, 3] = 20
     assert cache.hits(usual).all()
-    assert cache.use(passing, landed=[20, EXPERTS + 20]) == []
-    assert cache_of(slots=4, admission=False, predictor="none").use(passing, [20])[0].landed
+    assert after_token(cache, passing, landed=[20, EXPERTS + 20]) == []
+    unguarded = cache_of(slots=4, admission=False, predictor="none")
+    assert after_token(unguarded, passing, [20])[0].landed
 
 
 def test_who_landed_although_its_copy_is_under_way_is_left_to_the_copy() -> None:
     cache = cache_of(predictor="none", admission=False)
-    (first, *_) = cache.use(round_trip(0))
-    assert cache.use(round_trip(0), landed=[first.key]) == []
+    (first, *_) = after_token(cache, round_trip(0))
+    assert after_token(cache, round_trip(0), landed=[first.key]) == []
 
 
 @settings(max_examples=25, deadline=None)
@@ -258,19 +263,19 @@ def test_whatever_happens_the_books_are_right(
         missed = keys[~cache.hits(routing)]
         landed = random.permutation(missed)[: random.integers(0, 3)].tolist()
         moving = {move.key for move in under_way}
-        moves = cache.use(routing, landed, budget)
+        moves = after_token(cache, routing, landed, budget)
         copies = [move for move in moves if not move.landed]
         assert 100 * len(copies) <= budget
         assert not {move.victim for move in moves} & (set(keys.ravel().tolist()) | moving)
-        cache.landed([move for move in moves if move.landed])
+        cache.arrived([move for move in moves if move.landed])
         under_way += copies
         if random.random() < 0.5:
             n = int(random.integers(0, len(under_way) + 1))
-            (cache.failed if random.random() < 0.2 else cache.landed)(under_way[:n])
+            (cache.failed if random.random() < 0.2 else cache.arrived)(under_way[:n])
             under_way = under_way[n:]
         if random.random() < 0.05:
             cache.reset_predictions()
         if random.random() < 0.03:
-            cache.reset()
+            cache.locations.leave(np.flatnonzero(cache.locations.resident))
             under_way = []
         cache.check_integrity()

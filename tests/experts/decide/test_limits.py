@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.policies import POLICIES, Policy, create_policy
-from vkmoe.experts.decide.residents import FREE, Limits, Move
+from vkmoe.experts.decide.locations import FREE, Locations, Move
+from vkmoe.experts.decide.policies import POLICIES, Limits, Policy, create_policy
 from vkmoe.experts.decide.settings import PoolSpec
 
 SPACE = KeySpace(3, 8)
@@ -25,7 +25,7 @@ SHARED = [PoolSpec((0, 2), 6, 2, 100), PoolSpec((1,), 3, 0, 150)]
 
 def full(name: PolicyName = "slru", pools: Sequence[PoolSpec] = OWN) -> Policy:
     """Experts 0, 1, 2 of each layer have the slots, 0 first."""
-    policy = create_policy(name, pools, SPACE, DecayedCounts(SPACE.n_keys, 64.0))
+    policy = create_policy(name, Locations(SPACE, pools), DecayedCounts(SPACE.n_keys, 64.0))
     for expert in range(3):
         policy.insert(np.array([expert, 8 + expert, 16 + expert]))
     return policy
@@ -109,12 +109,11 @@ def test_what_is_let_in_is_worth_it_affordable_and_nobody_needed_leaves(
     for _ in range(12):
         values = random.random(SPACE.n_keys)
         needed = random.random(SPACE.n_keys) < 0.2
-        policy.unpin(np.arange(SPACE.n_keys))
         policy.pin(np.flatnonzero(random.random(SPACE.n_keys) < 0.1))
-        absent = np.flatnonzero(~policy.resident)
+        absent = np.flatnonzero(~policy.locations.resident)
         newcomers = random.permutation(absent)[: random.integers(0, 9)].tolist()
         budget, n_landed = float(random.integers(0, 600)), int(random.integers(0, 3))
-        resident = policy.resident.copy()
+        resident = policy.locations.resident
         limits = bid(newcomers, values, budget_bytes=budget, n_landed=n_landed)
         moves = policy.promote(newcomers, needed, limits)
         policy.check_integrity()
@@ -124,8 +123,8 @@ def test_what_is_let_in_is_worth_it_affordable_and_nobody_needed_leaves(
         assert len(set(victims)) == len(victims)
         assert resident[victims].all() and not needed[victims].any()
         for move in moves:
-            assert policy.pool_of[move.key] == move.pool
-            if move.victim != FREE and not policy.is_pinned(move.key):
+            assert policy.locations.pool_of[move.key] == move.pool
+            if move.victim != FREE and not policy.locations.pins[move.key]:
                 assert values[move.key] > values[move.victim]
         copied = [move for move in moves if move.key not in newcomers[:n_landed]]
         assert sum(pools[move.pool].slot_bytes for move in copied) <= budget

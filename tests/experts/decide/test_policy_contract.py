@@ -11,6 +11,7 @@ from vkmoe.choices import PolicyName
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.locations import Locations
 from vkmoe.experts.decide.policies import POLICIES, create_policy
 from vkmoe.experts.decide.settings import PoolSpec
 
@@ -43,14 +44,15 @@ def test_every_name_of_the_settings_makes_its_policy() -> None:
     pool, space = PoolSpec((0,), 3, 0, 256), KeySpace(1, 8)
     assert tuple(POLICIES) == get_args(PolicyName)
     for each, kind in POLICIES.items():
-        made = create_policy(each, [pool], space, DecayedCounts(8, 64.0))
+        made = create_policy(each, Locations(space, [pool]), DecayedCounts(8, 64.0))
         assert type(made) is kind
-        assert made.pools == (pool,) and made.n_free(0) == 3
+        assert made.pools == (pool,) and made.locations.n_free(0) == 3
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="'mru'") as caught:
-        create_policy("mru", [], KeySpace(1, 8), DecayedCounts(8, 64.0))  # type: ignore[arg-type]
+        locations = Locations(KeySpace(1, 8), [])
+        create_policy("mru", locations, DecayedCounts(8, 64.0))  # type: ignore[arg-type]
     assert all(known in caught.value.hint for known in POLICIES)
 
 

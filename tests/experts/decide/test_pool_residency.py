@@ -8,8 +8,8 @@ import pytest
 from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.locations import FREE
 from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.decide.residents import FREE
 from vkmoe.experts.decide.settings import PoolSpec
 
 SPACE = KeySpace(n_layers=2, n_experts=6)
@@ -26,7 +26,7 @@ def test_who_comes_never_leaves_for_another_of_the_same_call(
     pools = (PoolSpec((0, 1), 4, 0, 256),)
     residency = PoolResidency(SPACE, pools, policy, counts)
     nobody = np.zeros(SPACE.n_keys, np.bool_)
-    residency.landed(residency.bring([0, 1, 2, 3], nobody, nobody))
+    residency.locations.arrive([move.key for move in residency.bring([0, 1, 2, 3], nobody, nobody)])
     in_slots, kept = nobody.copy(), nobody.copy()
     in_slots[:n_twice] = True
     kept[4 - n_kept : 4] = True
@@ -35,9 +35,9 @@ def test_who_comes_never_leaves_for_another_of_the_same_call(
     assert coming == [6, 7, 8, 9][: 4 - n_kept] and FREE not in leaving
     assert set(leaving) == set(range(4 - n_kept)) and leaving[:n_twice] == [0, 1][:n_twice]
     residency.check_integrity()
-    residency.landed(moves)
+    residency.locations.arrive(coming)
     residency.check_integrity()
-    assert set(np.flatnonzero(residency.published)) == {*coming, *range(4 - n_kept, 4)}
+    assert set(np.flatnonzero(residency.locations.present)) == {*coming, *range(4 - n_kept, 4)}
 
 
 @pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
@@ -49,12 +49,13 @@ def test_as_many_find_room_at_once_as_is_said(policy: PolicyName, floor: int, la
         counts = DecayedCounts(SPACE.n_keys, half_life=8)
         residency = PoolResidency(SPACE, (PoolSpec((0, 1), 5, floor, 256),), policy, counts)
         nobody = np.zeros(SPACE.n_keys, np.bool_)
-        keys = [*SPACE.numbers(0)[:n_before], *SPACE.numbers(1)[: 5 - n_before]]
-        residency.landed(residency.bring(keys, nobody, nobody))
+        keys = [*SPACE.keys(0)[:n_before], *SPACE.keys(1)[: 5 - n_before]]
+        residency.bring(keys, nobody, nobody)
+        residency.locations.arrive(keys)
         assert residency.n_at_once == 5 - floor
-        wanted = SPACE.numbers(layer)[-residency.n_at_once :]
+        wanted = SPACE.keys(layer)[-residency.n_at_once :]
         kept = nobody.copy()
         kept[wanted] = True
-        absent = [key for key in wanted.tolist() if residency.is_absent(key)]
+        absent = [key for key in wanted.tolist() if residency.locations.is_absent(key)]
         assert [move.key for move in residency.bring(absent, kept, nobody)] == absent
         residency.check_integrity()

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.experts.tokens import after_token
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 
 SPACE = KeySpace(n_layers=2, n_experts=16)
@@ -23,14 +24,14 @@ def residency(slots: int = 8, allocation: Any = "layer", seed: Any = None, **cho
 
 def token(cache: Residency, *rows: tuple[int, ...]) -> list[Move]:
     """One token whose moves land at once."""
-    moves = cache.use(np.array(rows, np.uint32))
-    cache.landed(moves)
+    moves = after_token(cache, np.array(rows, np.uint32))
+    cache.arrived(moves)
     cache.check_integrity()
     return moves
 
 
 def held(cache: Residency, layer: int = 0) -> set[int]:
-    return set(np.flatnonzero(cache.published[layer]).tolist())
+    return set(np.flatnonzero(cache.present[layer]).tolist())
 
 
 def test_misses_take_free_slots_first_and_in_rank_order() -> None:
@@ -44,25 +45,25 @@ def test_misses_take_free_slots_first_and_in_rank_order() -> None:
 def test_an_expert_is_served_only_once_its_copy_has_landed() -> None:
     cache = residency()
     used = np.array([(0, 1), (2, 3)], np.uint32)
-    moves = cache.use(used)
+    moves = after_token(cache, used)
     assert not cache.hits(used).any(), "counted before it arrived"
-    assert cache.use(used) == [], "asked for twice"
-    cache.landed(moves)
+    assert after_token(cache, used) == [], "asked for twice"
+    cache.arrived(moves)
     assert cache.hits(used).all()
 
 
 def test_a_failed_copy_is_tried_again() -> None:
     cache = residency()
     used = np.array([(0, 1), (2, 3)], np.uint32)
-    cache.failed(cache.use(used))
+    cache.failed(after_token(cache, used))
     cache.check_integrity()
-    assert [move.key for move in cache.use(used)] == [0, 18, 1, 19]
+    assert [move.key for move in after_token(cache, used)] == [0, 18, 1, 19]
 
 
 def test_an_expert_in_flight_is_no_victim() -> None:
     cache = residency(slots=2)
-    cache.use(np.array([(0, 1), (0, 1)], np.uint32))  # never lands
-    assert cache.use(np.array([(2, 3), (2, 3)], np.uint32)) == []
+    after_token(cache, np.array([(0, 1), (0, 1)], np.uint32))  # never lands
+    assert after_token(cache, np.array([(2, 3), (2, 3)], np.uint32)) == []
 
 
 def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
@@ -121,7 +122,7 @@ def test_without_uses_nothing_is_pinned() -> None:
 
 def test_first_n_residents_never_leave() -> None:
     cache = residency(slots=4, selection="first_n", n_resident=2)
-    cache.landed(cache.start())
+    cache.arrived(cache.start())
     assert held(cache) == {0, 1} and cache.pinned == [[0, 1], [0, 1]]
     for first in (2, 4, 6, 8):
         token(cache, (first, first + 1), (first, first + 1))
@@ -130,7 +131,7 @@ def test_first_n_residents_never_leave() -> None:
 
 def test_residents_in_all_slots_mean_that_nothing_moves() -> None:
     cache = residency(slots=4, selection="manual", resident_ids=(9, 3, 7, 1), n_resident=4)
-    cache.landed(cache.start())
+    cache.arrived(cache.start())
     for first in (2, 4, 6, 8):
         assert token(cache, (first, first + 1), (first, first + 1)) == []
     assert held(cache) == {1, 3, 7, 9}
@@ -155,7 +156,7 @@ def test_a_profile_fills_the_slots_and_pins_at_once() -> None:
     counts = np.zeros(SPACE.n_keys)
     counts[[3, 4, 5, 16 + 15]] = [1.0, 9.0, 5.0, 2.0]
     cache = residency(slots=2, seed=counts, warmpin=1)
-    cache.landed(cache.start())
+    cache.arrived(cache.start())
     cache.check_integrity()
     assert held(cache, 0) == {4, 5} and held(cache, 1) == {15}
     assert cache.pinned == [[4], [15]] and cache.warm_at == 0
@@ -166,7 +167,7 @@ def test_what_a_profile_says_is_used_most_leaves_last(policy: Any) -> None:
     counts = np.zeros(SPACE.n_keys)
     counts[:8] = [100, 50, 20, 10, 5, 4, 3, 2]
     cache = residency(slots=8, policy=policy, seed=counts)
-    cache.landed(cache.start())
+    cache.arrived(cache.start())
     token(cache, (12, 13), (0, 1))
     token(cache, (14, 15), (0, 1))
     assert {0, 1, 2, 3} <= held(cache)
@@ -206,17 +207,17 @@ def test_a_profile_respects_the_floor_of_shared_slots() -> None:
     counts = np.zeros(SPACE.n_keys)
     counts[:16], counts[16:18] = 9.0, 1.0
     cache = residency(slots=4, allocation="global", seed=counts)
-    cache.landed(cache.start())
+    cache.arrived(cache.start())
     assert held(cache, 1) == {0, 1} and len(held(cache, 0)) == 6
 
 
-def test_reset_empties_the_slots_and_keeps_pins_and_counts() -> None:
+def test_experts_that_lose_their_slots_keep_pins_and_counts() -> None:
     cache = residency(slots=8, warmpin=2, warmpin_after=3)
     for _ in range(4):
         token(cache, (8, 9), (8, 9))
-    cache.reset()
+    cache.locations.leave(np.flatnonzero(cache.locations.resident))
     cache.check_integrity()
-    assert not cache.published.any() and cache.pinned == [[8, 9], [8, 9]]
+    assert not cache.present.any() and cache.pinned == [[8, 9], [8, 9]]
     assert cache.counts.values()[8] > 3
     token(cache, (8, 9), (8, 9))
     for first in (0, 2, 4, 6, 10, 12):
@@ -227,4 +228,4 @@ def test_reset_empties_the_slots_and_keeps_pins_and_counts() -> None:
 def test_ranks_of_all_layers_come_before_later_ranks_in_shared_slots() -> None:
     cache = residency(slots=1, allocation="global")
     moves = token(cache, (5, 6), (7, 8))
-    assert [SPACE.key(move.key) for move in moves] == [(0, 5), (1, 7)]
+    assert [SPACE.split(move.key) for move in moves] == [(0, 5), (1, 7)]

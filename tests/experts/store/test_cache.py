@@ -94,7 +94,7 @@ def test_what_the_token_used_is_never_thrown_out_for_it(
         first = (2 * token) % SPACE.n_experts
         used = routing(*[(first, first + 1)] * 3)
         rig.token(used)
-        held = set(np.flatnonzero(rig.residency._policy.resident).tolist())
+        held = set(np.flatnonzero(rig.residency.locations.resident).tolist())
         wanted = {layer * 8 + expert for layer in range(3) for expert in (first, first + 1)}
         if slots >= N_USED:
             assert wanted <= held, "an expert of this token lost its slot to another of it"
@@ -173,21 +173,19 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "at", ["take", "exchange", "release", "set_all", "landed", "failed", "publish"]
+    "at", ["enter", "begin_copy", "arrive", "leave", "unmap", "set_all", "publish"]
 )
 def test_ctrl_c_in_the_middle_of_a_change_is_survived(
     make: Make, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    """Whatever is half done, the cache begins anew and every byte read is right."""
+    """Whatever is half done, the cache goes on and every byte read is right."""
     rig = make(2)
     rng = np.random.default_rng(4)
     for _ in range(6):
         rig.token(random_routing(rng))
-    owners: dict[str, Any] = {"set_all": rig.table, "publish": rig.table,
-                              "landed": rig.residency, "failed": rig.residency}  # fmt: skip
-    owner = owners.get(at, rig.slots)
-    # Slots are taken and released only where a copy failed: else they are exchanged.
-    rig.uploads.failures = 3 * (at in ("take", "release", "failed"))
+    owners: dict[str, Any] = {"set_all": rig.table, "publish": rig.table, "unmap": rig.slots}
+    owner = owners.get(at, rig.residency.locations)
+    rig.uploads.failures = 3 * (at == "leave")  # experts leave only where a copy failed
     real, calls = getattr(owner, at), []
 
     def interrupted(*arguments: Any) -> Any:
@@ -250,7 +248,7 @@ def test_ctrl_c_at_any_line_is_survived_where_experts_land(
     assert rig.cache.counters.n_landed > len(struck) > 100
 
 
-def test_a_copy_is_taken_back_while_a_submit_reads_whom_it_replaces(make: Make) -> None:
+def test_a_copy_is_taken_back_while_a_submit_reads_what_it_replaces(make: Make) -> None:
     rig = make(2, delay=1)
     rng = np.random.default_rng(3)
     used = random_routing(rng)
@@ -260,24 +258,24 @@ def test_a_copy_is_taken_back_while_a_submit_reads_whom_it_replaces(make: Make) 
     rig.end(first, (used + 3) % SPACE.n_experts)
     blocked = rig.cache._tier.moving
     assert blocked and not rig.cache._tier.is_copying
-    rig.cache._tier.cancel(lambda key: False)
+    rig.cache._tier.cancel(np.zeros(SPACE.n_keys, np.bool_))
     assert rig.cache.counters.n_cancelled == len(blocked) and not rig.cache._tier.moving
     rig.end(second, used)
     for _ in range(4):
         rig.token(random_routing(rng))
 
 
-def test_ctrl_c_at_any_line_of_beginning_anew_is_survived(make: Make, device: Device) -> None:
-    """After a Ctrl-C that tore no more than the collecting of a copy."""
+def test_ctrl_c_at_any_line_of_recovering_is_survived(make: Make, device: Device) -> None:
+    """After a Ctrl-C that made the tier lose sight of a copy."""
     rig = make(2)
     rng = np.random.default_rng(9)
     n_lines, ended = 0, False
     while not ended:
         for _ in range(2):
             rig.token(random_routing(rng))
-        rig.cache._tier.torn = True
+        rig.cache._tier._pending.clear()
         with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
-            rig.cache.end(rig.begin())
+            rig.table.end(rig.begin())
         ended = len(ran) < n_lines
         n_lines += 2
         device.native.wait_idle()
@@ -285,6 +283,19 @@ def test_ctrl_c_at_any_line_of_beginning_anew_is_survived(make: Make, device: De
         for _ in range(2):
             rig.token(random_routing(rng))
     assert n_lines > 50, "what is traced is not the bookkeeping"
+
+
+def test_ctrl_c_costs_only_the_experts_that_were_being_copied(make: Make) -> None:
+    """Those that are there stay, also where the tier lost sight of a copy."""
+    rig = make(4)
+    used = routing((0, 1), (2, 3), (4, 5))
+    rig.token(used)
+    assert rig.token(used).all()
+    rig.token(routing((6, 7), (6, 7), (6, 7)))
+    rig.cache._tier._pending.clear()
+    assert rig.token(used).all()
+    assert not rig.token(routing((6, 7), (6, 7), (6, 7))).any()
+    assert rig.token(routing((6, 7), (6, 7), (6, 7))).all()
 
 
 def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> None:

@@ -16,7 +16,7 @@ from tests.experts.rig import Rig
 from vkmoe.errors import DeviceLostError, VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.store.copies import Copy, QueueFullError, Upload
+from vkmoe.experts.store.copies import Copy, CopyBudget, QueueFullError, Upload
 from vkmoe.gpu.device import Device
 
 SPACE = KeySpace(n_layers=3, n_experts=8)
@@ -27,14 +27,14 @@ Make = Callable[..., Rig]
 
 @pytest.fixture
 def make(device: Device, nothing_left: None) -> Iterator[Make]:
-    """Makes a rig with `slots` per layer over `places` for each of the two sizes of expert."""
+    """Makes a rig with `slots` per layer over `host_slots` for each of the two sizes of expert."""
     made: list[Rig] = []
 
-    def rig(places: int, slots: int = 2, delay: int | None = None, **choices: Any) -> Rig:
+    def rig(host_slots: int, slots: int = 2, delay: int | None = None, **choices: Any) -> Rig:
         pools = make_pools([slots] * 3, SIZES, N_USED, "layer")
         seed = choices.pop("seed", None)
         settings = CacheSettings("slru", **choices)
-        rig = Rig(device, SPACE, pools, settings, delay, seed, n_places=places, sizes=SIZES)
+        rig = Rig(device, SPACE, pools, settings, delay, seed, n_host_slots=host_slots, sizes=SIZES)
         made.append(rig)
         return rig
 
@@ -51,18 +51,18 @@ def random_routing(rng: np.random.Generator) -> Any:
 
 @pytest.mark.parametrize("delay", [None, 0, 2])
 @pytest.mark.parametrize("slots", [0, 1, 3])
-@pytest.mark.parametrize("places", [N_USED, 5, 16])
+@pytest.mark.parametrize("host_slots", [N_USED, 5, 16])
 def test_every_layer_reads_the_right_bytes(
-    make: Make, places: int, slots: int, delay: int | None
+    make: Make, host_slots: int, slots: int, delay: int | None
 ) -> None:
-    rig = make(places, slots, delay)
-    rng = np.random.default_rng(places)
+    rig = make(host_slots, slots, delay)
+    rng = np.random.default_rng(host_slots)
     for _ in range(20):
         rig.stepped_token(random_routing(rng))
     pool = rig.cache.pool
     assert pool is not None
     counters = pool.counters
-    assert counters.n_uses > 0 and (counters.n_reads > 8 or places == 16)
+    assert counters.n_uses > 0 and (counters.n_reads > 8 or host_slots == 16)
     assert (slots == 0) == (rig.cache.counters.n_uploads == 0)
 
 
@@ -84,7 +84,7 @@ def test_an_expert_in_a_slot_leaves_the_pool_first(make: Make) -> None:
     pool = rig.cache.pool
     assert pool is not None
     rig.stepped_token(np.array([(2, 3)] * 3, np.uint32))
-    here = pool.residency.published
+    here = pool.locations.present
     assert not here[[0, 1]].all(), "twice in memory while others were read again"
 
 
@@ -99,7 +99,7 @@ def test_reading_while_something_is_computed_is_hidden(make: Make) -> None:
     rig = make(6, slots=0, delay=0)
     pool = rig.cache.pool
     assert pool is not None and pool.counters.hidden is None, "what was read at the start counts"
-    absent = np.flatnonzero(~pool.residency.published)
+    absent = np.flatnonzero(~pool.locations.present)
     began = perf_counter_ns()
     pool.want(absent[:1], np.zeros(SPACE.n_keys, np.bool_))
     pool.tier.collect(wait=True)
@@ -187,9 +187,9 @@ def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: Make) -> 
     assert counters.n_reads > 0 and rig.cache.counters.n_uploads == 6
     assert (counters.n_uses, counters.n_hits, counters.read_ns, counters.hidden) == (0, 0, 0, None)
     assert counters.stall_ns == rig.cache.counters.stall_ns == 0, "no token waited yet"
-    assert rig.residency.published.sum() == 6
-    assert not (rig.cache.pool.residency.published & rig.residency.published.ravel()).any()
-    assert rig.cache.pool.residency.published.sum() == 8, "there is room for others"
+    assert rig.residency.present.sum() == 6
+    assert not (rig.cache.pool.locations.present & rig.residency.present.ravel()).any()
+    assert rig.cache.pool.locations.present.sum() == 8, "there is room for others"
     rng = np.random.default_rng(6)
     for _ in range(5):
         rig.stepped_token(random_routing(rng))
@@ -199,7 +199,7 @@ def test_guesses_are_right_if_the_next_layer_uses_them(make: Make) -> None:
     rig = make(8, slots=0, delay=0)
     pool = rig.cache.pool
     assert pool is not None
-    absent = np.flatnonzero(~pool.residency.published)
+    absent = np.flatnonzero(~pool.locations.present)
     guessed, used = absent[:2], np.array([absent[0], absent[3]])
     pool.want(guessed, np.zeros(SPACE.n_keys, np.bool_))
     for _ in range(2):  # the second time nobody was guessed
@@ -220,7 +220,7 @@ def test_guesses_that_the_queue_refused_do_not_go_before_who_is_needed(
         return start(copies, urgent)
 
     monkeypatch.setattr(rig.file, "start", full)
-    absent = np.flatnonzero(~pool.residency.published)
+    absent = np.flatnonzero(~pool.locations.present)
     guessed, used = absent[:2], absent[2:4]
     pool.want(guessed, np.zeros(SPACE.n_keys, np.bool_))
     assert pool.tier.moving == set(guessed.tolist())
@@ -230,10 +230,21 @@ def test_guesses_that_the_queue_refused_do_not_go_before_who_is_needed(
     pool.check_integrity()
 
 
+class SmallBudget(CopyBudget):
+    """Lets one small expert be copied in every token."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 0)
+
+    @property
+    def n_bytes(self) -> float:
+        return 300.0
+
+
 def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:
     """Of all layers together, however soon they arrive."""
     rig = make(16, slots=3, delay=0, predictor="frequency", executor="stepped")
-    object.__setattr__(rig.cache._ways, "budget", lambda: 300.0)  # one small expert
+    object.__setattr__(rig.cache._ways, "budget", SmallBudget())
     rig.cache._steps._budget = rig.cache._ways.budget
     rng = np.random.default_rng(7)
     before, most = 0, 0
@@ -244,11 +255,18 @@ def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:
     assert most <= 1
 
 
-def test_a_token_that_goes_on_after_ctrl_c_is_refused(make: Make) -> None:
-    rig = make(4)
-    rig.cache.end(rig.begin())
-    rig.cache._tier.torn = True
-    with pytest.raises(AssertionError, match="interrupted"):
-        rig.cache.need(0, np.array([0, 1], np.uint32))
-    with pytest.raises(AssertionError, match="interrupted"):
-        rig.cache.begin(first=False)
+def test_a_use_of_a_batch_is_counted_as_often_as_it_occurs_and_read_once(make: Make) -> None:
+    """Several tokens that need the same experts, and all together as many as there is room for."""
+    rig = make(3, slots=0)
+    pool = rig.cache.pool
+    assert pool is not None
+    absent = np.flatnonzero(~pool.locations.present[: SPACE.n_experts])[:3]
+    used = absent[[0, 1, 1, 2, 0, 2]]
+    kept = np.zeros(SPACE.n_keys, np.bool_)
+    kept[used] = True
+    n_reads = pool.counters.n_reads
+    pool.need(used, kept, lambda: kept)
+    pool.need(used, kept, lambda: kept)
+    counters = pool.counters
+    assert (counters.n_uses, counters.n_hits, counters.n_reads - n_reads) == (12, 6, 3)
+    assert pool.locations.present[absent].all()

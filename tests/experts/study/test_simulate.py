@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
+from tests.experts.tokens import after_token
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
@@ -33,23 +34,23 @@ def test_an_expert_is_found_by_the_token_after_the_one_that_missed_it() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("allocation", get_args(SlotSharing))
-def test_hits_are_those_of_the_published_experts(
+def test_hits_are_those_of_the_experts_in_slots(
     policy: PolicyName, allocation: SlotSharing
 ) -> None:
-    """Against `published` itself, asked expert by expert."""
+    """Against `present` itself, asked expert by expert."""
     trace = trace_of(drifting(200, 3, 16, 4), 16, n_prompt=50)
     pools = make_pools([9, 9, 9], [1, 1, 1], 4, allocation)
     choices = CacheSettings(policy, warmpin=2, warmpin_after=20)
     result = simulate(trace, choices, pools)
     residency = Residency(trace.space, pools, choices)
-    residency.landed(residency.start())
+    residency.arrived(residency.start())
     for token, routing in enumerate(trace.routing):
         found = [
-            sum(bool(residency.published[layer, expert]) for expert in routing[layer])
+            sum(bool(residency.present[layer, expert]) for expert in routing[layer])
             for layer in range(3)
         ]
         assert result.hits[token].tolist() == found
-        residency.landed(residency.use(routing))
+        residency.arrived(after_token(residency, routing))
         residency.check_integrity()
     decode = result.hits[50:].sum() / (150 * 3 * 4)
     assert result.decode_rate == pytest.approx(decode)

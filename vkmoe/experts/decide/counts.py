@@ -30,8 +30,8 @@ class DecayedCounts:
         self.now = 0  # tokens seen
 
     def use(self, keys: NDArray[np.int64]) -> None:
-        """Count one use of each key; they must be distinct."""
-        self.raw[keys] += self.weight
+        """Count one use of each key, and as many of a key that is repeated."""
+        np.add.at(self.raw, keys, self.weight)
 
     def advance(self) -> None:
         """Note that a token has passed."""

@@ -1,8 +1,8 @@
 """Which experts are pinned to their slots, and when that is chosen anew.
 
-Pinned are residents, chosen once by the options, and the experts used most of late. Owns both
-lists, the uses that residents are chosen by, and the choices, in which ties go to the lower number.
-Does not own slots: it answers with changes, which residency.py carries out.
+Pinned are residents, chosen once by the options, and the experts used most of late. Owns the uses
+that residents are chosen by, and the choices, in which ties go to the lower key. Does not own the
+pins (locations.py): it answers with changes, which residency.py carries out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import Keys, KeySpace
+from vkmoe.experts.decide.locations import ASKED, BY_USE, Locations
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 
 __all__ = ["PinChange", "Pinning", "fill"]
@@ -23,30 +24,25 @@ Uses = NDArray[Any]  # whole or decayed uses [n_keys]
 
 
 class PinChange(NamedTuple):
-    """Lists numbers of experts: those that lose their pin, then those that get one."""
+    """Lists the keys that are to be pinned for a reason, and no others, and the new among them."""
 
-    freed: list[int]
-    pinned: list[int]
+    reason: int
+    keys: list[int]
+    new: list[int]  # in the order in which they get slots
 
 
 class Pinning:
     """Chooses pins by the settings, for the layers that have slots."""
 
-    def __init__(self, space: KeySpace, pools: Sequence[PoolSpec], settings: CacheSettings) -> None:
-        self._space, self._pools, self._settings = space, tuple(pools), settings
-        self._residents: list[int] = []
-        self._warm: list[int] = []
+    def __init__(self, locations: Locations, settings: CacheSettings) -> None:
+        self._locations, self._settings = locations, settings
+        self._space, self._pools = space, pools = locations.space, locations.pools
         self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for the choice of residents
-        self._n_tokens = 0
+        self._n_tokens = self._n_looked = 0  # tokens noted, and those at the last choice
         self.warm_at: int | None = None  # tokens seen when pins were last chosen by use
         layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
-        # Numbers of the experts of each layer with slots: [n such layers, n_experts].
-        self._numbers = layers[:, None] * space.n_experts + np.arange(space.n_experts)
-
-    @property
-    def keys(self) -> Keys:
-        """Return the numbers of all pinned experts."""
-        return np.array(sorted({*self._residents, *self._warm}), np.int64)
+        # Keys of the experts of each layer with slots: [n such layers, n_experts].
+        self._rows = layers[:, None] * space.n_experts + np.arange(space.n_experts)
 
     def at_start(self, seed: Uses | None) -> Iterator[PinChange]:
         """Yield the changes before the first token; `seed` are counts of an earlier run."""
@@ -62,11 +58,11 @@ class Pinning:
         """Note that a token used these experts."""
         self._n_tokens += 1
         if self._settings.selection == "frequency":
-            self._uses[keys] += 1
+            np.add.at(self._uses, keys, 1)
 
     @property
     def is_due(self) -> bool:
-        """Return whether pins are to be chosen after this token."""
+        """Return whether pins are to be chosen after the tokens noted since the last choice."""
         return bool(self._pools) and (self._warm_is_due or self._residents_are_due)
 
     def choose(self, counts: Uses) -> Iterator[PinChange]:
@@ -76,48 +72,51 @@ class Pinning:
         if self._residents_are_due:
             self.warm_at = self._n_tokens
             yield self._choose_residents(self._most_used(self._uses))
+        self._n_looked = self._n_tokens
 
     # ----- inside -----
 
     @property
     def _warm_is_due(self) -> bool:
-        settings = self._settings
-        return settings.warmpin > 0 and self._n_tokens % settings.warmpin_after == 0
+        after = self._settings.warmpin_after
+        return self._settings.warmpin > 0 and self._n_tokens // after > self._n_looked // after
 
     @property
     def _residents_are_due(self) -> bool:
-        settings = self._settings
-        return settings.selection == "frequency" and self._n_tokens == settings.warmup_tokens
+        warmup = self._settings.warmup_tokens
+        return self._settings.selection == "frequency" and self._n_looked < warmup <= self._n_tokens
 
     def _choose_residents(self, keys: list[int]) -> PinChange:
         """Make these the residents, and those before them ordinary experts."""
-        freed = set(self._residents) - set(keys) - set(self._warm)
-        self._residents = keys
-        return PinChange(sorted(freed), keys)
+        return PinChange(ASKED, keys, keys)
 
     def _choose_warm(self, counts: Uses) -> PinChange:
         """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
-        before, n = self._warm, self._settings.warmpin
-        self._warm = _hottest(counts, self._pools, self._space, n, self._residents)
-        self.warm_at = self._n_tokens if self._warm else self.warm_at
-        freed = set(before) - set(self._warm) - set(self._residents)
-        new = set(self._warm) - set(before)
-        return PinChange(sorted(freed), [key for key in self._warm if key in new])
+        before = set(self._pinned(BY_USE))
+        residents, n = self._pinned(ASKED), self._settings.warmpin
+        warm = _hottest(counts, self._pools, self._space, n, residents)
+        self.warm_at = self._n_tokens if warm else self.warm_at
+        return PinChange(BY_USE, warm, [key for key in warm if key not in before])
+
+    def _pinned(self, reason: int) -> list[int]:
+        """Return the experts that are pinned for a reason."""
+        found: list[int] = np.flatnonzero(self._locations.pins & reason).tolist()
+        return found
 
     def _most_used(self, values: Uses) -> list[int]:
-        return _most_used(values, self._numbers, self._settings.n_resident)
+        return _most_used(values, self._rows, self._settings.n_resident)
 
     def _listed(self) -> list[int]:
         ids = list(range(self._space.n_experts))
         if self._settings.selection == "manual":
             ids = list(self._settings.resident_ids)
-        chosen: list[int] = self._numbers[:, ids[: self._settings.n_resident]].reshape(-1).tolist()
+        chosen: list[int] = self._rows[:, ids[: self._settings.n_resident]].reshape(-1).tolist()
         return chosen
 
 
 def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:
     """Return used experts for all slots of a pool, the most used first; layers get their floor."""
-    rows = np.stack([space.numbers(layer) for layer in pool.layers])
+    rows = np.stack([space.keys(layer) for layer in pool.layers])
     chosen = _most_used(values, rows, pool.floor)
     rest = set(rows.reshape(-1).tolist()) - set(chosen)
     chosen += sorted(rest, key=lambda key: (-values[key], key))
@@ -125,7 +124,7 @@ def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:
 
 
 def _most_used(values: Uses, rows: NDArray[np.int64], n: int) -> list[int]:
-    """Return the `n` most used of each row of numbers [n_rows, n_experts]."""
+    """Return the `n` most used of each row of keys [n_rows, n_experts]."""
     order = np.argsort(-values[rows], axis=1, kind="stable")[:, :n]
     chosen: list[int] = np.take_along_axis(rows, order, axis=1).reshape(-1).tolist()
     return chosen

@@ -1,8 +1,9 @@
 """Cache policies: which resident of a pool of slots leaves first when another expert needs a slot.
 
-Owns the contract that all policies share (tests/experts/decide/test_policy_contract.py), the three
-policies and their names; a new one is a class and a line in POLICIES. Policies see numbers of
-experts, never a buffer. Which experts should enter is decided in residency.py.
+Owns what decides whether a newcomer gets a slot, the contract that all policies share
+(tests/experts/decide/test_policy_contract.py), the three policies and their names; a new one is a
+class and a line in POLICIES. Policies see keys of experts, never a buffer. Which experts should
+enter is decided in residency.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +20,21 @@ from numpy.typing import NDArray
 from vkmoe.choices import PolicyName
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
-from vkmoe.experts.decide.residents import FREE, NO_LIMITS, Leaving, Limits, Move, Residents
-from vkmoe.experts.decide.settings import PoolSpec
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask, Values
+from vkmoe.experts.decide.locations import ASKED, FREE, Locations, Move
 
-__all__ = ["POLICIES", "PROTECTED_SHARE", "Lfru", "Lru", "Policy", "Slru", "create_policy"]
+__all__ = [
+    "NO_LIMITS",
+    "POLICIES",
+    "PROTECTED_SHARE",
+    "Leaving",
+    "Lfru",
+    "Limits",
+    "Lru",
+    "Policy",
+    "Slru",
+    "create_policy",
+]
 
 # The share of a pool that Slru protects. On traces of the demo model larger shares hit less, and
 # smaller ones hardly more; where the subject changes, a share keeps what is in use now.
@@ -34,6 +46,80 @@ _MAX_CLOCK = (1 << 31) - 2  # recency is an int32
 _NO_RECENCY = np.iinfo(np.int32).max  # a recency that no expert has
 
 
+class Leaving:
+    """Gives a pool's slots to newcomers, one by one: free ones first, then in order of leaving.
+
+    The expert inserted last leaves only if no other may, and none of a layer that has none to
+    spare, unless for an expert of the same layer.
+    """
+
+    def __init__(
+        self,
+        n_free: int,
+        order: list[int],
+        newest: int,
+        space: KeySpace,
+        spare: list[int] | None = None,
+    ) -> None:
+        """List those that may leave in `order`, and how many each layer can spare [n_layers].
+
+        Without `spare` it is all of them.
+        """
+        self._n_free, self._order, self._newest = n_free, order, newest
+        self._space, self._spare = space, spare
+
+    def first_for(self, newcomer: int) -> int | None:
+        """Return the key whose slot it would take; FREE: a free one; None: there is none."""
+        if self._n_free:
+            return FREE
+        last = None
+        for key in self._order:
+            if self._spare is not None and not self._is_spared(key, newcomer):
+                continue
+            if key != self._newest:
+                return key
+            last = key
+        return last
+
+    def take(self, victim: int, newcomer: int) -> None:
+        """Let the newcomer take the slot that `first_for` answered."""
+        self._newest = FREE  # it is the newcomer now, which cannot leave
+        if victim == FREE:
+            self._n_free -= 1
+        else:
+            self._order.remove(victim)
+        if self._spare is not None:
+            self._spare[self._space.layer(newcomer)] += 1
+            if victim != FREE:
+                self._spare[self._space.layer(victim)] -= 1
+
+    def _is_spared(self, key: int, newcomer: int) -> bool:
+        assert self._spare is not None
+        layer = self._space.layer(key)
+        return self._spare[layer] > 0 or layer == self._space.layer(newcomer)
+
+
+class Limits(NamedTuple):
+    """Lets newcomers in that bid more than their victim is worth, and pinned ones anyway.
+
+    Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none.
+    """
+
+    bids: Values | None = None  # [n newcomers]; None: all enter
+    worth: Values | None = None  # [n_keys]; with bids
+    budget_bytes: float = inf
+    n_landed: int = 0
+
+    def lets_in(self, newcomer: int, victim: int) -> bool:
+        """Return whether a newcomer, by index, may take the victim's slot as far as worth goes."""
+        if self.bids is None or self.worth is None:
+            return True
+        return self.bids.item(newcomer) > self.worth.item(victim)
+
+
+NO_LIMITS = Limits()
+
+
 class Policy(ABC):
     """Orders the experts that hold the slots of each pool by which would leave first.
 
@@ -42,24 +128,16 @@ class Policy(ABC):
     slots than the pool's floor, unless for an expert of the same layer.
     """
 
-    def __init__(self, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts) -> None:
-        self.pools, self.space, self.counts = tuple(pools), space, counts
-        self._residents = Residents(pools, space)
-        self.resident: Mask = self._residents.mask
-        self.pool_of: Keys = self._residents.pool_of
-        # Like all that is looked up by place, it has an entry more, for places that are free.
-        self._last: NDArray[np.int32] = np.zeros(space.n_keys + 1, np.int32)  # rises with each use
+    def __init__(self, locations: Locations, counts: DecayedCounts) -> None:
+        self.locations, self.counts = locations, counts
+        self.pools, self.space = locations.pools, locations.space
+        # Like all that is looked up by holder, it has an entry more, for slots that are free.
+        # It rises with each use.
+        self._last: NDArray[np.int32] = np.zeros(self.space.n_keys + 1, np.int32)
         self._clock = 1  # 0 stands for experts that were never used
         self._newest: Keys = np.full(len(self.pools), FREE, np.int64)  # inserted last
 
     # ----- questions -----
-
-    def n_free(self, pool: int) -> int:
-        """Return how many slots of a pool are free."""
-        return self._residents.n_free(pool)
-
-    def is_pinned(self, key: int) -> bool:
-        return bool(self._residents.pinned[key])
 
     def order(self, pool: int) -> list[int]:
         """List the residents of a pool: those that would leave first in front, pinned ones last."""
@@ -69,22 +147,22 @@ class Policy(ABC):
         if newest in order:
             order.remove(newest)
             order.append(newest)
-        residents = self._residents.of(pool)
-        return [*order, *residents[self._residents.pinned[residents]].tolist()]
+        residents = self.locations.of(pool)
+        return [*order, *residents[self.locations.pins[residents] != 0].tolist()]
 
     def victim(self, newcomer: int, needed: Mask) -> int | None:
         """Return which key would leave for `newcomer` were its pool full; None if none may."""
-        pool = int(self.pool_of[newcomer])
+        pool = int(self.locations.pool_of[newcomer])
         return self._leaving(pool, 0, self._orders([pool], needed)[0]).first_for(newcomer)
 
     # ----- changes -----
 
     def use(self, keys: Keys) -> Keys:
-        """Note that a token used these distinct keys, all in pools, the most important first.
+        """Note that a token used these keys, all in pools, the most important first.
 
         Once per token, when `counts` has counted it. Returns those that are not resident, in order.
         """
-        here = self.resident[keys]
+        here = self.locations.are_resident(keys)
         self._touch(keys[here])
         return keys[~here]
 
@@ -100,10 +178,10 @@ class Policy(ABC):
         keys = np.array(newcomers, np.int64)
         turns = range(len(keys))
         if limits.bids is not None:
-            bids = np.where(self._residents.pinned[keys], inf, limits.bids)
+            bids = np.where(self.locations.pins[keys] != 0, inf, limits.bids)
             turns = np.argsort(-bids, kind="stable").tolist()
             limits = limits._replace(bids=bids)
-        moves = self._admit(keys.tolist(), self.pool_of[keys].tolist(), turns, needed, limits)
+        moves = self._admit(keys.tolist(), self._pools_of(keys), turns, needed, limits)
         if moves:
             entering = np.array([move.key for move in moves], np.int64)
             self._enter(entering, np.array([move.victim for move in moves], np.int64))
@@ -113,24 +191,27 @@ class Policy(ABC):
         """Put keys that are not resident into free slots of their pools."""
         self._enter(keys, np.full(len(keys), FREE, np.int64))
 
+    def replace(self, keys: Sequence[int], victims: Sequence[int]) -> None:
+        """Give keys the slots of victims of the same pools, whatever these are worth."""
+        self._enter(np.array(keys, np.int64), np.array(victims, np.int64))
+
     def remove(self, keys: Keys) -> None:
         """Take residents out of their slots; a pin stays noted for when its expert comes back."""
-        self._residents.leave(keys)
+        self.locations.leave(keys)
 
-    def pin(self, keys: Keys) -> None:
-        """Never let these leave; those that are not resident, from their next insertion on."""
-        self._residents.pin(keys)
+    def pin(self, keys: Keys, reason: int = ASKED) -> Keys:
+        """Never let these leave for a reason, and no others; return those that may leave again.
 
-    def unpin(self, keys: Keys) -> None:
-        """Take pins back; does nothing to keys without."""
-        self._residents.pin(keys, False)
+        Those that are not resident stay from their next insertion on.
+        """
+        return self.locations.pin(keys, reason)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the policy contradicts itself (tests)."""
-        self._residents.check_integrity()
+        self.locations.check_integrity()
         for pool in range(len(self.pools)):
-            assert sorted(self.order(pool)) == self._residents.of(pool).tolist(), pool
-        recency = self._last[:-1][self.resident]
+            assert sorted(self.order(pool)) == self.locations.of(pool).tolist(), pool
+        recency = self._last[:-1][self.locations.resident]
         assert len(np.unique(recency)) == len(recency), "recency is not an order"
 
     # ----- what a policy adds -----
@@ -139,26 +220,34 @@ class Policy(ABC):
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
         """Rank residents: [n_pools, n], the lowest leaves first, and no two in a row are equal.
 
-        `keys` [n_pools, n] hold the places of these pools, n_keys where one is free; `unpinned` are
-        those without a pin. The ranks of the others mean nothing.
+        `keys` [n_pools, n] are in the slots of these pools, n_keys where one is free; `unpinned`
+        are those without a pin. The ranks of the others mean nothing.
         """
 
-    def _enter(self, keys: Keys, victims: Keys) -> None:
-        """Give each key the slot of its victim, which leaves, or for FREE a free one."""
-        self._residents.enter(keys, victims)
-        self._newest[self.pool_of[keys]] = keys  # the last one of each pool stays
+    def _note_entry(self, keys: Keys) -> None:
+        """Note that these are about to get slots."""
+        self._newest[self.locations.pool_of[keys]] = keys  # the last one of each pool stays
         self._touch(keys)
 
     # ----- inside -----
+
+    def _enter(self, keys: Keys, victims: Keys) -> None:
+        """Give each key the slot of its victim, which leaves, or for FREE a free one."""
+        self._note_entry(keys)
+        self.locations.enter(keys, victims)  # last: an expert with a slot has its recency
+
+    def _pools_of(self, keys: Keys) -> list[int]:
+        pools: list[int] = self.locations.pool_of[keys].tolist()
+        return pools
 
     def _touch(self, keys: Keys) -> None:
         """Make these the most recent, the last one most of all."""
         if self._clock + len(keys) > _MAX_CLOCK:
             self._last = self._last.argsort(kind="stable").argsort().astype(np.int32)
             self._clock = len(self._last)
-        end = self._clock + len(keys)
-        self._last[keys] = np.arange(self._clock, end)
-        self._clock = end
+        first = self._clock
+        self._clock += len(keys)  # first: no recency is given twice
+        self._last[keys] = np.arange(first, self._clock)
 
     def _admit(
         self,
@@ -193,7 +282,7 @@ class Policy(ABC):
 
     def _leaving_for(self, n_waiting: Mapping[int, int], needed: Mask) -> Mapping[int, Leaving]:
         """Return what leaves each of these pools with fewer free slots than experts that wait."""
-        full = [pool for pool, n in n_waiting.items() if n > self.n_free(pool)]
+        full = [pool for pool, n in n_waiting.items() if n > self.locations.n_free(pool)]
         if not full:
             return {}
         n_most = None  # a floor may ask for any of them
@@ -201,7 +290,7 @@ class Policy(ABC):
             n_most = max(n_waiting[pool] for pool in full) + 1  # one to choose from
         orders = self._orders(full, needed, n_most)
         return {
-            pool: self._leaving(pool, self.n_free(pool), order)
+            pool: self._leaving(pool, self.locations.n_free(pool), order)
             for pool, order in zip(full, orders, strict=True)
         }
 
@@ -213,8 +302,8 @@ class Policy(ABC):
         self, pools: Sequence[int], needed: Mask, n_most: int | None = None
     ) -> list[list[int]]:
         """Return the first `n_most` that may leave each pool, whatever its floor and newest are."""
-        keys = self._residents.holders[pools]
-        unpinned = self._residents.unpinned[keys]
+        keys = self.locations.holders(pools)
+        unpinned = self.locations.unpinned(keys)
         allowed = unpinned > needed.take(keys, mode="clip")
         ranks = np.where(allowed, self._rank(keys, unpinned, pools), _NEVER)
         first = ranks.argsort(axis=1)[:, :n_most]
@@ -224,7 +313,7 @@ class Policy(ABC):
 
     def _spare(self, pool: int) -> list[int]:
         """Return how many residents each layer has above the pool's floor [n_layers]."""
-        layers = self._residents.of(pool) // self.space.n_experts
+        layers = self.locations.of(pool) // self.space.n_experts
         n_resident = np.bincount(layers, minlength=self.space.n_layers)
         return [int(n) - self.pools[pool].floor for n in n_resident]
 
@@ -253,41 +342,41 @@ class Slru(Policy):
 
     def __init__(
         self,
-        pools: Sequence[PoolSpec],
-        space: KeySpace,
+        locations: Locations,
         counts: DecayedCounts,
         share: float = PROTECTED_SHARE,
         frequency: bool = True,
     ) -> None:
-        super().__init__(pools, space, counts)
+        super().__init__(locations, counts)
         assert 0 <= share <= 1, share
         self.frequency = frequency
-        self._again: Mask = np.zeros(space.n_keys + 1, np.bool_)  # used again since insertion
+        self._again: Mask = np.zeros(self.space.n_keys + 1, np.bool_)  # used again since entry
         # At least one slot is on probation: a newcomer could not stay otherwise.
-        sizes = [min(int(pool.capacity * share), pool.capacity - 1) for pool in pools]
+        sizes = [min(int(pool.capacity * share), pool.capacity - 1) for pool in self.pools]
         self._n_protected = np.array(sizes, np.int64)
 
     def protected(self, pool: int) -> set[int]:
         """Return the protected residents of a pool, pinned ones among them."""
-        keys, residents = self._residents.holders[[pool]], self._residents.of(pool)
-        unpinned = self._residents.unpinned[keys]
+        keys, residents = self.locations.holders([pool]), self.locations.of(pool)
+        unpinned = self.locations.unpinned(keys)
         protected = self._protected(keys, unpinned, [pool], self._last[keys])
-        pinned = residents[self._residents.pinned[residents]]
+        pinned = residents[self.locations.pins[residents] != 0]
         return {*keys[protected].tolist(), *pinned.tolist()}
 
     def use(self, keys: Keys) -> Keys:
         self._again[keys] = True  # also of those that will be inserted, which takes it back
         return super().use(keys)
 
-    def unpin(self, keys: Keys) -> None:
-        """Take pins back; the experts that had one stay protected, as if they were used now."""
-        freed = keys[self.resident[keys] & self._residents.pinned[keys]]
-        super().unpin(keys)
-        self._touch(freed)
-        self._again[freed] = True
+    def pin(self, keys: Keys, reason: int = ASKED) -> Keys:
+        """Pin as any policy does; those that had a pin stay protected, as if they were used now."""
+        freed = super().pin(keys, reason)
+        here = freed[self.locations.are_resident(freed)]
+        self._touch(here)
+        self._again[here] = True
+        return freed
 
-    def _enter(self, keys: Keys, victims: Keys) -> None:
-        super()._enter(keys, victims)
+    def _note_entry(self, keys: Keys) -> None:
+        super()._note_entry(keys)
         self._again[keys] = False
 
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
@@ -304,7 +393,7 @@ class Slru(Policy):
         last: NDArray[np.int32],
     ) -> NDArray[np.bool_]:
         """Return which are protected, [n_pools, n]; arguments as for `_rank`, and their recency."""
-        room = (self._n_protected - self._residents.n_pinned)[pools]
+        room = (self._n_protected - self.locations.n_pinned)[pools]
         recency = last * (self._again[keys] & unpinned)  # 0: cannot be protected
         column = keys.shape[1] - np.maximum(1, room)
         lowest = np.maximum(1, np.sort(recency, axis=1)[np.arange(len(pools)), column])
@@ -321,16 +410,16 @@ class Lfru(Policy):
     The score is that of vLLM's CachedWeightProvider (pull request 37190).
     """
 
-    def __init__(self, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts) -> None:
-        super().__init__(pools, space, counts)
-        self._used_at: Keys = np.zeros(space.n_keys + 1, np.int64)  # tokens
+    def __init__(self, locations: Locations, counts: DecayedCounts) -> None:
+        super().__init__(locations, counts)
+        self._used_at: Keys = np.zeros(self.space.n_keys + 1, np.int64)  # tokens
 
     def use(self, keys: Keys) -> Keys:
         self._used_at[keys] = self.counts.now
         return super().use(keys)
 
-    def _enter(self, keys: Keys, victims: Keys) -> None:
-        super()._enter(keys, victims)
+    def _note_entry(self, keys: Keys) -> None:
+        super()._note_entry(keys)
         self._used_at[keys] = self.counts.now
 
     def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
@@ -351,10 +440,8 @@ def _rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
 POLICIES: Mapping[PolicyName, type[Policy]] = {"lru": Lru, "slru": Slru, "lfru": Lfru}
 
 
-def create_policy(
-    name: PolicyName, pools: Sequence[PoolSpec], space: KeySpace, counts: DecayedCounts
-) -> Policy:
-    """Make a policy of empty pools. Raises UsageError for a name that is none of POLICIES."""
+def create_policy(name: PolicyName, locations: Locations, counts: DecayedCounts) -> Policy:
+    """Make a policy over empty slots. Raises UsageError for a name that is none of POLICIES."""
     if name not in POLICIES:
         raise UsageError(f"no cache policy is called '{name}'", f"use one of {', '.join(POLICIES)}")
-    return POLICIES[name](pools, space, counts)
+    return POLICIES[name](locations, counts)

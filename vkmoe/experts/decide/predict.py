@@ -99,7 +99,7 @@ class _ByToken(Predictor):
     def after_layer(self, layer: int, ids: Ids) -> Scores | None:
         if self._next is None:
             return None
-        return self._next[self.space.numbers(layer + 1)]
+        return self._next[self.space.keys(layer + 1)]
 
 
 class Previous(_ByToken):
@@ -110,7 +110,7 @@ class Previous(_ByToken):
         self._last: deque[NDArray[np.int64]] = deque(maxlen=N_TOKENS)
 
     def after_token(self, ids: Ids) -> Scores | None:
-        self._last.append(self.space.numbers_of(ids))
+        self._last.append(self.space.keys_of(ids))
         scores = np.zeros(self.space.n_keys)
         for age in range(len(self._last), 0, -1):  # the latest last
             scores[self._last[-age]] = 0.5 ** (age - 1)
@@ -184,7 +184,7 @@ class Correlation(Predictor):
     def after_layer(self, layer: int, ids: Ids) -> Scores | None:
         if not self._stepped:
             says = self._last[0][1] if self._last else None
-            return says[self.space.numbers(layer + 1)] if says is not None else None
+            return says[self.space.keys(layer + 1)] if says is not None else None
         if self._n_tokens <= WARM_UP:
             return None
         following: Scores = self._follow(ids[None], layer + 1)[0]

@@ -26,6 +26,10 @@ class PoolSpec:
     floor: int  # slots a layer is left with when other layers want more
     slot_bytes: int
 
+    def n_slots(self, n_landing: int) -> int:
+        """Return how many slots there are, with `n_landing` for each layer to land in."""
+        return self.capacity + n_landing * len(self.layers)
+
 
 @dataclass(frozen=True)
 class CacheSettings:

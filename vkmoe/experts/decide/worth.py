@@ -119,16 +119,16 @@ class Foresight:
         scores = self.predictor.after_layer(layer, ids)
         if scores is None:
             return NO_KEYS
-        numbers = self._space.numbers(layer + 1)
+        keys = self._space.keys(layer + 1)
         if self.predictor.informs:
-            chances = self._chances.given(int(numbers[0]), scores)
+            chances = self._chances.given(int(keys[0]), scores)
             if chances is not None and self.held_worth is not None:
-                self.worth[numbers] = chances
-                self.held_worth[numbers] = np.maximum(self.held_worth[numbers], chances)
-        worth = self.worth[numbers]
-        found = np.flatnonzero(absent[numbers] & (scores > 0) & (worth > self._average))
+                self.worth[keys] = chances
+                self.held_worth[keys] = np.maximum(self.held_worth[keys], chances)
+        worth = self.worth[keys]
+        found = np.flatnonzero(absent[keys] & (scores > 0) & (worth > self._average))
         order = np.argsort(-worth[found], kind="stable")
-        return numbers[found[order[: self._n_used]]]
+        return keys[found[order[: self._n_used]]]
 
     def fetched(self, keys: list[int], n_bytes: int) -> None:
         """Note that these are fetched on a guess, into slots of so many bytes."""
@@ -203,7 +203,7 @@ class Chances:
             short.advance()
 
     def given(self, first: int, says: Values) -> Values | None:
-        """Return the chances of experts from number `first` on, given their scores `says` [n]."""
+        """Return the chances of experts from key `first` on, given their scores `says` [n]."""
         if self._unsaid is None:
             return None
         return self._unsaid[first : first + len(says)] + self._fit(informed=True)[-1] * says

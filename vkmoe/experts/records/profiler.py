@@ -119,7 +119,7 @@ class ExpertProfiler:
         """Move the log into the counts."""
         log, self._log = self._log, []  # torn behind this, tokens are lost but none counts twice
         routing = np.stack([ids for ids, _ in log])
-        keys = self.space.numbers_of(routing)  # [n, n_layers, n_used]
+        keys = self.space.keys_of(routing)  # [n, n_layers, n_used]
         found = np.empty(keys.shape, np.bool_)
         for i, (_, hits) in enumerate(log):
             found[i] = hits

@@ -1,11 +1,11 @@
 """The expert cache at work: the only one that knows policy, slots, host pool, table and copies.
 
-`ExpertCache` puts these together and runs them: a submit is bracketed by `begin` and `end`, a token
-ends with `after_token`; where a token is several submits with a look at the routing between them,
-`need` makes a layer's experts available. While a submit reads a version of the table, nothing that
-version leads to is written, except landing places, by that submit alone. `ExpertTracker` is the
-engine's face of it, there also where nothing moves and only the counting is left. Does not decide
-which experts have slots (decide/residency.py), and owns no memory.
+`ExpertCache` puts these together and runs them: a submit begins with `begin`, a token ends with
+`after_token`; where a token is several submits with a look at the routing between them, `need`
+makes a layer's experts available. While a submit reads a version of the table, nothing that version
+leads to is written, except landing slots, by that submit alone. `ExpertTracker` counts what the
+tokens used, there also where nothing moves. Does not decide which experts have slots
+(decide/residency.py), and owns no memory.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import Keys, Mask
+from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.decide.residents import FREE, Move
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler
 from vkmoe.experts.store.copies import Copy, CopyBudget, DrainedUploader
 from vkmoe.experts.store.host_pool import HostPool
 from vkmoe.experts.store.slots import Landings, SlotManager
-from vkmoe.experts.store.table import Directory, ExpertTable
+from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
 from vkmoe.experts.store.tier import Tier, TierSpec
 from vkmoe.gpu.arena import Placement
 
@@ -59,7 +59,7 @@ class PoolParts(NamedTuple):
     """Names the parts of a host pool smaller than the model."""
 
     residency: PoolResidency
-    places: SlotManager
+    slots: SlotManager
     reads: DrainedUploader
 
 
@@ -73,7 +73,7 @@ class CacheWays:
 
     wait: bool = True
     marks_homes: bool = False  # kernels are to know what they read at home
-    budget: Callable[[], float] = lambda: inf  # bytes that may be copied for the next token
+    budget: CopyBudget | None = None  # of bytes for the next token; None: there is no limit
     overlap: Overlap | None = None  # notes when copies to slots ran
 
 
@@ -88,24 +88,25 @@ class ExpertTracker:
         layer_numbers: Sequence[int],
         table: ExpertTable,
         residency: Residency,
-        cache: ExpertCache | None,
-        on_device: bool,
+        cache: ExpertCache | None = None,
+        on_device: bool = False,
         checks: bool = False,
-        budget: CopyBudget | None = None,
-        overlap: Overlap | None = None,
     ) -> None:
         """Begin to count; without a cache, `on_device` says where all experts are.
 
-        `budget` and `overlap` learn of tokens; they are there where copies overlap with these.
         `checks` is for tests.
         """
         self.residency, self.cache = residency, cache
         self.profiler = ExpertProfiler(residency.space, layer_numbers)
         self._table, self._on_device, self._checks = table, on_device, checks
-        self._budget, self.overlap = budget, overlap
         self._host_ns = 0  # of the last token
         self._began_ns = 0  # the last submit
         self._note_pins()
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
+        return self.cache.overlap if self.cache is not None else None
 
     def begin(self, first: bool = True) -> int:
         """Return the number to end the next submit with, of a token's `first` or a later one.
@@ -134,9 +135,10 @@ class ExpertTracker:
             self.overlap.computed(submits, host)
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Have these experts [n_used] of a MoE layer where the next submit, which uses them, reads.
+        """Have a MoE layer's experts where the next submit reads, which uses them.
 
-        Raises ModelFileError where they have to be read from the file and cannot.
+        They are [n_tokens, n_used]. Raises ModelFileError where they have to be read from the file
+        and cannot.
         """
         if self.cache is not None:
             self.cache.need(layer, experts)
@@ -144,18 +146,19 @@ class ExpertTracker:
     def after_token(
         self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
     ) -> None:
-        """Count a token that is over and used `routing` [n MoE layers, n_used], which is kept.
+        """Count tokens that are over: they used `routing` [n_tokens, n MoE layers, n_used].
 
-        `filled` [n MoE layers, n_used]: which were stored where they were to land; None: none.
+        It is kept. `filled` [n_tokens, n MoE layers, n_used]: which experts kernels stored whole
+        where they were to land; None: none.
         """
+        hits = np.broadcast_to(self._on_device, routing.shape)
         if self.cache is not None:
-            hits = self.cache.after_token(routing, filled)
-            self.profiler.record(routing, hits)
-            if self._budget is not None:
-                self._budget.token(self._host_ns / 1e9, self.cache.last_missed_bytes)
+            hits = self.cache.after_token(routing, filled, self._host_ns)
         else:
-            self.residency.use(routing)
-            self.profiler.record(routing, self._on_device)
+            self.residency.observe(routing)
+            self.residency.decide()
+        for ids, found in zip(routing, hits, strict=True):
+            self.profiler.record(ids, found)
         self._note_pins()
         if self._checks and self.cache is not None:
             self.cache.check_integrity()
@@ -181,20 +184,18 @@ class ExpertCache:
     ) -> None:
         self.residency, self._space, self._ways = residency, residency.space, ways
         self._memory, self._table = memory, memory.table
-        self._homes = [home for row in memory.homes for home in row]  # by number
+        self._homes = [home for row in memory.homes for home in row]  # by key
         self._span_bytes = np.array(memory.span_bytes, np.int64)
-        n_keys = self._space.n_keys
-        self._directory = Directory(memory.table, n_keys, ways.marks_homes)
-        self._directory.set_homes(range(len(self._homes)), [home.address for home in self._homes])
-        self.pool = _make_pool(pool, memory, self._directory, residency) if pool else None
-        home = self.pool.place if self.pool is not None else self._homes.__getitem__
-        self._tier = _make_tier(memory, self._directory, residency, uploads, home, ways)
-        self._landings = Landings(memory.table, memory.slots, memory.scratch)
+        self._mark = np.uint64(AT_HOME if ways.marks_homes else 0)
+        homes = [home.address for home in self._homes] or [NOWHERE] * self._space.n_keys
+        self._home_addresses = np.array(homes, np.uint64) | self._mark
+        # First: it sets slots apart.
+        self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
+        self.pool = _make_pool(pool, memory, residency) if pool else None
+        self._tier = _make_tier(memory, residency, uploads, self.pool, ways)
         self._lands = self._landings.n_landing > 0
         self._steps = _LayerSteps(residency, self._tier, self.pool, ways.budget)
         self._missed_bytes = self._n_landed = 0
-        self.last_missed_bytes = 0  # of the last token
-        self._torn = False
 
     @property
     def counters(self) -> CacheCounters:
@@ -213,10 +214,15 @@ class ExpertCache:
             stall_ns=tier.stall_ns,
         )
 
+    @property
+    def overlap(self) -> Overlap | None:
+        """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
+        return self._tier.overlap
+
     def start(self, read: Callable[[Sequence[Copy]], object] | None = None) -> None:
         """Bring those into slots that are to be there for the first token, and fill the pool.
 
-        `read` reads experts (key, place, bytes) from the file. Raises DeviceLostError, and what
+        `read` reads experts (key, memory, bytes) from the file. Raises DeviceLostError, and what
         reading raises.
         """
         moves = self.residency.start()
@@ -224,71 +230,70 @@ class ExpertCache:
         for first in range(0, len(moves), max(1, step)):
             self._bring_at_start(moves[first : first + step])
         if self.pool is not None:
-            self.residency.copyable = self.pool.residency.published
+            self.residency.host = self.pool.locations
             if read is not None:
                 self.pool.fill(read)
             self.pool.started()
         self._tier.started()
+        self._write_addresses()
 
     def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
 
-        Submits of a token but its `first` come after a `need`. Raises DeviceLostError. A copy that
-        fails otherwise leaves its expert at home.
+        Submits of a token but its `first` come after a `need`; with the first, what Ctrl-C left of
+        the last token is tidied up. Raises DeviceLostError. A copy that fails otherwise leaves its
+        expert at home.
         """
-        if self._is_torn and first:
-            self._reset()
-        assert not self._is_torn, "a token goes on after it was interrupted"
         if first:
-            self._steps.forget()
-        self._tier.start_blocked()
+            self._recover()
+        self._tier.start_waiting()
         self._tier.collect(self._ways.wait)
         if self.pool is not None:
             self.pool.tier.collect()
         if self._lands:
             self._landings.offer()
         self._steps.begin()
+        self._write_addresses()
         self._table.publish()
         return self._table.begin()
 
-    def end(self, reader: int) -> None:
-        """Note that a submit is over."""
-        self._table.end(reader)
-
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Have experts [n_used] of a layer, which the next submit uses, in a slot or in the pool.
+        """Have a layer's experts [n_tokens, n_used], which the next submit uses, in memory.
 
-        Waits for the file; raises ModelFileError where it cannot be read. What they let expect of
-        the next layer is begun.
+        In a slot or in the pool. Waits for the file; raises ModelFileError where it cannot be read.
+        What they let expect of the next layer is begun.
         """
-        assert not self._is_torn, "a token goes on after it was interrupted"
         self._steps.need(layer, experts)
 
     def after_token(
-        self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.bool_]:
-        """Decide what moves after a token that used `routing` [n_layers, n_used]; begin to copy.
+        self,
+        routing: NDArray[np.uint32],
+        filled: NDArray[np.bool_] | None = None,
+        host_ns: int = 0,
+    ) -> Mask:
+        """Decide what moves after tokens that used `routing` [n_tokens, n_layers, n_used].
 
-        `filled` [n_layers, n_used] marks experts that were stored where they were to land. Returns
-        which uses were served from slots.
+        Copies begin. `filled`, alike, marks experts that were stored whole where they were to land;
+        `host_ns` is how long the host waited for the tokens. Returns which uses were served from
+        slots.
         """
-        keys = self._space.numbers_of(routing)
+        keys, budget = self.residency.observe(routing), self._ways.budget
         hits = self._steps.hits(keys)
         missed = ~hits
-        rank = missed.cumsum(axis=1)  # of a miss among those of its layer, from 1 on
-        self.last_missed_bytes = int(rank[:, -1].dot(self._span_bytes))
-        self._missed_bytes += self.last_missed_bytes
-        outer, self._torn = self._torn, True
+        rank, n_missed = _rank_misses(keys, missed)
+        missed_bytes = int(n_missed.dot(self._span_bytes))
+        self._missed_bytes += missed_bytes
         landed: list[int] = []
         if filled is not None and self._lands:
-            landed = self._landings.arrived(keys, rank, missed & filled)
+            landed = self._landings.landed(keys, rank, missed & filled)
         if self._tier.is_copying and not self._ways.wait:
             used = np.zeros(self._space.n_keys, np.bool_)
             used[keys] = True
-            self._tier.cancel(used.item)
-        budget = self._ways.budget() - self._tier.pending_bytes
-        self._begin(self.residency.use(routing, landed, budget_bytes=budget))
-        self._torn = outer
+            self._tier.cancel(used)
+        n_bytes = inf if budget is None else budget.n_bytes - self._tier.pending_bytes
+        self._carry_out(self.residency.decide(landed, n_bytes))
+        if budget is not None:
+            budget.token(host_ns / 1e9, missed_bytes)
         return hits
 
     def settle(self) -> None:
@@ -296,75 +301,66 @@ class ExpertCache:
 
         Raises DeviceLostError.
         """
-        if not self._is_torn:  # torn by Ctrl-C: the next token begins anew
-            self._tier.collect(wait=True)
+        self._recover()
+        self._tier.collect(wait=True)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless policies, slots and table agree (tests)."""
+        """Raises AssertionError if the record of where experts are contradicts itself (tests).
+
+        Or if the table leads elsewhere.
+        """
         self.residency.check_integrity()
-        slots, tier = self._memory.slots, self._tier
-        slots.check_integrity()
-        published = set(np.flatnonzero(self._in_slots).tolist())
-        assert slots.keys == published | tier.moving, "slots and policies differ"
-        assert not published & tier.moving, "published before it arrived"
         if self.pool is not None:
             self.pool.check_integrity()
-        for number in range(self._space.n_keys):
-            entry = int(self._table.entries[self._space.key(number)])
-            assert entry == self._directory.entry(number), number
-            if number in published:
-                assert entry == slots.of(number).address, number
-            else:
-                assert self._directory.home(number) == self._home_address(number), number
+        keys = np.flatnonzero(~self._changed)
+        entries = self._table.entries.reshape(-1)[keys]
+        assert (entries == self._addresses(keys)).all(), "the table leads elsewhere"
 
     # ----- inside -----
 
-    @property
-    def _in_slots(self) -> NDArray[np.bool_]:
-        """Return which experts are published in a slot [n_keys]."""
-        return self.residency.published.reshape(-1)
-
-    @property
-    def _is_torn(self) -> bool:
-        pool_torn = self.pool is not None and self.pool.tier.torn
-        return self._torn or self._tier.torn or pool_torn
-
-    def _home_address(self, key: int) -> int:
-        if self.pool is None:
-            return self._homes[key].address
-        return self.pool.place(key).address if self.pool.residency.published[key] else 0
-
-    def _reset(self) -> None:
-        """Send all experts home, after a change that was torn in two."""
-        self._torn = True  # until all of it is done: Ctrl-C may come here too
-        self._tier.reset()
-        self.residency.reset()
-        every_key = range(self._space.n_keys)
-        if self.pool is not None:
-            self.pool.reset()
-            self._directory.set_homes(every_key, [0] * self._space.n_keys)
-        self._directory.set_slots(every_key, [0] * self._space.n_keys)
-        self._landings.offer_all()
+    def _recover(self) -> None:
         self._steps.forget()
-        self._table.publish()
-        self._torn = False
+        self._tier.recover()
+        if self.pool is not None:
+            self.pool.tier.recover()
 
-    def _begin(self, moves: list[Move]) -> None:
+    @property
+    def _changed(self) -> Mask:
+        """Return of which experts the table may not have the address yet [n_keys]."""
+        changed = self.residency.locations.changed
+        return changed if self.pool is None else changed | self.pool.locations.changed
+
+    def _write_addresses(self) -> None:
+        """Let the table's next version lead to where the experts are."""
+        changed = self._changed
+        if not np.count_nonzero(changed):
+            return
+        keys = np.flatnonzero(changed)
+        self._table.set_all(keys, self._addresses(keys))
+        self.residency.locations.changed[keys] = False
+        if self.pool is not None:
+            self.pool.locations.changed[keys] = False
+
+    def _addresses(self, keys: Keys) -> NDArray[np.uint64]:
+        """Return where experts are: in their slots, else at home, else NOWHERE."""
+        found = self._home_addresses[keys]
+        if self.pool is not None:
+            here = self.pool.locations.are_present(keys)
+            found[here] = self.pool.tier.addresses(keys[here]) | self._mark
+            found[~here] = NOWHERE
+        in_slots = self.residency.locations.are_present(keys)
+        found[in_slots] = self._tier.addresses(keys[in_slots])
+        return found
+
+    def _carry_out(self, moves: list[Move]) -> None:
         """Keep the experts that have landed, and begin to copy the others."""
         landed = [move for move in moves if move.landed]
         if landed:
-            self._keep(landed)
+            self._landings.keep(landed)
+            self._n_landed += len(landed)
+            self._tier.counters.n_evictions += sum(move.victim != FREE for move in landed)
             moves = [move for move in moves if not move.landed]
         self._tier.bring(moves, self._ways.wait)
-
-    def _keep(self, landed: Sequence[Move]) -> None:
-        gone = [move.victim for move in landed if move.victim != FREE]
-        slots = self._landings.keep(landed)
-        addresses = [0] * len(gone) + [slot.address for slot in slots]
-        self._directory.set_slots([*gone, *[move.key for move in landed]], addresses)
-        self.residency.landed(landed)
-        self._n_landed += len(landed)
-        self._tier.counters.n_evictions += len(gone)
 
     def _bring_at_start(self, moves: Sequence[Move]) -> None:
         self._steps.fetch(np.array([move.key for move in moves], np.int64))
@@ -373,25 +369,20 @@ class ExpertCache:
 
 
 class _LayerSteps:
-    """Has the experts of the next layer in place, where a token is cut at its routers.
+    """Has the experts of the next layer in memory, where a token is cut at its routers.
 
     Begins to move what they let expect of the layer after it. Owns which experts are about to be
-    run, and which of the token's were found in a slot; does not decide which leave.
+    run, and which of the tokens' were found in a slot; does not decide which leave.
     """
 
     def __init__(
-        self,
-        residency: Residency,
-        tier: Tier,
-        pool: HostPool | None,
-        budget: Callable[[], float],
+        self, residency: Residency, tier: Tier, pool: HostPool | None, budget: CopyBudget | None
     ) -> None:
-        """Work on a cache's parts; `budget` returns how many bytes may be copied ahead."""
+        """Work on a cache's parts; `budget` says how many bytes may be copied ahead."""
         self._residency, self._tier, self._pool, self._budget = residency, tier, pool, budget
-        self._in_slots: Mask = residency.published.reshape(-1)  # a view
         self._left: float | None = None  # bytes a token may still copy ahead, from its first hint
         self._next: tuple[int, Keys] | None = None  # layer and experts of the next submit
-        self._hits: dict[int, Mask] = {}  # by layer
+        self._hits: dict[int, Mask] = {}  # by layer, [n_tokens, n_used]
         self.n_hinted = 0
 
     def forget(self) -> None:
@@ -401,16 +392,18 @@ class _LayerSteps:
         self._left = None
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Have experts [n_used] of a layer, which the next submit uses, in place.
+        """Have a layer's experts [n_tokens, n_used], which the next submit uses, in memory.
 
         Waits for the file; raises ModelFileError where it cannot be read.
         """
         keys = experts.astype(np.int64) + layer * self._residency.space.n_experts
         self._next = (layer, keys)
-        self.fetch(keys)
-        guessed = self._residency.guess_next_layer(layer, experts)
-        if guessed.size:
-            self._hint(guessed, keys)
+        used = keys.reshape(-1)
+        self.fetch(used)
+        for ids in experts:
+            guessed = self._residency.guess_next_layer(layer, ids)
+            if guessed.size:
+                self._hint(guessed, used)
 
     def fetch(self, keys: Keys) -> None:
         """Have experts in a slot or in the host pool. Raises ModelFileError."""
@@ -421,27 +414,26 @@ class _LayerSteps:
         """Note the hits of a submit that begins: the experts that are in a slot now."""
         if self._next is not None:
             layer, keys = self._next
-            self._hits[layer] = self._in_slots[keys]
+            self._hits[layer] = self._residency.locations.are_present(keys)
 
     def hits(self, keys: Keys) -> Mask:
-        """Return which of `keys` [n_layers, n_used] the token that is over found in a slot."""
-        hits: Mask = self._in_slots[keys]
+        """Return which of `keys` [n_tokens, n_layers, n_used] were found in a slot."""
+        hits = self._residency.locations.are_present(keys)
         for layer, row in self._hits.items():
-            hits[layer] = row
+            hits[:, layer] = row
         return hits
 
     # ----- inside -----
 
     def _kept(self, keys: Keys) -> Mask:
         """Mark which may not leave the pool [n_keys]: those needed now or being copied from."""
-        kept = np.zeros(self._residency.space.n_keys, np.bool_)
+        kept = self._residency.locations.arriving
         kept[keys] = True
-        kept[list(self._tier.moving)] = True
         return kept
 
     def _make_room(self, keys: Keys) -> Mask:
         """Wait until none is copied from the pool; return which may not leave it then."""
-        self._tier.start_blocked(wait=True)
+        self._tier.start_waiting(wait=True)
         self._tier.collect(wait=True)
         return self._kept(keys)
 
@@ -449,57 +441,71 @@ class _LayerSteps:
         """Begin to move what the next layer is expected to use, while `keys` are run."""
         tier, before = self._tier, self._tier.pending_bytes
         if self._left is None:
-            self._left = self._budget() - before
+            self._left = inf if self._budget is None else self._budget.n_bytes - before
         if self._pool is not None:
             self._pool.want(guessed, self._kept(keys))
-            guessed = guessed[self._pool.residency.published[guessed]]
-        outer, tier.torn = tier.torn, True
-        moves = self._residency.hint(guessed.tolist(), keys, self._left)
+            guessed = guessed[self._pool.locations.are_present(guessed)]
+        moves = self._residency.hint(guessed, keys, self._left)
         self.n_hinted += len(moves)
         tier.bring(moves)
-        tier.torn = outer
         self._left -= tier.pending_bytes - before
+
+
+def _rank_misses(keys: Keys, missed: Mask) -> tuple[Keys, Keys]:
+    """Return the ranks of misses among the distinct ones of their layer, from 1 on.
+
+    All are [n_tokens, n_layers, n_used]; an expert has the same rank each time that it is missed,
+    and ranks of hits mean nothing. Returns how many each layer misses too, [n_layers].
+    """
+    if len(keys) == 1:
+        rank = missed.cumsum(axis=2)
+        return rank, rank[0, :, -1]
+    rank, n_missed = np.zeros(keys.shape, np.int64), np.zeros(keys.shape[1], np.int64)
+    for layer in range(keys.shape[1]):
+        ranks: dict[int, int] = {}
+        for token, choice in np.argwhere(missed[:, layer]).tolist():
+            key = keys.item(token, layer, choice)
+            rank[token, layer, choice] = ranks.setdefault(key, len(ranks) + 1)
+        n_missed[layer] = len(ranks)
+    return rank, n_missed
 
 
 def _make_tier(
     memory: ExpertMemory,
-    directory: Directory,
     residency: Residency,
     uploads: DrainedUploader,
-    home: Callable[[int], Placement],
+    pool: HostPool | None,
     ways: CacheWays,
 ) -> Tier:
     """Make the tier of the device's slots, which are filled from the homes."""
+    homes = [home for row in memory.homes for home in row]  # by key
     spec = TierSpec(
+        residency.locations,
         memory.slots,
         uploads,
-        directory.set_slots,
-        home,
+        homes.__getitem__ if pool is None else lambda key: pool.tier.slot(key).memory,
+        pool.locations if pool is not None else None,
         memory.span_bytes,
-        residency.space.n_experts,
         MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
         COPY_FAILED,
         ways.overlap,
     )
-    return Tier(spec, residency, memory.table)
+    return Tier(spec, memory.table)
 
 
-def _make_pool(
-    parts: PoolParts, memory: ExpertMemory, directory: Directory, residency: Residency
-) -> HostPool:
+def _make_pool(parts: PoolParts, memory: ExpertMemory, residency: Residency) -> HostPool:
     """Make the host pool, which is filled from the file."""
     overlap = Overlap()  # by the host's clock, which times reads
     spec = TierSpec(
-        parts.places,
+        parts.residency.locations,
+        parts.slots,
         parts.reads,
-        directory.set_homes,
         lambda key: key,
+        None,
         memory.span_bytes,
-        residency.space.n_experts,
         MAX_READ_BYTES,
         READ_FAILED,
         overlap,
     )
-    tier = Tier(spec, parts.residency, memory.table)
-    in_slots = residency.published.reshape(-1)
-    return HostPool(parts.residency, tier, in_slots, overlap)
+    tier = Tier(spec, memory.table)
+    return HostPool(parts.residency, tier, residency.locations, overlap)

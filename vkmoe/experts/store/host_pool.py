@@ -1,7 +1,7 @@
 """A host pool smaller than the model: experts come into it from the file when they are needed.
 
-Brings the parts together: which are in it (decide/pool_residency.py), places and reads under way
-(tier.py). Does not know of device slots, but that some experts have one.
+Brings the parts together: which are in it (decide/pool_residency.py), and the host slots and reads
+under way (tier.py). Does not know of device slots, but that some experts have one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import numpy as np
 
 from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.locations import Locations, Move
 from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import PoolCounters
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.tier import Tier
-from vkmoe.gpu.arena import Placement
 
 __all__ = ["HostPool"]
 
@@ -28,20 +27,23 @@ N_ATTEMPTS = 2  # at an expert that is needed, before the run ends
 class HostPool:
     """Keeps experts in host memory; the others are in the file.
 
-    `in_slots` [n_keys] is a view of which have a device slot; those are not waited for here.
+    Those that are present on the device are not waited for here.
     """
 
     def __init__(
         self,
         residency: PoolResidency,
         tier: Tier,
-        in_slots: Mask,
+        device: Locations,
         overlap: Overlap,
     ) -> None:
-        """Begin empty; `overlap` learns of reads from `tier`, of computing from `computed`."""
+        """Begin empty; `overlap` learns of reads from `tier`, of computing from `computed`.
+
+        `device` says which experts are in its slots.
+        """
         self.residency, self.tier, self._overlap = residency, tier, overlap
         self.space: KeySpace = residency.space
-        self._in_slots = in_slots
+        self.locations, self._device = residency.locations, device
         self._n_uses = self._n_hits = self._n_hinted = self._n_right = 0
         self._guessed: set[int] = set()  # for the layer to come, and being read for it
 
@@ -73,26 +75,16 @@ class HostPool:
         """Note that computing went on from `host`'s begin to its end, by the clock of reads."""
         self._overlap.computed([host], host)
 
-    def reset(self) -> None:
-        """Empty the pool, after a change that was torn in two."""
-        self.tier.reset()
-        self.residency.reset()
-
-    def place(self, key: int) -> Placement:
-        """Return where an expert of the pool lies. Must hold: it is there."""
-        return self.tier.slots.of(key).place
-
     def fill(self, read: Callable[[Sequence[Copy]], object]) -> None:
         """Let `read` read experts until the pool is full. Raises what it raises.
 
         Those that came through the pool into slots make room. To be called before the first submit.
         """
-        twice = np.flatnonzero(self.residency.published & self._in_slots)
-        self.tier.drop(twice.tolist())
-        self.residency.left(twice)
+        in_slots = self._device.present
+        self.locations.leave(np.flatnonzero(self.locations.present & in_slots))
         none_kept = np.zeros(self.space.n_keys, np.bool_)
-        wanted = self.residency.first_fill(self._in_slots)
-        moves = self.residency.bring(wanted, none_kept, self._in_slots)
+        wanted = self.residency.first_fill(in_slots)
+        moves = self.residency.bring(wanted, none_kept, in_slots)
         self.tier.fill(moves, read)
 
     def started(self) -> None:
@@ -103,19 +95,19 @@ class HostPool:
     def need(self, keys: Keys, kept: Mask, make_room: Callable[[], Mask]) -> None:
         """Have these experts in a slot or in the pool, `n_at_once` at most; waits for them.
 
-        `kept` [n_keys] may not leave the pool, these keys among them; `make_room` waits for those
-        of them that are copied, and returns which are kept then. Raises ModelFileError and other
-        VkmoeErrors when one cannot be read, even at a second attempt.
+        A key may be repeated: each is a use, of one expert. `kept` [n_keys] may not leave the pool,
+        these keys among them; `make_room` waits for those of them that are copied, and returns
+        which are kept then. Raises ModelFileError and other VkmoeErrors when one cannot be read,
+        even at a second attempt.
         """
-        wanted = keys[~self._in_slots[keys]]
-        outer, self.tier.torn = self.tier.torn, True
+        wanted = keys[~self._device.are_present(keys)]
         self.residency.use(wanted)
-        self.tier.torn = outer
         self._n_right += len(self._guessed.intersection(keys.tolist()))
         self._guessed.clear()
+        here = self.locations.are_present(wanted)
         self._n_uses += len(wanted)
-        self._n_hits += int(np.count_nonzero(self.residency.published[wanted]))
-        absent = wanted[~self.residency.published[wanted]]
+        self._n_hits += int(np.count_nonzero(here))
+        absent = np.array(list(dict.fromkeys(wanted[~here].tolist())), np.int64)
         n_failed = n_crowded = 0
         while absent.size:
             absent, error = self._fetch(absent, kept)
@@ -131,42 +123,37 @@ class HostPool:
     def want(self, keys: Keys, kept: Mask) -> None:
         """Begin to read experts that may be needed soon, but never more than one call's keys."""
         room = len(keys) - len(self.tier.moving)
-        absent = [key for key in keys.tolist() if self.residency.is_absent(key)]
-        coming = [key for key in absent if not self._in_slots[key]][: max(0, room)]
+        elsewhere = keys[~(self.locations.are_resident(keys) | self._device.are_present(keys))]
+        coming = elsewhere.tolist()[: max(0, room)]
         if coming:
             moves = self._bring(coming, kept, urgent=False)
             self._n_hinted += len(moves)
             self._guessed.update(move.key for move in moves)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless policy and places agree (tests)."""
+        """Raises AssertionError if the record or the policy contradicts itself (tests)."""
         self.residency.check_integrity()
-        self.tier.slots.check_integrity()
-        published = set(np.flatnonzero(self.residency.published).tolist())
-        assert self.tier.slots.keys == published | self.tier.moving, "places and policy differ"
 
     # ----- inside -----
 
     def _bring(self, keys: list[int], kept: Mask, urgent: bool) -> list[Move]:
-        tier = self.tier
-        outer, tier.torn = tier.torn, True
-        moves = self.residency.bring(keys, kept, self._in_slots)
-        tier.bring(moves, urgent=urgent)
-        tier.torn = outer
+        moves = self.residency.bring(keys, kept, self._device.present)
+        self.tier.bring(moves, urgent=urgent)
         return moves
 
     def _fetch(self, absent: Keys, kept: Mask) -> tuple[Keys, Exception | None]:
         """Make one attempt; returns which are still absent, and why one could not be read."""
         tier, needed = self.tier, set(absent.tolist())
-        tier.cancel(lambda key: False)  # what is only guessed at waits; those needed come anew
+        # What is only guessed at waits; those needed come anew.
+        tier.cancel(np.zeros(self.space.n_keys, np.bool_))
         for key in needed:
             tier.errors.pop(key, None)
-        todo = [key for key in absent.tolist() if self.residency.is_absent(key)]
+        todo = [key for key in absent.tolist() if self.locations.is_absent(key)]
         moves = self._bring(todo, kept, urgent=True)
         tier.collect(needed=needed)
         if len(moves) < len(todo):
             tier.collect(wait=True)  # those on their way can leave once they are here
-        still = absent[~self.residency.published[absent]]
+        still = absent[~self.locations.are_present(absent)]
         errors = [tier.errors[key] for key in still.tolist() if key in tier.errors]
         return still, errors[0] if errors else None
 

@@ -3,24 +3,23 @@
 uvec2 [n_layers][n_experts] (low word, high word) and behind it uvec2 [n_layers][n_landing], where
 the misses of a layer may land; twice: a submit reads the version its parameters name while the next
 one is written. Layers count MoE layers only. `ExpertTable` also keeps count of which versions
-submits in flight read; `Directory` alone writes the entries of a cache, from what it knows of slots
-and homes. Neither decides where an expert should lie.
+submits in flight read. What a cache writes into it follows from the record of where experts are
+(decide/locations.py).
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from vkmoe.closing import Closing
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "Directory", "ExpertTable", "TableShape"]
+__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "ExpertTable", "TableShape"]
 
 N_VERSIONS = 2  # in memory at a time; the code below is written for two
 AT_HOME = 1  # in an entry: the span is at its home, behind the link; addresses leave bits 0-7 free
@@ -56,8 +55,7 @@ class ExpertTable(Closing):
         self._buffer = device.allocate("bar", N_VERSIONS * self._all.nbytes, "expert table")
         self._first = int(self._buffer.address)  # the address of all versions
         self._transfer = Transfer(device, staging_bytes=max(16, self._all.nbytes))
-        # By number. For one entry, and for all of them, NumPy's own ways take longer.
-        self._words = self._all.data
+        self._words = self._all.data  # to copy all of them, NumPy's own ways take longer
         self._mapped = self._mapped_copies()
         self._stale = [True] * N_VERSIONS  # which copies lack an address
         self._readers: dict[int, int] = {}  # submits in flight, and the version each reads
@@ -82,26 +80,24 @@ class ExpertTable(Closing):
 
     def set(self, layer: int, expert: int, address: int) -> None:
         """Note an address; it is part of the version that `publish()` makes."""
-        self.set_all([layer * self.entries.shape[1] + expert], [address])
-
-    def set_all(self, numbers: Sequence[int], addresses: Iterable[int]) -> None:
-        """Note the addresses of the experts of these numbers (decide/keys.py)."""
-        if not numbers:
-            return
         self._stale = [True] * N_VERSIONS
-        words = self._words
-        for number, address in zip(numbers, addresses, strict=True):
-            words[number] = address
+        self.entries[layer, expert] = address
 
-    def set_landing(self, places: Sequence[tuple[int, int]], addresses: Iterable[int]) -> None:
-        """Note where the `index`-th misses of layers may land, by (layer, index); 0 = nowhere."""
-        if not places:
-            return
-        self._stale = [True] * N_VERSIONS
-        words, first, n_landing = self._words, self.entries.size, self.landing.shape[1]
-        for (layer, index), address in zip(places, addresses, strict=True):
-            assert index < n_landing, (index, n_landing)
-            words[first + layer * n_landing + index] = address
+    def set_all(self, keys: ArrayLike, addresses: ArrayLike) -> None:
+        """Note the addresses of the experts of these keys (decide/keys.py)."""
+        where, words = np.asarray(keys, np.int64), np.asarray(addresses, np.uint64)
+        if where.shape != words.shape:
+            raise ValueError(f"{where.shape} keys for {words.shape} addresses")
+        if where.size:
+            self._stale = [True] * N_VERSIONS
+            self._all[where] = words
+
+    def set_landing(self, layers: ArrayLike, indices: ArrayLike, addresses: ArrayLike) -> None:
+        """Note where the `index`-th misses of layers may land; 0 = nowhere."""
+        words = np.asarray(addresses, np.uint64)
+        if words.size:
+            self._stale = [True] * N_VERSIONS
+            self.landing[np.asarray(layers), np.asarray(indices)] = words
 
     def publish(self) -> None:
         """Make a version of the noted addresses, for the next submit. Does nothing without changes.
@@ -136,8 +132,11 @@ class ExpertTable(Closing):
 
     @property
     def oldest_read(self) -> int:
-        """Return the oldest version that a submit in flight reads, or that the next will."""
-        return min(self._readers.values(), default=self.version + self.changed)
+        """Return the oldest version that a submit in flight reads, or that the next will.
+
+        Where none is in flight that is the next one: what changed is published before a submit.
+        """
+        return min(self._readers.values(), default=self.version + 1)
 
     def close(self) -> None:
         self._mapped = ()  # or its memory would stay
@@ -165,38 +164,3 @@ class ExpertTable(Closing):
     def _copy(self) -> int:
         """Return which copy holds the version in force."""
         return self.version % N_VERSIONS
-
-
-class Directory:
-    """Keeps two addresses of each expert, by number; the table gets the better one.
-
-    With `marks`, addresses of homes carry AT_HOME, by which kernels know a miss.
-    """
-
-    def __init__(self, table: ExpertTable, n_keys: int, marks: bool) -> None:
-        self._table, self._mark = table, AT_HOME if marks else 0
-        self._slots = array("Q", [NOWHERE]) * n_keys
-        self._homes = array("Q", [NOWHERE]) * n_keys
-
-    def set_slots(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
-        """Note the addresses of experts in slots; NOWHERE: in none any more."""
-        slots, homes, entries = self._slots, self._homes, []
-        for key, address in zip(keys, addresses, strict=True):
-            slots[key] = address
-            entries.append(address or homes[key])
-        self._table.set_all(keys, entries)
-
-    def set_homes(self, keys: Sequence[int], addresses: Sequence[int]) -> None:
-        """Note the addresses of experts at home; NOWHERE: not in host memory any more."""
-        slots, homes, mark = self._slots, self._homes, self._mark
-        for key, address in zip(keys, addresses, strict=True):
-            homes[key] = address | mark if address else NOWHERE
-        self._table.set_all(keys, [slots[key] or homes[key] for key in keys])
-
-    def entry(self, key: int) -> int:
-        """Return the entry of an expert in the table's next version."""
-        return self._slots[key] or self._homes[key]
-
-    def home(self, key: int) -> int:
-        """Return the address of its home; NOWHERE if it is not in host memory."""
-        return self._homes[key] & ~AT_HOME

@@ -1,8 +1,11 @@
-"""Memory of one kind that experts are brought into: which keys hold slots, and what is under way.
+"""Memory of one kind that experts are brought into, and what is under way there.
 
 There is one tier for device slots, filled from host memory, and where the host pool is smaller than
-the model one for the pool, filled from the file. Does not decide which experts come and go, and
-leaves the copying itself to an uploader.
+the model one for the pool, filled from the file. It carries out what was decided, in the record of
+where experts are (decide/locations.py), and leaves the copying itself to an uploader.
+
+The record says before a copy begins that something may write its slot. So copies that Ctrl-C made
+the tier lose sight of are found by the record alone: `recover` lets go of their experts.
 """
 
 from __future__ import annotations
@@ -10,39 +13,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vkmoe.errors import DeviceLostError, GpuError
-from vkmoe.experts.decide.residents import FREE, Move
+from vkmoe.experts.decide.keys import Mask
+from vkmoe.experts.decide.locations import FREE, Locations, Move
 from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.store.copies import Copy, DrainedUploader, QueueFullError, Upload
+from vkmoe.experts.store.copies import (
+    Copy,
+    DrainedUploader,
+    JobCancelledError,
+    QueueFullError,
+    Upload,
+)
 from vkmoe.experts.store.slots import Slot, SlotManager
 from vkmoe.experts.store.table import ExpertTable
 
-__all__ = ["Decider", "Tier", "TierCounters", "TierSpec"]
+__all__ = ["Tier", "TierCounters", "TierSpec"]
 
 log = logging.getLogger("vkmoe")
 MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
-Taken: TypeAlias = tuple[Move, Slot]  # a move, and the slot that its expert has taken
-
-
-class Decider(Protocol):
-    """Decided the moves, and learns what became of them."""
-
-    def landed(self, moves: Sequence[Move]) -> None: ...
-
-    def failed(self, moves: Sequence[Move]) -> None: ...
 
 
 class TierSpec(NamedTuple):
     """Lists what a tier works with."""
 
+    locations: Locations
     slots: SlotManager
     uploads: DrainedUploader
-    assign: Callable[[Sequence[int], Sequence[int]], None]  # notes addresses of keys; 0: none
     source: Callable[[int], Any]  # where the bytes of a key come from, as `uploads` takes it
+    readable: Locations | None  # only experts that are present there can be copied; None: all
     span_bytes: Sequence[int]  # of an expert [n_layers]
-    n_experts: int
     max_copy_bytes: int  # of one upload
     failure: str  # what is logged, once, when an upload fails
     overlap: Overlap | None = None  # notes when bytes moved
@@ -57,171 +61,161 @@ class TierCounters:
 
 
 class _Pending(NamedTuple):
-    """Joins copies under way with the moves they belong to."""
+    """Joins copies under way with the experts they are for."""
 
-    taken: list[Taken]
+    keys: list[int]
     n_bytes: int
     upload: Upload
     began_ns: int
 
 
 class Tier:
-    """Exchanges the holders of slots; no slot is written while a submit can read it.
+    """Brings experts into the slots they were given; none is written while a submit can read it."""
 
-    While a change is half done it is `torn`: then only `reset` helps.
-    """
-
-    def __init__(self, spec: TierSpec, decider: Decider, epochs: ExpertTable) -> None:
-        self.slots, self._uploads = spec.slots, spec.uploads
-        self._assign, self._source, self._failure = spec.assign, spec.source, spec.failure
-        self._span_bytes, self._n_experts = list(spec.span_bytes), spec.n_experts
+    def __init__(self, spec: TierSpec, table: ExpertTable) -> None:
+        self.locations, self.slots, self.overlap = spec.locations, spec.slots, spec.overlap
+        self._uploads, self._source, self._readable = spec.uploads, spec.source, spec.readable
+        self._failure, self._table = spec.failure, table
+        self._span_bytes = np.array(spec.span_bytes, np.int64)
+        self._sizes: list[int] = self._span_bytes.tolist()
+        self._n_experts = spec.locations.space.n_experts
         self._n_per_upload = max(1, spec.max_copy_bytes // max(spec.span_bytes))
-        self._decider, self._epochs, self._overlap = decider, epochs, spec.overlap
-        self._blocked: list[Taken] = []  # a submit still reads their slots, or the queue is full
+        self._addresses = spec.slots.addresses
         self._pending: list[_Pending] = []
         self.counters = TierCounters()
         self.errors: dict[int, Exception] = {}  # why a key's last copy failed
-        self.torn = False
 
     @property
     def moving(self) -> set[int]:
         """Return the keys that have a slot and are not there yet."""
-        blocked = {move.key for move, _ in self._blocked}
-        return blocked | {move.key for one in self._pending for move, _ in one.taken}
+        return set(np.flatnonzero(self.locations.arriving).tolist())
 
     @property
     def pending_bytes(self) -> int:
         """Return the bytes of copies under way, and of those that wait."""
-        sizes, n = self._span_bytes, self._n_experts
-        blocked = [sizes[move.key // n] for move, _ in self._blocked]
-        return sum(blocked) + sum([pending.n_bytes for pending in self._pending])
+        layers = np.flatnonzero(self.locations.arriving) // self._n_experts
+        return int(self._span_bytes[layers].sum())
 
     @property
     def is_copying(self) -> bool:
         """Return whether copies have begun whose end was not collected."""
         return bool(self._pending)
 
+    def slot(self, key: int) -> Slot:
+        """Return the slot that an expert has. Must hold: it has one."""
+        return self.slots.all[self.locations.slot_of(key)]
+
+    def addresses(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return the addresses of the slots that experts have. Must hold: all have one."""
+        return self._addresses[self.locations.slots_of(keys)]
+
     def bring(self, moves: Sequence[Move], wait: bool = False, urgent: bool = False) -> None:
-        """Let these experts have the slots of their victims, and begin to copy.
+        """Carry out moves: begin to copy them, behind those that waited already.
 
         With `wait`, not more copies are begun at a time than can be waited for later.
         """
-        if moves:
-            outer, self.torn = self.torn, True
-            self._take_slots(moves)
-            self.torn = outer
-        self.start_blocked(wait, urgent)
+        self._note_evictions(moves)
+        self.start_waiting(wait, urgent, [move.key for move in moves])
 
     def fill(self, moves: Sequence[Move], read: Callable[[Sequence[Copy]], object]) -> None:
         """Bring these all at once, before the first submit, by `read`. Raises what it raises."""
-        self._take_slots(moves)
-        taken, self._blocked = self._blocked, []
-        copies = self._copies(taken)
+        self._note_evictions(moves)
+        keys = [move.key for move in moves]
+        copies = self._copies(keys)
+        self.locations.begin_copy(keys)
         read(copies)
-        self._arrived(taken, sum([n_bytes for _, _, n_bytes in copies]))
+        self._arrived(keys, sum([n_bytes for _, _, n_bytes in copies]))
 
     def started(self) -> None:
         """Begin with tokens: what was waited for until now does not count."""
         self.counters.stall_ns = 0
-        if self._overlap is not None:
-            self._overlap.begin_anew()
+        if self.overlap is not None:
+            self.overlap.begin_anew()
 
-    def drop(self, keys: Sequence[int]) -> None:
-        """Free the slots of these keys. Must hold: no submit was ever led there."""
-        self._assign(keys, [0] * len(keys))
-        for key in keys:
-            self.slots.release(key)
+    def start_waiting(
+        self, wait: bool = False, urgent: bool = False, last: Sequence[int] = ()
+    ) -> None:
+        """Begin the copies that wait, into slots that no submit reads any more.
 
-    def start_blocked(self, wait: bool = False, urgent: bool = False) -> None:
-        """Begin the copies into slots that no submit reads any more."""
-        if not self._blocked:
+        Those of the keys `last` begin last, in their order.
+        """
+        waiting = self._waiting(last)
+        if not waiting:
             return
-        outer, self.torn = self.torn, True
-        oldest, blocked = self._epochs.oldest_read, self._blocked
-        able: list[Taken] = []
-        self._blocked = []
-        for one in blocked:
-            (able if one[1].writable(oldest) else self._blocked).append(one)
+        oldest = self._table.oldest_read
+        able = [key for key in waiting if self.slot(key).writable(oldest)]
         for start in range(0, len(able), self._n_per_upload):
             self._start(able[start : start + self._n_per_upload], urgent)
             if wait and len(self._pending) >= MAX_PENDING:
                 self.collect(wait=True)
-        self.torn = outer
 
     def collect(self, wait: bool = False, needed: Collection[int] = ()) -> None:
-        """Give addresses to those that have arrived; waits for `needed` keys, or for all.
+        """Note which copies have arrived; waits for those of `needed` keys, or for all.
 
         Raises DeviceLostError. A key that fails to arrive otherwise loses its slot again.
         """
         for pending in list(self._pending):
-            waits = wait or (bool(needed) and any(move.key in needed for move, _ in pending.taken))
+            waits = wait or (bool(needed) and any(key in needed for key in pending.keys))
             if waits or pending.upload.done():
                 self._finish(pending)
 
-    def cancel(self, wanted: Callable[[int], bool]) -> None:
-        """Take back the copies that have not begun and hold no key that is `wanted`."""
+    def cancel(self, wanted: Mask) -> None:
+        """Take back the copies that have not begun and are for no `wanted` [n_keys] expert."""
         for pending in list(self._pending):
-            if any(wanted(move.key) for move, _ in pending.taken):
-                continue
-            outer, self.torn = self.torn, True
-            if pending.upload.cancel():
+            if not wanted[pending.keys].any() and pending.upload.cancel():
                 self._pending.remove(pending)
-                self._take_back(pending.taken)
-            self.torn = outer
-        stale = [one for one in self._blocked if not wanted(one[0].key)]
-        if stale:
-            outer, self.torn = self.torn, True
-            self._blocked = [one for one in self._blocked if wanted(one[0].key)]
-            self._take_back(stale)
-            self.torn = outer
+                self._take_back(pending.keys)
+        waiting = self.locations.waiting()
+        self._take_back(waiting[~wanted[waiting]].tolist())
 
-    def reset(self) -> None:
-        """Free all slots, after a change torn in two; copies under way are waited for.
+    def recover(self) -> None:
+        """Let go of the experts whose copies nothing follows any more: Ctrl-C came between.
 
-        Raises GpuError where one does not end.
+        Nothing is written afterwards by a copy that is not followed. To be called before each
+        token. Raises GpuError where a copy does not end.
         """
+        if sum([len(pending.keys) for pending in self._pending]) == self.locations.n_copying:
+            return
         if not self._uploads.drain():
             raise GpuError("a copy of experts does not end", "its disk or its GPU may hang")
         self._pending.clear()
-        self._blocked.clear()
-        self.errors.clear()
-        self.slots.reset(self._epochs.version)
-        self.slots.poison(self.slots.all)
-        self.torn = False
+        self._release(self.locations.copying().tolist())
 
     # ----- inside -----
 
-    def _take_slots(self, moves: Sequence[Move]) -> None:
-        slots, version = self.slots, self._epochs.version
-        taken = [
-            slots.take(move.pool, move.key)
-            if move.victim == FREE
-            else slots.exchange(move.victim, move.key, version)
-            for move in moves
-        ]
-        self._blocked += zip(moves, taken, strict=True)
-        victims = [move.victim for move in moves if move.victim != FREE]
-        self._assign(victims, [0] * len(victims))
-        self.counters.n_evictions += len(victims)
+    def _note_evictions(self, moves: Sequence[Move]) -> None:
+        taken = [self.locations.slot_of(move.key) for move in moves if move.victim != FREE]
+        self.slots.unmap(taken, self._table.version)
+        self.counters.n_evictions += len(taken)
 
-    def _copies(self, taken: Sequence[Taken]) -> list[Copy]:
-        source, span_bytes, n = self._source, self._span_bytes, self._n_experts
-        return [(source(move.key), slot.place, span_bytes[move.key // n]) for move, slot in taken]
+    def _waiting(self, last: Sequence[int]) -> list[int]:
+        """Return the experts whose copies can begin, those of `last` last and in that order."""
+        waiting = self.locations.waiting()
+        if self._readable is not None:
+            waiting = waiting[self._readable.are_present(waiting)]
+        found: list[int] = waiting.tolist()
+        place = {key: i for i, key in enumerate(last, 1)}
+        return sorted(found, key=lambda key: place.get(key, 0)) if place else found
 
-    def _start(self, taken: list[Taken], urgent: bool) -> None:
-        copies = self._copies(taken)
+    def _copies(self, keys: Sequence[int]) -> list[Copy]:
+        source, sizes, n = self._source, self._sizes, self._n_experts
+        return [(source(key), self.slot(key).memory, sizes[key // n]) for key in keys]
+
+    def _start(self, keys: list[int], urgent: bool) -> None:
+        copies = self._copies(keys)
         n_bytes = sum([n_bytes for _, _, n_bytes in copies])
         try:
-            self.slots.poison(slot for _, slot in taken)
+            self.slots.poison(map(self.slot, keys))
             began = perf_counter_ns()
+            self.locations.begin_copy(keys)
             upload = self._uploads.start(copies, urgent)
-            self._pending.append(_Pending(taken, n_bytes, upload, began))
+            self._pending.append(_Pending(keys, n_bytes, upload, began))
         except DeviceLostError:
             raise
         except QueueFullError:
-            self._blocked += taken
+            self.locations.put_off(keys)
         except Exception as error:
-            self._give_up(taken, error)
+            self._give_up(keys, error)
 
     def _finish(self, pending: _Pending) -> None:
         failure, counters = None, self.counters
@@ -232,40 +226,38 @@ class Tier:
             raise
         except Exception as error:
             failure = error
-        outer, self.torn = self.torn, True
         ended = perf_counter_ns()
         counters.stall_ns += ended - began
         self._pending.remove(pending)
         if failure is None:
-            self._arrived(pending.taken, pending.n_bytes)
-            if self._overlap is not None:
-                self._overlap.copied(pending.upload.interval(), (pending.began_ns, ended))
+            self._arrived(pending.keys, pending.n_bytes)
+            if self.overlap is not None:
+                self.overlap.copied(pending.upload.interval(), (pending.began_ns, ended))
+        elif isinstance(failure, JobCancelledError):  # Ctrl-C came before that was noted
+            self._take_back(pending.keys)
         else:
-            self._give_up(pending.taken, failure)
-        self.torn = outer
+            self._give_up(pending.keys, failure)
 
-    def _arrived(self, taken: Sequence[Taken], n_bytes: int) -> None:
-        moves = [move for move, _ in taken]
-        self._assign([move.key for move in moves], [slot.address for _, slot in taken])
+    def _arrived(self, keys: Sequence[int], n_bytes: int) -> None:
+        self.locations.arrive(keys)
         self.counters.copied_bytes += n_bytes
-        self.counters.n_copies += len(moves)
-        self._decider.landed(moves)
+        self.counters.n_copies += len(keys)
 
-    def _give_up(self, taken: list[Taken], error: Exception) -> None:
+    def _give_up(self, keys: Sequence[int], error: Exception) -> None:
         """Take back copies that failed; warns once."""
         if not self.counters.n_failed:
             log.warning("%s: %s", self._failure, str(error))  # the error holds on to memory
-        self.counters.n_failed += len(taken)
-        self.errors.update((move.key, error) for move, _ in taken)
-        self._release(taken)
+        self.counters.n_failed += len(keys)
+        self.errors.update((key, error) for key in keys)
+        self._release(keys)
 
-    def _take_back(self, taken: Sequence[Taken]) -> None:
-        self.counters.n_cancelled += len(taken)
-        self._release(taken)
+    def _take_back(self, keys: Sequence[int]) -> None:
+        if keys:
+            self.counters.n_cancelled += len(keys)
+            self._release(keys)
 
-    def _release(self, taken: Sequence[Taken]) -> None:
-        for move, _ in taken:
-            self.slots.release(move.key)
-        oldest = self._epochs.oldest_read  # a submit may still read its victim where one is blocked
-        self.slots.poison(slot for _, slot in taken if slot.writable(oldest))
-        self._decider.failed([move for move, _ in taken])
+    def _release(self, keys: Sequence[int]) -> None:
+        slots, oldest = [*map(self.slot, keys)], self._table.oldest_read
+        self.locations.leave(keys)
+        # A submit may still read the victim of an expert that waited.
+        self.slots.poison(slot for slot in slots if slot.writable(oldest))

@@ -49,7 +49,7 @@ def guess_accuracy(
         if token in trace.starts:
             predictor.reset()
             scores = None
-        counts.use(space.numbers_of(ids).reshape(-1))
+        counts.use(space.keys_of(ids).reshape(-1))
         following = predictor.after_token(ids)
         counts.advance()
         said = predictor.said if predictor.informs else scores

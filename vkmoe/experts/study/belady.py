@@ -39,7 +39,7 @@ def belady_hits(
     `routing` is [n_tokens, n_layers, n_used]. `initial` [n_layers, n_experts] are held when the
     first token begins; empty without. Floors of pools do not bind the optimum.
     """
-    numbers = space.numbers_of(routing)
+    numbers = space.keys_of(routing)
     upcoming, first = _next_uses(numbers, space)
     held = np.full(space.n_keys, NEVER)  # when a held expert is used next; NEVER: not held
     if initial is not None:

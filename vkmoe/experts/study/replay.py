@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.choices import PolicyName, PredictorName, SlotSharing
+from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.predict import PREDICTORS
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.decide.residents import Move
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.study.belady import belady_hits, first_uses
@@ -145,7 +145,7 @@ def simulate(
         everything = np.ones((space.n_layers, space.n_experts), np.bool_)
         return SimulationResult(trace, hits, np.zeros(space.n_layers, np.int64), everything)
     replay = _Replay(Residency(space, pools, settings, seed), transfers)
-    start = replay.residency.published.copy()
+    start = replay.residency.present
     hits = np.empty((trace.n_tokens, space.n_layers), np.int64)
     for token, routing in enumerate(trace.routing):
         if token in trace.starts:
@@ -168,7 +168,7 @@ class _Replay:
         self.copied: list[int] = []
         self.n_landed = 0
         moves = residency.start()
-        residency.landed(moves)
+        residency.arrived(moves)
         self.copied += [move.key for move in moves]
 
     def token(self, routing: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -179,13 +179,14 @@ class _Replay:
         else:
             hits = residency.hits(routing)
         missed = self._missed(routing, hits) if transfers.n_landing else []
-        moves = residency.use(routing, missed, transfers.budget_bytes)
+        residency.observe(routing[None])
+        moves = residency.decide(missed, transfers.budget_bytes)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
-        residency.landed(kept)
+        residency.arrived(kept)
         copies = [move for move in moves if not move.landed]
         self.copied += [move.key for move in copies]
-        residency.landed(self._late)
+        residency.arrived(self._late)
         self._late = copies
         if not transfers.late:
             self._arrive()
@@ -193,17 +194,17 @@ class _Replay:
 
     def _layer(self, layer: int, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return the hits [n_used] of a layer; fetches what they let expect of the next."""
-        hits: NDArray[np.bool_] = self.residency.published[layer, ids]
+        hits: NDArray[np.bool_] = self.residency.present[layer, ids]
         keys = ids.astype(np.int64) + layer * self._n_experts
         self._arrive()
         guessed = self.residency.guess_next_layer(layer, ids)
         moves = self.residency.hint(guessed, keys, self._transfers.budget_bytes)
         self.copied += [move.key for move in moves]
-        self.residency.landed(moves)
+        self.residency.arrived(moves)
         return hits
 
     def _arrive(self) -> None:
-        self.residency.landed(self._late)
+        self.residency.arrived(self._late)
         self._late = []
 
     def _missed(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> list[int]:

@@ -1,0 +1,25 @@
+"""What a token does to a residency: it is observed, and what moves is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts.decide.locations import Move
+from vkmoe.experts.decide.residency import Residency
+
+__all__ = ["after_token"]
+
+
+def after_token(
+    residency: Residency,
+    ids: NDArray[np.uint32],
+    landed: Sequence[int] = (),
+    budget_bytes: float = inf,
+) -> list[Move]:
+    """Observe one token that used `ids` [n_layers, n_used]; return what is to move then."""
+    residency.observe(ids[None])
+    return residency.decide(landed, budget_bytes)

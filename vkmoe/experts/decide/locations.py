@@ -1,0 +1,282 @@
+"""Where each expert is, in one kind of memory: the record that all else is derived from.
+
+For every expert `Locations` holds which slot it has, whether its bytes are there, and why it is
+pinned; and which slots are set apart for landing. There is one for the device's slots and, where
+the host pool is smaller than the model, one for the pool. Policies, the address table, copies under
+way and hits derive from it. Owns `Move` too, the answer that all deciding ends in. Ranks nothing.
+
+A change takes what leaves before it gives: between any two of its lines the record is valid, so
+that it stays so where Ctrl-C interrupts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.settings import PoolSpec
+
+__all__ = ["ASKED", "BY_USE", "FREE", "NO_POOL", "Locations", "Move"]
+
+NO_POOL = -1
+NO_SLOT = -1
+FREE = -1  # in place of a victim: a slot that no expert has
+
+# What is in an expert's slot; ABSENT: it has none.
+ABSENT, WAITING, COPYING, PRESENT = range(4)
+
+ASKED, BY_USE = 1, 2  # why an expert is pinned; both may hold
+
+
+class Move(NamedTuple):
+    """Gives an expert a slot: it is copied there from its home, unless it has landed."""
+
+    pool: int
+    key: int
+    victim: int  # the key that loses its slot to it; FREE: it takes a free slot
+    landed: bool = False  # it keeps its landing slot, and the slot above is the next landing slot
+
+
+class _Derived(NamedTuple):
+    """Holds what follows from the record, until the next expert gets or loses a slot or a pin."""
+
+    holders: Keys  # key by slot, n_keys where no expert has it; with an entry more [n_slots + 1]
+    unpinned: Mask  # experts with a slot and no pin, with an entry more [n_keys + 1]
+    n_free: list[int]  # [n_pools]
+    n_pinned: Keys  # experts with a slot and a pin [n_pools]
+
+
+class Locations:
+    """Records which experts have slots, what is in these, and which experts are pinned.
+
+    Slots are numbered from 0, pool after pool. `changed` [n_keys] marks experts that came or went
+    since the one that writes their addresses last unmarked them.
+    """
+
+    def __init__(self, space: KeySpace, pools: Sequence[PoolSpec]) -> None:
+        """Begin with empty slots, of which none is for landing."""
+        assert all(pool.capacity >= 1 for pool in pools), pools
+        self.pools, self.space = tuple(pools), space
+        self._state: NDArray[np.uint8] = np.zeros(space.n_keys, np.uint8)
+        self._slot_of: Keys = np.zeros(space.n_keys, np.int64)  # means nothing of absent experts
+        self.pins: NDArray[np.uint8] = np.zeros(space.n_keys, np.uint8)  # with a slot or without
+        self.changed: Mask = np.ones(space.n_keys, np.bool_)
+        self.pool_of: Keys = np.full(space.n_keys, NO_POOL, np.int64)
+        for index, pool in enumerate(self.pools):
+            for layer in pool.layers:
+                self.pool_of[space.keys(layer)] = index
+        self._capacities = np.array([pool.capacity for pool in self.pools], np.int64)
+        self._derived: _Derived | None = None
+        self.set_apart(0)
+
+    def set_apart(self, n_landing: int) -> None:
+        """Set the first slots of each pool apart, `n_landing` for each of its layers to land in.
+
+        They come on top of the pools' capacity. Must hold: no expert has a slot.
+        """
+        assert not self._state.any(), "experts have slots"
+        sizes = [pool.n_slots(n_landing) for pool in self.pools]
+        self._firsts: Keys = np.cumsum([0, *sizes])  # the first slot of each pool, and the end
+        self.n_slots, columns = int(self._firsts[-1]), np.arange(max(sizes, default=0))
+        inside = columns < np.array(sizes, np.int64)[:, None]
+        # The slots of each pool, n_slots behind its last: one row a pool, to look at many at once.
+        self._rows: Keys = np.where(inside, self._firsts[:-1, None] + columns, self.n_slots)
+        # The slots to land in, by layer and index; NO_SLOT where a layer has none.
+        self.landing: Keys = np.full((self.space.n_layers, n_landing), NO_SLOT, np.int64)
+        for first, pool in zip(self._firsts.tolist(), self.pools, strict=False):
+            ours = np.arange(first, first + n_landing * len(pool.layers))
+            self.landing[list(pool.layers)] = ours.reshape(len(pool.layers), n_landing)
+        self._derived = None
+
+    # ----- questions -----
+
+    @property
+    def resident(self) -> Mask:
+        """Return which experts have a slot, whatever is in it [n_keys]."""
+        found: Mask = self._state != ABSENT
+        return found
+
+    @property
+    def present(self) -> Mask:
+        """Return which experts have all their bytes in their slots [n_keys]."""
+        found: Mask = self._state == PRESENT
+        return found
+
+    @property
+    def arriving(self) -> Mask:
+        """Return which experts have a slot and are not there yet [n_keys]."""
+        found: Mask = (self._state == WAITING) | (self._state == COPYING)
+        return found
+
+    @property
+    def pinned(self) -> Mask:
+        """Return which experts are pinned [n_keys]."""
+        found: Mask = self.pins != 0
+        return found
+
+    @property
+    def n_copying(self) -> int:
+        """Return how many experts are being copied."""
+        return int(np.count_nonzero(self._state == COPYING))
+
+    def waiting(self) -> Keys:
+        """Return the experts whose copy has not begun."""
+        return np.flatnonzero(self._state == WAITING)
+
+    def copying(self) -> Keys:
+        """Return the experts that are being copied."""
+        return np.flatnonzero(self._state == COPYING)
+
+    def are_present(self, keys: Keys) -> Mask:
+        """Return which of these keys, of any shape, are present."""
+        found: Mask = self._state[keys] == PRESENT
+        return found
+
+    def are_resident(self, keys: Keys) -> Mask:
+        """Return which of these keys, of any shape, have a slot."""
+        found: Mask = self._state[keys] != ABSENT
+        return found
+
+    def is_absent(self, key: int) -> bool:
+        """Return whether an expert has no slot."""
+        return not self._state[key]
+
+    def slot_of(self, key: int) -> int:
+        """Return the slot that an expert has. Must hold: it has one."""
+        return self._slot_of.item(key)
+
+    def slots_of(self, keys: Keys) -> Keys:
+        """Return the slots that these experts have."""
+        return self._slot_of[keys]
+
+    def of(self, pool: int) -> Keys:
+        """Return the experts with slots of a pool, ascending."""
+        return np.flatnonzero(self.resident & (self.pool_of == pool))
+
+    def holders(self, pools: Sequence[int]) -> Keys:
+        """Return the keys in the slots of these pools, n_keys where none is: [n, widest pool]."""
+        return self._view().holders[self._rows[pools]]
+
+    def unpinned(self, keys: Keys) -> Mask:
+        """Return which of `holders` are experts without a pin."""
+        found: Mask = self._view().unpinned[keys]
+        return found
+
+    def n_free(self, pool: int) -> int:
+        """Return how many slots of a pool are free."""
+        return self._view().n_free[pool]
+
+    @property
+    def n_pinned(self) -> Keys:
+        """Return how many experts with slots of each pool are pinned [n_pools]."""
+        return self._view().n_pinned
+
+    # ----- changes -----
+
+    def enter(self, keys: Keys, victims: Keys) -> None:
+        """Give each key the slot of its victim, which leaves, or for FREE a free one."""
+        assert not self.are_resident(keys).any(), keys
+        held = victims != FREE
+        leaving, slots = victims[held], self._slot_of[victims]
+        assert self.are_resident(leaving).all(), leaving
+        if len(leaving) < len(keys):
+            slots[~held] = self._free_slots(self.pool_of[keys[~held]])
+        self._derived = None
+        self.changed[leaving] = True
+        self._state[leaving] = ABSENT
+        self._slot_of[keys] = slots
+        self._state[keys] = WAITING
+
+    def begin_copy(self, keys: Sequence[int] | Keys) -> None:
+        """Note that from now on something may write the slots of these experts."""
+        self._state[keys] = COPYING
+
+    def put_off(self, keys: Sequence[int] | Keys) -> None:
+        """Note that the copies of these experts have not begun after all."""
+        self._state[keys] = WAITING
+
+    def arrive(self, keys: Sequence[int] | Keys) -> None:
+        """Note that all bytes of these experts are in their slots."""
+        self.changed[keys] = True
+        self._state[keys] = PRESENT
+
+    def leave(self, keys: Sequence[int] | Keys) -> None:
+        """Take experts out of their slots; a pin stays noted for when its expert comes back."""
+        assert self._state[keys].all(), keys
+        self._derived = None
+        self.changed[keys] = True
+        self._state[keys] = ABSENT
+
+    def land(self, keys: Keys, layers: Keys, indices: Keys) -> None:
+        """Let experts keep the landing slots they are in, which get the slots they had.
+
+        `layers` and `indices` name the landing slot of each.
+        """
+        theirs, ours = self.landing[layers, indices], self._slot_of[keys]
+        self._derived = None
+        self.changed[keys] = True
+        self._state[keys] = ABSENT
+        self.landing[layers, indices] = ours
+        self._slot_of[keys] = theirs
+        self._state[keys] = PRESENT
+
+    def pin(self, keys: Keys, reason: int = ASKED) -> Keys:
+        """Pin these, and no others, for a reason; return the experts that lose their pin."""
+        pins = self.pins & np.uint8(~reason & 0xFF)
+        pins[keys] |= reason
+        freed = np.flatnonzero((self.pins != 0) & (pins == 0))
+        self._derived = None
+        self.pins = pins
+        return freed
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if a slot has two uses, or an expert one of another's pool."""
+        held = np.flatnonzero(self.resident)
+        slots = self._slot_of[held]
+        landing = self.landing[self.landing != NO_SLOT]
+        used = np.concatenate([slots, landing])
+        assert len(np.unique(used)) == len(used), "a slot has two uses"
+        pools = np.searchsorted(self._firsts, slots, side="right") - 1
+        assert (self.pool_of[held] == pools).all(), "a slot of another pool"
+        for index, pool in enumerate(self.pools):
+            assert (pools == index).sum() + self.n_free(index) == pool.capacity, pool
+            first, end = self._firsts[index], self._firsts[index + 1]
+            ours = self.landing[list(pool.layers)]
+            assert ((first <= ours) & (ours < end)).all(), "a landing slot of another pool"
+
+    # ----- inside -----
+
+    def _view(self) -> _Derived:
+        if self._derived is None:
+            self._derived = self._derive()
+        return self._derived
+
+    def _derive(self) -> _Derived:
+        n_keys, n_pools, resident = self.space.n_keys, len(self.pools), self.resident
+        (held,) = resident.nonzero()
+        pools = self.pool_of[held]
+        holders = np.full(self.n_slots + 1, n_keys, np.int64)
+        holders[self._slot_of[held]] = held
+        unpinned = np.zeros(n_keys + 1, np.bool_)
+        np.greater(resident, self.pins, out=unpinned[:-1])
+        n_free = self._capacities - np.bincount(pools, minlength=n_pools)
+        n_pinned = np.bincount(pools[self.pins[held] != 0], minlength=n_pools)
+        return _Derived(holders, unpinned, n_free.tolist(), n_pinned)
+
+    def _free_slots(self, pools: Keys) -> Keys:
+        """Return a free slot of each of these pools, in which a pool may occur many times."""
+        taken = self._view().holders[:-1] != self.space.n_keys
+        taken[self.landing[self.landing != NO_SLOT]] = True
+        free = np.flatnonzero(~taken)
+        order = pools.argsort(kind="stable")
+        sorted_pools = pools[order]
+        nth = np.arange(len(pools)) - np.searchsorted(sorted_pools, sorted_pools)
+        firsts = np.searchsorted(free, self._firsts)  # in `free`, of each pool
+        assert (firsts[sorted_pools] + nth < firsts[sorted_pools + 1]).all(), "no slot is free"
+        found = np.empty_like(pools)
+        found[order] = free[firsts[sorted_pools] + nth]
+        return found
