@@ -20,6 +20,7 @@ from vkmoe.choices import (
     CopyTiming,
     Executor,
     KvType,
+    MissWay,
     PolicyName,
     PredictorName,
     ResidentSelection,
@@ -317,7 +318,7 @@ class EngineConfig:
         "experts.",
         "--executor",
     )
-    miss: Literal["auto", "read", "gather"] = _option(
+    miss: Literal["auto", MissWay] = _option(
         "auto",
         "How an expert without a slot is served: kernels read it in host memory (read), or a copy "
         "kernel brings it over first, in the same submit (gather). auto: as the measured speeds "

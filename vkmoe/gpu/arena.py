@@ -33,11 +33,12 @@ class Placement(NamedTuple):
 
 
 def round_up(n_bytes: int, alignment: int = ALIGNMENT) -> int:
+    """Round up to whole multiples of `alignment`."""
     return -(-n_bytes // alignment) * alignment
 
 
 def chunk_cap(device: DeviceInfo) -> int:
-    """The largest span this device can hold: one allocation, less the room for aligning it."""
+    """Find the largest span this device can hold: an allocation, less the room for aligning it."""
     limits = device.limits
     largest = min(limits.max_memory_allocation_size, limits.max_buffer_size)
     return largest // ALIGNMENT * ALIGNMENT - ALIGNMENT
@@ -97,12 +98,12 @@ class Arena:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes allocated."""
+        """Count the bytes allocated."""
         return sum(chunk.size for chunk in self._chunks)
 
     @property
     def chunks(self) -> tuple[_native.Buffer, ...]:
-        """The allocations, oldest first."""
+        """Return the allocations, oldest first."""
         return tuple(self._chunks)
 
     def place(self, n_bytes: int) -> Placement:
@@ -114,6 +115,7 @@ class Arena:
         return place
 
     def close(self) -> None:
+        """Free all spans. May be called twice."""
         for chunk in self._chunks:
             chunk.close()
         self._chunks.clear()

@@ -108,7 +108,8 @@ def decide(
     workspace = Workspace(spec, tuning, attention)
     sizes = weight_bytes(model.tensors)
     largest = max(sizes.spans, default=0)
-    planner = Planner(config, spec, device, sizes, _scratch(workspace), available_bytes())
+    scratch = _scratch(workspace, spec.n_layers)
+    planner = Planner(config, spec, device, sizes, scratch, available_bytes())
     link = measure_link() if planner.experts_miss else None
     mode = cache_mode(config, device, link, largest)
     decided = planner.plan(mode)
@@ -139,12 +140,13 @@ def predictor_lines(
     return (allocation(device, "predictor, correlation", "host", reason, n_bytes=n_bytes),)
 
 
-def _scratch(workspace: Workspace) -> Scratch:
+def _scratch(workspace: Workspace, n_layers: int) -> Scratch:
     """List the workspace's tensors, and the host's buffers for what goes in and comes out."""
+    serials = 4 * n_layers  # one for each piece but the last; pieces are whole layers and the head
     return Scratch(
         tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
         params=workspace.params.n_bytes,
-        results=workspace.log.n_bytes + workspace.candidates.n_bytes,
+        results=workspace.log.n_bytes + workspace.candidates.n_bytes + serials,
     )
 
 
@@ -154,7 +156,7 @@ class Scratch:
 
     tensors: tuple[int, ...]  # of the workspace, each an allocation of its own
     params: int
-    results: int  # routing log and candidates, read back after each token
+    results: int  # routing log, candidates and serials, read back after each token, at most
 
 
 def plan(
@@ -210,12 +212,7 @@ class Planner:
         if room.device < 0:
             caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
             with self._with_growth():
-                raise OutOfMemoryError(
-                    f"{spec.name} needs {in_mib(budget - room.device)} of {device.name}'s memory "
-                    f"without its experts (weights {in_mib(weights.trunk)}, KV cache "
-                    f"{in_mib(caches)}); {in_mib(budget)} can be used",
-                    "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
-                )
+                raise self._too_large(spec.name, budget, caches)
 
     @property
     def experts_miss(self) -> bool:
@@ -227,6 +224,16 @@ class Planner:
         """Decide; `mode` is that of the experts, should they come to lie in a cache."""
         with self._with_growth():
             return place_experts(self._given, mode)
+
+    def _too_large(self, name: str, budget: int, caches: int) -> OutOfMemoryError:
+        """Say that the `budget` does not even hold what is not an expert, `caches` a part of it."""
+        given, trunk = self._given, self._given.weights.trunk
+        return OutOfMemoryError(
+            f"{name} needs {in_mib(budget - given.room.device)} of {given.device.name}'s memory "
+            f"without its experts (weights {in_mib(trunk)}, KV cache {in_mib(caches)}); "
+            f"{in_mib(budget)} can be used",
+            "lower --ctx-size" if caches > trunk else "choose a smaller model",
+        )
 
     @contextmanager
     def _with_growth(self) -> Iterator[None]:
