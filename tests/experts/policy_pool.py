@@ -73,7 +73,7 @@ class OnePool:
         return not self.locations.is_absent(key)
 
     def __len__(self) -> int:
-        return self.capacity - self.locations.n_free(0)
+        return self.capacity - self.locations.n_free[0]
 
     def __iter__(self) -> Iterator[int]:
         """Those that would leave first in front."""

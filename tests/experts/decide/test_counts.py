@@ -87,3 +87,14 @@ def test_counts_of_an_earlier_run_go_on() -> None:
 def test_counts_of_another_model_are_refused() -> None:
     with pytest.raises(AssertionError):
         DecayedCounts(4, 8.0).restore(np.zeros(5))
+
+
+def test_a_repeated_key_counts_as_often_as_it_occurs() -> None:
+    together, in_turn = DecayedCounts(4, 3.0), DecayedCounts(4, 3.0)
+    for counts in (together, in_turn):
+        counts.advance()
+    together.use(np.array([1, 3, 1, 1]))
+    for key in (1, 3, 1, 1):
+        in_turn.use(np.array([key]))
+    assert (together.raw == in_turn.raw).all()
+    assert together.values().tolist() == [0, 3, 0, 1]

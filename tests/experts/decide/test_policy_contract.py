@@ -46,7 +46,7 @@ def test_every_name_of_the_settings_makes_its_policy() -> None:
     for each, kind in POLICIES.items():
         made = create_policy(each, Locations(space, [pool]), DecayedCounts(8, 64.0))
         assert type(made) is kind
-        assert made.pools == (pool,) and made.locations.n_free(0) == 3
+        assert made.pools == (pool,) and made.locations.n_free == [3]
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

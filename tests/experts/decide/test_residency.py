@@ -229,3 +229,44 @@ def test_ranks_of_all_layers_come_before_later_ranks_in_shared_slots() -> None:
     cache = residency(slots=1, allocation="global")
     moves = token(cache, (5, 6), (7, 8))
     assert [SPACE.split(move.key) for move in moves] == [(0, 5), (1, 7)]
+
+
+@pytest.mark.parametrize("predictor", ["none", "previous", "correlation", "frequency"])
+@pytest.mark.parametrize("allocation", ["layer", "global"])
+def test_a_batch_is_its_tokens_observed_one_by_one(allocation: Any, predictor: Any) -> None:
+    """All that follows is the same, where nothing is decided between the tokens of a batch.
+
+    Tokens of a batch use the same experts again and again.
+    """
+    rng = np.random.default_rng(3)
+    together, in_turn = (
+        residency(4, allocation, predictor=predictor, admission=True, warmpin=1, warmpin_after=7)
+        for _ in range(2)
+    )
+    for _ in range(40):
+        n_tokens = int(rng.integers(1, 6))
+        rows = [rng.permutation(6)[:2] for _ in range(2 * n_tokens)]
+        batch = np.array(rows, np.uint32).reshape(n_tokens, 2, 2)
+        keys = together.observe(batch)
+        assert (keys == batch + np.array([[0], [16]])).all()
+        for ids in batch:
+            in_turn.observe(ids[None])
+        moves, others = together.decide(), in_turn.decide()
+        assert moves == others and len({move.key for move in moves}) == len(moves)
+        assert not {move.victim for move in moves} & set(keys.ravel().tolist())
+        for cache in (together, in_turn):
+            cache.arrived(moves)
+            cache.check_integrity()
+        assert (together.counts.values() == in_turn.counts.values()).all()
+        assert together.n_tokens == in_turn.n_tokens and together.warm_at == in_turn.warm_at
+        assert together.pinned == in_turn.pinned and (together.present == in_turn.present).all()
+    assert together.warm_at is not None
+
+
+def test_an_expert_that_two_tokens_of_a_batch_missed_is_brought_once() -> None:
+    """A use of each token counts, and each is as old as its place in the batch."""
+    cache = residency(half_life=1.0)
+    cache.observe(np.array([[(0, 1), (0, 1)], [(0, 2), (0, 2)]], np.uint32))
+    assert [move.key for move in cache.decide()] == [0, 16, 1, 17, 2, 18]
+    assert cache.counts.values()[:4].tolist() == [0.75, 0.25, 0.5, 0.0]
+    assert cache.decide() == [], "nothing was observed since"

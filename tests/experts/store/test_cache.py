@@ -20,6 +20,7 @@ from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.store.cache import _rank_misses
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu.device import Device
 
@@ -305,6 +306,28 @@ def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> No
     counts[[1, 2, 8 + 3, 8 + 4, 16, 16 + 5]] = 3.0
     warm = make(4, seed=counts)
     assert warm.token(routing((1, 2), (3, 4), (0, 5))).all()
+
+
+def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
+    """Every use counts as a miss, but its bytes are read, and have a place to land, once."""
+    rig = make(4)
+    rig.token(routing((0, 1), (2, 3), (4, 5)))
+    assert rig.token(routing((0, 1), (2, 3), (4, 5))).all()
+    before = rig.cache.counters.missed_bytes
+    batch = np.stack([routing((0, 6), (7, 6), (4, 5)), routing((6, 1), (6, 7), (6, 5))])
+    rig.table.end(rig.begin())
+    hits = rig.cache.after_token(batch)
+    assert hits.tolist() == [[[True, False], [False, False], [True, True]],
+                             [[False, True], [False, False], [False, True]]]  # fmt: skip
+    assert rig.cache.counters.missed_bytes - before == 256 + 2 * 768 + 256
+    keys = SPACE.keys_of(batch)
+    ranks, n_missed = _rank_misses(keys, ~hits)
+    assert n_missed.tolist() == [1, 2, 1]
+    assert ranks[~hits].tolist() == [1, 1, 2, 1, 2, 1, 1]
+    for one in range(2):  # as with a single token
+        rank, n = _rank_misses(keys[one : one + 1], ~hits[one : one + 1])
+        assert (rank == (~hits[one]).cumsum(axis=1)).all() and (n == rank[0, :, -1]).all()
+    assert rig.token(batch[0]).all() and rig.token(batch[1]).all()
 
 
 def test_pinned_experts_stay(make: Make) -> None:

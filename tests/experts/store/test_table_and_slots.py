@@ -162,7 +162,7 @@ def test_a_slot_is_writable_when_its_last_reader_has_ended(
     assert slot.writable(table.oldest_read), "never mapped"
     table.publish()
     first = table.begin()
-    slots.unmap([3], table.version)
+    slots.unmap([slot], table.version)
     table.set(1, 0, 5)  # leads elsewhere from the next version on
     assert not slot.writable(table.oldest_read), "the submit in flight reads it"
     table.publish()
@@ -172,7 +172,7 @@ def test_a_slot_is_writable_when_its_last_reader_has_ended(
     table.end(first)
     assert slot.writable(table.oldest_read), "only a later version is read"
     table.end(second)
-    slots.unmap([3], table.version)
+    slots.unmap([slot], table.version)
     assert slot.writable(table.oldest_read), "the next submit reads a later version"
 
 

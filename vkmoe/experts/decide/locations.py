@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
+from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask
 from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["ASKED", "BY_USE", "FREE", "NO_POOL", "Locations", "Move"]
@@ -26,8 +26,8 @@ NO_POOL = -1
 NO_SLOT = -1
 FREE = -1  # in place of a victim: a slot that no expert has
 
-# What is in an expert's slot; ABSENT: it has none.
-ABSENT, WAITING, COPYING, PRESENT = range(4)
+# What is in an expert's slot; ABSENT: it has none. Behind PRESENT are those that are arriving.
+ABSENT, PRESENT, WAITING, COPYING = range(4)
 
 ASKED, BY_USE = 1, 2  # why an expert is pinned; both may hold
 
@@ -42,9 +42,9 @@ class Move(NamedTuple):
 
 
 class _Derived(NamedTuple):
-    """Holds what follows from the record, until the next expert gets or loses a slot or a pin."""
+    """Holds what follows from the record, until a pin changes or an expert leaves for none."""
 
-    holders: Keys  # key by slot, n_keys where no expert has it; with an entry more [n_slots + 1]
+    holders: Keys  # key by pool and slot, n_keys where no expert has it [n_pools, widest]
     unpinned: Mask  # experts with a slot and no pin, with an entry more [n_keys + 1]
     n_free: list[int]  # [n_pools]
     n_pinned: Keys  # experts with a slot and a pin [n_pools]
@@ -81,10 +81,10 @@ class Locations:
         assert not self._state.any(), "experts have slots"
         sizes = [pool.n_slots(n_landing) for pool in self.pools]
         self._firsts: Keys = np.cumsum([0, *sizes])  # the first slot of each pool, and the end
-        self.n_slots, columns = int(self._firsts[-1]), np.arange(max(sizes, default=0))
-        inside = columns < np.array(sizes, np.int64)[:, None]
-        # The slots of each pool, n_slots behind its last: one row a pool, to look at many at once.
-        self._rows: Keys = np.where(inside, self._firsts[:-1, None] + columns, self.n_slots)
+        self.n_slots, self._widest = int(self._firsts[-1]), max(sizes, default=0)
+        # The entry of each slot in `_Derived.holders`, one row a pool, to look at many at once.
+        columns = [np.arange(size) + i * self._widest for i, size in enumerate(sizes)]
+        self._entry_of: Keys = np.concatenate([NO_KEYS, *columns])
         # The slots to land in, by layer and index; NO_SLOT where a layer has none.
         self.landing: Keys = np.full((self.space.n_layers, n_landing), NO_SLOT, np.int64)
         for first, pool in zip(self._firsts.tolist(), self.pools, strict=False):
@@ -109,7 +109,7 @@ class Locations:
     @property
     def arriving(self) -> Mask:
         """Return which experts have a slot and are not there yet [n_keys]."""
-        found: Mask = (self._state == WAITING) | (self._state == COPYING)
+        found: Mask = self._state > PRESENT
         return found
 
     @property
@@ -125,11 +125,11 @@ class Locations:
 
     def waiting(self) -> Keys:
         """Return the experts whose copy has not begun."""
-        return np.flatnonzero(self._state == WAITING)
+        return (self._state == WAITING).nonzero()[0]
 
     def copying(self) -> Keys:
         """Return the experts that are being copied."""
-        return np.flatnonzero(self._state == COPYING)
+        return (self._state == COPYING).nonzero()[0]
 
     def are_present(self, keys: Keys) -> Mask:
         """Return which of these keys, of any shape, are present."""
@@ -159,16 +159,17 @@ class Locations:
 
     def holders(self, pools: Sequence[int]) -> Keys:
         """Return the keys in the slots of these pools, n_keys where none is: [n, widest pool]."""
-        return self._view().holders[self._rows[pools]]
+        return self._view().holders[pools]
 
     def unpinned(self, keys: Keys) -> Mask:
         """Return which of `holders` are experts without a pin."""
         found: Mask = self._view().unpinned[keys]
         return found
 
-    def n_free(self, pool: int) -> int:
-        """Return how many slots of a pool are free."""
-        return self._view().n_free[pool]
+    @property
+    def n_free(self) -> Sequence[int]:
+        """Return how many slots of each pool are free [n_pools]."""
+        return self._view().n_free
 
     @property
     def n_pinned(self) -> Keys:
@@ -185,11 +186,16 @@ class Locations:
         assert self.are_resident(leaving).all(), leaving
         if len(leaving) < len(keys):
             slots[~held] = self._free_slots(self.pool_of[keys[~held]])
-        self._derived = None
+        derived, self._derived = self._view(), None
         self.changed[leaving] = True
         self._state[leaving] = ABSENT
         self._slot_of[keys] = slots
         self._state[keys] = WAITING
+        if len(leaving) == len(keys) and not (self.pins[keys].any() or self.pins[leaving].any()):
+            derived.holders.reshape(-1)[self._entry_of[slots]] = keys
+            derived.unpinned[leaving] = False
+            derived.unpinned[keys] = True
+            self._derived = derived
 
     def begin_copy(self, keys: Sequence[int] | Keys) -> None:
         """Note that from now on something may write the slots of these experts."""
@@ -217,12 +223,15 @@ class Locations:
         `layers` and `indices` name the landing slot of each.
         """
         theirs, ours = self.landing[layers, indices], self._slot_of[keys]
-        self._derived = None
+        derived, self._derived = self._view(), None
         self.changed[keys] = True
         self._state[keys] = ABSENT
         self.landing[layers, indices] = ours
         self._slot_of[keys] = theirs
         self._state[keys] = PRESENT
+        derived.holders.reshape(-1)[self._entry_of[ours]] = self.space.n_keys
+        derived.holders.reshape(-1)[self._entry_of[theirs]] = keys
+        self._derived = derived
 
     def pin(self, keys: Keys, reason: int = ASKED) -> Keys:
         """Pin these, and no others, for a reason; return the experts that lose their pin."""
@@ -243,7 +252,7 @@ class Locations:
         pools = np.searchsorted(self._firsts, slots, side="right") - 1
         assert (self.pool_of[held] == pools).all(), "a slot of another pool"
         for index, pool in enumerate(self.pools):
-            assert (pools == index).sum() + self.n_free(index) == pool.capacity, pool
+            assert (pools == index).sum() + self.n_free[index] == pool.capacity, pool
             first, end = self._firsts[index], self._firsts[index + 1]
             ours = self.landing[list(pool.layers)]
             assert ((first <= ours) & (ours < end)).all(), "a landing slot of another pool"
@@ -259,8 +268,8 @@ class Locations:
         n_keys, n_pools, resident = self.space.n_keys, len(self.pools), self.resident
         (held,) = resident.nonzero()
         pools = self.pool_of[held]
-        holders = np.full(self.n_slots + 1, n_keys, np.int64)
-        holders[self._slot_of[held]] = held
+        holders = np.full((n_pools, self._widest), n_keys, np.int64)
+        holders.reshape(-1)[self._entry_of[self._slot_of[held]]] = held
         unpinned = np.zeros(n_keys + 1, np.bool_)
         np.greater(resident, self.pins, out=unpinned[:-1])
         n_free = self._capacities - np.bincount(pools, minlength=n_pools)
@@ -269,7 +278,7 @@ class Locations:
 
     def _free_slots(self, pools: Keys) -> Keys:
         """Return a free slot of each of these pools, in which a pool may occur many times."""
-        taken = self._view().holders[:-1] != self.space.n_keys
+        taken = self._view().holders.reshape(-1)[self._entry_of] != self.space.n_keys
         taken[self.landing[self.landing != NO_SLOT]] = True
         free = np.flatnonzero(~taken)
         order = pools.argsort(kind="stable")

@@ -282,7 +282,8 @@ class Policy(ABC):
 
     def _leaving_for(self, n_waiting: Mapping[int, int], needed: Mask) -> Mapping[int, Leaving]:
         """Return what leaves each of these pools with fewer free slots than experts that wait."""
-        full = [pool for pool, n in n_waiting.items() if n > self.locations.n_free(pool)]
+        n_free = self.locations.n_free
+        full = [pool for pool, n in n_waiting.items() if n > n_free[pool]]
         if not full:
             return {}
         n_most = None  # a floor may ask for any of them
@@ -290,7 +291,7 @@ class Policy(ABC):
             n_most = max(n_waiting[pool] for pool in full) + 1  # one to choose from
         orders = self._orders(full, needed, n_most)
         return {
-            pool: self._leaving(pool, self.locations.n_free(pool), order)
+            pool: self._leaving(pool, n_free[pool], order)
             for pool, order in zip(full, orders, strict=True)
         }
 

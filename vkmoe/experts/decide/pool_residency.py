@@ -80,7 +80,7 @@ class PoolResidency:
             absent = [
                 key for key in ranked[~in_slots[ranked]].tolist() if self.locations.is_absent(key)
             ]
-            wanted += absent[: self.locations.n_free(index)]
+            wanted += absent[: self.locations.n_free[index]]
         return sorted(wanted)  # as they lie in the file
 
     def check_integrity(self) -> None:
@@ -91,7 +91,7 @@ class PoolResidency:
 
     def _bring(self, pool: int, coming: list[int], busy: Mask, in_slots: Mask) -> list[Move]:
         policy, locations = self._policy, self.locations
-        n_short = len(coming) - locations.n_free(pool)
+        n_short = len(coming) - locations.n_free[pool]
         leaving: list[int] = []
         if n_short > 0:
             twice = locations.present & in_slots & ~busy & (locations.pool_of == pool)

@@ -86,7 +86,7 @@ class Residency:
             for index, pool in enumerate(self._pools):
                 wanted = pins.fill(seed, pool, self.space)
                 absent = [key for key in wanted if self.locations.is_absent(key)]
-                coming = np.array(absent[: self.locations.n_free(index)], np.int64)
+                coming = np.array(absent[: self.locations.n_free[index]], np.int64)
                 # The most used comes last: then every policy lets it leave last.
                 moves += self._promote(coming[::-1], NO_KEYS)
         return moves
@@ -159,7 +159,8 @@ class Residency:
         """
         if self._foresight is None or layer + 1 >= self.space.n_layers:
             return NO_KEYS
-        return self._foresight.of_next_layer(layer, experts, ~self.locations.resident)
+        absent = ~self.locations.are_resident(self.space.keys(layer + 1))
+        return self._foresight.of_next_layer(layer, experts, absent)
 
     def reset_predictions(self) -> None:
         """Forget what was used last, as a new text begins that it does not bear on."""

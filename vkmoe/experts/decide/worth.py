@@ -109,7 +109,7 @@ class Foresight:
         return found[order[: self._space.n_layers * self._n_used]]
 
     def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:
-        """Return which `absent` to fetch for the layer after this one, likeliest first.
+        """Return which `absent` [n_experts] to fetch for the layer after this, likeliest first.
 
         The token at hand uses `ids` [n_used] of this layer. Afterwards `worth` knows of it. Must
         hold: there is a layer after it.
@@ -126,7 +126,7 @@ class Foresight:
                 self.worth[keys] = chances
                 self.held_worth[keys] = np.maximum(self.held_worth[keys], chances)
         worth = self.worth[keys]
-        found = np.flatnonzero(absent[keys] & (scores > 0) & (worth > self._average))
+        found = np.flatnonzero(absent & (scores > 0) & (worth > self._average))
         order = np.argsort(-worth[found], kind="stable")
         return keys[found[order[: self._n_used]]]
 

@@ -439,7 +439,8 @@ class _LayerSteps:
 
     def _hint(self, guessed: Keys, keys: Keys) -> None:
         """Begin to move what the next layer is expected to use, while `keys` are run."""
-        tier, before = self._tier, self._tier.pending_bytes
+        tier = self._tier
+        before = tier.pending_bytes if self._budget is not None else 0
         if self._left is None:
             self._left = inf if self._budget is None else self._budget.n_bytes - before
         if self._pool is not None:
@@ -448,7 +449,8 @@ class _LayerSteps:
         moves = self._residency.hint(guessed, keys, self._left)
         self.n_hinted += len(moves)
         tier.bring(moves)
-        self._left -= tier.pending_bytes - before
+        if self._budget is not None:
+            self._left -= tier.pending_bytes - before
 
 
 def _rank_misses(keys: Keys, missed: Mask) -> tuple[Keys, Keys]:

@@ -93,10 +93,15 @@ class SlotManager(Closing):
         """Return the address of each slot, by number."""
         return np.array([slot.address for slot in self.all], np.uint64)
 
-    def unmap(self, slots: Iterable[int], version: int) -> None:
+    @staticmethod
+    def unmap(slots: Iterable[Slot], version: int) -> None:
         """Note that table versions up to `version` may lead to these slots, but no later one."""
         for slot in slots:
-            self.all[slot].last_mapped = version
+            slot.last_mapped = version
+
+    def at(self, numbers: NDArray[np.int64]) -> list[Slot]:
+        """Return the slots of these numbers."""
+        return [*map(self.all.__getitem__, numbers.tolist())]
 
     def poison(self, slots: Iterable[Slot]) -> None:
         """Fill slots that must not be read with NaN; does nothing unless asked for when made."""
@@ -175,12 +180,12 @@ class Landings:
             return
         landing, oldest = self._locations.landing, self._table.oldest_read
         addresses, waiting = [], []
-        for entry in self._waiting:
-            slot = self._slots.all[landing.item(entry)]
+        layers, indices = zip(*self._waiting, strict=True)
+        slots = self._slots.at(landing[layers, indices])
+        for entry, slot in zip(self._waiting, slots, strict=True):
             addresses.append(slot.address if slot.writable(oldest) else NOWHERE)
             if not addresses[-1]:
                 waiting.append(entry)
-        layers, indices = zip(*self._waiting, strict=True)
         self._table.set_landing(layers, indices, addresses)
         self._waiting = waiting
 
@@ -205,9 +210,9 @@ class Landings:
         layers = keys // locations.space.n_experts
         indices = np.array([self._landed[move.key] - 1 for move in moves], np.int64)
         taken = np.array([move.key for move in moves if move.victim != FREE], np.int64)
-        slots.unmap(locations.slots_of(taken).tolist(), self._table.version)
+        slots.unmap(slots.at(locations.slots_of(taken)), self._table.version)
         entries = list(zip(layers.tolist(), indices.tolist(), strict=True))
         self._waiting += entries  # first: a slot that an expert keeps is not offered
         locations.land(keys, layers, indices)
-        slots.poison(slots.all[locations.landing.item(entry)] for entry in entries)
-        return [slots.all[slot] for slot in locations.slots_of(keys).tolist()]
+        slots.poison(slots.at(locations.landing[layers, indices]))
+        return slots.at(locations.slots_of(keys))

@@ -143,7 +143,8 @@ class Tier:
         if not waiting:
             return
         oldest = self._table.oldest_read
-        able = [key for key in waiting if self.slot(key).writable(oldest)]
+        slots = zip(waiting, self._slots(waiting), strict=True)
+        able = [key for key, slot in slots if slot.writable(oldest)]
         for start in range(0, len(able), self._n_per_upload):
             self._start(able[start : start + self._n_per_upload], urgent)
             if wait and len(self._pending) >= MAX_PENDING:
@@ -184,22 +185,30 @@ class Tier:
     # ----- inside -----
 
     def _note_evictions(self, moves: Sequence[Move]) -> None:
-        taken = [self.locations.slot_of(move.key) for move in moves if move.victim != FREE]
-        self.slots.unmap(taken, self._table.version)
-        self.counters.n_evictions += len(taken)
+        newcomers = [move.key for move in moves if move.victim != FREE]
+        if newcomers:
+            self.slots.unmap(self._slots(newcomers), self._table.version)
+            self.counters.n_evictions += len(newcomers)
+
+    def _slots(self, keys: Sequence[int]) -> list[Slot]:
+        """Return the slots that experts have. Must hold: all have one."""
+        return self.slots.at(self.locations.slots_of(np.array(keys, np.int64)))
 
     def _waiting(self, last: Sequence[int]) -> list[int]:
         """Return the experts whose copies can begin, those of `last` last and in that order."""
         waiting = self.locations.waiting()
         if self._readable is not None:
             waiting = waiting[self._readable.are_present(waiting)]
+        elif len(waiting) == len(last):
+            return [*last]  # as nearly always: no others wait
         found: list[int] = waiting.tolist()
-        place = {key: i for i, key in enumerate(last, 1)}
-        return sorted(found, key=lambda key: place.get(key, 0)) if place else found
+        turn = {key: i for i, key in enumerate(last, 1)}
+        return sorted(found, key=lambda key: turn.get(key, 0)) if turn else found
 
     def _copies(self, keys: Sequence[int]) -> list[Copy]:
         source, sizes, n = self._source, self._sizes, self._n_experts
-        return [(source(key), self.slot(key).memory, sizes[key // n]) for key in keys]
+        slots = zip(keys, self._slots(keys), strict=True)
+        return [(source(key), slot.memory, sizes[key // n]) for key, slot in slots]
 
     def _start(self, keys: list[int], urgent: bool) -> None:
         copies = self._copies(keys)
@@ -257,7 +266,7 @@ class Tier:
             self._release(keys)
 
     def _release(self, keys: Sequence[int]) -> None:
-        slots, oldest = [*map(self.slot, keys)], self._table.oldest_read
+        slots, oldest = self._slots(keys), self._table.oldest_read
         self.locations.leave(keys)
         # A submit may still read the victim of an expert that waited.
         self.slots.poison(slot for slot in slots if slot.writable(oldest))
