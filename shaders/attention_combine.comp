@@ -4,7 +4,7 @@
 //           KV_RANK, of latent_attention.comp; params; by address sinks f32 [N_HEADS] (null = none). Output: out f32
 //           [N_HEADS * HEAD_DIM].
 // Who       one workgroup per head, one dim per invocation in turn; the splits' factors are computed once into shared memory.
-// Assumes   at most 128 splits. Splits beyond the position hold old data and are not read. `window` is that of the
+// Assumes   at most MAX_SPLITS splits. Splits beyond the position hold old data and are not read. `window` is that of the
 //           attention before it. A sink of -infinity is none.
 // Dispatch  (N_HEADS, 1, 1).
 #version 460
@@ -27,7 +27,8 @@ layout(push_constant, std430) uniform Push {
 
 #include "attention_split.glsl"
 
-shared float factor[128];
+const uint MAX_SPLITS = 128u;
+shared float factor[MAX_SPLITS];
 const float LARGEST = 3.0e38; // so that infinite sinks leave no NaN
 
 void main() {

@@ -1,5 +1,5 @@
 // Computes  hidden = E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup.
-// Inputs    params.token (clamped to the vocabulary), E by address: [n_vocab] rows of n_blocks quantised blocks.
+// Inputs    the token of params (clamped to the vocabulary), E by address: [n_vocab] rows of n_blocks quantised blocks.
 // Who       invocation -> one chunk of 32 weights.
 // Assumes   rows are 16-byte aligned.
 // Dispatch  (ceil(n_blocks * BLOCK_CHUNKS / workgroup size), 1, 1)
@@ -53,7 +53,7 @@ void main() {
         vec4 scale;
         const uint t = chunk % BLOCK_CHUNKS;
         block_index = chunk / BLOCK_CHUNKS;
-        row_address = address_add_product(embeddings, min(params.token, n_vocab - 1u), row_bytes);
+        row_address = address_add_product(embeddings, min(params.rows[ROW].token, n_vocab - 1u), row_bytes);
         unpack_chunk(row_address, n_blocks, block_index, t, 0u, q, scale);
         const uint first = chunk_x(block_index, t);
         square = store_group(first, q, 0u, scale.x, scale.y) + store_group(first + GROUP_B_OFFSET, q, 4u, scale.z, scale.w);

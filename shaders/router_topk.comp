@@ -11,10 +11,10 @@
 // Inputs    logits f32 [n_experts (+ 1 gate)]; selection_bias f32 [n_experts] by address; params; the expert table by address,
 //           uvec2 entries [n_layers][n_experts] and landing places, this layer's from entry first_landing on. Outputs:
 //           routing words [n_used ids | n_used weights | n_used addresses of 2 words | n_used partners of 2 words (| weight
-//           of the shared expert)]; log words [4 + layer * n_used ...] = the chosen ids.
+//           of the shared expert)]; log words [4 + (layer * n_tokens + row) * n_used ...] = the chosen ids.
 // Who       each lane keeps the best of its experts lane, lane + size, ..., and looks at its groups lane, lane + size, ...;
 //           n_used rounds of a workgroup argmax; then lane s writes slot s.
-// Assumes   n_used <= n_experts <= 1024, n_used <= 32; n_groups divides n_experts, and the groups used hold n_used. NaN counts
+// Assumes   n_used <= n_experts <= MAX_EXPERTS, n_used <= MAX_USED; n_groups divides n_experts, and the groups used hold n_used. NaN counts
 //           as -inf; ids are valid and distinct whatever the logits are.
 // Dispatch  (1, 1, 1).
 #version 460
@@ -44,16 +44,17 @@ layout(push_constant, std430) uniform Push {
 const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED_GATE = 4u, FLAG_GATHER = 8u;
 const uint AT_HOME = 1u;   // in the low word of an entry
 const uint LOG_HEADER_WORDS = 4u;
+const uint MAX_EXPERTS = 1024u, MAX_USED = 32u;
 
 #include "reduce.glsl"
 #include "float_order.glsl"
 #include "argmax.glsl"
 
-shared uint keys[1024];  // what experts are chosen by; KEY_NONE: not any more
-shared uint group_keys[1024];
-shared uint chosen_ids[32];
-shared float chosen_values[32];
-shared uvec2 chosen_entries[32];
+shared uint keys[MAX_EXPERTS];  // what experts are chosen by; KEY_NONE: not any more
+shared uint group_keys[MAX_EXPERTS];
+shared uint chosen_ids[MAX_USED];
+shared float chosen_values[MAX_USED];
+shared uvec2 chosen_entries[MAX_USED];
 
 bool has(uint flag) { return (flags & flag) != 0u; }
 
@@ -187,7 +188,7 @@ void main() {
         const uvec2 landing = landing_place(s);
         const bool gathers = has(FLAG_GATHER) && !is_null(landing);
         write_slot(s, id, share * scale, gathers ? landing : span, gathers ? span : landing);
-        routing_log[LOG_HEADER_WORDS + layer * n_used + s] = id;
+        routing_log[LOG_HEADER_WORDS + (layer * params.n_tokens + ROW) * n_used + s] = id;
     }
     if (has(FLAG_SHARED_GATE) && gl_LocalInvocationIndex == 0u)
         routing[6u * n_used] = floatBitsToUint(sigmoid(finite_logit(n_experts)));

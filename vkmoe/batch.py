@@ -55,7 +55,7 @@ class RunResult(NamedTuple):
     """What the run of a batch leaves, copied out of the memory that the next run overwrites."""
 
     routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
-    filled: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used, 2]: see ops/router.py
+    filled: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used, 2]: `RoutingLog`
     top: TopLogits | None  # of the row that wants logits
 
     @property

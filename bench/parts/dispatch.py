@@ -11,16 +11,17 @@ import numpy as np
 
 from bench.measure import Row, percentile, summarise
 from bench.parts.common import CheckError, Settings, Times, time_recording
+from vkmoe.batch import TokenBatch
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.token_io import PARAM_WORDS
+from vkmoe.gpu.token_io import PARAM_WORDS, pack_params
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.ops.finish import finish
 
 __all__ = ["measure"]
 
-SERIAL_WORD, SERIAL = 4, 0x5EED
+SERIAL = 0x5EED
 
 
 def measure(device: Device, settings: Settings) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def _check(
 ) -> None:
     """The dispatch must do its work before it is timed."""
     words = np.zeros(PARAM_WORDS, np.uint32)
-    words[SERIAL_WORD] = SERIAL
+    pack_params(words.data, TokenBatch.one(0, 0), 0, SERIAL)
     with Transfer(device) as transfer:
         transfer.write(backend.tensor(params), 0, words.view(np.uint8))
         transfer.flush()

@@ -3,7 +3,7 @@
 // Needs: params.glsl included, N_SPLITS defined as a specialisation constant.
 const uint SPLIT_STEP = 32u; // splits are whole multiples of this, so short contexts use few splits
 
-uint current_position(uint context) { return min(params.position, context - 1u); }
+uint current_position(uint context) { return min(params.rows[ROW].position, context - 1u); }
 
 // The first position that is seen: one of the last `window`, or of all where that is 0.
 uint first_seen(uint position, uint window) {

@@ -9,7 +9,7 @@ from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.gather import GROUP_BYTES, LandingMemory, gather
-from vkmoe.ops.router import filled_words, log_words
+from vkmoe.ops.router import RoutingLog
 from vkmoe.reference.gather import gather as twin
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.gather import GatherCase
@@ -43,13 +43,13 @@ def test_the_twin_copies_what_has_a_partner() -> None:
 
 def test_scratch_that_layers_share_is_ordered_by_barriers() -> None:
     """Written by a layer only when the one before has read it, and read when it is written."""
-    log, routing = TensorRef("log", log_words(2, 2)), TensorRef("routing", 12)
+    log, routing = RoutingLog(2, 2), TensorRef("routing", 12)
     scratch, home = memory_range(4096, 1024), memory_range(1 << 20, 1024)
     program = Program("two layers")
     for layer in range(2):
-        landing = LandingMemory((scratch,), log, filled_words(log, layer, 2))
+        landing = LandingMemory((scratch,), log.tensor, log.filled(layer))
         gather(program, routing, landing, 512, (home,), f"gather {layer}")
     assert plan_barriers(program.commands) == [False, True], "both write the same places"
     gathered = program.commands[0]
-    assert gathered.writes == (filled_words(log, 0, 2), scratch)
+    assert gathered.writes == (log.filled(0), scratch)
     assert gathered.reads == (routing.whole, home)

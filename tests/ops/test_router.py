@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.router import RouterShape
+from vkmoe.ops.router import RouterShape, RoutingLog
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.router import look_up
 from vkmoe.reference.router import router_topk as router_twin
@@ -55,6 +55,30 @@ def test_misses_get_landing_places_in_slot_order(
     case = RouterCase(runner, tuning, shape, n_landing, gather)
     for seed in range(3):
         check(case, case.random_logits(seed))
+
+
+def test_the_log_has_room_for_every_token_of_a_batch(runner: Runner) -> None:
+    """The first of two tokens: its ids of the second layer lie behind both tokens' of the first."""
+    case = RouterCase(runner, TUNINGS[0], RouterShape(60, 4))
+    logits = case.random_logits(1)
+    (_, alone), (_, log) = case.words(logits), case.words(logits, n_tokens=2)
+    ids = alone[RoutingLog(3, 4).ids(1).start // 4 :][:4]
+    at = RoutingLog(3, 4, n_tokens=2).ids(1)
+    assert (at.start, at.end) == (4 * (4 + 8), 4 * (4 + 16))
+    np.testing.assert_array_equal(log[at.start // 4 :][:4], ids)
+
+
+def test_the_views_of_a_log_name_every_word_once() -> None:
+    log = RoutingLog(n_layers=3, n_used=4, n_tokens=2)
+    words = np.arange(log.tensor.n_words, dtype=np.uint32)
+    ids, filled = log.views(words)
+    assert ids.shape == (2, 3, 4) and filled.shape == (2, 3, 4, 2)
+    found = np.concatenate([ids.reshape(-1), filled.reshape(-1)])
+    assert sorted(found.tolist()) == words[4:].tolist()
+    for layer in range(3):
+        assert [4 * ids[0, layer, 0], 4 * ids[1, layer, 3] + 4] == [*log.ids(layer)[1:]]
+        ends = filled[0, layer, 0, 0], filled[1, layer, 3, 1]
+        assert [4 * ends[0], 4 * ends[1] + 4] == [*log.filled(layer)[1:]]
 
 
 def test_the_twin_looks_up_as_stated() -> None:

@@ -31,11 +31,10 @@ from vkmoe.execute.segments import (
 )
 from vkmoe.gpu.backend import Backend, Recording, Submission
 from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.token_io import TokenIo
+from vkmoe.gpu.token_io import MAX_TOKENS, TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder
 from vkmoe.ops.candidates import CandidatesReader
-from vkmoe.ops.router import LOG_HEADER_WORDS
 
 __all__ = ["HostActions", "Recorded", "Segment", "TokenPrograms"]
 
@@ -121,20 +120,14 @@ class TokenPrograms(Closing):
         None: not known, or nothing ends a submit that takes long; it stays one.
         """
         self._backend, space = backend, decoder.workspace
-        experts, n_moe_layers = decoder.spec.experts, len(decoder.weights.moe_layers)
-        n_used = experts.n_used if experts else 1
-        borders = _submit_borders(backend, decoder, n_used, bytes_per_second)
+        borders = _submit_borders(backend, decoder, bytes_per_second)
         self._submissions: list[Submission] = []
         for tensor in space.tensors:
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
             self.io = TokenIo(backend, space.params, space.log, space.candidates, len(borders) + 1)
             cleanup.callback(self.io.close)
-            words = self.io.view(space.log)[LOG_HEADER_WORDS:]
-            # Behind the ids of all layers lie two words for each of them (ops/router.py).
-            ids, filled = words[: words.size // 3], words[words.size // 3 :]
-            self._routing = ids.reshape(1, -1, n_used)[:, :n_moe_layers]
-            self._filled = filled.reshape(1, -1, n_used, 2)[:, :n_moe_layers]
+            self._routing, self._filled = space.routing_log.views(self.io.view(space.log))
             self._candidates = CandidatesReader(
                 self.io.view(space.candidates), decoder.spec.n_vocab
             )
@@ -154,7 +147,7 @@ class TokenPrograms(Closing):
 
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
-        assert len(batch.tokens) == 1, "programs take one row"
+        assert len(batch.tokens) <= MAX_TOKENS, "programs take one row"
         recorded = self.recorded[batch.kind]
         self._submissions = []
         for index, submit in enumerate(recorded.submits):
@@ -186,7 +179,7 @@ class TokenPrograms(Closing):
     def filled(self) -> NDArray[np.uint32]:
         """Return what the last run's misses left in landing places (a copy).
 
-        uint32 [n_tokens, n_moe_layers, n_used, 2]: gate and up, then down (`filled_words`).
+        uint32 [n_tokens, n_moe_layers, n_used, 2]: gate and up, then down (`RoutingLog`).
         """
         return self._filled.copy()
 
@@ -218,14 +211,14 @@ class TokenPrograms(Closing):
 
 
 def _submit_borders(
-    backend: Backend, decoder: Decoder, n_used: int, bytes_per_second: float | None
+    backend: Backend, decoder: Decoder, bytes_per_second: float | None
 ) -> tuple[int, ...]:
     """Choose the layers that begin a submit of their own; n_layers means the output head."""
     if bytes_per_second is None:
         return ()
     shared = backend.device.info.is_uma
     cache_bytes = decoder.cache_bytes if shared else None
-    parts = part_bytes(decoder.weights, n_used, cache_bytes)
+    parts = part_bytes(decoder.weights, decoder.workspace.routing_log.n_used, cache_bytes)
     bounded = bound_submits([n_bytes / bytes_per_second for n_bytes in parts])
     warning = bounded.warning(n_layers=len(parts) - 1)
     if warning is not None:

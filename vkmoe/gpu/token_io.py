@@ -17,12 +17,20 @@ from vkmoe.errors import DeviceLostError
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program, Range, TensorRef
 
-__all__ = ["PARAM_WORDS", "TokenIo"]
+__all__ = ["MAX_TOKENS", "PARAM_WORDS", "TokenIo", "pack_params"]
 
-# token, position, expert table address, serial, eleven reserved words.
-# Must be kept in sync with shaders/include/params.glsl.
-PARAMS = struct.Struct("<2IQI44x")
-PARAM_WORDS = PARAMS.size // 4
+# The parameters (shaders/include/params.glsl): a header, rows, and reserved words, which are zero.
+PARAM_WORDS, HEADER_WORDS, ROW_WORDS = 16, 4, 2
+MAX_TOKENS = 1  # rows a program takes
+_HEADER = struct.Struct("<Q2I")  # expert table address, serial, number of tokens
+_ROW = struct.Struct("<2I")  # token, position
+
+
+def pack_params(view: memoryview, batch: TokenBatch, table_address: int, serial: int) -> None:
+    """Write the parameters of a batch to `view`, of PARAM_WORDS words; the reserved ones stay."""
+    _HEADER.pack_into(view, 0, table_address, serial, len(batch.tokens))
+    for row, (token, position) in enumerate(zip(batch.tokens, batch.positions, strict=True)):
+        _ROW.pack_into(view, _HEADER.size + row * _ROW.size, token, position)
 
 
 class TokenIo:
@@ -90,8 +98,7 @@ class TokenIo:
     def send(self, batch: TokenBatch, table_address: int) -> None:
         """Write the parameters of the next submit. No submit may be in flight."""
         self.serial = self.serial % 0xFFFFFFFF + 1  # never 0, which the log begins with
-        token, position = batch.tokens[0], batch.positions[0]
-        PARAMS.pack_into(self._params_view, 0, token, position, table_address, self.serial)
+        pack_params(self._params_view, batch, table_address, self.serial)
 
     def receive(self, n_pieces: int = 1) -> None:
         """Make the results readable and check that they are of the submits just waited for.

@@ -17,7 +17,7 @@ from vkmoe.ops.experts import ExpertBlock, expert_down, expert_gate_up
 from vkmoe.ops.gather import LandingMemory, gather
 from vkmoe.ops.matvec import matvec
 from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.ops.router import Landing, RouterTensors, filled_words, router_topk
+from vkmoe.ops.router import Landing, RouterTensors, router_topk
 
 __all__ = ["FeedForwardBlock"]
 
@@ -82,7 +82,7 @@ class FeedForwardBlock:
             op.named("top-k"),
             router_shape(self.spec),
             moe_layer,
-            RouterTensors(space.router_logits, space.params, space.routing, space.log),
+            RouterTensors(space.router_logits, space.params, space.routing, space.routing_log),
             self.weights.expert_table,
             Landing(len(self.weights.moe_layers), n_places, mode.gathers),
             selection_bias=layer.selection_bias,
@@ -96,7 +96,7 @@ class FeedForwardBlock:
         n_used = router_shape(self.spec).n_used
         landing = None
         if mode.lands:
-            filled = filled_words(space.log, moe_layer, n_used)
+            filled = space.routing_log.filled(moe_layer)
             landing = LandingMemory(block.landing_ranges, space.log, filled)
         if landing and mode.gathers:
             label = f"{op.label} gather"

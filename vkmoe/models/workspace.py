@@ -20,7 +20,7 @@ from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import PARAM_WORDS
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
-from vkmoe.ops.router import RouterShape, log_words, routing_words
+from vkmoe.ops.router import RouterShape, RoutingLog, routing_words
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
@@ -97,7 +97,8 @@ class Workspace:
         self.logits = TensorRef("logits", spec.n_vocab)
         self.candidate_lists = TensorRef("candidate_lists", list_words(tuning, spec.n_vocab))
         self.candidates = TensorRef("candidates", CANDIDATE_WORDS)
-        self.log = TensorRef("log", log_words(len(spec.moe_layers), n_used))
+        self.routing_log = RoutingLog(len(spec.moe_layers), n_used)
+        self.log = self.routing_log.tensor
 
     @property
     def tensors(self) -> list[TensorRef]:

@@ -146,7 +146,7 @@ class LatentShape:
         return self.context * self.rope_dim * 4
 
 
-MAX_SPLITS = 128  # attention_combine.comp
+MAX_SPLITS = 128
 SHARED_BYTES = 16384
 CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 128  # enough to fill the device
 CPU_HEADS = 4  # at most in a workgroup

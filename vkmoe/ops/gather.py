@@ -23,7 +23,7 @@ GROUP_BYTES = WORKGROUP_SIZE * UNITS_PER_LANE * UNIT_BYTES  # what a workgroup c
 class LandingMemory:
     """The memory in which a layer's landing places lie, and where what was stored is noted.
 
-    `filled` are the layer's words of `log`, see `filled_words`.
+    `filled` are the layer's words of `log`, see `RoutingLog`.
     """
 
     ranges: tuple[Range, ...]

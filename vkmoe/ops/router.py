@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Range, TensorRef, memory_range
 from vkmoe.ops.context import OpContext
@@ -17,10 +20,10 @@ __all__ = [
     "MAX_EXPERTS",
     "MAX_USED",
     "Landing",
+    "LogViews",
     "RouterShape",
     "RouterTensors",
-    "filled_words",
-    "log_words",
+    "RoutingLog",
     "router_topk",
     "routing_words",
     "shared_weight_word",
@@ -34,7 +37,7 @@ ROUTER_TOPK = kernel(
     "workgroup_size",
 )
 
-MAX_EXPERTS, MAX_USED = 1024, 32  # shared arrays of router_topk.comp
+MAX_EXPERTS, MAX_USED = 1024, 32  # what the shader has room for
 LOG_HEADER_WORDS = 4  # word 0 is the serial number that `finish` writes
 RENORMALISE, SIGMOID, SHARED_GATE, GATHER = 1, 2, 4, 8
 
@@ -104,18 +107,53 @@ def shared_weight_word(n_used: int) -> int:
     return 6 * n_used
 
 
-def log_words(n_layers: int, n_used: int) -> int:
-    """Count the log tensor's words: header, ids [n_layers][n_used], filled words of all layers."""
-    return LOG_HEADER_WORDS + 3 * n_layers * n_used
+@dataclass(frozen=True)
+class RoutingLog:
+    """The layout of the log: a header, ids [n_layers][n_tokens][n_used], then two words for each.
 
-
-def filled_words(log: TensorRef, layer: int, n_used: int) -> Range:
-    """Find the words that say what a layer's misses left in landing places: two for each used slot.
-
-    Each is 1 + the expert's id where that half of the span was stored (gate and up; down), else 0.
+    These are its filled words [n_layers][n_tokens][n_used][2]: 1 + the expert's id where that half
+    of its span (gate and up; down) was stored in a landing place, else 0. Layers are MoE layers.
     """
-    n_ids = (log.n_words - LOG_HEADER_WORDS) // 3
-    return log.words(LOG_HEADER_WORDS + n_ids + 2 * layer * n_used, 2 * n_used)
+
+    n_layers: int
+    n_used: int
+    n_tokens: int = 1
+    name: str = "log"
+
+    @property
+    def tensor(self) -> TensorRef:
+        return TensorRef(self.name, LOG_HEADER_WORDS + 3 * self._n_ids)
+
+    @property
+    def _layer_ids(self) -> int:
+        return self.n_tokens * self.n_used
+
+    @property
+    def _n_ids(self) -> int:
+        return self.n_layers * self._layer_ids
+
+    def ids(self, layer: int) -> Range:
+        """Find the ids of all tokens in a layer."""
+        start = LOG_HEADER_WORDS + layer * self._layer_ids
+        return self.tensor.words(start, self._layer_ids)
+
+    def filled(self, layer: int) -> Range:
+        """Find the filled words of all tokens in a layer."""
+        start = LOG_HEADER_WORDS + self._n_ids + 2 * layer * self._layer_ids
+        return self.tensor.words(start, 2 * self._layer_ids)
+
+    def views(self, words: NDArray[np.uint32]) -> LogViews:
+        """View the words of the log by token, layer and used expert."""
+        ids, filled = np.split(words[LOG_HEADER_WORDS:], [self._n_ids])
+        shape = (self.n_layers, self.n_tokens, self.n_used)
+        return LogViews(ids.reshape(shape).swapaxes(0, 1), filled.reshape(*shape, 2).swapaxes(0, 1))
+
+
+class LogViews(NamedTuple):
+    """The words of a log, as they lie; writable if these are."""
+
+    ids: NDArray[np.uint32]  # [n_tokens, n_layers, n_used]
+    filled: NDArray[np.uint32]  # [n_tokens, n_layers, n_used, 2]
 
 
 class RouterTensors(NamedTuple):
@@ -124,7 +162,7 @@ class RouterTensors(NamedTuple):
     logits: TensorRef
     params: TensorRef  # of the token, with the address of the table to look up in
     routing: TensorRef
-    log: TensorRef
+    log: RoutingLog
 
 
 def router_topk(
@@ -145,18 +183,17 @@ def router_topk(
     places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
     table and the log do. Without `landing` no slot has a partner.
     """
-    logits, _, routing, log = tensors
+    logits, params, routing, log = tensors
     assert logits.n_words >= shape.n_logits and routing.n_words >= routing_words(shape)
     landing = landing or Landing(layer + 1, 0)
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
     biases = (memory_range(selection_bias, 4 * shape.n_experts),) if selection_bias else ()
-    log_range = log.words(LOG_HEADER_WORDS + layer * shape.n_used, shape.n_used)
     op.append(
         ROUTER_TOPK.dispatch(
             f"router_topk{op.tuning.reduce_suffix}",
             {"workgroup_size": op.tuning.workgroup_size},
-            tensors._asdict(),
+            {"logits": logits, "params": params, "routing": routing, "log": log.tensor},
             {
                 "selection_bias": selection_bias,
                 "layer": layer,
@@ -174,7 +211,7 @@ def router_topk(
             ranges={
                 "logits": logits.words(0, shape.n_logits),
                 "routing": routing.words(0, routing_words(shape)),
-                "log": log_range,
+                "log": log.ids(layer),
             },
             memory_reads=(table, *biases),
         )

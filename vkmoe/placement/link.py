@@ -27,7 +27,7 @@ from vkmoe.gpu.link_speed import (
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.ops.gather import LandingMemory, gather
-from vkmoe.ops.router import filled_words, log_words
+from vkmoe.ops.router import RoutingLog
 
 __all__ = ["SHARED_BYTES_PER_SECOND", "link_of_misses", "measure_gather", "submit_speed"]
 
@@ -38,7 +38,7 @@ SMALLEST_SLICE_BYTES = 1 << 20  # the time of less is the time of a submit
 SHARED_BYTES_PER_SECOND = 5e9
 HEAP_SHARE = 16  # measuring takes at most this part of the smallest heap
 _ROUTING = TensorRef("link routing", 6 * N_SLICES)
-_LOG = TensorRef("link log", log_words(1, N_SLICES))
+_LOG = RoutingLog(1, N_SLICES, name="link log")
 
 
 def link_of_misses(device: Device) -> LinkSpeed | None:
@@ -97,7 +97,7 @@ def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed
         transfer.write(backend.tensor(_ROUTING), 0, words.view(np.uint8))
         transfer.flush()
     memory = memory_range(target, n_bytes)
-    landing = LandingMemory((memory,), _LOG, filled_words(_LOG, 0, N_SLICES))
+    landing = LandingMemory((memory,), _LOG.tensor, _LOG.filled(0))
     homes = (memory_range(source, n_bytes),)
     gather(program, _ROUTING, landing, slice_bytes, homes, "gather slices")
     return Timed.program(device, backend, program, n_bytes)

@@ -21,7 +21,7 @@ from vkmoe.ops.context import OpContext
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
 from vkmoe.ops.experts import ExpertBlock, expert_down, expert_gate_up
 from vkmoe.ops.gather import LandingMemory
-from vkmoe.ops.router import LOG_HEADER_WORDS, filled_words, log_words, shared_weight_word
+from vkmoe.ops.router import RoutingLog, shared_weight_word
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes, to_device
 from vkmoe.reference.experts import expert_down as down_twin
@@ -245,7 +245,8 @@ class _Experts:
         spans[np.setdiff1d(np.arange(use.n_experts), self.ids)] = POISON
         address = runner.place(spans)
         self._spans, self._address = spans, address
-        self.log_ref = TensorRef("log", log_words(N_LAYERS, use.n_slots))
+        self._log = RoutingLog(N_LAYERS, use.n_slots)
+        self.log_ref = self._log.tensor
         self._landing_address = 0
         self.landing = self._land(runner)
         n_words = 6 * self.n_slots
@@ -290,8 +291,7 @@ class _Experts:
         homes = runner.fetch(self._address, self._spans.size).reshape(self._spans.shape)
         checks.equal("homes", homes, self._spans)
         expected = np.full(self.log_ref.n_words, SENTINEL, np.uint32)
-        start = LOG_HEADER_WORDS + (N_LAYERS + 2 * LAYER) * use.n_slots + half
-        words = expected[start:][: 2 * use.n_slots : 2]
+        words = self._log.views(expected).filled[0, LAYER, :, half]
         words[:] = 0
         words[list(use.kept)] = 1 + self.ids[list(use.kept)]
         checks.equal("log", log, expected)
@@ -307,9 +307,8 @@ class _Experts:
             return None
         places = np.full(max(1, len(self._use.kept)) * self.shape.span_bytes, POISON, np.uint8)
         self._landing_address = runner.place(places)
-        filled = filled_words(self.log_ref, LAYER, self._use.n_slots)
         memory = memory_range(self._landing_address, places.size)
-        return LandingMemory((memory,), self.log_ref, filled)
+        return LandingMemory((memory,), self.log_ref, self._log.filled(LAYER))
 
     def _draw_ids(self) -> NDArray[np.int64]:
         n_experts, n_slots = self._use.n_experts, self._use.n_slots

@@ -7,7 +7,7 @@ import numpy as np
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.ops.gather import LandingMemory, gather
-from vkmoe.ops.router import LOG_HEADER_WORDS, filled_words, log_words
+from vkmoe.ops.router import RoutingLog
 from vkmoe.reference.gather import gather as twin
 from vkmoe.selftest.comparison import Checks
 
@@ -41,8 +41,8 @@ class GatherCase:
             self._partners[slot] = homes[slot] + ALIGNMENT
         self._addresses += np.uint64(ALIGNMENT)
         self._routing = TensorRef("routing", 6 * n_used)
-        self._log = TensorRef("log", log_words(N_LAYERS, n_used))
-        filled = filled_words(self._log, LAYER, n_used)
+        self._routing_log = RoutingLog(N_LAYERS, n_used)
+        self._log, filled = self._routing_log.tensor, self._routing_log.filled(LAYER)
         half = memory_range(base, n_used * stride)
         landing = memory_range(half.end, n_used * stride)
         self.program = Program("gather")
@@ -60,8 +60,7 @@ class GatherCase:
         wanted = twin(self._memory, self._ids, self._addresses, self._partners, self._span_bytes)
         checks.equal("memory", self._runner.fetch(self._base, self._memory.size), wanted.memory)
         expected = np.full(self._log.n_words, SENTINEL, np.uint32)
-        start = LOG_HEADER_WORDS + (N_LAYERS + 2 * LAYER) * self._n_used
-        expected[start : start + 2 * self._n_used] = wanted.filled.reshape(-1)
+        self._routing_log.views(expected).filled[0, LAYER] = wanted.filled
         checks.equal("log", log, expected)
 
     def time(self) -> float | None:

@@ -13,8 +13,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import TokenBatch
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
+from vkmoe.gpu.token_io import PARAM_WORDS, pack_params
 from vkmoe.ops.matvec import Matrix
 from vkmoe.quants import decode, device_row_bytes, to_device
 from vkmoe.quants.types import TYPES
@@ -136,7 +138,7 @@ def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float
     return values.reshape(len(rows), n_columns)
 
 
-PARAMS = TensorRef("params", 16)
+PARAMS = TensorRef("params", PARAM_WORDS)
 
 
 def params_words(
@@ -144,8 +146,10 @@ def params_words(
     serial: int = 0,
     table: int = 0,
     token: int = 0,
+    n_tokens: int = 1,
 ) -> NDArray[np.uint32]:
-    """uint32 [16]; `table` is the address of the expert table."""
-    words = np.zeros(PARAMS.n_words, np.uint32)
-    words[:5] = token, position, table & 0xFFFFFFFF, table >> 32, serial
+    """uint32 [PARAM_WORDS]; `table` is the address of the expert table."""
+    words = np.zeros(PARAM_WORDS, np.uint32)
+    batch = TokenBatch((token,) * n_tokens, (position,) * n_tokens, (True,) * n_tokens)
+    pack_params(words.data, batch, table, serial)
     return words

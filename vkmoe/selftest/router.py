@@ -9,11 +9,10 @@ from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.router import (
-    LOG_HEADER_WORDS,
     Landing,
     RouterShape,
     RouterTensors,
-    log_words,
+    RoutingLog,
     router_topk,
     routing_words,
 )
@@ -57,13 +56,14 @@ class RouterCase:
         self.table_address = runner.place(self.table_words)
         self.logits = TensorRef("logits", shape.n_logits)
         self.routing = TensorRef("routing", routing_words(shape))
-        self.log = TensorRef("log", log_words(N_LAYERS, shape.n_used))
+        self._routing_log = RoutingLog(N_LAYERS, shape.n_used)
+        self.log = self._routing_log.tensor
         self._program = Program("router")
         router_topk(
             OpContext(self._program, tuning, "router"),
             shape,
             LAYER,
-            RouterTensors(self.logits, PARAMS, self.routing, self.log),
+            RouterTensors(self.logits, PARAMS, self.routing, self._routing_log),
             memory_range(self.table_address, self.table_words.nbytes),
             self.landing,
             selection_bias=0 if bias is None else runner.place(bias),
@@ -100,19 +100,14 @@ class RouterCase:
             found_weight = shared_weight.view(np.float32)
             checks.close("shared weight", found_weight, shared, shared, WEIGHT_LIMIT)
         expected_log = np.full(self.log.n_words, SENTINEL, np.uint32)
-        ids_end = LOG_HEADER_WORDS + N_LAYERS * shape.n_used
-        rows = expected_log[LOG_HEADER_WORDS:ids_end].reshape(N_LAYERS, -1)
-        rows[LAYER] = wanted.ids
+        self._routing_log.views(expected_log).ids[0, LAYER] = wanted.ids
         checks.equal("log", log, expected_log)
 
-    def words(self, logits: NDArray[np.float32]) -> tuple[Words, ...]:
-        """Return the words of routing and log, nothing compared."""
-        return self._runner.run(
-            self._program,
-            {self.logits: logits, PARAMS: params_words(table=self.table_address)},
-            self.routing,
-            self.log,
-        )
+    def words(self, logits: NDArray[np.float32], n_tokens: int = 1) -> tuple[Words, ...]:
+        """Return the words of routing and log for a batch's first token, nothing compared."""
+        params = params_words(table=self.table_address, n_tokens=n_tokens)
+        inputs = {self.logits: logits, PARAMS: params}
+        return self._runner.run(self._program, inputs, self.routing, self.log)
 
     def random_logits(self, seed: int) -> NDArray[np.float32]:
         """float32 [n_logits]."""

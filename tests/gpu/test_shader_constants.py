@@ -1,0 +1,67 @@
+"""Numbers that stand in a shader and in Python are the same, read from the GLSL."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vkmoe.experts.store import table
+from vkmoe.gpu import token_io
+from vkmoe.ops import attention_shapes, candidates, experts, gather, router
+from vkmoe.reference import candidates as candidates_twin
+from vkmoe.reference import router as router_twin
+
+SHADERS = Path(__file__).resolve().parents[2] / "shaders"
+CONSTANTS = {
+    "include/params.glsl": {
+        "PARAM_WORDS": token_io.PARAM_WORDS,
+        "HEADER_WORDS": token_io.HEADER_WORDS,
+        "ROW_WORDS": token_io.ROW_WORDS,
+        "MAX_TOKENS": token_io.MAX_TOKENS,
+    },
+    "router_topk.comp": {
+        "MAX_EXPERTS": router.MAX_EXPERTS,
+        "MAX_USED": router.MAX_USED,
+        "LOG_HEADER_WORDS": router.LOG_HEADER_WORDS,
+        "FLAG_RENORMALISE": router.RENORMALISE,
+        "FLAG_SIGMOID": router.SIGMOID,
+        "FLAG_SHARED_GATE": router.SHARED_GATE,
+        "FLAG_GATHER": router.GATHER,
+        "AT_HOME": table.AT_HOME,
+    },
+    "expert_down.comp": {"NO_WORD": experts.NO_WORD},
+    "gather.comp": {"UNITS": gather.UNITS_PER_LANE},
+    "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
+    "include/select_top.glsl": {
+        "N_TOP": candidates.N_CANDIDATES,
+        "ID_RANGE": candidates.MAX_VOCAB - 1,
+    },
+    "include/candidate_lists.glsl": {
+        "LIST_IDS": candidates.IDS_AT,
+        "LIST_LOGITS": candidates.LOGITS_AT,
+        "LIST_WORDS": candidates.LIST_WORDS,
+        "OUT_IDS": candidates.IDS_AT,
+        "OUT_LOGITS": candidates.LOGITS_AT,
+    },
+}
+DECLARATION = re.compile(r"^const uint ([^;]+);", re.MULTILINE)
+NUMBER = re.compile(r"(\w+) = (0x[0-9A-F]+|\d+)u(?:,|$)")
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_shader_has_the_numbers_of_its_host_code(name: str) -> None:
+    text = (SHADERS / name).read_text()
+    found = {
+        constant: int(number, 0)
+        for declaration in DECLARATION.findall(text)
+        for constant, number in NUMBER.findall(declaration)
+    }
+    wanted = CONSTANTS[name]
+    assert {constant: found.get(constant) for constant in wanted} == wanted
+
+
+def test_twins_have_them_too() -> None:
+    assert router_twin.AT_HOME == table.AT_HOME
+    assert candidates_twin.N_CANDIDATES == candidates.N_CANDIDATES
