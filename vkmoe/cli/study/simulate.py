@@ -191,13 +191,13 @@ def _check_plotting(plot: str, traces: list[str]) -> None:
     """Raises VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
-    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
+    from vkmoe.experts.records.writing import check_outputs, reason_against_writing
 
     if find_spec("matplotlib") is None:
         raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
     if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot is {plot!r}, not a picture", "name it .png, .svg or .pdf")
-    refuse_to_replace("--plot", Path(plot), traces)
+    check_outputs([("--plot", Path(plot))], traces)
     if reason := reason_against_writing(Path(plot)):
         raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
 

@@ -84,14 +84,16 @@ def trace(
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
     """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
+    from vkmoe.experts.records.keeper import record_outputs
+    from vkmoe.experts.records.writing import check_outputs, reason_against_writing
 
     if output == "-":
         raise UsageError(
             "--output - would mix the trace with the reply on stdout", "give the trace a file"
         )
     path = Path(output)
-    refuse_to_replace("--output", path, [prompt] if prompt is not None else [])
+    outputs = [("--output", path), *record_outputs(engine)]
+    check_outputs(outputs, [prompt] if prompt is not None else [])
     reason = reason_against_writing(path)
     if reason is not None:
         raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
@@ -99,26 +101,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
         raise UsageError(
             f"{path} is there already", "give another --output, or --overwrite to replace it"
         )
-    _refuse_shared(path, engine)
     return path
-
-
-def _refuse_shared(path: Path, engine: EngineConfig) -> None:
-    """Raise UsageError where another file of the run would take the place of the trace."""
-    from vkmoe.experts.records.keeper import stats_paths
-    from vkmoe.experts.records.writing import is_special, same_file
-
-    others: list[tuple[str, Path]] = []
-    if engine.expert_stats is not None:
-        others += (("--expert-stats", name) for name in stats_paths(Path(engine.expert_stats)))
-    if engine.expert_profile is not None:
-        others.append(("--expert-profile", Path(engine.expert_profile)))
-    for option_name, other in others:
-        if same_file(path, other) and not is_special(path):
-            raise UsageError(
-                f"--output and {option_name} would both write {path}",
-                "give one of them another name",
-            )
 
 
 def _header(model: str | None) -> TraceHeader:
