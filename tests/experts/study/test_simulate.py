@@ -163,7 +163,6 @@ def test_in_stepped_mode_the_next_layer_finds_what_was_guessed() -> None:
         )
         rates = result.hits[60:].mean(axis=0)
         assert rates[1] > 0.9 > 0.5 > rates[0]
-        assert result.guesses.n_right > 0.8 * result.guesses.n_hinted > 0
 
 
 def test_a_second_text_is_not_guessed_from_the_first() -> None:

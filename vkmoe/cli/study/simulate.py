@@ -79,8 +79,8 @@ def simulate(
         option(
             "--policy",
             metavar="POLICIES",
-            help="Policies to compare. Tables of one policy are of --expert-policy if it is among "
-            "these, else of the first.",
+            help="Policies to compare. Figures of one policy are of --expert-policy if it is "
+            "among these, else of the first.",
         ),
     ] = _POLICIES,
     cache: CacheOptions,
@@ -94,9 +94,9 @@ def simulate(
     """Replay traces of `vkmoe trace` through the expert cache, without a model or a GPU.
 
     Shows hit rates by slots and policy beside the best any cache could do (Belady's optimum), what
-    misses come from, what sharing slots among layers and guessing experts change, how local the
-    routing is, and how many slots to give. Several traces of one model count as one run after
-    another.
+    sharing slots among layers changes, the bytes that are read and copied, and how many slots to
+    give; --plot and --json also tell what misses come from. Several traces of one model count as
+    one run after another.
 
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
@@ -221,17 +221,21 @@ def _replay(
     config: EngineConfig,
     quiet: bool,
 ) -> Sweep:
-    from vkmoe.experts.study.replay import run_sweep
+    from vkmoe.experts.study.replay import Wanted, run_sweep
 
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
         return _settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
 
-    main, curve = config.expert_policy, _ladder(trace, config)
+    wanted = Wanted(
+        counts,
+        policies,
+        settings,
+        main=config.expert_policy,
+        curve=_ladder(trace, config),
+        transfers=_transfers_of(config),
+    )
     with counting("replaying", shown=not quiet) as progress:
-        return run_sweep(
-            trace, counts, settings, policies, progress,
-            main=main, curve=curve, transfers=_transfers_of(config),
-        )  # fmt: skip
+        return run_sweep(trace, wanted, progress)
 
 
 # ----- what comes out -----
@@ -239,15 +243,11 @@ def _replay(
 
 def _show(sweep: Sweep, as_json: bool) -> None:
     from vkmoe.cli.study.report import as_document, as_text
-    from vkmoe.experts.study.accuracy import accuracies
-    from vkmoe.experts.study.locality import locality
 
-    local = locality(sweep.trace)
-    right = accuracies(sweep.trace, sweep.settings.half_life)
     if as_json:
-        typer.echo(json.dumps(as_document(sweep, local, right), indent=2))
+        typer.echo(json.dumps(as_document(sweep), indent=2))
     else:
-        typer.echo(as_text(sweep, local, right), nl=False)
+        typer.echo(as_text(sweep), nl=False)
 
 
 def _draw(sweep: Sweep, path: Path) -> None:
