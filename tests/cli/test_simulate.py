@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, header, trace_of
+from tests.experts.pins import warm
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study.replay import simulate
@@ -28,7 +29,7 @@ def test_values_are_those_of_the_simulator_with_the_engines_defaults(run: Run, p
     for rung in found["slots"][:-1]:
         slots = [rung["slots"]] * 3
         choices = CacheSettings(
-            "slru", default.expert_half_life, 4, default.moe_warmpin_after, **MOVING
+            "slru", default.expert_half_life, (warm(4, default.moe_warmpin_after),), **MOVING
         )
         for allocation in ("layer", "global"):
             pools = make_pools(slots, TRACE.header.span_bytes, 4, allocation)

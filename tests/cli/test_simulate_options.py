@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.experts.pins import first_n, most_used, named, warm
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study.replay import Transfers, simulate
@@ -54,17 +55,17 @@ def test_options_of_the_cache_reach_it(run: Run, path: str) -> None:
     changed = {
         ("--expert-half-life", "2"): CacheSettings("slru", 2.0, **MOVING),
         ("--moe-warmpin", "4", "--moe-warmpin-after", "3"): CacheSettings(
-            "slru", EngineConfig().expert_half_life, 4, 3, **MOVING
+            "slru", EngineConfig().expert_half_life, (warm(4, 3),), **MOVING
         ),
         ("--expert-resident-ids", "3,,9"): CacheSettings(
-            "slru", selection="manual", n_resident=2, resident_ids=(3, 9), **MOVING
+            "slru", pins=(named(3, 9),), **MOVING
         ),
         ("--expert-resident-selection", "first_n", "--expert-num-resident", "5"): CacheSettings(
-            "slru", selection="first_n", n_resident=5, **MOVING
+            "slru", pins=(first_n(5),), **MOVING
         ),
         ("--expert-resident-selection", "frequency", "--expert-num-resident", "5",
          "--expert-warmup-tokens", "20"): CacheSettings(
-            "slru", selection="frequency", n_resident=5, warmup_tokens=20, **MOVING
+            "slru", pins=(most_used(5, 20),), **MOVING
         ),
         ("--moe-warmpin", "0", "--no-moe-predict-prefetch"): CacheSettings(
             "slru", admission=True

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
+from tests.experts.pins import first_n, named, warm
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
@@ -39,7 +40,7 @@ def test_hits_are_those_of_the_published_experts(
     """Against `published` itself, asked expert by expert."""
     trace = trace_of(drifting(200, 3, 16, 4), 16, n_prompt=50)
     pools = make_pools([9, 9, 9], [1, 1, 1], 4, allocation)
-    choices = CacheSettings(policy, warmpin=2, warmpin_after=20)
+    choices = CacheSettings(policy, pins=(warm(2, 20),))
     result = simulate(trace, choices, pools)
     residency = Residency(trace.space, pools, choices)
     residency.landed(residency.start())
@@ -95,7 +96,7 @@ def test_the_parts_of_the_misses_add_up(
     seed: int, capacity: int, policy: PolicyName, n_resident: int
 ) -> None:
     trace = trace_of(drifting(40, 2, 16, 3, seed), 16)
-    choices = CacheSettings(policy, selection="first_n", n_resident=min(n_resident, capacity))
+    choices = CacheSettings(policy, pins=(first_n(min(n_resident, capacity)),))
     result = simulate(trace, choices, pools_of(2, capacity))
     split = misses(result, ceiling(trace, pools_of(2, capacity), result.start))
     assert split.compulsory + split.capacity + split.policy == 240 - result.layer_hits.sum()
@@ -104,7 +105,7 @@ def test_the_parts_of_the_misses_add_up(
 
 def test_residents_and_a_profile_are_there_before_the_first_token() -> None:
     trace = of_ids([0, 1], [0, 1], [5, 6])
-    choices = CacheSettings("lru", selection="manual", n_resident=2, resident_ids=(5, 1))
+    choices = CacheSettings("lru", pins=(named(5, 1),))
     result = simulate(trace, choices, pools_of(1, 4))
     assert np.flatnonzero(result.start[0]).tolist() == [1, 5]
     assert result.hits[:, 0].tolist() == [1, 2, 1]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
     from vkmoe.experts.study.replay import Sweep, Transfers
     from vkmoe.experts.study.trace import Trace, TraceHeader
-    from vkmoe.facts import ModelSpec
 
 __all__ = ["simulate"]
 
@@ -263,19 +262,20 @@ def _draw(sweep: Sweep, path: Path) -> None:
 
 def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
     """Choose the settings of the engine's cache, by the engine's own rule."""
-    from vkmoe.facts import MemoryPlan
+    from vkmoe.facts import ExpertSpec, MemoryPlan
     from vkmoe.placement.cache_choice import cache_settings, copies_overlap
 
-    experts_in: Literal["device", "cache"] = "device" if n_slots >= header.n_experts else "cache"
     plan = MemoryPlan(
-        0,
-        "f16",
-        experts_in,
-        (),
-        (n_slots,) * header.n_layers,
+        ctx_size=0,
+        kv_type="f16",
+        experts_in="device" if n_slots >= header.n_experts else "cache",
+        lines=(),
+        expert_slots=(n_slots,) * header.n_layers,
         executor=config.executor or "fused",
     )
-    return cache_settings(config, _spec(header), plan, copies_overlap(config, has_queue=False))
+    experts = ExpertSpec(header.n_experts, header.n_used, width=0)
+    late = copies_overlap(config, has_queue=False)
+    return cache_settings(config, header.model, experts, plan, late)
 
 
 def _transfers_of(config: EngineConfig) -> Transfers:
@@ -286,27 +286,3 @@ def _transfers_of(config: EngineConfig) -> Transfers:
 
     late = copies_overlap(config, has_queue=False)
     return Transfers(late, N_LANDING if config.promote_on_read else 0)
-
-
-def _spec(header: TraceHeader) -> ModelSpec:
-    """Invent a model with the true name and experts; the rule asks for nothing else."""
-    from vkmoe.facts import ExpertSpec, ModelSpec, RopeSpec
-
-    experts = ExpertSpec(header.n_experts, header.n_used, width=0)
-    return ModelSpec(
-        architecture=header.architecture,
-        name=header.model,
-        n_layers=header.n_layers,
-        width=0,
-        n_heads=0,
-        n_kv_heads=0,
-        head_dim=0,
-        n_vocab=0,
-        context_length=0,
-        norm_eps=0.0,
-        rope=RopeSpec(0),
-        qk_norm="none",
-        feed_forward_width=0,
-        experts=experts,
-        tied_embeddings=False,
-    )

@@ -1,8 +1,8 @@
 """Which experts are pinned to their slots, and when that is chosen anew.
 
-Pinned are residents, chosen once by the options, and the experts used most of late. Owns both
-lists, the uses that residents are chosen by, and the choices, in which ties go to the lower number.
-Does not own slots: it answers with changes, which residency.py carries out.
+Owns the list of every rule for pins, the uses that they are chosen by, and the choices, in which
+ties go to the lower number. Does not own slots: it answers with changes, which residency.py carries
+out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.config import Pins
 from vkmoe.experts.decide.keys import Keys, KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 
@@ -30,13 +31,12 @@ class PinChange(NamedTuple):
 
 
 class Pinning:
-    """Chooses pins by the settings, for the layers that have slots."""
+    """Chooses pins by the rules of the settings, for the layers that have slots."""
 
     def __init__(self, space: KeySpace, pools: Sequence[PoolSpec], settings: CacheSettings) -> None:
-        self._space, self._pools, self._settings = space, tuple(pools), settings
-        self._residents: list[int] = []
-        self._warm: list[int] = []
-        self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for the choice of residents
+        self._space, self._pools = space, tuple(pools)
+        self._chosen: dict[Pins, list[int]] = {rule: [] for rule in settings.pins}
+        self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for what is chosen once
         self._n_tokens = 0
         self.warm_at: int | None = None  # tokens seen when pins were last chosen by use
         layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
@@ -46,73 +46,64 @@ class Pinning:
     @property
     def keys(self) -> Keys:
         """Return the numbers of all pinned experts."""
-        return np.array(sorted({*self._residents, *self._warm}), np.int64)
+        return np.array(sorted(set().union(*self._chosen.values())), np.int64)
 
     def at_start(self, seed: Uses | None) -> Iterator[PinChange]:
         """Yield the changes before the first token; `seed` are counts of an earlier run."""
-        selection = self._settings.selection
-        if selection in ("first_n", "manual"):
-            yield self._choose_residents(self._listed())
-        elif selection == "frequency" and seed is not None:
-            yield self._choose_residents(self._most_used(seed))
-        if seed is not None and self._settings.warmpin:
-            yield self._choose_warm(seed)
+        for rule in self._chosen:
+            if rule.by != "use":
+                ids = range(rule.n) if rule.by == "first" else rule.ids
+                named: list[int] = self._numbers[:, list(ids)].reshape(-1).tolist()
+                yield self._change(rule, named)
+            elif seed is not None:
+                yield self._change(rule, self._most_used(rule, seed))
+                if rule.again and self._chosen[rule]:
+                    self.warm_at = 0
 
     def note(self, keys: Keys) -> None:
         """Note that a token used these experts."""
         self._n_tokens += 1
-        if self._settings.selection == "frequency":
-            self._uses[keys] += 1
+        if any(rule.by == "use" and not rule.again for rule in self._chosen):
+            np.add.at(self._uses, keys, 1)
 
     @property
     def is_due(self) -> bool:
         """Return whether pins are to be chosen after this token."""
-        return bool(self._pools) and (self._warm_is_due or self._residents_are_due)
+        return bool(self._pools) and any(map(self._due, self._chosen))
 
     def choose(self, counts: Uses) -> Iterator[PinChange]:
-        """Yield the changes that are due; `counts` [n_keys] know of the token."""
-        if self._warm_is_due:
-            yield self._choose_warm(counts)
-        if self._residents_are_due:
-            self.warm_at = self._n_tokens
-            yield self._choose_residents(self._most_used(self._uses))
+        """Yield the changes that are due; `counts` [n_keys] are decayed and know of the token."""
+        for rule in reversed(self._chosen):
+            if self._due(rule):
+                uses = counts if rule.again else self._uses
+                yield self._change(rule, self._most_used(rule, uses))
+                if self._chosen[rule]:
+                    self.warm_at = self._n_tokens
 
     # ----- inside -----
 
-    @property
-    def _warm_is_due(self) -> bool:
-        settings = self._settings
-        return settings.warmpin > 0 and self._n_tokens % settings.warmpin_after == 0
+    def _due(self, rule: Pins) -> bool:
+        if rule.by != "use":
+            return False
+        return self._n_tokens % rule.after == 0 if rule.again else self._n_tokens == rule.after
 
-    @property
-    def _residents_are_due(self) -> bool:
-        settings = self._settings
-        return settings.selection == "frequency" and self._n_tokens == settings.warmup_tokens
+    def _change(self, rule: Pins, keys: list[int]) -> PinChange:
+        """Let a rule pin these experts instead of those before them."""
+        before, others = set(self._chosen[rule]), self._others(rule)
+        self._chosen[rule] = keys
+        freed = sorted(before - set(keys) - others)
+        # What stays pinned without a slot is not brought again and again.
+        return PinChange(freed, [key for key in keys if not (rule.again and key in before)])
 
-    def _choose_residents(self, keys: list[int]) -> PinChange:
-        """Make these the residents, and those before them ordinary experts."""
-        freed = set(self._residents) - set(keys) - set(self._warm)
-        self._residents = keys
-        return PinChange(sorted(freed), keys)
+    def _most_used(self, rule: Pins, values: Uses) -> list[int]:
+        """Return the most used experts of each layer, for a rule that chooses by use."""
+        if rule.again:
+            return _hottest(values, self._pools, self._space, rule.n, self._others(rule))
+        return _most_used(values, self._numbers, rule.n)
 
-    def _choose_warm(self, counts: Uses) -> PinChange:
-        """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
-        before, n = self._warm, self._settings.warmpin
-        self._warm = _hottest(counts, self._pools, self._space, n, self._residents)
-        self.warm_at = self._n_tokens if self._warm else self.warm_at
-        freed = set(before) - set(self._warm) - set(self._residents)
-        new = set(self._warm) - set(before)
-        return PinChange(sorted(freed), [key for key in self._warm if key in new])
-
-    def _most_used(self, values: Uses) -> list[int]:
-        return _most_used(values, self._numbers, self._settings.n_resident)
-
-    def _listed(self) -> list[int]:
-        ids = list(range(self._space.n_experts))
-        if self._settings.selection == "manual":
-            ids = list(self._settings.resident_ids)
-        chosen: list[int] = self._numbers[:, ids[: self._settings.n_resident]].reshape(-1).tolist()
-        return chosen
+    def _others(self, rule: Pins) -> set[int]:
+        """Return what the other rules pin."""
+        return set().union(*(keys for other, keys in self._chosen.items() if other != rule))
 
 
 def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:
@@ -132,7 +123,7 @@ def _most_used(values: Uses, rows: NDArray[np.int64], n: int) -> list[int]:
 
 
 def _hottest(
-    values: Uses, pools: Sequence[PoolSpec], space: KeySpace, n: int, taken: Sequence[int]
+    values: Uses, pools: Sequence[PoolSpec], space: KeySpace, n: int, taken: set[int]
 ) -> list[int]:
     """Return up to `n` used experts of each layer with slots; at most half of a pool gets pinned.
 
