@@ -72,16 +72,23 @@ def cpu_notes(chosen: DeviceInfo, devices: list[DeviceInfo]) -> list[str]:
 
 
 @contextmanager
-def counting(label: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+def counting(
+    label: str, shown: bool = True, in_bytes: bool = False
+) -> Iterator[Callable[[int, int], None]]:
     """Make a function of (done, in all) that draws a bar on stderr where that is a terminal."""
     if not (shown and sys.stderr.isatty()):
         yield lambda done, total: None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = (label, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    figures = (
+        (rich.DownloadColumn(), rich.TransferSpeedColumn())
+        if in_bytes
+        else (rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
+    )
+    columns = (label, rich.BarColumn(), *figures)
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
