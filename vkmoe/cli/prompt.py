@@ -6,6 +6,7 @@ over environment variables.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,9 +71,7 @@ def read_prompt(source: tuple[str, str]) -> str:
     elif kind == "file":
         text = decoded(_file_bytes(value), f"in {value}")
     else:
-        text = value
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise PromptError("the prompt is not valid UTF-8", "check the encoding of the terminal")
+        text = decoded(os.fsencode(value), "on the command line")
     if not text:
         raise PromptError("the prompt is empty", "give at least one character")
     return text

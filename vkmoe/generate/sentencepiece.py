@@ -9,7 +9,7 @@ out of a merge, and text is not normalised.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -19,7 +19,7 @@ from tokenizers import models
 from vkmoe.errors import ModelFileError
 from vkmoe.generate.vocabulary import Vocabulary
 
-__all__ = ["SentencePieceCodec", "text_and_bytes"]
+__all__ = ["SentencePieceCodec"]
 
 _BLANK = "\u2581"
 _MAX_TOKEN_LENGTH = 1000  # trying all splits takes the square of it
@@ -65,17 +65,6 @@ class SentencePieceCodec:
         """Token ids of `text`, a piece between special tokens or at the start."""
         prefix = _BLANK if after_special and self._adds_space else ""
         return self._encode_spelled(prefix + text.replace(" ", _BLANK))
-
-    def encode_damaged(self, raw: bytes, after_special: bool) -> list[int]:
-        """Token ids of bytes that are no UTF-8: bad ones become byte tokens."""
-        prefix = b" " if after_special and self._adds_space else b""
-        ids: list[int] = []
-        for part in text_and_bytes((prefix + raw).replace(b" ", _BLANK.encode())):
-            if isinstance(part, str):
-                ids += self._encode_spelled(part)
-            else:
-                ids += (self._byte_ids[byte] for byte in part)
-        return ids
 
     def token_bytes(self, text: str) -> bytes:
         """The bytes a token with this text stands for."""
@@ -174,26 +163,3 @@ def _merge_by_score(text: str, ids: Mapping[str, int], costs: Sequence[float]) -
         symbols.append(text[start : ends[start]])
         start = ends[start]
     return symbols
-
-
-def text_and_bytes(raw: bytes) -> Iterator[str | bytes]:
-    """Cut `raw` as llama.cpp does: runs of good characters as text, every bad symbol as its bytes.
-
-    A symbol is as long as its first byte says, whatever follows.
-    """
-    good: list[str] = []
-    place = 0
-    while place < len(raw):
-        first = raw[place]
-        n_bytes = 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
-        symbol = raw[place : place + n_bytes]
-        place += n_bytes
-        try:
-            good.append(symbol.decode())
-        except UnicodeDecodeError:
-            if good:
-                yield "".join(good)
-            good = []
-            yield symbol
-    if good:
-        yield "".join(good)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vkmoe.errors import PromptError
 from vkmoe.generate.byte_level import ByteLevelCodec
 from vkmoe.generate.sentencepiece import SentencePieceCodec
 from vkmoe.generate.special_tokens import SpecialTokens
@@ -62,21 +61,19 @@ class Tokenizer:
     def encode(
         self, text: str | bytes, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of `text`; bytes need not be UTF-8.
+        """Return the token ids of `text`; what is no UTF-8 in it becomes the replacement character.
 
         `add_special` adds BOS and EOS where the model wants them, never a second one next to one
         the text spells out. With `parse_special` false, control tokens in the text are plain text.
-        Raises PromptError for a string that is not Unicode or that the vocabulary cannot spell.
+        Raises PromptError for text that the vocabulary cannot spell.
         """
-        text, is_damaged = _as_text(text)
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        text = raw.decode("utf-8", "replace")
         ids: list[int] = []
         after_special = True
         for part in self._special.cut(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)
-            elif is_damaged:
-                raw = part.encode("utf-8", "surrogateescape")
-                ids += self._codec.encode_damaged(raw, after_special)
             else:
                 ids += self._codec.encode(part, after_special)
             after_special = isinstance(part, int)
@@ -123,20 +120,3 @@ class Tokenizer:
         if token_id in self.special_ids:
             return text.encode("utf-8")
         return self._codec.token_bytes(text)
-
-
-def _as_text(text: str | bytes) -> tuple[str, bool]:
-    """The text, and whether it stands for bytes that are no UTF-8 (escaped as surrogates)."""
-    try:
-        if isinstance(text, bytes):
-            return text.decode("utf-8"), False
-        text.encode("utf-8")
-        return text, False
-    except UnicodeDecodeError:
-        assert isinstance(text, bytes)
-        return text.decode("utf-8", "surrogateescape"), True
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompt is not valid Unicode text (position {error.start})",
-            "save it as UTF-8",
-        ) from error
