@@ -45,7 +45,7 @@ def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
 
 
 def _pool(plan: MemoryPlan) -> Iterator[str]:
-    """What it means that host memory does not hold all experts."""
+    """Say what it means that host memory does not hold all experts."""
     if plan.host_places:
         (line,) = (line for line in plan.lines if line.item.startswith("host pool"))
         yield (
@@ -107,7 +107,7 @@ def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
 
 
 def _given(config: EngineConfig, names: tuple[str, ...]) -> list[str]:
-    """The flags of those that differ from their default."""
+    """Return the flags of the options that differ from their default."""
     return [
         long_flag(item.metadata["flags"], getattr(config, item.name))
         for item in fields(config)

@@ -51,7 +51,7 @@ def _explain_cpu(llm: LLM) -> None:
 
 
 def _explain_cache(llm: LLM, config: EngineConfig) -> None:
-    """How much of the experts is on the device, unless it is all; options that do nothing."""
+    """Say how many experts are on the device, unless all are, and which options do nothing."""
     from vkmoe.experts.decide.sizing import sizing_line
 
     sizing = llm.plan.sizing

@@ -72,7 +72,7 @@ def option(
 
 
 def typed(context: typer.Context, name: str) -> bool:
-    """Whether a parameter of the command was given on the command line, not by its variable."""
+    """Return whether a parameter was given on the command line, not by its variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -257,7 +257,7 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
 
 
 def _fields(config: type[Any]) -> Iterator[Parameter]:
-    """One parameter of a command for each field of a config dataclass."""
+    """Make one parameter of a command for each field of a config dataclass."""
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
         flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
@@ -270,7 +270,7 @@ def _fields(config: type[Any]) -> Iterator[Parameter]:
 
 
 def _plain_type(hint: Any) -> Any:
-    """The type without `| None`."""
+    """Return the type without `| None`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint

@@ -23,7 +23,7 @@ __all__ = ["counting", "cpu_notes", "json_document", "log_as_notes", "note", "st
 
 
 def note(text: str) -> None:
-    """One line on stderr, which never mixes with the text on stdout."""
+    """Write one line to stderr, which never mixes with the text on stdout."""
     sys.stdout.flush()
     typer.echo(text, err=True)
 
@@ -52,7 +52,7 @@ def log_as_notes(quiet: bool) -> Iterator[None]:
 
 
 def cpu_notes(chosen: DeviceInfo, devices: list[DeviceInfo]) -> list[str]:
-    """Why a model runs on the CPU: no GPU, another choice, or no permission. Empty for a GPU."""
+    """Say why a model runs on the CPU: no GPU, another choice, no permission. Empty for a GPU."""
     if not chosen.is_cpu:
         return []
     from vkmoe.gpu.device import blocked_render_nodes
@@ -94,7 +94,7 @@ def counting(
 
 
 def statistics_lines(llm: LLM, statistics: GenerationStatistics, reason: str) -> list[str]:
-    """Times and speeds; memory and what is needed to repeat the run; the expert cache, if any."""
+    """Say times and speeds, memory, what repeats the run, and what the expert cache did."""
     from vkmoe.experts.records.report import as_lines
 
     s = statistics

@@ -20,7 +20,7 @@ __all__ = ["ByteLevelCodec", "byte_alphabet"]
 
 @lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary.
+    """Return the printable character that stands for each byte in a byte-level vocabulary.
 
     Printable Latin-1 bytes stand for themselves; the others, in order, for U+0100 upwards.
     """
@@ -52,7 +52,7 @@ class ByteLevelCodec:
         )
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Token ids of `text`, a piece between special tokens.
+        """Return the token ids of `text`, a piece between special tokens.
 
         Raises PromptError for bytes the vocabulary cannot spell.
         """
@@ -62,7 +62,7 @@ class ByteLevelCodec:
         return ids
 
     def token_bytes(self, text: str) -> bytes:
-        """The bytes a token with this text stands for."""
+        """Return the bytes that a token with this text stands for."""
         table = byte_alphabet()
         return b"".join(
             bytes((table[char],)) if char in table else char.encode("utf-8") for char in text

@@ -28,7 +28,7 @@ FetchLogits = Callable[[], npt.NDArray[np.float32]]
 
 
 class Candidates(NamedTuple):
-    """The most likely tokens: logits descending, equal ones by rising id, before any option."""
+    """Holds the most likely tokens: logits descending, equal ones by rising id."""
 
     ids: npt.NDArray[np.int32]  # [n]
     logits: npt.NDArray[np.float32]  # [n]
@@ -133,7 +133,7 @@ class Sampler:
 
 
 class _Penalties:
-    """The penalties of one generation. `banned` tokens are never chosen."""
+    """Applies the penalties of one generation. `banned` tokens are never chosen."""
 
     def __init__(self, config: SamplingConfig, banned: Iterable[int] = ()) -> None:
         self._config = config

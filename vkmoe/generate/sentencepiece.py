@@ -62,12 +62,12 @@ class SentencePieceCodec:
         self._backend = Backend(models.BPE(vocab=ids, merges=merges, byte_fallback=True))
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Token ids of `text`, a piece between special tokens or at the start."""
+        """Return the token ids of `text`, a piece between special tokens or at the start."""
         prefix = _BLANK if after_special and self._adds_space else ""
         return self._encode_spelled(prefix + text.replace(" ", _BLANK))
 
     def token_bytes(self, text: str) -> bytes:
-        """The bytes a token with this text stands for."""
+        """Return the bytes that a token with this text stands for."""
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
 
@@ -86,7 +86,7 @@ class SentencePieceCodec:
         return spelled
 
     def encode_plainly(self, spelled: str) -> list[int]:
-        """Token ids of text whose blanks are spelled already, without the package."""
+        """Return the token ids of text whose blanks are spelled already, without the package."""
         ids: list[int] = []
         for symbol in _merge_by_score(spelled, self._ids, self._costs):
             token = self._ids.get(symbol)
@@ -100,7 +100,7 @@ def _chars_without_token(vocabulary: Vocabulary) -> list[str]:
 
 
 def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, the best score first.
+    """Return all pairs of tokens that make a token, the best score first.
 
     The scores of runs of blanks are equal. The longest comes first: a run then grows from its left
     end, as it does where equal pairs are taken from the left.
@@ -118,7 +118,7 @@ def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]
 
 
 def _have_equal_scores(pairs: list[tuple[str, str]], vocabulary: Vocabulary) -> bool:
-    """Whether two tokens that merges make have the same score; runs of blanks count as one."""
+    """Return whether two tokens that merges make have one score; runs of blanks count as one."""
     made = {vocabulary.ids[left + right] for left, right in pairs}
     is_run = {i: not vocabulary.tokens[i].strip(_BLANK) for i in made}
     scores = [vocabulary.scores[i] for i in made if not is_run[i]]

@@ -19,7 +19,7 @@ __all__ = ["Tokenizer"]
 
 
 class Tokenizer:
-    """A byte-level BPE or SentencePiece tokenizer.
+    """Turns text into token ids and back, by byte-level BPE or SentencePiece.
 
     `bos_id`, `eos_id`, `eot_id` are None where the model has no such token; `end_ids` are all
     tokens that end a generation; `control_ids` never show in generated text.
@@ -84,7 +84,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_control: bool = False) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become the replacement character.
+        """Return the text of `ids`; bytes that are no UTF-8 become the replacement character.
 
         The blank that encoding puts before a text is taken away again.
         """
@@ -97,7 +97,7 @@ class Tokenizer:
         return raw.decode("utf-8", errors="replace")
 
     def piece(self, token_id: int, after_special: bool) -> bytes:
-        """What a token adds to a text. Raises IndexError for an id that is not there.
+        """Return what a token adds to a text. Raises IndexError for an id that is not there.
 
         `after_special`: the text starts here, or a special token stands before it.
         """
@@ -107,13 +107,13 @@ class Tokenizer:
         return raw
 
     def token_text(self, token_id: int) -> str:
-        """The token as the vocabulary spells it. Raises IndexError for an id that is not there."""
+        """Return a token as the vocabulary spells it. Raises IndexError for an unknown id."""
         if not 0 <= token_id < self.n_vocab:
             raise IndexError(f"token id {token_id} is not one of {self.n_vocab}")
         return self._tokens[token_id]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for, none for an unused one. Raises IndexError as above."""
+        """Return the bytes of a token, none for an unused one. Raises IndexError likewise."""
         text = self.token_text(token_id)
         if token_id in self._unused_ids:
             return b""

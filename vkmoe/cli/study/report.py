@@ -110,7 +110,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _table(titles: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """Columns as narrow as their cells, two blanks before each."""
+    """Lay out columns as narrow as their cells, two blanks before each."""
     table = [titles, *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -118,7 +118,7 @@ def _table(titles: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def _size(n_bytes: float) -> str:
-    """Bytes as people read them, in at most nine characters."""
+    """Show bytes in at most nine characters."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if n_bytes >= size * 1000 / 1024:
             return f"{n_bytes / size:.1f} {unit}"

@@ -42,7 +42,7 @@ def _same(name: str) -> Any:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """The options of the engine that decide which experts are in the slots, and when."""
+    """Holds the options of the engine that decide which experts are in the slots, and when."""
 
     expert_policy: PolicyName = _same("expert_policy")
     expert_half_life: float = _same("expert_half_life")
@@ -147,7 +147,7 @@ def _idle(config: EngineConfig, policies: list[PolicyName]) -> Iterator[str]:
 
 
 def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, ...]:
-    """The numbers of slots to try. Raises UsageError for one that the model cannot have."""
+    """Read the numbers of slots to try. Raises UsageError for one that the model cannot have."""
     n_experts = trace.header.n_experts
     if text is None:
         return _ladder(trace, config)
@@ -171,7 +171,7 @@ def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, .
 
 
 def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
-    """The numbers of slots worth looking at that have room for residents and pins."""
+    """Choose the numbers of slots worth a look that have room for residents and pins."""
     from vkmoe.experts.study.replay import ladder
 
     header, fitting = trace.header, []
@@ -187,7 +187,7 @@ def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
 
 
 def _check_plotting(plot: str, traces: list[str]) -> None:
-    """Raises VkmoeError before the work where the plot could not be drawn."""
+    """Raise VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
     from vkmoe.experts.records.writing import check_outputs, reason_against_writing

@@ -83,7 +83,7 @@ def trace(
 
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
-    """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
+    """Check the file to write before a model is loaded. Raises UsageError, VkmoeError."""
     from vkmoe.experts.records.keeper import record_outputs
     from vkmoe.experts.records.writing import check_outputs, reason_against_writing
 
@@ -105,7 +105,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
 
 
 def _header(model: str | None) -> TraceHeader:
-    """What the trace says of the model. Raises UnsupportedModelError for one without experts."""
+    """Describe the model in the trace. Raises UnsupportedModelError for one without experts."""
     from vkmoe.errors import UnsupportedModelError
     from vkmoe.gguf_file import open_gguf
     from vkmoe.llm import demo_model_path
@@ -158,7 +158,7 @@ def _recording(
 
 @contextmanager
 def _prompt_progress(n_prompt: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A function of the tokens done, with a bar until the reply takes the terminal over."""
+    """Make a function of the tokens done that draws a bar until the reply begins."""
     with ExitStack() as bar:
         show = bar.enter_context(counting("prompt", shown=not quiet))
 

@@ -143,7 +143,7 @@ def _counts(path: Path, rows: Any, space: KeySpace) -> NDArray[np.float64]:
         counts = np.empty(0)
     shape = space.n_layers, space.n_experts
     if counts.shape != shape or not ((counts >= 0) & (counts <= MAX_COUNT)).all():
-        _refuse(path, "is damaged: it needs {} layers of {} counts, none negative".format(*shape))
+        _refuse(path, f"is damaged: it needs {shape[0]} layers of {shape[1]} counts from 0")
     return counts.reshape(-1)
 
 
