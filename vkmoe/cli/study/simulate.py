@@ -10,13 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from vkmoe.choices import CopyTiming, Executor, PolicyName, PredictorName, ResidentSelection
+from vkmoe.choices import PolicyName
 from vkmoe.cli.cache_notes import dependent_notes
 from vkmoe.cli.options import Json, Quiet, config_options, option
 from vkmoe.cli.output import counting, note
@@ -31,33 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["simulate"]
 
 _POLICIES = ",".join(get_args(PolicyName))
-# ruff: noqa: RUF009  (each option is a field of its own, not a default that instances share)
-
-
-def _same(name: str) -> Any:
-    """Repeat the engine's option of that name, default and help included."""
-    (known,) = (item for item in fields(EngineConfig) if item.name == name)
-    return field(default=known.default, metadata=known.metadata)
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """Holds the options of the engine that decide which experts are in the slots, and when."""
-
-    expert_policy: PolicyName = _same("expert_policy")
-    expert_half_life: float = _same("expert_half_life")
-    moe_warmpin: int | None = _same("moe_warmpin")
-    moe_warmpin_after: int = _same("moe_warmpin_after")
-    expert_resident_selection: ResidentSelection | None = _same("expert_resident_selection")
-    expert_num_resident: int | None = _same("expert_num_resident")
-    expert_warmup_tokens: int = _same("expert_warmup_tokens")
-    expert_resident_ids: str | None = _same("expert_resident_ids")
-    executor: Executor | None = _same("executor")
-    promote_on_read: bool | None = _same("promote_on_read")
-    expert_predictor: PredictorName | None = _same("expert_predictor")
-    moe_predict_prefetch: bool | None = _same("moe_predict_prefetch")
-    expert_admission: bool = _same("expert_admission")
-    expert_copies: CopyTiming | None = _same("expert_copies")
+# Options of the engine that decide which experts are in the slots, and when.
+_DECIDING = (
+    "expert_policy", "expert_half_life", "moe_warmpin", "moe_warmpin_after",
+    "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
+    "expert_resident_ids", "executor", "promote_on_read", "expert_predictor",
+    "moe_predict_prefetch", "expert_admission", "expert_copies",
+)  # fmt: skip
 
 
 @config_options
@@ -82,7 +62,7 @@ def simulate(
             "among these, else of the first.",
         ),
     ] = _POLICIES,
-    cache: CacheOptions,
+    config: Annotated[EngineConfig, _DECIDING],
     plot: Annotated[
         str | None,
         option("--plot", metavar="FILE", help="Draw the hit rates too, as PNG, SVG or PDF."),
@@ -108,7 +88,6 @@ def simulate(
     policies = _policies(policy)
     if plot is not None:
         _check_plotting(plot, traces)
-    config = EngineConfig(**asdict(cache))
     trace = _read(traces, quiet)
     counts = _slots(slots, trace, config)
     for line in () if quiet else _idle(config, policies):
