@@ -75,8 +75,9 @@ class Sampler:
         c, raw, n_vocab = self._config, _checked(candidates.logits), candidates.n_vocab
         if candidates.log_sum_exp is not None and not math.isfinite(candidates.log_sum_exp):
             raise _bad_logits()
-        allowed = ~self._penalties.is_banned(candidates.ids)
-        ids, logits = candidates.ids[allowed].astype(np.int64), raw[allowed]
+        listed = candidates.ids.astype(np.int64)
+        allowed = ~self._penalties.is_banned(listed)
+        ids, logits = listed[allowed], raw[allowed]
         if self._penalties.are_on or not ids.size:
             return None
         top_k = min(c.top_k or n_vocab, n_vocab)
