@@ -144,12 +144,15 @@ def test_the_first_missed_of_a_layer_land_without_a_copy() -> None:
 
 
 def test_copies_stay_within_the_budget_of_a_token() -> None:
-    trace = trace_of(drifting(60, 2, 16, 4), 16)
-    transfers = Transfers(budget_bytes=1)  # a slot's
-    result = simulate(trace, CacheSettings(), pools_of(2, 8), transfers=transfers)
-    assert 0 < result.n_promoted.sum() <= 60
-    plain = simulate(trace, CacheSettings(), pools_of(2, 8))
-    assert plain.n_promoted.sum() > 60 and plain.hit_rate > result.hit_rate
+    trace, n_copies = trace_of(drifting(60, 2, 16, 4), 16), []
+    for budget in (1, 1000):  # bytes; a slot has one
+        cache = Residency(trace.space, pools_of(2, 8), CacheSettings())
+        moves = [cache.start()]
+        for routing in trace.routing:
+            cache.landed(moves[-1])
+            moves.append(cache.use(routing, budget_bytes=budget))
+        n_copies.append(sum(map(len, moves)))
+    assert 0 < n_copies[0] <= 60 < n_copies[1]
 
 
 def test_in_stepped_mode_the_next_layer_finds_what_was_guessed() -> None:

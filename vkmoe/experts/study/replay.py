@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from multiprocessing import resource_tracker
 from typing import NamedTuple
 
@@ -56,7 +55,6 @@ class Transfers(NamedTuple):
 
     late: bool = False  # copies are not there for the next submit, but for the one after it
     n_landing: int = 0  # missed experts of a layer that are in a slot for having been read
-    budget_bytes: float = inf  # of copies per token
 
 
 PLAIN = Transfers()
@@ -173,7 +171,7 @@ class _Replay:
         else:
             hits = residency.hits(routing)
         missed = self._missed(routing, hits) if transfers.n_landing else []
-        moves = residency.use(routing, missed, transfers.budget_bytes)
+        moves = residency.use(routing, missed)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
         residency.landed(kept)
@@ -191,7 +189,7 @@ class _Replay:
         keys = ids.astype(np.int64) + layer * self._n_experts
         self._arrive()
         guessed = self.residency.guess_next_layer(layer, ids)
-        moves = self.residency.hint(guessed, keys, self._transfers.budget_bytes)
+        moves = self.residency.hint(guessed, keys)
         self.copied += [move.key for move in moves]
         self.residency.landed(moves)
         return hits
