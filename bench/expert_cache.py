@@ -194,7 +194,7 @@ def _all_slots(options: argparse.Namespace, n_experts: int) -> dict[str, Any]:
         cache = llm.engine.cache
         found: dict[str, Any] = {
             "tokens": len(tokens),
-            "hit_rate": llm.expert_statistics.total.hit_rate,
+            "hit_rate": llm.expert_statistics.served.total.hit_rate,
             "uploads": cache.counters.n_uploads if cache is not None else 0,
             "table_writes": llm.engine._table.n_writes - n_writes,
         }

@@ -7,7 +7,7 @@ record or invent routing (routing.py), prints nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -125,11 +125,11 @@ def measure_curve(trace: Trace, slots: Sequence[int], setting: Setting) -> Curve
         pools = make_pools(layers, header.span_bytes, header.n_used, setting.allocation)
         most = ceiling(trace, pools)
         for name in POLICIES:
+            pins = setting.pinning and n_slots < header.n_experts and config.warm_pins
             settings = CacheSettings(
                 policy=name,
                 half_life=config.expert_half_life,
-                warmpin=header.n_used if setting.pinning and n_slots < header.n_experts else 0,
-                warmpin_after=config.moe_warmpin_after,
+                pins=(replace(pins, n=header.n_used),) if pins else (),
             )
             result = simulate(trace, settings, pools)
             split = misses(result, most)

@@ -31,6 +31,7 @@ from vkmoe.errors import UsageError
 __all__ = [
     "DEFAULT_PREDICTOR",
     "EngineConfig",
+    "Pins",
     "SamplingConfig",
     "environment_name",
     "long_flag",
@@ -132,6 +133,26 @@ def parse_ids(text: str, flag: str = "--expert-resident-ids") -> tuple[int, ...]
     if not ids:
         raise UsageError(f"{flag}: {text!r} names no expert", "write ids such as 1,2,3")
     return ids
+
+
+# ----- what is pinned -----
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Says which experts of each layer are kept in their slots, whatever options asked for it.
+
+    They are the "first" `n`, those of certain `ids`, or the `n` of most "use". By use, the counts
+    of a profile choose at the start, if there is one; then all uses until token `after`, once. With
+    `again` the uses of late choose after every `after` tokens, and pin at most half of the slots.
+    """
+
+    by: Literal["first", "ids", "use"]
+    n: int = 0  # 0: all slots; with `again` as many as a token uses
+    ids: tuple[int, ...] = ()
+    after: int = 0
+    again: bool = False
+    flag: str = field(default="", compare=False)  # the option that says how many
 
 
 # ----- the options -----
@@ -393,6 +414,19 @@ class EngineConfig:
         """The ids of `expert_resident_ids`, distinct, in their order; () where none were given."""
         return () if self.expert_resident_ids is None else parse_ids(self.expert_resident_ids)
 
+    @cached_property
+    def residents(self) -> Pins | None:
+        """The experts that are to be kept for good, or None."""
+        return _residents(self)
+
+    @property
+    def warm_pins(self) -> Pins | None:
+        """The pins of those used most of late, or None where `moe_warmpin` is 0."""
+        if self.moe_warmpin == 0:
+            return None
+        n, after = self.moe_warmpin or 0, self.moe_warmpin_after
+        return Pins("use", n, after=after, again=True, flag="--moe-warmpin")
+
     def predictor(self, overlaps: bool, stepped: bool) -> PredictorName:
         """Name what guesses experts: the predictor that was asked for, or a default that pays.
 
@@ -474,7 +508,7 @@ def _check_choice(name: str, value: Any, choices: list[Any]) -> None:
 def _check_expert_choices(config: EngineConfig) -> None:
     """Refuse options of the expert cache that contradict each other, naming both."""
     _check_predictor(config)
-    _check_residents(config)
+    _residents(config)
     if config.expert_cache is not None and config.expert_slots is not None:
         raise UsageError(
             "--expert-cache and --expert-slots both say how much is cached", "give one of them"
@@ -496,29 +530,38 @@ def _check_predictor(config: EngineConfig) -> None:
         )
 
 
-def _check_residents(config: EngineConfig) -> None:
-    selection, n_resident = config.expert_resident_selection, config.expert_num_resident
-    if config.expert_resident_ids is None:
-        if selection == "manual":
-            raise UsageError(
-                "--expert-resident-selection manual needs --expert-resident-ids",
-                "name the experts, such as --expert-resident-ids 1,2,3",
-            )
-        if n_resident is not None and selection is None:
-            raise UsageError(
-                f"--expert-num-resident {n_resident} needs --expert-resident-selection",
-                "choose first_n or frequency",
-            )
-        return
+def _residents(config: EngineConfig) -> Pins | None:
+    """Return the pins of the four options of residents; raises UsageError where they contradict."""
+    selection, n = config.expert_resident_selection, config.expert_num_resident
+    flag = "--expert-resident-selection" if n is None else "--expert-num-resident"
+    if config.expert_resident_ids is not None:
+        return _named_residents(config)
+    if selection == "manual":
+        raise UsageError(
+            "--expert-resident-selection manual needs --expert-resident-ids",
+            "name the experts, such as --expert-resident-ids 1,2,3",
+        )
+    if n is not None and selection is None:
+        raise UsageError(
+            f"--expert-num-resident {n} needs --expert-resident-selection",
+            "choose first_n or frequency",
+        )
+    if selection == "first_n":
+        return Pins("first", n or 0, flag=flag)
+    return Pins("use", n or 0, after=config.expert_warmup_tokens, flag=flag) if selection else None
+
+
+def _named_residents(config: EngineConfig) -> Pins:
+    selection, n_ids = config.expert_resident_selection, len(config.resident_ids)
     if selection not in (None, "manual"):
         raise UsageError(
             f"--expert-resident-ids contradicts --expert-resident-selection {selection}",
             "leave one of them out; ids go with manual",
         )
-    n_ids = len(config.resident_ids)
-    if n_resident not in (None, n_ids):
+    if config.expert_num_resident not in (None, n_ids):
         raise UsageError(
-            f"--expert-num-resident {n_resident} contradicts the {n_ids} experts of "
-            "--expert-resident-ids",
+            f"--expert-num-resident {config.expert_num_resident} contradicts the {n_ids} experts "
+            "of --expert-resident-ids",
             "leave out --expert-num-resident",
         )
+    return Pins("ids", n_ids, config.resident_ids, flag="--expert-resident-ids")

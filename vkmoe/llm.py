@@ -134,13 +134,19 @@ class LLM(Closing):
     def expert_statistics(self) -> ExpertReport:
         """How often device memory served the experts' uses since the model was loaded."""
         engine, cache = self.engine, self.engine.cache
-        facts = self.spec, self.plan, self.device_info, self._config
+        predictor = cache.residency.settings.predictor if cache is not None else "none"
+        setup = setup_of(self.spec, self.plan, self.device_info, self._config, predictor)
         if cache is None:
-            return make_report(setup_of(*facts), engine.profiler, None)
-        pool, residency = cache.pool.counters if cache.pool else None, cache.residency
-        setup = setup_of(*facts, residency.settings.predictor)
-        more = residency.pinned, pool, engine.overlap, residency.predictions
-        return make_report(setup, engine.profiler, cache.counters, *more)
+            return make_report(setup, engine.profiler)
+        return make_report(
+            setup,
+            engine.profiler,
+            cache.counters,
+            pinned=cache.residency.pinned,
+            pool=cache.pool.counters if cache.pool else None,
+            overlap=engine.overlap,
+            predictions=cache.residency.predictions,
+        )
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

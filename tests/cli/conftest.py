@@ -15,7 +15,7 @@ from tests.generate.conftest import tiny_metadata
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UnsupportedModelError
-from vkmoe.experts.records.profiler import Tally
+from vkmoe.experts.records.profiler import Served, Tally
 from vkmoe.experts.records.report import ExpertReport, Setup
 from vkmoe.facts import ON_DEVICE, Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
 from vkmoe.generate.chat import ChatTemplate
@@ -33,9 +33,10 @@ class FakeSpec(NamedTuple):
 
 
 NO_CACHE = ExpertReport(
-    Setup("fake model", "fake", "Invented GPU", "device", 8, 2), 3, Tally(9, 9),
-    None, None, None, (), None,
-)  # fmt: skip
+    Setup("fake model", "fake", "Invented GPU", "device", 8, 2),
+    3,
+    Served(Tally(9, 9)),
+)
 
 
 class FakeLLM:

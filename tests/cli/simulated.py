@@ -15,12 +15,12 @@ from vkmoe.experts.study.trace import Trace, TraceWriter
 
 from .conftest import Run
 
-__all__ = ["MOVING", "TRACE", "as_cell", "document", "long_path", "path", "rows", "write"]
+__all__ = ["MOVING", "TRACE", "document", "long_path", "path", "rows", "write"]
 
 TRACE = trace_of(drifting(120, 3, 16, 4), 16, n_prompt=40)
 
 
-# What the engine does besides without being told.
+# What the engine does besides without being asked.
 MOVING: dict[str, Any] = {"admission": True, "predictor": DEFAULT_PREDICTOR}
 
 
@@ -50,16 +50,10 @@ def document(run: Run, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def rows(text: str, start: str) -> dict[int, list[str]]:
-    """The cells of the table that begins with `start`, by slots; `x (y)` is one cell."""
-    table = text[text.index(start) :].split("\n\n")[0]
+def rows(text: str) -> dict[int, list[str]]:
+    """The cells of the table, by slots."""
     found = {}
-    for line in table.splitlines():
+    for line in text.splitlines():
         if match := re.match(r"\s*\*?\s+(\d+)  (.*)", line):
-            cells = re.split(r"\s{2,}", match[2].strip())
-            found[int(match[1])] = cells
+            found[int(match[1])] = re.split(r"\s{2,}", match[2].strip())
     return found
-
-
-def as_cell(values: dict[str, Any]) -> str:
-    return f"{100 * values['hit_rate']:.1f} ({100 * values['worst_layer_hit_rate']:.1f})"

@@ -13,17 +13,18 @@ import pytest
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.records.profiler import CacheCounters, PoolCounters, Tally
+from vkmoe.experts.records.profiler import CacheCounters, PoolCounters, Served, Tally
 from vkmoe.experts.records.report import CopyTimes
 
 from .conftest import NO_CACHE, FakeLLM, Run
 
 CACHED = replace(
-    NO_CACHE, setup=replace(NO_CACHE.setup, experts_in="cache"), total=Tally(1000, 874),
+    NO_CACHE, setup=replace(NO_CACHE.setup, experts_in="cache"), served=Served(Tally(1000, 874)),
     counters=CacheCounters(9, 43306189, 4, 77, 5, 1),
 )  # fmt: skip
 LINE = (
-    "experts: 87 % of uses from device memory, 0.00 MiB read through per token, 41.3 MiB uploaded"
+    "experts: 87.4 % of 1000 uses served from device memory, "
+    "0.00 MiB read through per token, 41.3 MiB uploaded"
 )
 REFUSED = VkmoeError("the expert statistics could not be written to a/b: No", "give a path")
 
@@ -37,7 +38,7 @@ def test_the_statistics_tell_of_the_cache(run: Run, fake: type[FakeLLM]) -> None
 
 def test_without_a_cache_or_a_token_nothing_is_claimed(run: Run, fake: type[FakeLLM]) -> None:
     assert "experts:" not in run("generate", "-p", "x").err
-    fake.expert_statistics = replace(CACHED, total=Tally(0, 0))
+    fake.expert_statistics = replace(CACHED, n_tokens=0, served=Served(Tally(0, 0)))
     assert "experts:" not in run("generate", "-p", "x").err
 
 
@@ -51,13 +52,12 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
     fake.expert_statistics = replace(cache, pool=pool, predictions=guesses)  # three tokens
     done = run("generate", "-p", "x")
     assert (
-        "experts: 87 % of uses from device memory, 2.00 MiB read through per token, "
-        "41.3 MiB uploaded, 3 kept as they were read, waited 1.50 ms per token, "
-        "8 guessed, 62 % of them rightly, 75 % of the copying hidden"
+        "experts: 87.4 % of 1000 uses served from device memory, 2.00 MiB read through per token, "
+        "41.3 MiB uploaded"
     ) in done.err.splitlines()
     assert (
-        "host pool: 75 % of 80 uses, 30 experts read from the file (5.0 MiB), "
-        "waited 0.50 ms per token, 9 guessed, 67 % of them rightly, 25 % of the reading hidden"
+        "host pool: 75.0 % of 80 uses served; 30 experts read from the file (5.0 MiB), "
+        "9 of them guessed (66.7 % used at once); waited 1.5 ms"
     ) in done.err.splitlines()
     document = json.loads(run("generate", "-p", "x", "--json").out)
     assert document["host_pool"] == asdict(pool)
@@ -69,10 +69,13 @@ def test_the_statistics_tell_of_what_moved_before_it_was_needed(
 def test_without_slots_a_host_pool_speaks_for_itself(run: Run, fake: type[FakeLLM]) -> None:
     pool = PoolCounters(80, 60, 30, 5 << 20)
     fake.expert_statistics = replace(
-        CACHED, setup=replace(CACHED.setup, experts_in="host"), total=Tally(80, 0), pool=pool
+        CACHED,
+        setup=replace(CACHED.setup, experts_in="host"),
+        served=Served(Tally(80, 0)),
+        pool=pool,
     )
     err = run("generate", "-p", "x").err
-    assert "experts:" not in err and "host pool: 75 % of 80 uses, 30 experts" in err
+    assert "experts:" not in err and "host pool: 75.0 % of 80 uses served; 30 experts" in err
     assert "hidden" not in err
 
 
@@ -136,7 +139,7 @@ def test_a_real_run_keeps_its_text_and_its_profile(run: Run, tmp_path: Path) -> 
     assert done.code == 1 and done.out.strip()
     lines = done.err.splitlines()
     assert lines[1].startswith("warning: the expert statistics will not be written at the end: no")
-    assert lines[-4].startswith("experts: ") and "of uses from device memory" in lines[-4]
+    assert lines[-4].startswith("experts: ") and "uses served from device memory" in lines[-4]
     assert lines[-3] == f"wrote the expert profile to {tmp_path / 'p'}"
     assert lines[-2].startswith("error: the expert statistics could not be written to ")
     assert lines[-1].startswith("hint: ")

@@ -127,7 +127,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
         (("-",), b"", "the prompt is empty"),
         (("-p", ""), b"", "the prompt is empty"),
         (("-",), b"abc\xff", "on standard input is not valid UTF-8 (byte 3)"),
-        (("-p", "a\udcff"), b"", "the prompt is not valid UTF-8"),
+        (("-p", "a\udcff"), b"", "the prompt on the command line is not valid UTF-8 (byte 1)"),
         (("-f", "/nowhere/at/all"), b"", "/nowhere/at/all cannot be read: No such file"),
         (("-f", "/"), b"", "cannot be read: Is a directory"),
         (("-p", "x" * 201), b"", "the prompt has 201 tokens, the context holds 200"),

@@ -1,4 +1,4 @@
-"""`vkmoe simulate`: its tables, its values, and what it suggests."""
+"""`vkmoe simulate`: its table, its values, and what it suggests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from tests.experts.invented_traces import drifting, header, trace_of
+from tests.experts.pins import warm
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study.replay import simulate
 from vkmoe.experts.study.trace import Trace
 
 from .conftest import Run
-from .simulated import MOVING, TRACE, as_cell, document, long_path, path, rows, write
+from .simulated import MOVING, TRACE, document, long_path, path, rows, write
 
 __all__ = ["long_path", "path"]
 
@@ -28,7 +29,7 @@ def test_values_are_those_of_the_simulator_with_the_engines_defaults(run: Run, p
     for rung in found["slots"][:-1]:
         slots = [rung["slots"]] * 3
         choices = CacheSettings(
-            "slru", default.expert_half_life, 4, default.moe_warmpin_after, **MOVING
+            "slru", default.expert_half_life, (warm(4, default.moe_warmpin_after),), **MOVING
         )
         for allocation in ("layer", "global"):
             pools = make_pools(slots, TRACE.header.span_bytes, 4, allocation)
@@ -53,30 +54,25 @@ def test_the_best_is_above_every_policy_without_pins(run: Run, path: str) -> Non
         assert set(rung["layer"]) == {"belady", "lru", "slru", "lfru"}
 
 
-def test_the_tables_say_the_same(run: Run, path: str) -> None:
+def test_the_table_says_the_same(run: Run, path: str) -> None:
     done, found = run("simulate", path), document(run, path)
     assert done.code == 0
     lines = done.out.splitlines()
     assert lines[0] == "invented: 3 MoE layers, 4 of 16 experts per token"
     assert lines[1] == "120 tokens: 40 of prompts, 80 of replies"
-    titles = ("Hit rate", "The same", "Misses")
-    own, shared, split = (rows(done.out, start) for start in titles)
+    table = rows(done.out)
     for rung in found["slots"]:
-        slots, layer = rung["slots"], rung["layer"]
-        assert own[slots][1:5] == [as_cell(layer[n]) for n in ("lru", "slru", "lfru", "belady")]
-        both = rung["global"]
-        assert shared[slots] == [
-            as_cell(item) for item in (layer["slru"], both["slru"], both["belady"])
+        layer, slru = rung["layer"], rung["layer"]["slru"]
+        rates = [layer[name]["hit_rate"] for name in ("lru", "slru", "lfru", "belady")]
+        rates.append(rung["global"]["slru"]["hit_rate"])
+        cells = [f"{100 * rate:.1f}" for rate in rates]
+        cells += [
+            f"{slru[f'{name}_bytes_per_token'] / 1024:.1f} KiB" for name in ("read", "copied")
         ]
-        causes = layer["slru"]["misses"]
-        expected = [causes["compulsory"], causes["capacity"]]
-        expected += [layer[name]["misses"]["policy"] for name in ("lru", "slru", "lfru")]
-        assert split[slots][:5] == [f"{100 * n / 1440:.1f}" for n in expected]
-        copied = layer["slru"]["copied_bytes_per_token"]
-        assert split[slots][6] == f"{copied / 1024:.1f} KiB"
+        assert table[rung["slots"]] == [f"{100 * rung['slots'] / 16:.0f} %", *cells]
     assert "* twice the experts" in done.out and "  *   8  " in done.out
     assert 'The "recommended at least 8"' in done.out
-    assert done.err == "", "only a terminal is told how long it took"
+    assert done.err == "", "only a terminal shows how long it took"
     assert "*" not in run("simulate", path, "--slots", "9").out
 
 

@@ -35,7 +35,7 @@ def test_several_traces_are_one_run(run: Run, tmp_path: Path) -> None:
     assert "120 tokens in 2 sequences" in run("simulate", *paths).out
 
 
-def test_a_single_token_gives_tables_without_a_warning(run: Run, tmp_path: Path) -> None:
+def test_a_single_token_gives_a_table_without_a_warning(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "one.jsonl", trace_of(TRACE.routing[:1], 16))
     done = run("simulate", path, "--plot", str(tmp_path / "one.png"))
     assert done.code == 0, done.err

@@ -12,7 +12,7 @@ from tests.engine.test_expert_stats import GREEDY, TINY, generate, opened
 from tests.engine.test_faults import without_frames
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.records.profile import profiled_model, save_profile
+from vkmoe.experts.records.profile import profile_text, profiled_model
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
 from vkmoe.models.model_file import open_model
@@ -36,7 +36,7 @@ def test_a_failed_start_leaves_an_older_profile_alone(tmp_path: Path) -> None:
 def first_token(llm: LLM) -> tuple[int, int]:
     """Uses and hits of the very first token of a run."""
     llm.engine.run_token(llm.tokenizer.encode("def")[0], 0)
-    return llm.expert_statistics.total
+    return llm.expert_statistics.served.total
 
 
 def test_a_second_start_is_warm(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_profile_of_another_model_is_refused_before_anything_is_loaded(tmp_p
     profile = tmp_path / "profile"
     with open_model(TINY) as file:
         tensors = [tensor for layer in file.expert_tensors for tensor in layer]
-        save_profile(profile, profiled_model(file.spec, 2, tensors), np.ones(16))
+        profile.write_text(profile_text(profiled_model(file.spec, 2, tensors), np.ones(16)))
     sound = profile.read_bytes()
 
     def never(done: int, total: int) -> None:

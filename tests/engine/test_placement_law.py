@@ -15,6 +15,7 @@ import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, recache, rows
 from tests.engine.tiny import mixed_model
+from tests.experts.pins import first_n, most_used, named, warm
 from tests.experts.rig import DelayedUploads
 from vkmoe.choices import PolicyName
 from vkmoe.config import EngineConfig
@@ -64,10 +65,10 @@ def choices(n_slots: int) -> list[dict[str, Any]]:
     few = max(1, n_slots // 2)
     return [
         {},
-        {"warmpin": 2, "warmpin_after": 6},
-        {"selection": "first_n", "n_resident": few},
-        {"selection": "frequency", "n_resident": n_slots, "warmup_tokens": 8},
-        {"selection": "manual", "resident_ids": (5, 2, 7)[:few], "n_resident": min(few, 3)},
+        {"pins": (warm(2, 6),)},
+        {"pins": (first_n(few),)},
+        {"pins": (most_used(n_slots, 8),)},
+        {"pins": (named(*(5, 2, 7)[:few]),)},
     ]
 
 
@@ -133,7 +134,7 @@ def test_shared_slots_do_not_matter(model: Path, wanted: Rows) -> None:
     config = EngineConfig(ctx_size=64, expert_slots=3, expert_allocation="global")
     with Engine(model, config, checks=True) as engine:
         for policy in POLICIES:
-            recache(engine, CacheSettings(policy, warmpin=1, warmpin_after=5))
+            recache(engine, CacheSettings(policy, pins=(warm(1, 5),)))
             assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
+from tests.experts.pins import first_n, most_used, named, warm
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -77,7 +78,7 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
         assert trace.starts == (0, 34)
         slots = engine.plan.expert_slots or (32,) * 6
         pools = make_pools(slots, trace.header.span_bytes, 4, config.expert_allocation)
-        settings = cache_settings(config, engine.spec, engine.plan)
+        settings = cache_settings(config, engine.spec.name, engine.spec.experts, engine.plan)
         result = simulate(trace, settings, pools, seed)
         assert_agrees(engine, result)
         assert result.hit_rate == 1 or 0.1 < result.hit_rate < 0.95
@@ -87,10 +88,10 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
 
 CHOICES: list[dict[str, Any]] = [
     {},
-    {"warmpin": 2, "warmpin_after": 12, "half_life": 8.0},
-    {"selection": "first_n", "n_resident": 3},
-    {"selection": "frequency", "n_resident": 4, "warmup_tokens": 20, "warmpin": 1},
-    {"selection": "manual", "n_resident": 2, "resident_ids": (6, 3)},
+    {"pins": (warm(2, 12),), "half_life": 8.0},
+    {"pins": (first_n(3),)},
+    {"pins": (most_used(4, 20), warm(1))},
+    {"pins": (named(6, 3),)},
 ]
 POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
 OPENINGS: list[tuple[str, int, SlotSharing]] = [
@@ -124,7 +125,7 @@ def test_with_every_policy_and_choice(
     n_hits = []
     # Tokens of the demo model take long; its engine is opened with other choices above.
     for choice in CHOICES if model != demo_model_path() else CHOICES[1:4:2]:
-        if choice.get("n_resident", 0) > n_slots:
+        if any(rule.n > n_slots for rule in choice.get("pins", ())):
             continue
         settings = CacheSettings(policy, **choice)
         recache(engine, settings)

@@ -30,7 +30,7 @@ def report(n_tokens: int = 1) -> ExpertReport:
     profiler = ExpertProfiler(MODEL.space, range(3))
     for _ in range(n_tokens):
         profiler.record(np.array([[0, 1]] * 3, np.uint32), np.zeros((3, 2), np.bool_))
-    return make_report(SETUP, profiler, None)
+    return make_report(SETUP, profiler)
 
 
 def write(records: RecordKeeper) -> None:

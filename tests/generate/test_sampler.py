@@ -128,7 +128,7 @@ def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
 
 def test_the_defaults_never_need_the_full_logits() -> None:
     rng = np.random.default_rng(1)
-    sampler = Sampler(SamplingConfig(repeat_penalty=1.1), seed=1)
+    sampler = Sampler(SamplingConfig(), seed=1)
     for _ in range(50):
         logits = rng.normal(0, 3, 5000).astype(np.float32)
         sampler.accept([sampler.sample(best(logits, 64), never)])
@@ -142,8 +142,9 @@ def test_the_defaults_never_need_the_full_logits() -> None:
         ({"top_k": 64}, 0),
         ({"top_k": 65}, 1),
         ({"min_p": 0.9}, 0),
-        ({"top_p": 0.5}, 0),
-        ({"top_p": 0.999999}, 1),
+        ({"top_p": 0.5}, 1),
+        ({"top_p": 0.999999, "top_k": 64}, 0),
+        ({"repeat_penalty": 1.1, "top_k": 40}, 1),
     ],
 )
 def test_full_logits_are_fetched_exactly_when_candidates_cannot_decide(
@@ -152,6 +153,7 @@ def test_full_logits_are_fetched_exactly_when_candidates_cannot_decide(
     logits = np.linspace(8, 0, 4000, dtype=np.float32)
     logits[0] = 16
     sampler = Sampler(replace(OFF, **options), seed=0)
+    sampler.accept([5])
     sampler.sample(best(logits, 64), lambda: logits)
     assert sampler.n_fetches == n_fetches
 

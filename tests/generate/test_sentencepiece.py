@@ -97,18 +97,6 @@ def test_a_token_is_reached_through_characters_that_are_none() -> None:
     assert texts(tokenizer, "xyx") == ["▁", "xy", "<0x78>"]
 
 
-def test_bytes_that_are_no_utf8_become_byte_tokens() -> None:
-    tokenizer = spm(add_space_prefix=False)
-    assert texts(tokenizer, b"ab\xffab") == ["ab", "<0xFF>", "<0x61>", "<0x62>"]  # "4 bytes long"
-    assert texts(tokenizer, b"\x80a") == ["<0x80>", "a"]
-    assert texts(tokenizer, b"a\xc3") == ["a", "<0xC3>"]
-    assert texts(tokenizer, b"\xff</s>") == ["<0xFF>", "</s>"]
-    raw = b"".join(
-        tokenizer.token_bytes(i) for i in tokenizer.encode(b"a\xe4bc \xed\xa0\x80", False)
-    )
-    assert raw == b"a\xe4bc \xed\xa0\x80"
-
-
 def test_control_tokens_are_parsed_on_request_and_user_defined_ones_always() -> None:
     assert texts(spm(), "<s>ab<think>") == ["<s>", "▁ab", "<think>"]
     plain = texts(spm(), "<s>ab<think>", parse_special=False)

@@ -157,11 +157,6 @@ def test_an_unknown_pre_tokenizer_lists_the_known_ones() -> None:
     assert all(name in caught.value.hint for name in PRE_TOKENIZERS)
 
 
-def test_text_that_is_no_unicode_is_an_error() -> None:
-    with pytest.raises(PromptError, match="not valid Unicode"):
-        tiny().encode("a\ud800")
-
-
 def test_a_byte_without_a_token_is_an_error_not_lost_text() -> None:
     metadata = tiny_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.experts.pins import first_n, most_used, named, warm
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings
@@ -27,8 +28,12 @@ RESIDENT = MemoryPlan(1024, "f16", ExpertMode("device"), ())
 AT_HOME = MemoryPlan(1024, "f16", ExpertMode("host"), ())
 
 
+def settings_of(config: EngineConfig, plan: MemoryPlan, overlaps: bool = False) -> CacheSettings:
+    return cache_settings(config, SPEC.name, SPEC.experts, plan, overlaps)
+
+
 def settings(plan: MemoryPlan = UNEVEN, **asked: Any) -> CacheSettings:
-    return cache_settings(EngineConfig(**asked), SPEC, plan)
+    return settings_of(EngineConfig(**asked), plan)
 
 
 def test_options_become_settings() -> None:
@@ -37,7 +42,7 @@ def test_options_become_settings() -> None:
         expert_resident_selection="frequency", expert_num_resident=4, expert_warmup_tokens=77,
         expert_admission=False, expert_predictor="frequency",
     )  # fmt: skip
-    assert made == CacheSettings("lfru", 100, 3, 5, "frequency", 4, (), 77, False, "frequency")
+    assert made == CacheSettings("lfru", 100, (most_used(4, 77), warm(3, 5)), False, "frequency")
 
 
 def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
@@ -49,13 +54,13 @@ def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
 
 
 def test_copies_beside_tokens_come_later_and_without_guesses() -> None:
-    made = cache_settings(EngineConfig(), SPEC, UNEVEN, overlaps=True)
+    made = settings_of(EngineConfig(), UNEVEN, overlaps=True)
     assert (made.predictor, made.lag) == ("none", 2)
     assert settings().lag == 1
     stepped = replace(UNEVEN, executor="stepped")
-    assert cache_settings(EngineConfig(), SPEC, stepped, overlaps=True).predictor != "none"
+    assert settings_of(EngineConfig(), stepped, overlaps=True).predictor != "none"
     guessing = EngineConfig(moe_predict_prefetch=True)
-    assert cache_settings(guessing, SPEC, UNEVEN, overlaps=True).predictor == DEFAULT_PREDICTOR
+    assert settings_of(guessing, UNEVEN, overlaps=True).predictor == DEFAULT_PREDICTOR
 
 
 def test_copies_overlap_tokens_where_there_is_a_queue_unless_told_otherwise() -> None:
@@ -73,29 +78,27 @@ def test_guesses_serve_a_small_host_pool_without_slots() -> None:
 
 
 def test_what_a_token_uses_is_pinned_unless_told_otherwise() -> None:
-    assert settings().warmpin == N_USED
-    assert settings(moe_warmpin=0).warmpin == 0
-    assert settings(moe_warmpin=2).warmpin == 2
+    assert settings().pins == (warm(N_USED),)
+    assert settings(moe_warmpin=0).pins == ()
+    assert settings(moe_warmpin=2).pins == (warm(2),)
 
 
 @pytest.mark.parametrize("plan", [RESIDENT, AT_HOME], ids=["device", "host"])
 def test_without_slots_nothing_is_pinned(plan: MemoryPlan) -> None:
     config = EngineConfig(expert_policy="lru", expert_half_life=9, moe_warmpin=2)
-    made = cache_settings(config, SPEC, plan)
-    assert made == CacheSettings("lru", 9)
-    assert made.warmpin == made.n_resident == 0 and made.selection is None
+    assert settings_of(config, plan) == CacheSettings("lru", 9)
     assert cache_pools(config, SPEC, plan, (SPAN,) * 3) == ()
 
 
 @pytest.mark.parametrize("selection", ["first_n", "frequency"])
 def test_residents_take_all_slots_of_the_smallest_layer_by_default(selection: Any) -> None:
     made = settings(expert_resident_selection=selection)
-    assert (made.selection, made.n_resident) == (selection, 19)
+    assert made.pins[0] == (first_n(19) if selection == "first_n" else most_used(19))
 
 
 def test_ids_alone_are_a_manual_selection() -> None:
     made = settings(expert_resident_ids="7, 2,,7,")
-    assert (made.selection, made.n_resident, made.resident_ids) == ("manual", 2, (7, 2))
+    assert made.pins == (named(7, 2), warm(N_USED))
     assert made == settings(expert_resident_ids="7,2", expert_resident_selection="manual")
     assert made == settings(expert_resident_ids="7,2", expert_num_resident=2)
 
@@ -111,7 +114,7 @@ def test_an_id_the_model_does_not_have_is_named(plan: MemoryPlan) -> None:
 
 def test_ids_of_a_model_without_experts_do_not_matter() -> None:
     config = EngineConfig(expert_resident_ids="500", expert_slots=3)
-    assert cache_settings(config, DENSE, RESIDENT) == CacheSettings()
+    assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings()
     assert cache_pools(config, DENSE, RESIDENT, ()) == ()
 
 
@@ -128,7 +131,7 @@ def test_ids_of_a_model_without_experts_do_not_matter() -> None:
 def test_more_residents_than_slots(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=f"{words} do not fit in the 3 slots of a layer"):
         settings(cached(4, 3), **asked)
-    assert settings(cached(4, 4), **asked).n_resident == 4
+    assert settings(cached(4, 4), **asked).pins[0].n == 4
     assert settings(RESIDENT, **asked) == CacheSettings()
     with pytest.raises(UsageError, match="do not fit in the 0 slots") as caught:
         settings(AT_HOME, **asked)
@@ -164,14 +167,14 @@ def test_warm_pinning_needs_slots_that_residents_leave(asked: dict[str, Any], fl
         settings(cached(8, 8), moe_warmpin=2, **asked)
     assert flag in str(caught.value) and caught.value.exit_code == 2
     for fine in ({}, {"moe_warmpin": 0}):
-        assert settings(cached(8, 8), **fine, **asked).n_resident >= 4
+        assert settings(cached(8, 8), **fine, **asked).pins[0].n >= 4
 
 
 def test_one_slot_leaves_nothing_to_pin_unless_it_is_shared() -> None:
     with pytest.raises(UsageError, match="--moe-warmpin 2 has no slots left"):
         settings(cached(1, 1), moe_warmpin=2)
-    assert settings(cached(1, 1), moe_warmpin=2, expert_allocation="global").warmpin == 2
-    assert settings(cached(1, 1)).warmpin > 0, "by default it simply finds no room"
+    assert settings(cached(1, 1), moe_warmpin=2, expert_allocation="global").pins == (warm(2),)
+    assert settings(cached(1, 1)).pins == (warm(N_USED),), "by default it simply finds no room"
 
 
 def test_layers_have_pools_of_their_own_or_share_those_of_their_size() -> None:

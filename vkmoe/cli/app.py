@@ -37,7 +37,7 @@ _WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 
 
 class _Command(TyperCommand):
-    """A command whose usage line shows the metavars of its arguments as they are."""
+    """Shows the metavars of a command's arguments in its usage line as they are."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [item for item in self.params if isinstance(item, TyperArgument)]
@@ -184,7 +184,7 @@ _SIGNALS = tuple(
 
 
 class _Stopped(SystemExit):
-    """A signal asked the process to end; the code is that of a shell, 128 and the signal's."""
+    """Says that a signal asked the process to end; the code is a shell's, 128 and the signal's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)

@@ -45,7 +45,7 @@ def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
 
 
 def _pool(plan: MemoryPlan) -> Iterator[str]:
-    """What it means that host memory does not hold all experts."""
+    """Say what it means that host memory does not hold all experts."""
     if plan.host_places:
         (line,) = (line for line in plan.lines if line.item.startswith("host pool"))
         yield (
@@ -89,20 +89,17 @@ def _without_effect(reason: str, flags: list[str]) -> Iterator[str]:
 
 
 def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
-    """Residents in all slots: nothing else can be cached."""
-    selection = config.expert_resident_selection
-    if not plan.mode.in_cache or (selection is None and config.expert_resident_ids is None):
+    """Say that residents take all slots, so that nothing else can be cached."""
+    residents = config.residents
+    if not plan.mode.in_cache or residents is None:
         return
     smallest = min(plan.expert_slots)
-    n_resident = config.expert_num_resident or smallest
-    if config.expert_resident_ids is not None:
-        n_resident = len(config.resident_ids)
     shared = config.expert_allocation == "global"
     room = sum(plan.expert_slots) / len(plan.expert_slots) if shared else smallest
-    if n_resident >= room:
+    if (residents.n or smallest) >= room:
         taken = "the only slot" if smallest == 1 else f"all {smallest} slots"
-        flag = "ids" if config.expert_resident_ids is not None else "selection"
-        begin = f" after {config.expert_warmup_tokens} tokens" if selection == "frequency" else ""
+        flag = "ids" if residents.by == "ids" else "selection"
+        begin = f" after {residents.after} tokens" if residents.after else ""
         yield (
             f"--expert-resident-{flag} takes {taken} of a layer{begin}: "
             "no slot is left to follow the text"
@@ -110,7 +107,7 @@ def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
 
 
 def _given(config: EngineConfig, names: tuple[str, ...]) -> list[str]:
-    """The flags of those that differ from their default."""
+    """Return the flags of the options that differ from their default."""
     return [
         long_flag(item.metadata["flags"], getattr(config, item.name))
         for item in fields(config)

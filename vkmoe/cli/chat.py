@@ -77,7 +77,7 @@ def chat(
 
 
 def template_names(text: str | None) -> dict[str, Any]:
-    """The JSON object of --chat-template-kwargs. Raises UsageError if it is none."""
+    """Read the JSON object of --chat-template-kwargs. Raises UsageError if it is none."""
     flag = "--chat-template-kwargs (VKMOE_CHAT_TEMPLATE_KWARGS)"
     example = "give a JSON object, such as '{\"enable_thinking\": false}'"
     try:
@@ -94,7 +94,7 @@ def template_names(text: str | None) -> dict[str, Any]:
 
 @dataclass
 class Conversation:
-    """The messages so far, and one reply after the other."""
+    """Holds the messages so far, and gives one reply after the other."""
 
     llm: LLM
     system: str | None
@@ -139,7 +139,7 @@ class Conversation:
         self.messages.append(_message("assistant", "".join(answer)))
 
     def _show(self, parts: Sequence[ChannelText]) -> list[str]:
-        """The answer goes to stdout, thoughts to stderr. Returns what was answered."""
+        """Write the answer to stdout and thoughts to stderr. Returns what was answered."""
         for channel, text in parts:
             if channel == FINAL:
                 self._end_thoughts()
@@ -152,7 +152,7 @@ class Conversation:
         return [text for channel, text in parts if channel == FINAL]
 
     def _end_thoughts(self) -> None:
-        """A line between thoughts and answer."""
+        """Put a line between thoughts and answer."""
         if self._thinks:
             sys.stderr.write("\n\n")
             sys.stderr.flush()
@@ -183,7 +183,7 @@ def _loop(talk: Conversation, shows_statistics: bool) -> None:
 
 
 def _next_message() -> str | None:
-    """One line of standard input without its end; None when there is no more."""
+    """Read one line of standard input without its end; None when there is no more."""
     if not sys.stdin.isatty():
         line = sys.stdin.buffer.readline()
         return decoded(line, "on standard input").rstrip("\r\n") if line else None

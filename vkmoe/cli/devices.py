@@ -55,7 +55,7 @@ def _line(device: DeviceInfo, chosen: bool) -> str:
 
 
 def _plain(device: DeviceInfo, chosen: bool) -> dict[str, Any]:
-    """The device as JSON values."""
+    """Return the device as JSON values."""
     facts = dataclasses.asdict(device)
     facts["features"] = sorted(device.features)
     for memory_type in facts["memory_types"]:

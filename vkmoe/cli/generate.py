@@ -69,7 +69,7 @@ def generate(
 
 
 def reply_limits(max_tokens: int, stop: list[str] | None, ignore_eos: bool) -> dict[str, Any]:
-    """What ends a reply, as `LLM.stream` takes it."""
+    """Return what ends a reply, in the form that `LLM.stream` takes."""
     return {
         "max_tokens": None if max_tokens < 0 else max_tokens,
         "stop": stop or [],

@@ -1,18 +1,17 @@
 """This module opens a model for a command, and says on stderr what a user should know of the run.
 
-It owns progress while weights load, notes about the machine and the expert cache, and the messages
-of the Vulkan validation layer at the end.
+It owns notes about the machine and the expert cache, and the messages of the Vulkan validation
+layer at the end.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from vkmoe.cli.cache_notes import cache_notes
-from vkmoe.cli.output import cpu_notes, log_as_notes, note
+from vkmoe.cli.output import counting, cpu_notes, log_as_notes, note
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 
@@ -61,7 +60,7 @@ def _explain_cpu(llm: LLM) -> None:
 
 
 def _explain_cache(llm: LLM, config: EngineConfig) -> None:
-    """How much of the experts is on the device, unless it is all; options that do nothing."""
+    """Say how many experts are on the device, unless all are, and which options do nothing."""
     from vkmoe.experts.decide.sizing import sizing_line
 
     sizing = llm.plan.sizing
@@ -79,23 +78,8 @@ def _load(
 ) -> AbstractContextManager[LLM]:
     from vkmoe.llm import LLM
 
-    with _progress(shown=not quiet) as progress:
+    with counting("loading", shown=not quiet, in_bytes=True) as progress:
         return LLM(model, config, progress=progress)
-
-
-@contextmanager
-def _progress(shown: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar while weights are copied; nothing when stderr is no terminal."""
-    if not (shown and sys.stderr.isatty()):
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = ("loading", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _describe(llm: LLM) -> None:

@@ -72,7 +72,7 @@ def option(
 
 
 def typed(context: typer.Context, name: str) -> bool:
-    """Whether a parameter of the command was given on the command line, not by its variable."""
+    """Return whether a parameter was given on the command line, not by its variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -217,15 +217,16 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: each parameter that is a config dataclass becomes its fields' options.
 
     `def f(*, sampling: SamplingConfig)` is shown to typer as `f(*, temp: float, top_k: int, ...)`
-    and called with the config made of their values.
+    and called with the config made of their values. `Annotated[EngineConfig, NAMES]` has options
+    for the fields in the tuple NAMES alone; the others keep their defaults.
     """
     signature = inspect.signature(function, eval_str=True)
-    configs: dict[str, type[Any]] = {
-        item.name: item.annotation
-        for item in signature.parameters.values()
-        if isinstance(item.annotation, type) and dataclasses.is_dataclass(item.annotation)
-    }
-
+    configs: dict[str, tuple[type[Any], list[str]]] = {}
+    for item in signature.parameters.values():
+        config, *extras = typing.get_args(item.annotation) or (item.annotation,)
+        if isinstance(config, type) and dataclasses.is_dataclass(config):
+            names = [known.name for known in dataclasses.fields(config)]
+            configs[item.name] = config, [name for name in names if not extras or name in extras[0]]
     contexts = [
         item.name for item in signature.parameters.values() if item.annotation is typer.Context
     ]
@@ -234,14 +235,13 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
     def command(**values: Any) -> None:
         if contexts:
             _drop_rivals(values[contexts[0]], values)
-        for name, config in configs.items():
-            names = [item.name for item in dataclasses.fields(config)]
+        for name, (config, names) in configs.items():
             values[name] = config(**{field_name: values.pop(field_name) for field_name in names})
         function(**values)
 
     parameters: list[Parameter] = []
     for item in signature.parameters.values():
-        parameters.extend(_fields(configs[item.name]) if item.name in configs else [item])
+        parameters += _fields(*configs[item.name]) if item.name in configs else [item]
     keywords = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in parameters]
     command.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
     return command
@@ -256,10 +256,12 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
                 values[second if given[0] == first else first] = None
 
 
-def _fields(config: type[Any]) -> Iterator[Parameter]:
-    """One parameter of a command for each field of a config dataclass."""
+def _fields(config: type[Any], names: list[str]) -> Iterator[Parameter]:
+    """Make one parameter of a command for each of these fields of a config dataclass."""
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
+        if item.name not in names:
+            continue
         flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
         more = {name: item.metadata[name] for name in _PASSED_ON}
         hint = hints[item.name]
@@ -270,7 +272,7 @@ def _fields(config: type[Any]) -> Iterator[Parameter]:
 
 
 def _plain_type(hint: Any) -> Any:
-    """The type without `| None`."""
+    """Return the type without `| None`."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint

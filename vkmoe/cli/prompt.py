@@ -6,6 +6,7 @@ over environment variables.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ _ONE_SOURCE = "give exactly one of -p TEXT, -f FILE and - (standard input)"
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, bool]:
-    """The positional MODEL, and whether a `-` asks for standard input, in any order."""
+    """Return the positional MODEL, and whether a `-` asks for standard input, in any order."""
     models = [word for word in words if word != STDIN]
     if len(models) > 1:
         raise UsageError(
@@ -34,7 +35,7 @@ def split_words(words: Sequence[str]) -> tuple[str | None, bool]:
 def chosen_model(
     context: typer.Context, positional: str | None, option_value: str | None
 ) -> str | None:
-    """MODEL or -m; None for the demo model. Raises UsageError for two of them."""
+    """Choose MODEL or -m; None for the demo model. Raises UsageError for two of them."""
     if positional is not None and option_value is not None and typed(context, "model"):
         raise UsageError(
             f"two models given: {positional} and -m {option_value}", "name the model once"
@@ -45,7 +46,7 @@ def chosen_model(
 def prompt_source(
     context: typer.Context, text: str | None, file: str | None, stdin: bool
 ) -> tuple[str, str]:
-    """Which source: ("text", TEXT), ("file", PATH) or ("stdin", "-").
+    """Choose the source: ("text", TEXT), ("file", PATH) or ("stdin", "-").
 
     Raises UsageError unless there is exactly one.
     """
@@ -63,23 +64,21 @@ _OPTION = {"text": "prompt", "file": "file"}
 
 
 def read_prompt(source: tuple[str, str]) -> str:
-    """The text of a prompt. Raises PromptError if it is empty, unreadable or not UTF-8."""
+    """Read the text of a prompt. Raises PromptError if it is empty, unreadable or not UTF-8."""
     kind, value = source
     if kind == "stdin":
         text = decoded(sys.stdin.buffer.read(), "on standard input")
     elif kind == "file":
         text = decoded(_file_bytes(value), f"in {value}")
     else:
-        text = value
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise PromptError("the prompt is not valid UTF-8", "check the encoding of the terminal")
+        text = decoded(os.fsencode(value), "on the command line")
     if not text:
         raise PromptError("the prompt is empty", "give at least one character")
     return text
 
 
 def decoded(data: bytes, where: str) -> str:
-    """UTF-8 bytes as text. Raises PromptError naming the first bad byte."""
+    """Decode UTF-8 bytes. Raises PromptError naming the first bad byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

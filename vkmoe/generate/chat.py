@@ -29,7 +29,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """Turns messages into a prompt by a compiled chat template.
 
     `special_tokens` (such as {"bos_token": "<s>"}) are names the template may use.
     """
@@ -66,7 +66,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
-        """The prompt for `messages`, each with "role" and "content".
+        """Return the prompt for `messages`, each with "role" and "content".
 
         `kwargs` are further names for the template, such as `enable_thinking=False`.
         Raises PromptError with what the template says it does not like.
@@ -150,7 +150,7 @@ _LONGEST = max(map(len, _MARKS))
 
 
 class ChannelText(NamedTuple):
-    """A part of a reply; `channel` is FINAL for what is meant for the user."""
+    """Holds a part of a reply; `channel` is FINAL for what is meant for the user."""
 
     channel: str
     text: str
@@ -171,7 +171,7 @@ class ReplyChannels:
         self._channel = FINAL
 
     def feed(self, text: str) -> list[ChannelText]:
-        """The parts that are certain with this text. Mutates."""
+        """Return the parts that are certain with this text. Mutates."""
         if not self._has_channels:
             return list(self._plain(text))
         self._held += text
@@ -182,12 +182,12 @@ class ReplyChannels:
         return parts
 
     def finish(self) -> list[ChannelText]:
-        """What is left when the reply is over."""
+        """Return what is left when the reply is over."""
         held, self._held = self._held, ""
         return list(self._plain(held))
 
     def _sorted(self) -> Iterator[ChannelText]:
-        """All up to the last whole mark."""
+        """Return all up to the last whole mark."""
         while mark := _MARK.search(self._held):
             yield from self._plain(self._held[: mark.start()])
             self._held = self._held[mark.end() :]

@@ -33,7 +33,7 @@ class StreamDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_id: int) -> str:
-        """Text that is certain after this token; often empty inside a character. Mutates."""
+        """Return the text that is certain after this token, often none. Mutates."""
         if token_id >= self._tokenizer.n_vocab:
             return ""  # models may have more rows than their vocabulary has tokens
         after_special, tokenizer = self._after_special, self._tokenizer
@@ -43,7 +43,7 @@ class StreamDetokenizer:
         return self._decoder.decode(tokenizer.piece(token_id, after_special))
 
     def finish(self) -> str:
-        """What is left: a replacement character if the last character is incomplete."""
+        """Return what is left: a replacement character if the last character is incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -62,7 +62,7 @@ class StopMatcher:
         self.stopped = False
 
     def feed(self, text: str) -> str:
-        """Text that is certainly before any stop string. Mutates; nothing follows a stop."""
+        """Return text that is certainly before any stop string. Mutates; nothing follows a stop."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._held += text
@@ -76,7 +76,7 @@ class StopMatcher:
         return certain
 
     def finish(self) -> str:
-        """The held text, once nothing can follow that would complete a stop string."""
+        """Return the held text, once nothing can follow that would complete a stop string."""
         held, self._held = self._held, ""
         return held
 

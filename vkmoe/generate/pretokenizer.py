@@ -36,7 +36,7 @@ def _words(letters: str, digits: str, rest: str) -> str:
 
 
 def _cased(ending: str, digits: str) -> str:
-    """Words that end before an ASCII capital after a small letter; a slash joins symbols.
+    """Match words that end before an ASCII capital after a small letter; a slash joins symbols.
 
     Letters outside ASCII count as both. Capitals that no small letter follows are a word to the
     last letter that counts as small, or whole.
@@ -66,7 +66,7 @@ _QWEN2 = _words(r"\p{L}", r"\p{N}", r"\p{L}\p{N}")
 
 @dataclass(frozen=True)
 class PreTokenizerSpec:
-    """One kind of pre-tokenization.
+    """Describes one kind of pre-tokenization.
 
     `patterns` are regular expressions (Oniguruma): each cuts the pieces the ones before it left
     into its matches and what lies between them.

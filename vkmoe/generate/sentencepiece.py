@@ -9,7 +9,7 @@ out of a merge, and text is not normalised.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -19,7 +19,7 @@ from tokenizers import models
 from vkmoe.errors import ModelFileError
 from vkmoe.generate.vocabulary import Vocabulary
 
-__all__ = ["SentencePieceCodec", "text_and_bytes"]
+__all__ = ["SentencePieceCodec"]
 
 _BLANK = "\u2581"
 _MAX_TOKEN_LENGTH = 1000  # trying all splits takes the square of it
@@ -62,23 +62,12 @@ class SentencePieceCodec:
         self._backend = Backend(models.BPE(vocab=ids, merges=merges, byte_fallback=True))
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Token ids of `text`, a piece between special tokens or at the start."""
+        """Return the token ids of `text`, a piece between special tokens or at the start."""
         prefix = _BLANK if after_special and self._adds_space else ""
         return self._encode_spelled(prefix + text.replace(" ", _BLANK))
 
-    def encode_damaged(self, raw: bytes, after_special: bool) -> list[int]:
-        """Token ids of bytes that are no UTF-8: bad ones become byte tokens."""
-        prefix = b" " if after_special and self._adds_space else b""
-        ids: list[int] = []
-        for part in text_and_bytes((prefix + raw).replace(b" ", _BLANK.encode())):
-            if isinstance(part, str):
-                ids += self._encode_spelled(part)
-            else:
-                ids += (self._byte_ids[byte] for byte in part)
-        return ids
-
     def token_bytes(self, text: str) -> bytes:
-        """The bytes a token with this text stands for."""
+        """Return the bytes that a token with this text stands for."""
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
 
@@ -97,7 +86,7 @@ class SentencePieceCodec:
         return spelled
 
     def encode_plainly(self, spelled: str) -> list[int]:
-        """Token ids of text whose blanks are spelled already, without the package."""
+        """Return the token ids of text whose blanks are spelled already, without the package."""
         ids: list[int] = []
         for symbol in _merge_by_score(spelled, self._ids, self._costs):
             token = self._ids.get(symbol)
@@ -111,7 +100,7 @@ def _chars_without_token(vocabulary: Vocabulary) -> list[str]:
 
 
 def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, the best score first.
+    """Return all pairs of tokens that make a token, the best score first.
 
     The scores of runs of blanks are equal. The longest comes first: a run then grows from its left
     end, as it does where equal pairs are taken from the left.
@@ -129,7 +118,7 @@ def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]
 
 
 def _have_equal_scores(pairs: list[tuple[str, str]], vocabulary: Vocabulary) -> bool:
-    """Whether two tokens that merges make have the same score; runs of blanks count as one."""
+    """Return whether two tokens that merges make have one score; runs of blanks count as one."""
     made = {vocabulary.ids[left + right] for left, right in pairs}
     is_run = {i: not vocabulary.tokens[i].strip(_BLANK) for i in made}
     scores = [vocabulary.scores[i] for i in made if not is_run[i]]
@@ -174,26 +163,3 @@ def _merge_by_score(text: str, ids: Mapping[str, int], costs: Sequence[float]) -
         symbols.append(text[start : ends[start]])
         start = ends[start]
     return symbols
-
-
-def text_and_bytes(raw: bytes) -> Iterator[str | bytes]:
-    """Cut `raw` as llama.cpp does: runs of good characters as text, every bad symbol as its bytes.
-
-    A symbol is as long as its first byte says, whatever follows.
-    """
-    good: list[str] = []
-    place = 0
-    while place < len(raw):
-        first = raw[place]
-        n_bytes = 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
-        symbol = raw[place : place + n_bytes]
-        place += n_bytes
-        try:
-            good.append(symbol.decode())
-        except UnicodeDecodeError:
-            if good:
-                yield "".join(good)
-            good = []
-            yield symbol
-    if good:
-        yield "".join(good)

@@ -33,13 +33,13 @@ _SHOWN_TEXTS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrai
 
 
 def shown_texts(ids: Mapping[str, int]) -> frozenset[str]:
-    """Texts of marks that show in a reply. <|end|> only ends a message where others end it all."""
+    """Return marks that show in a reply. <|end|> only ends a message where others end it all."""
     calls, leaves = ids.keys() & {"<|call|>", "<|calls|>"}, ids.keys() & {"<|return|>", "<|flush|>"}
     return _SHOWN_TEXTS | {"<|end|>"} if calls and leaves else _SHOWN_TEXTS
 
 
 def end_texts(ids: Mapping[str, int]) -> frozenset[str]:
-    """Texts of the tokens that end a generation in a vocabulary with these tokens."""
+    """Return the texts of the tokens that end a generation in a vocabulary with these tokens."""
     ends = _END_TEXTS
     if {"[gMASK]", "<|observation|>"} <= ids.keys():  # GLM: the next to speak is someone else
         ends |= {"<|user|>", "<|observation|>"}
@@ -47,7 +47,7 @@ def end_texts(ids: Mapping[str, int]) -> frozenset[str]:
 
 
 class SpecialTokens:
-    """The tokens matched in a text before it is cut into words.
+    """Finds special tokens in a text before it is cut into words.
 
     `on_request` are matched only where special tokens are asked for, `always` everywhere. After
     one of `swallow_blanks` the blanks that follow are dropped.
@@ -66,7 +66,7 @@ class SpecialTokens:
         self._swallowing = frozenset(swallow_blanks)
 
     def cut(self, text: str, parse_special: bool) -> list[str | int]:
-        """`text` as ids of special tokens and the non-empty texts between them.
+        """Cut `text` into ids of special tokens and the non-empty texts between them.
 
         The longest token is looked for first, everywhere, then the next in what is left.
         """

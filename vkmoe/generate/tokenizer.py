@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vkmoe.errors import PromptError
 from vkmoe.generate.byte_level import ByteLevelCodec
 from vkmoe.generate.sentencepiece import SentencePieceCodec
 from vkmoe.generate.special_tokens import SpecialTokens
@@ -20,7 +19,7 @@ __all__ = ["Tokenizer"]
 
 
 class Tokenizer:
-    """A byte-level BPE or SentencePiece tokenizer.
+    """Turns text into token ids and back, by byte-level BPE or SentencePiece.
 
     `bos_id`, `eos_id`, `eot_id` are None where the model has no such token; `end_ids` are all
     tokens that end a generation; `control_ids` never show in generated text.
@@ -62,21 +61,19 @@ class Tokenizer:
     def encode(
         self, text: str | bytes, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of `text`; bytes need not be UTF-8.
+        """Return the token ids of `text`; what is no UTF-8 in it becomes the replacement character.
 
         `add_special` adds BOS and EOS where the model wants them, never a second one next to one
         the text spells out. With `parse_special` false, control tokens in the text are plain text.
-        Raises PromptError for a string that is not Unicode or that the vocabulary cannot spell.
+        Raises PromptError for text that the vocabulary cannot spell.
         """
-        text, is_damaged = _as_text(text)
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        text = raw.decode("utf-8", "replace")
         ids: list[int] = []
         after_special = True
         for part in self._special.cut(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)
-            elif is_damaged:
-                raw = part.encode("utf-8", "surrogateescape")
-                ids += self._codec.encode_damaged(raw, after_special)
             else:
                 ids += self._codec.encode(part, after_special)
             after_special = isinstance(part, int)
@@ -87,7 +84,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_control: bool = False) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become the replacement character.
+        """Return the text of `ids`; bytes that are no UTF-8 become the replacement character.
 
         The blank that encoding puts before a text is taken away again.
         """
@@ -100,7 +97,7 @@ class Tokenizer:
         return raw.decode("utf-8", errors="replace")
 
     def piece(self, token_id: int, after_special: bool) -> bytes:
-        """What a token adds to a text. Raises IndexError for an id that is not there.
+        """Return what a token adds to a text. Raises IndexError for an id that is not there.
 
         `after_special`: the text starts here, or a special token stands before it.
         """
@@ -110,33 +107,16 @@ class Tokenizer:
         return raw
 
     def token_text(self, token_id: int) -> str:
-        """The token as the vocabulary spells it. Raises IndexError for an id that is not there."""
+        """Return a token as the vocabulary spells it. Raises IndexError for an unknown id."""
         if not 0 <= token_id < self.n_vocab:
             raise IndexError(f"token id {token_id} is not one of {self.n_vocab}")
         return self._tokens[token_id]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for, none for an unused one. Raises IndexError as above."""
+        """Return the bytes of a token, none for an unused one. Raises IndexError likewise."""
         text = self.token_text(token_id)
         if token_id in self._unused_ids:
             return b""
         if token_id in self.special_ids:
             return text.encode("utf-8")
         return self._codec.token_bytes(text)
-
-
-def _as_text(text: str | bytes) -> tuple[str, bool]:
-    """The text, and whether it stands for bytes that are no UTF-8 (escaped as surrogates)."""
-    try:
-        if isinstance(text, bytes):
-            return text.decode("utf-8"), False
-        text.encode("utf-8")
-        return text, False
-    except UnicodeDecodeError:
-        assert isinstance(text, bytes)
-        return text.decode("utf-8", "surrogateescape"), True
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompt is not valid Unicode text (position {error.start})",
-            "save it as UTF-8",
-        ) from error

@@ -29,7 +29,7 @@ _PHI3_KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 class TokenType(enum.IntEnum):
-    """The values of `tokenizer.ggml.token_type`."""
+    """Names the values of `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -41,7 +41,7 @@ class TokenType(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A checked vocabulary: every id below is smaller than `len(tokens)`.
+    """Holds a checked vocabulary: every id below is smaller than `len(tokens)`.
 
     With `pre` it is a byte-level one and has `merges`, without it is a SentencePiece one and has
     `scores`.
@@ -131,7 +131,7 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 
 
 def _named_ids(metadata: Mapping[str, Any], n_tokens: int, spm: bool) -> dict[str, int | None]:
-    """Ids of BOS, EOS, EOT and EOM; SentencePiece files that do not say have BOS 1 and EOS 2."""
+    """Return the ids of BOS, EOS, EOT and EOM; SentencePiece: else BOS 1, EOS 2."""
     named = {
         name: _read_id(metadata, f"tokenizer.ggml.{name}_token_id", n_tokens)
         for name in ("bos", "eos", "eot", "eom")
@@ -148,7 +148,7 @@ def _special(
     types: npt.NDArray[np.int64],
     named: Mapping[str, int | None],
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Ids of the control and the user-defined tokens: by type, declaration or text."""
+    """Find the ids of control and user-defined tokens: by type, declaration or text."""
     by_type = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))
     user_defined = set(np.flatnonzero(types == TokenType.USER_DEFINED).tolist())
     control = set(np.flatnonzero(by_type).tolist())
@@ -200,7 +200,7 @@ def _merges(
 
 
 def _required(metadata: Mapping[str, Any], key: str) -> Any:
-    """The value of `key`; raises ModelFileError where there is none."""
+    """Return the value of `key`; raises ModelFileError where there is none."""
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(
@@ -210,7 +210,7 @@ def _required(metadata: Mapping[str, Any], key: str) -> Any:
 
 
 def _read_strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    """A list of strings that must be there."""
+    """Read a list of strings that must be there."""
     values = _required(metadata, key)
     if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
         raise ModelFileError(f"the model file's {key} is not a list of strings")
@@ -218,7 +218,7 @@ def _read_strings(metadata: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _read_types(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.int64]:
-    """Token types [n_tokens]; a file without them has only normal tokens."""
+    """Read the token types [n_tokens]; a file without them has only normal tokens."""
     key = "tokenizer.ggml.token_type"
     if key not in metadata:
         return np.full(n_tokens, TokenType.NORMAL, dtype=np.int64)
@@ -252,7 +252,7 @@ def _read_scores(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.f
 
 
 def _read_id(metadata: Mapping[str, Any], key: str, n_tokens: int) -> int | None:
-    """A token id, or None where the file has no such key."""
+    """Read a token id, or None where the file has no such key."""
     value = metadata.get(key)
     if value is None:
         return None

@@ -1,6 +1,6 @@
 """Turns what was asked and planned into the expert cache's settings and pools.
 
-Pure. Raises UsageError for residents that the model or the slots do not have.
+Pure. Raises UsageError for pins that the model or the slots do not have.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vkmoe.choices import ResidentSelection
-from vkmoe.config import EngineConfig
+from vkmoe.config import EngineConfig, Pins
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
-from vkmoe.facts import MemoryPlan, ModelSpec
+from vkmoe.facts import ExpertSpec, MemoryPlan, ModelSpec
 
 __all__ = ["cache_pools", "cache_settings", "copies_overlap"]
 
@@ -36,77 +35,73 @@ def cache_pools(
 
 
 def cache_settings(
-    config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, overlaps: bool = False
+    config: EngineConfig,
+    name: str,
+    experts: ExpertSpec | None,
+    plan: MemoryPlan,
+    overlaps: bool = False,
 ) -> CacheSettings:
     """Choose what decides about slots; `overlaps`: experts are copied beside tokens.
 
-    Without slots nothing is pinned or resident, but guesses may serve a small host pool. Raises
-    UsageError for an id that the model does not have, for more residents than slots, and for a
-    --moe-warmpin that residents leave no slot.
+    `name` is the model's, for messages. Without slots nothing is pinned, but guesses may serve a
+    small host pool. Raises UsageError for an id that the model does not have, for more residents
+    than slots, and for a --moe-warmpin that residents leave no slot.
     """
-    ids = config.resident_ids
-    _check_ids(ids, spec)
     plain = CacheSettings(config.expert_policy, config.expert_half_life)
-    if spec.experts is None or plan.mode.on_device:
+    if experts is None:
         return plain
-    selection = _selection(config)
-    smallest = min(plan.expert_slots, default=0)
-    n_resident = _n_resident(config, selection, ids, smallest)
-    predictor = config.predictor(overlaps, plan.executor == "stepped")
-    # A copy that begins between two tokens and overlaps one is there for the one after it.
-    lag = 2 if overlaps else 1
-    if not plan.mode.in_cache:
-        if not plan.host_places:
-            return plain
-        return replace(plain, predictor=predictor, executor=plan.executor, lag=lag)
-    if config.moe_warmpin:
-        _check_room_for_pins(config, selection, n_resident, plan.expert_slots)
-    return CacheSettings(
-        policy=config.expert_policy,
-        half_life=config.expert_half_life,
-        warmpin=spec.experts.n_used if config.moe_warmpin is None else config.moe_warmpin,
-        warmpin_after=config.moe_warmpin_after,
-        selection=selection,
-        n_resident=n_resident,
-        resident_ids=ids,
-        warmup_tokens=config.expert_warmup_tokens,
-        admission=config.expert_admission,
-        predictor=predictor,
+    _check_ids(config.resident_ids, name, experts.n_experts)
+    if plan.mode.on_device:
+        return plain
+    slots = plan.expert_slots if plan.mode.in_cache else ()
+    pins = _pins(config, experts.n_used, slots)
+    settings = replace(
+        plain,
+        predictor=config.predictor(overlaps, plan.executor == "stepped"),
         executor=plan.executor,
-        lag=lag,
+        # A copy that begins between two tokens and overlaps one is there for the one after it.
+        lag=2 if overlaps else 1,
     )
+    if plan.mode.in_cache:
+        return replace(settings, pins=pins, admission=config.expert_admission)
+    return settings if plan.host_places else plain
 
 
-def _check_ids(ids: Sequence[int], spec: ModelSpec) -> None:
-    n_experts = spec.experts.n_experts if spec.experts else 0
+def _check_ids(ids: Sequence[int], name: str, n_experts: int) -> None:
     for expert in ids:
-        if spec.experts is not None and expert >= n_experts:
+        if expert >= n_experts:
             raise UsageError(
                 f"--expert-resident-ids names expert {expert}; "
-                f"{spec.name} has {n_experts} in each layer, from 0 to {n_experts - 1}",
+                f"{name} has {n_experts} in each layer, from 0 to {n_experts - 1}",
                 "leave that id out",
             )
 
 
-def _selection(config: EngineConfig) -> ResidentSelection | None:
-    if config.expert_resident_ids is not None:
-        return "manual"
-    return config.expert_resident_selection
+def _pins(config: EngineConfig, n_used: int, slots: Sequence[int]) -> tuple[Pins, ...]:
+    """Give the pins that were asked for their numbers, and check that there is room for them."""
+    smallest, n_resident, pins = min(slots, default=0), 0, []
+    if (residents := config.residents) is not None:
+        n_resident = residents.n or smallest
+        if n_resident > smallest:
+            raise _no_room(config, residents, smallest)
+        pins.append(replace(residents, n=n_resident))
+    if (warm := config.warm_pins) is not None:
+        if warm.n and slots:
+            _check_room_for_warm(config, n_resident, slots)
+        pins.append(replace(warm, n=warm.n or n_used))
+    return tuple(pins)
 
 
-def _check_room_for_pins(
-    config: EngineConfig, selection: ResidentSelection | None, n_resident: int, slots: Sequence[int]
-) -> None:
+def _check_room_for_warm(config: EngineConfig, n_resident: int, slots: Sequence[int]) -> None:
     """Check that pins and residents take at most half of a layer's slots; of all, if shared."""
     shared = config.expert_allocation == "global"
     room = sum(slots) // 2 - n_resident * len(slots) if shared else max(slots) // 2 - n_resident
     if room > 0:
         return
-    kept = (
-        f", and {_residents(config, n_resident)} {'is' if n_resident == 1 else 'are'} kept"
-        if selection is not None
-        else ""
-    )
+    kept = ""
+    if config.residents is not None:
+        verb = "is" if n_resident == 1 else "are"
+        kept = f", and {_experts(config.residents, n_resident)} {verb} kept"
     raise UsageError(
         f"--moe-warmpin {config.moe_warmpin} has no slots left: a layer has {max(slots)}, of which "
         f"at most half are pinned{kept}",
@@ -114,37 +109,18 @@ def _check_room_for_pins(
     )
 
 
-def _n_resident(
-    config: EngineConfig, selection: ResidentSelection | None, ids: Sequence[int], smallest: int
-) -> int:
-    """Count residents per layer: those named, the number asked for, or all slots."""
-    if selection is None:
-        return 0
-    n_resident = len(ids) or config.expert_num_resident
-    if n_resident is None:
-        return smallest
-    if n_resident > smallest:
-        raise UsageError(
-            f"{_residents(config, n_resident)} "
-            f"{'does' if n_resident == 1 else 'do'} not fit in the "
-            f"{smallest} slot{'' if smallest == 1 else 's'} of a layer",
-            _remedy(config, smallest),
-        )
-    return n_resident
-
-
-def _remedy(config: EngineConfig, smallest: int) -> str:
+def _no_room(config: EngineConfig, residents: Pins, smallest: int) -> UsageError:
+    remedy = "there are no slots: leave that out"
     if smallest:
-        return f"keep at most {smallest}"
-    if config.expert_cache is not None:
-        return "there are no slots: give a larger --expert-cache"
-    return "there are no slots: leave that out"
+        remedy = f"keep at most {smallest}"
+    elif config.expert_cache is not None:
+        remedy = "there are no slots: give a larger --expert-cache"
+    return UsageError(
+        f"{_experts(residents, residents.n)} {'does' if residents.n == 1 else 'do'} not fit in the "
+        f"{smallest} slot{'' if smallest == 1 else 's'} of a layer",
+        remedy,
+    )
 
 
-def _residents(config: EngineConfig, n_resident: int) -> str:
-    count = "the 1 expert" if n_resident == 1 else f"the {n_resident} experts"
-    if config.expert_resident_ids is not None:
-        return f"{count} of --expert-resident-ids"
-    if config.expert_num_resident is not None:
-        return f"{count} of --expert-num-resident"
-    return f"{count} of --expert-resident-selection"
+def _experts(pins: Pins, n: int) -> str:
+    return f"the {n} expert{'' if n == 1 else 's'} of {pins.flag}"

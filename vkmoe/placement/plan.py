@@ -119,7 +119,7 @@ def decide(
     pools = cache_pools(config, spec, decided, sizes.spans)
     n_used = spec.experts.n_used if spec.experts else 0
     homes = host_pools(decided.host_places, sizes.spans, n_used)
-    settings = cache_settings(config, spec, decided, overlaps)
+    settings = cache_settings(config, spec.name, spec.experts, decided, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
     decided = replace(decided, lines=(*decided.lines, *learning))
     table = table_shape(spec, sizes)

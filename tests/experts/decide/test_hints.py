@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, trace_of
+from tests.experts.pins import named, warm
 from tests.experts.tokens import after_token
 from vkmoe.choices import PredictorName
 from vkmoe.experts.decide.locations import FREE, Locations, Move
@@ -191,7 +192,7 @@ def test_a_hint_spares_whom_the_layer_at_hand_needs() -> None:
 
 
 def test_a_pinned_expert_stays() -> None:
-    cache = taught(selection="manual", n_resident=2, resident_ids=(0, 31))
+    cache = taught(pins=(named(0, 31),))
     cache.arrived(after_token(cache, round_trip(0)))
     for token in range(101, 130):
         victims = {move.victim for move in after_token(cache, round_trip(token))}
@@ -247,8 +248,8 @@ def test_whatever_happens_the_books_are_right(
     """Random tokens, budgets, landings, failures, late copies, resets and hints."""
     random = np.random.default_rng(seed)
     tokens = drifting(60, LAYERS, EXPERTS, USED, seed % 1000)
-    cache = cache_of(slots=int(random.integers(1, 20)), allocation=allocation, warmpin=2,
-                     warmpin_after=7, admission=admission, predictor=predictor,
+    cache = cache_of(slots=int(random.integers(1, 20)), allocation=allocation,
+                     pins=(warm(2, 7),), admission=admission, predictor=predictor,
                      executor=random.choice(["fused", "stepped"]))  # fmt: skip
     under_way: list[Move] = []
     for routing in tokens:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.experts.pins import first_n, most_used, named, warm
 from tests.experts.tokens import after_token
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.locations import FREE, Move
@@ -67,7 +68,7 @@ def test_an_expert_in_flight_is_no_victim() -> None:
 
 
 def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
-    cache = residency(slots=8, policy="lru", warmpin=2, warmpin_after=12)
+    cache = residency(slots=8, policy="lru", pins=(warm(2, 12),))
     for _ in range(5):
         token(cache, (14, 15), (0, 1))
     for first in (0, 2, 4, 6, 8, 10):  # push 14 and 15 out of layer 0
@@ -83,7 +84,7 @@ def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
 
 
 def test_pins_are_chosen_anew_and_follow_the_text() -> None:
-    cache = residency(slots=8, warmpin=2, warmpin_after=6, half_life=2.0)
+    cache = residency(slots=8, pins=(warm(2, 6),), half_life=2.0)
     for _ in range(6):
         token(cache, (14, 15), (0, 1))
     assert cache.pinned == [[14, 15], [0, 1]] and cache.warm_at == 6
@@ -99,7 +100,7 @@ def test_pins_are_chosen_anew_and_follow_the_text() -> None:
 
 @pytest.mark.parametrize(("slots", "n_pinned"), [(1, 0), (2, 1), (5, 2), (8, 4), (16, 6)])
 def test_warm_pinning_takes_at_most_half_of_the_slots(slots: int, n_pinned: int) -> None:
-    cache = residency(slots=slots, warmpin=6, warmpin_after=3)
+    cache = residency(slots=slots, pins=(warm(6, 3),))
     for first in (0, 2, 4):
         token(cache, (first, first + 1), (first, first + 1))
     assert [len(ids) for ids in cache.pinned] == [n_pinned, n_pinned]
@@ -107,7 +108,7 @@ def test_warm_pinning_takes_at_most_half_of_the_slots(slots: int, n_pinned: int)
 
 def test_a_tight_shared_budget_goes_to_the_hottest_layer() -> None:
     """Layer 1 uses the same two experts again and again, layer 0 spreads over all."""
-    cache = residency(slots=3, allocation="global", warmpin=3, warmpin_after=8)
+    cache = residency(slots=3, allocation="global", pins=(warm(3, 8),))
     for first in range(0, 16, 2):
         token(cache, (first, first + 1), (4, 5))
     assert cache.pinned[1] == [4, 5] and len(cache.pinned[0]) == 1
@@ -115,13 +116,13 @@ def test_a_tight_shared_budget_goes_to_the_hottest_layer() -> None:
 
 def test_without_uses_nothing_is_pinned() -> None:
     """A sort of zero counts would pin experts that nobody ever used."""
-    cache = residency(slots=16, warmpin=4, warmpin_after=1)
+    cache = residency(slots=16, pins=(warm(4, 1),))
     token(cache, (3, 9), (0, 15))
     assert cache.pinned == [[3, 9], [0, 15]]
 
 
 def test_first_n_residents_never_leave() -> None:
-    cache = residency(slots=4, selection="first_n", n_resident=2)
+    cache = residency(slots=4, pins=(first_n(2),))
     cache.arrived(cache.start())
     assert held(cache) == {0, 1} and cache.pinned == [[0, 1], [0, 1]]
     for first in (2, 4, 6, 8):
@@ -130,7 +131,7 @@ def test_first_n_residents_never_leave() -> None:
 
 
 def test_residents_in_all_slots_mean_that_nothing_moves() -> None:
-    cache = residency(slots=4, selection="manual", resident_ids=(9, 3, 7, 1), n_resident=4)
+    cache = residency(slots=4, pins=(named(9, 3, 7, 1),))
     cache.arrived(cache.start())
     for first in (2, 4, 6, 8):
         assert token(cache, (first, first + 1), (first, first + 1)) == []
@@ -138,7 +139,7 @@ def test_residents_in_all_slots_mean_that_nothing_moves() -> None:
 
 
 def test_frequency_chooses_once_after_the_warm_up() -> None:
-    cache = residency(slots=4, selection="frequency", n_resident=2, warmup_tokens=4, half_life=1.0)
+    cache = residency(slots=4, pins=(most_used(2, 4),), half_life=1.0)
     assert cache.start() == [], "the cache works as any other until the uses are known"
     for _ in range(3):
         token(cache, (8, 9), (8, 9))
@@ -155,7 +156,7 @@ def test_frequency_chooses_once_after_the_warm_up() -> None:
 def test_a_profile_fills_the_slots_and_pins_at_once() -> None:
     counts = np.zeros(SPACE.n_keys)
     counts[[3, 4, 5, 16 + 15]] = [1.0, 9.0, 5.0, 2.0]
-    cache = residency(slots=2, seed=counts, warmpin=1)
+    cache = residency(slots=2, seed=counts, pins=(warm(1),))
     cache.arrived(cache.start())
     cache.check_integrity()
     assert held(cache, 0) == {4, 5} and held(cache, 1) == {15}
@@ -174,7 +175,7 @@ def test_what_a_profile_says_is_used_most_leaves_last(policy: Any) -> None:
 
 
 def test_a_profile_without_uses_is_none() -> None:
-    cache = residency(slots=8, seed=np.zeros(SPACE.n_keys), warmpin=2, warmpin_after=2)
+    cache = residency(slots=8, seed=np.zeros(SPACE.n_keys), pins=(warm(2, 2),))
     assert cache.start() == []
     for _ in range(2):
         token(cache, (3, 9), (0, 15))
@@ -182,15 +183,14 @@ def test_a_profile_without_uses_is_none() -> None:
 
 
 def test_an_early_warm_up_leaves_warm_pinning_alone() -> None:
-    cache = residency(slots=8, selection="frequency", n_resident=1, warmup_tokens=2, warmpin=2,
-                      warmpin_after=4)  # fmt: skip
+    cache = residency(slots=8, pins=(most_used(1, 2), warm(2, 4)))  # fmt: skip
     for _ in range(4):
         token(cache, (3, 9), (0, 15))
     assert [len(ids) for ids in cache.pinned] == [2, 2] and cache.warm_at == 4
 
 
 def test_choosing_residents_throws_nobody_out_whom_the_token_used() -> None:
-    cache = residency(slots=2, selection="frequency", n_resident=1, warmup_tokens=4)
+    cache = residency(slots=2, pins=(most_used(1, 4),))
     for _ in range(3):
         token(cache, (4, 5), (4, 5))
     token(cache, (8, 9), (8, 9))
@@ -198,7 +198,7 @@ def test_choosing_residents_throws_nobody_out_whom_the_token_used() -> None:
 
 
 def test_pins_with_no_room_for_them_do_not_count_as_warm() -> None:
-    cache = residency(slots=1, warmpin=2, warmpin_after=1)
+    cache = residency(slots=1, pins=(warm(2, 1),))
     token(cache, (3, 9), (0, 15))
     assert cache.pinned == [[], []] and cache.warm_at is None
 
@@ -212,7 +212,7 @@ def test_a_profile_respects_the_floor_of_shared_slots() -> None:
 
 
 def test_experts_that_lose_their_slots_keep_pins_and_counts() -> None:
-    cache = residency(slots=8, warmpin=2, warmpin_after=3)
+    cache = residency(slots=8, pins=(warm(2, 3),))
     for _ in range(4):
         token(cache, (8, 9), (8, 9))
     cache.locations.leave(np.flatnonzero(cache.locations.resident))

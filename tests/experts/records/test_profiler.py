@@ -1,4 +1,4 @@
-"""The profiler counts exactly what it was told, per expert, and splits it at warm-pinning."""
+"""The profiler counts exactly what is recorded, per expert, and splits it at warm-pinning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.records.profiler import ExpertProfiler, Tally
+from vkmoe.experts.records.profiler import ExpertProfiler, Served, Tally
 
 SPACE = KeySpace(3, 16)
 N_USED = 4
@@ -65,22 +65,21 @@ def test_when_it_is_asked_does_not_change_the_counts(
         hits[layers, routing] += found
         assert profiler.n_tokens == n_tokens
         if n_tokens == 100:
-            profiler.mark_warm([[], [], []])
+            profiler.mark_warm()
             marked = int(hits.sum())
         if n_tokens % read_every == 0:
             assert profiler.total() == Tally(n_tokens * SPACE.n_layers * N_USED, int(hits.sum()))
-            assert profiler.top_experts(1, 1) == [int(uses[1].argmax())]
+            assert profiler.top_experts(1, 1)[0] == (uses[1].argmax(), uses[1].max())
             if n_tokens > 100:
                 n_after = (n_tokens - 100) * SPACE.n_layers * N_USED
-                assert profiler.after() == Tally(n_after, int(hits.sum()) - marked)
+                assert profiler.served().after == Tally(n_after, int(hits.sum()) - marked)
     assert np.array_equal(profiler.uses, uses) and np.array_equal(profiler.hits, hits)
-    assert profiler.before() == (100 * SPACE.n_layers * N_USED, marked)
+    assert profiler.served().before == (100 * SPACE.n_layers * N_USED, marked)
 
 
 def test_nothing_recorded_has_no_rate(profiler: ExpertProfiler) -> None:
     assert profiler.hit_rate() is None and profiler.hit_rate(1) is None
-    assert profiler.total() == Tally(0, 0)
-    assert profiler.before() is None and profiler.after() is None
+    assert profiler.served() == Served(Tally(0, 0), None, None)
 
 
 def test_a_rate_of_zero_is_a_rate(profiler: ExpertProfiler) -> None:
@@ -94,42 +93,34 @@ def test_warm_pinning_splits_the_counts(profiler: ExpertProfiler) -> None:
     routing, found = token(rng)
     for _ in range(5):
         profiler.record(routing, np.zeros_like(found))
-    profiler.mark_warm([[7, 3], [], [1]])
-    assert profiler.pinned == ((3, 7), (), (1,))
-    assert profiler.after() == Tally(0, 0)
+    profiler.mark_warm()
+    assert profiler.served().after == Tally(0, 0)
     for _ in range(2):
         profiler.record(routing, np.ones_like(found))
     assert profiler.n_tokens_before == 5
     for layer in (None, 0, 1, 2):
         n_used = N_USED * (SPACE.n_layers if layer is None else 1)
-        assert profiler.before(layer) == Tally(5 * n_used, 0)
-        assert profiler.after(layer) == Tally(2 * n_used, 2 * n_used)
-        assert profiler.total(layer) == Tally(7 * n_used, 2 * n_used)
+        before, after = Tally(5 * n_used, 0), Tally(2 * n_used, 2 * n_used)
+        assert profiler.served(layer) == (Tally(7 * n_used, 2 * n_used), before, after)
 
 
-def test_a_second_mark_renews_the_pinned_and_keeps_the_split(profiler: ExpertProfiler) -> None:
+def test_a_second_mark_keeps_the_split(profiler: ExpertProfiler) -> None:
     routing, found = token(np.random.default_rng(4))
-    profiler.record(routing, found)
-    profiler.mark_warm([[1], [2], [3]])
-    profiler.record(routing, found)
-    profiler.mark_warm([[4], [5], [6]])
-    assert profiler.pinned == ((4,), (5,), (6,))
+    for _ in range(2):
+        profiler.record(routing, found)
+        profiler.mark_warm()
     assert profiler.n_tokens_before == 1
-    assert profiler.after() == profiler.before() == Tally(12, int(found.sum()))
+    assert profiler.served()[1:] == (Tally(12, int(found.sum())),) * 2
 
 
 def test_top_experts_are_the_used_ones_only(profiler: ExpertProfiler) -> None:
     hits = np.zeros((SPACE.n_layers, 2), np.bool_)
     for pair in ([15, 2], [15, 9], [2, 9], [15, 0]):  # uses: 15 thrice, 2 and 9 twice, 0 once
         profiler.record(np.array([pair, [1, 0], [0, 1]], np.uint32), hits)
-    assert profiler.top_experts(0, 16) == [15, 2, 9, 0]
-    assert profiler.top_experts(0, 2) == [15, 2]
-    assert profiler.top_experts(1, 9) == [0, 1], "ties go to the lower id, not to the first seen"
-    assert profiler.top_experts(0, 0) == []
-
-
-def test_a_silent_layer_has_no_top_experts(profiler: ExpertProfiler) -> None:
-    assert [profiler.top_experts(layer, 3) for layer in range(3)] == [[], [], []]
+    assert profiler.top_experts(0, 16) == ((15, 3), (2, 2), (9, 2), (0, 1))
+    assert profiler.top_experts(0, 2) == ((15, 3), (2, 2))
+    assert profiler.top_experts(1, 9) == ((0, 4), (1, 4)), "ties go to the lower id"
+    assert profiler.top_experts(2, 0) == ()
 
 
 def test_what_is_handed_out_cannot_change_the_counts(profiler: ExpertProfiler) -> None:

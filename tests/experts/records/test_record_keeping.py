@@ -14,8 +14,8 @@ from tests.cli.conftest import DEVICE
 from tests.experts.kept_records import SETUP, keeper, report, write
 from tests.experts.records.test_profile_file import COUNTS, MODEL, SPEC
 from vkmoe.config import EngineConfig
-from vkmoe.experts.records.keeper import RecordKeeper, stats_paths
-from vkmoe.experts.records.profile import save_profile
+from vkmoe.experts.records.keeper import RecordKeeper, record_outputs
+from vkmoe.experts.records.profile import profile_text
 from vkmoe.experts.records.report import make_report, setup_of
 from vkmoe.facts import ExpertMode, MemoryPlan
 
@@ -32,7 +32,8 @@ from vkmoe.facts import ExpertMode, MemoryPlan
     ],
 )
 def test_text_and_json_lie_side_by_side(path: str, text: str, document: str) -> None:
-    assert stats_paths(Path(path)) == (Path(text), Path(document))
+    found = [path for _, path in record_outputs(EngineConfig(expert_stats=path))]
+    assert sorted(found) == sorted([Path(text), Path(document)]) and found[0] == Path(path)
 
 
 def test_nothing_is_written_unless_asked(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_without_a_token_no_profile_is_begun_or_changed(tmp_path: Path) -> None:
     records.take(report(0), np.zeros_like(COUNTS))
     records.write()
     assert sorted(os.listdir(tmp_path)) == ["stats", "stats.json"]
-    save_profile(tmp_path / "p", MODEL, COUNTS)
+    (tmp_path / "p").write_text(profile_text(MODEL, COUNTS))
     kept = (tmp_path / "p").read_bytes() + b"\n\n"  # as we do not write it
     (tmp_path / "p").write_bytes(kept)
     records = keeper(tmp_path, profile="p")
@@ -103,12 +104,12 @@ def test_a_pipe_gets_what_its_name_says_and_nothing_lies_beside_it(
 
 
 def test_a_dense_model_keeps_no_profile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_profile(tmp_path / "p", MODEL, COUNTS)
+    (tmp_path / "p").write_text(profile_text(MODEL, COUNTS))
     before = (tmp_path / "p").read_bytes()
     config = EngineConfig(expert_profile=str(tmp_path / "p"), expert_stats=str(tmp_path / "stats"))
     records = RecordKeeper(config, SPEC, [])
     assert records.seed is None and "has no experts" in caplog.text
-    records.take(make_report(SETUP, None, None), np.zeros(0))
+    records.take(make_report(SETUP, None), np.zeros(0))
     records.write()
     assert (tmp_path / "p").read_bytes() == before
     assert "the model is dense" in (tmp_path / "stats").read_text()

@@ -34,7 +34,7 @@ def profiler(silent: int | None = None) -> ExpertProfiler:
     routing = np.array([[3, 9], [15, 0], [4, 5]], np.uint32)
     for number in range(10):
         if number == 4:
-            made.mark_warm([[9, 3], [15], []])
+            made.mark_warm()
         made.record(routing, np.array([[number >= 4, False]] * 3))
     if silent is not None:
         made._counted().reshape(2, SPACE.n_layers, -1)[:, silent] = 0
@@ -45,7 +45,7 @@ def profiler(silent: int | None = None) -> ExpertProfiler:
 
 @pytest.fixture
 def report() -> ExpertReport:
-    return make_report(SETUP, profiler(), COUNTERS)
+    return make_report(SETUP, profiler(), COUNTERS, pinned=[[9, 3], [15], []])
 
 
 def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
@@ -155,13 +155,6 @@ def test_before_the_first_token_nothing_is_claimed() -> None:
     assert [layer["top"] for layer in document["layers"]] == [[], [], []]
 
 
-def test_the_pinned_of_the_cache_win() -> None:
-    document = as_document(make_report(SETUP, profiler(), COUNTERS, [[1], [], [2, 0]]))
-    assert [layer["pinned"] for layer in document["layers"]] == [[1], [], [0, 2]]
-    document = as_document(make_report(SETUP, profiler(), COUNTERS))
-    assert [layer["pinned"] for layer in document["layers"]] == [[3, 9], [15], []]
-
-
 def test_the_document_has_the_same_figures(report: ExpertReport) -> None:
     document = json.loads(json.dumps(as_document(report), allow_nan=False))
     assert (document["n_uses"], document["n_hits"]) == (60, 18)
@@ -172,6 +165,7 @@ def test_the_document_has_the_same_figures(report: ExpertReport) -> None:
     assert (document["policy"], document["slots"], document["warm_after"]) == ("slru", [8, 8, 4], 4)
     first = document["layers"][0]
     assert (first["layer"], first["n_slots"], first["n_uses"]) == (1, 8, 20)
+    assert [layer["pinned"] for layer in document["layers"]] == [[3, 9], [15], []]
     assert first["top"] == [{"expert": 3, "n_uses": 10}, {"expert": 9, "n_uses": 10}]
 
 
@@ -184,7 +178,7 @@ def test_the_document_has_the_same_figures(report: ExpertReport) -> None:
 )
 def test_without_a_cache_the_placement_is_said(place: str, words: str, slots: int) -> None:
     setup = replace(SETUP, experts_in=place, slots=(), policy=None)  # type: ignore[arg-type]
-    report = make_report(setup, profiler(), None)
+    report = make_report(setup, profiler())
     text = as_text(report)
     assert words in text
     assert "policy" not in text and "uploaded" not in text and "\nmisses" not in text
@@ -204,7 +198,7 @@ def test_a_small_host_pool_and_its_executor_are_said() -> None:
     ahead = make_report(guessing, profiler(), CacheCounters(), pool=PoolCounters(n_hinted=5))
     assert "\nguesses     correlation: experts fetched to the host pool only\n" in as_text(ahead)
     assert "uploaded" not in text and "misses      0.0 MiB" in text
-    document = as_document(make_report(small, profiler(), None))
+    document = as_document(make_report(small, profiler()))
     assert (document["executor"], document["host_places"]) == ("stepped", 30)
     assert "executor" not in as_text(make_report(SETUP, profiler(), COUNTERS))
 
@@ -218,12 +212,12 @@ def test_shared_slots_are_said() -> None:
 
 def test_a_name_from_a_file_stays_on_its_line() -> None:
     setup = replace(SETUP, model="toy\n\x1b[2Jhit rate    100 %")
-    assert "model       toy??[2Jhit rate" in as_text(make_report(setup, profiler(), None))
+    assert "model       toy??[2Jhit rate" in as_text(make_report(setup, profiler()))
 
 
 def test_a_dense_model_has_nothing_to_count() -> None:
     setup = Setup("dense", "qwen3", "Invented GPU", "device", 0, 0)
-    report = make_report(setup, None, None)
+    report = make_report(setup, None)
     assert "none: the model is dense" in as_text(report)
     document = as_document(report)
     assert (document["layers"], document["hit_rate"], document["coverage"]) == ([], None, 0.0)
@@ -232,7 +226,7 @@ def test_a_dense_model_has_nothing_to_count() -> None:
 def test_at_most_eight_experts_are_listed_and_columns_line_up() -> None:
     made = ExpertProfiler(SPACE, NUMBERS)
     made.record(np.tile(np.arange(12, dtype=np.uint32), (3, 1)), np.ones((3, 12), np.bool_))
-    report = make_report(SETUP, made, COUNTERS, [list(range(9)), [], [1]])
+    report = make_report(SETUP, made, COUNTERS, pinned=[list(range(9)), [], [1]])
     assert [len(layer.top) for layer in report.layers] == [8, 8, 8]
     table = as_text(report).split("\n\n")[1].splitlines()
     assert len({line.index("0 (1)") for line in table[1:]} | {table[0].index("most used")}) == 1

@@ -18,10 +18,9 @@ import pytest
 from tests.engine.tiny import model_path
 from vkmoe.errors import UsageError
 from vkmoe.experts.records.writing import (
+    check_outputs,
     is_special,
     reason_against_writing,
-    refuse_to_replace,
-    same_file,
     write_whole,
 )
 
@@ -33,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_made_as_any_other(tmp_path: Path) -> None:
-    write_whole(tmp_path / "new", b"data")
+    write_whole(tmp_path / "new", "data")
     (tmp_path / "plain").touch()
     assert (tmp_path / "new").read_bytes() == b"data"
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -45,7 +44,7 @@ def test_a_failed_write_keeps_the_older_file(path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, b"newer")
+        write_whole(path, "newer")
     assert os.listdir(path.parent) == [path.name], "a temporary file was left"
     assert path.read_bytes() == b"older"
 
@@ -56,7 +55,7 @@ def test_ctrl_c_while_writing_leaves_no_rest(path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write_whole(path, b"newer")
+        write_whole(path, "newer")
     assert os.listdir(path.parent) == [path.name] and path.read_bytes() == b"older"
 
 
@@ -64,19 +63,19 @@ def test_a_link_keeps_its_place_and_a_file_its_permissions(path: Path) -> None:
     path.chmod(0o640)
     link = path.with_name("link")
     link.symlink_to(path)
-    write_whole(link, b"newer")
+    write_whole(link, "newer")
     assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o640
     assert path.read_bytes() == b"newer" and len(os.listdir(path.parent)) == 2
 
 
 def test_a_long_name_is_no_reason_to_fail(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 255)
-    write_whole(path, b"data")
+    write_whole(path, "data")
     assert path.read_bytes() == b"data"
 
 
 def test_a_device_is_written_to_and_not_replaced() -> None:
-    write_whole(Path(os.devnull), b"data")
+    write_whole(Path(os.devnull), "data")
     assert Path(os.devnull).is_char_device()
 
 
@@ -85,7 +84,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write_whole(pipe, b"data")
+        write_whole(pipe, "data")
         assert os.read(reader, 99) == b"data"
     finally:
         os.close(reader)
@@ -97,10 +96,10 @@ def test_what_was_foreseen_is_what_happens(path: Path) -> None:
     for bad in (folder, folder / "none" / "x", path / "x"):
         assert reason_against_writing(bad)
         with pytest.raises(OSError):
-            write_whole(bad, b"newer")
+            write_whole(bad, "newer")
     for good in (path, folder / "new", Path(os.devnull)):
         assert reason_against_writing(good) is None
-        write_whole(good, b"newer")
+        write_whole(good, "newer")
 
 
 # ----- what is no plain file -----
@@ -111,7 +110,7 @@ def test_a_plain_file_among_the_devices_is_a_plain_file() -> None:
         path = Path(folder) / "file"
         path.write_bytes(b"older")
         assert not is_special(path)
-        write_whole(path, b"newer")
+        write_whole(path, "newer")
         assert path.read_bytes() == b"newer", "added to, not replaced"
         assert reason_against_writing(Path(folder) / "none" / "x")
     assert is_special(Path(os.devnull))
@@ -123,7 +122,7 @@ def test_a_file_that_the_shell_writes_to_is_added_to(tmp_path: Path, name: str) 
     code = (
         "import os, sys; from pathlib import Path\n"
         "from vkmoe.experts.records.writing import write_whole\n"
-        "os.write(int(sys.argv[2]), b'text, '); write_whole(Path(sys.argv[1]), b'statistics')"
+        "os.write(int(sys.argv[2]), b'text, '); write_whole(Path(sys.argv[1]), 'statistics')"
     )
     descriptor = {"/dev/stderr": "2", "/dev/fd/9": "9"}.get(name, "1")
     subprocess.run(
@@ -152,7 +151,7 @@ def test_a_model_is_not_replaced_whatever_its_name(
     make(model, path)
     for bad in (model, path):
         with pytest.raises(UsageError, match=r"--flag .* would overwrite a model") as caught:
-            refuse_to_replace("--flag", bad)
+            check_outputs([("--flag", bad)])
         assert str(bad) in str(caught.value) and caught.value.hint
 
 
@@ -170,13 +169,13 @@ def test_no_part_of_a_split_model_is_replaced(tmp_path: Path) -> None:
         link = tmp_path / f"part{number}"
         link.symlink_to(part)
         with pytest.raises(UsageError, match="would overwrite a model"):
-            refuse_to_replace("--flag", link)
+            check_outputs([("--flag", link)])
 
 
 @pytest.mark.parametrize("name", ["m.gguf", "M.GGUF", "a\0b"])
 def test_names_that_are_never_right(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="--flag ") as caught:
-        refuse_to_replace("--flag", tmp_path / name)
+        check_outputs([("--flag", tmp_path / name)])
     assert caught.value.hint
 
 
@@ -186,8 +185,8 @@ def test_a_file_that_is_read_is_not_replaced(path: Path) -> None:
     other.touch()
     for bad, source in ((path, path), (link, path), (path, link)):
         with pytest.raises(UsageError, match=f"--flag {bad} would overwrite {source}, which is"):
-            refuse_to_replace("--flag", bad, [str(other), source])
-    refuse_to_replace("--flag", path, [other])
+            check_outputs([("--flag", bad)], [str(other), source])
+    check_outputs([("--flag", path)], [other])
 
 
 def test_what_harms_nothing_is_not_refused(path: Path) -> None:
@@ -196,7 +195,7 @@ def test_what_harms_nothing_is_not_refused(path: Path) -> None:
     path.with_name("short").write_bytes(b"GGU")
     for good in (path, pipe, path.with_name("new"), path.with_name("short"), path.parent,
                  path / "below", Path(os.devnull), path.with_name("n" * 999)):  # fmt: skip
-        refuse_to_replace("--flag", good, [path.parent])
+        check_outputs([("--flag", good)], [path.parent])
 
 
 def test_one_file_has_many_names_before_it_is_there(tmp_path: Path) -> None:
@@ -204,8 +203,8 @@ def test_one_file_has_many_names_before_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "there").touch()
     os.link(tmp_path / "there", tmp_path / "hard link")
-    assert same_file(tmp_path / "there", tmp_path / "hard link")
-    assert same_file(tmp_path / "file", tmp_path / "link")
-    assert same_file(tmp_path / "none" / ".." / "file", tmp_path / "file")
-    assert not same_file(tmp_path / "file", tmp_path / "other")
-    assert not same_file(tmp_path / "loop", tmp_path / "other")
+    for first, second in (("there", "hard link"), ("file", "link"), ("none/../file", "file")):
+        with pytest.raises(UsageError, match="--flag and --other would both write "):
+            check_outputs([("--flag", tmp_path / first), ("--other", tmp_path / second)])
+    for first in ("file", "loop"):
+        check_outputs([("--flag", tmp_path / first), ("--other", tmp_path / "other")])

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.experts.interrupts import Line, ctrl_c_after, ctrl_c_at_new_line
+from tests.experts.pins import first_n, most_used, named, warm
 from tests.experts.rig import Rig
 from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
@@ -300,7 +301,7 @@ def test_ctrl_c_costs_only_the_experts_that_were_being_copied(make: Make) -> Non
 
 
 def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> None:
-    rig = make(4, selection="manual", resident_ids=(6, 7), n_resident=2)
+    rig = make(4, pins=(named(6, 7),))
     assert rig.token(routing((6, 7), (6, 7), (6, 7))).all()
     counts = np.zeros(SPACE.n_keys)
     counts[[1, 2, 8 + 3, 8 + 4, 16, 16 + 5]] = 3.0
@@ -331,7 +332,7 @@ def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
 
 
 def test_pinned_experts_stay(make: Make) -> None:
-    rig = make(4, warmpin=2, warmpin_after=4)
+    rig = make(4, pins=(warm(2, 4),))
     for _ in range(4):
         rig.token(routing((0, 1), (2, 3), (4, 5)))
     assert rig.residency.pinned == [[0, 1], [2, 3], [4, 5]]
@@ -342,8 +343,8 @@ def test_pinned_experts_stay(make: Make) -> None:
 
 
 CHOICES: list[dict[str, Any]] = [
-    {}, {"warmpin": 2, "warmpin_after": 5}, {"selection": "first_n", "n_resident": 1},
-    {"selection": "frequency", "n_resident": 1, "warmup_tokens": 7},
+    {}, {"pins": (warm(2, 5),)}, {"pins": (first_n(1),)},
+    {"pins": (most_used(1, 7),)},
 ]  # fmt: skip
 
 

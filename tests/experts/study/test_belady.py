@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
+from tests.experts.pins import first_n
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
@@ -91,8 +92,7 @@ CHOICES = st.builds(
     CacheSettings,
     policy=st.sampled_from(get_args(PolicyName)),
     half_life=st.sampled_from([2.0, 256.0]),
-    selection=st.sampled_from([None, "first_n"]),
-    n_resident=st.integers(0, 6),
+    pins=st.one_of(st.just(()), st.integers(1, 6).map(lambda n: (first_n(n),))),
 )
 
 

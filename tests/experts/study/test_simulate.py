@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
+from tests.experts.pins import first_n, named, warm
 from tests.experts.tokens import after_token
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.residency import Residency
@@ -40,7 +41,7 @@ def test_hits_are_those_of_the_experts_in_slots(
     """Against `present` itself, asked expert by expert."""
     trace = trace_of(drifting(200, 3, 16, 4), 16, n_prompt=50)
     pools = make_pools([9, 9, 9], [1, 1, 1], 4, allocation)
-    choices = CacheSettings(policy, warmpin=2, warmpin_after=20)
+    choices = CacheSettings(policy, pins=(warm(2, 20),))
     result = simulate(trace, choices, pools)
     residency = Residency(trace.space, pools, choices)
     residency.arrived(residency.start())
@@ -96,7 +97,7 @@ def test_the_parts_of_the_misses_add_up(
     seed: int, capacity: int, policy: PolicyName, n_resident: int
 ) -> None:
     trace = trace_of(drifting(40, 2, 16, 3, seed), 16)
-    choices = CacheSettings(policy, selection="first_n", n_resident=min(n_resident, capacity))
+    choices = CacheSettings(policy, pins=(first_n(min(n_resident, capacity)),))
     result = simulate(trace, choices, pools_of(2, capacity))
     split = misses(result, ceiling(trace, pools_of(2, capacity), result.start))
     assert split.compulsory + split.capacity + split.policy == 240 - result.layer_hits.sum()
@@ -105,7 +106,7 @@ def test_the_parts_of_the_misses_add_up(
 
 def test_residents_and_a_profile_are_there_before_the_first_token() -> None:
     trace = of_ids([0, 1], [0, 1], [5, 6])
-    choices = CacheSettings("lru", selection="manual", n_resident=2, resident_ids=(5, 1))
+    choices = CacheSettings("lru", pins=(named(5, 1),))
     result = simulate(trace, choices, pools_of(1, 4))
     assert np.flatnonzero(result.start[0]).tolist() == [1, 5]
     assert result.hits[:, 0].tolist() == [1, 2, 1]
@@ -144,12 +145,15 @@ def test_the_first_missed_of_a_layer_land_without_a_copy() -> None:
 
 
 def test_copies_stay_within_the_budget_of_a_token() -> None:
-    trace = trace_of(drifting(60, 2, 16, 4), 16)
-    transfers = Transfers(budget_bytes=1)  # a slot's
-    result = simulate(trace, CacheSettings(), pools_of(2, 8), transfers=transfers)
-    assert 0 < result.n_promoted.sum() <= 60
-    plain = simulate(trace, CacheSettings(), pools_of(2, 8))
-    assert plain.n_promoted.sum() > 60 and plain.hit_rate > result.hit_rate
+    trace, n_copies = trace_of(drifting(60, 2, 16, 4), 16), []
+    for budget in (1, 1000):  # bytes; a slot has one
+        cache = Residency(trace.space, pools_of(2, 8), CacheSettings())
+        moves = [cache.start()]
+        for routing in trace.routing:
+            cache.arrived(moves[-1])
+            moves.append(after_token(cache, routing, budget_bytes=budget))
+        n_copies.append(sum(map(len, moves)))
+    assert 0 < n_copies[0] <= 60 < n_copies[1]
 
 
 def test_in_stepped_mode_the_next_layer_finds_what_was_guessed() -> None:
@@ -164,7 +168,6 @@ def test_in_stepped_mode_the_next_layer_finds_what_was_guessed() -> None:
         )
         rates = result.hits[60:].mean(axis=0)
         assert rates[1] > 0.9 > 0.5 > rates[0]
-        assert result.guesses.n_right > 0.8 * result.guesses.n_hinted > 0
 
 
 def test_a_second_text_is_not_guessed_from_the_first() -> None:

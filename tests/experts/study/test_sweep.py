@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import get_args
 
 import numpy as np
@@ -15,6 +13,7 @@ from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study import replay as module
 from vkmoe.experts.study.replay import (
     ENOUGH_TOKENS,
+    Wanted,
     bend_of_curve,
     ceiling,
     ladder,
@@ -56,9 +55,11 @@ def test_every_result_is_that_of_its_own_replay(
     monkeypatch.setattr(module, "SERIAL_USES", serial_uses)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     done: list[tuple[int, int]] = []
-    found = run_sweep(TRACE, (8, 5, 8), plain, POLICIES, lambda *counts: done.append(counts))
+    found = run_sweep(
+        TRACE, Wanted((8, 5, 8), POLICIES, plain), lambda *counts: done.append(counts)
+    )
     assert [rung.slots for rung in found.rungs] == [5, 8]
-    n_all = 2 * (1 + 3 + 3)  # shared, own, and the predictors; "none" is one of them
+    n_all = 2 * (1 + 3)  # shared, and a policy each
     assert done == [(n, n_all) for n in range(1, n_all + 1)]
     for rung in found.rungs:
         own, shared = (
@@ -76,33 +77,9 @@ def test_every_result_is_that_of_its_own_replay(
 
 
 def test_the_main_policy_is_the_one_asked_for_where_it_is_tried() -> None:
-    assert run_sweep(TRACE, (8,), plain, ("lru", "slru"), main="lru").main == "lru"
-    assert run_sweep(TRACE, (8,), plain, ("lru", "slru")).main == "slru"
-    assert run_sweep(TRACE, (8,), plain, ("lfru", "lru")).main == "lfru"
-
-
-@pytest.mark.parametrize("own_thread", [True, False])
-def test_ctrl_c_waits_whichever_thread_hears_of_it(own_thread: bool) -> None:
-    """A process begun at that moment would be left behind, with the terminal as its stdout."""
-    begun, go = threading.Event(), threading.Event()
-
-    def signalled() -> None:
-        begun.set()
-        go.wait()
-        signal.raise_signal(signal.SIGINT)
-
-    other = threading.Thread(target=signalled)
-    other.start()
-    begun.wait()
-    reached = False
-    with pytest.raises(KeyboardInterrupt), module._ctrl_c_waits():
-        go.set()
-        other.join()
-        if own_thread:
-            signal.raise_signal(signal.SIGINT)
-        reached = True
-    assert reached
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run_sweep(TRACE, Wanted((8,), ("lru", "slru"), plain, main="lru")).main == "lru"
+    assert run_sweep(TRACE, Wanted((8,), ("lru", "slru"), plain)).main == "slru"
+    assert run_sweep(TRACE, Wanted((8,), ("lfru", "lru"), plain)).main == "lfru"
 
 
 def rounds(n_tokens: int) -> Trace:
@@ -115,7 +92,7 @@ def rounds(n_tokens: int) -> Trace:
 def test_the_curve_bends_at_the_same_slots_whatever_else_is_tried(slots: tuple[int, ...]) -> None:
     """Below 8 recency finds nothing, above nothing is left."""
     curve = (32, 2, 4, 8, 16, 24)
-    found = run_sweep(rounds(ENOUGH_TOKENS), slots, plain, ("lru", "lfru"), curve=curve)
+    found = run_sweep(rounds(ENOUGH_TOKENS), Wanted(slots, ("lru", "lfru"), plain, curve=curve))
     assert bend_of_curve(found) == 8
     assert [rung.slots for rung in found.rungs] == sorted(slots)
     assert list(found.curve) == sorted(curve)
@@ -126,10 +103,10 @@ def test_the_curve_bends_at_the_same_slots_whatever_else_is_tried(slots: tuple[i
 
 def test_a_curve_that_does_not_bend_is_known_by_all_its_experts() -> None:
     ids = np.array([[[n % 16]] for n in range(ENOUGH_TOKENS)], np.uint32)
-    found = run_sweep(trace_of(ids, 16), (4,), plain, ("lru",), curve=ladder(16, 1))
+    found = run_sweep(trace_of(ids, 16), Wanted((4,), ("lru",), plain, curve=ladder(16, 1)))
     assert bend_of_curve(found) == 16
 
 
 def test_a_few_tokens_have_no_curve() -> None:
-    found = run_sweep(rounds(ENOUGH_TOKENS - 1), (8,), plain, ("lru",), curve=(4, 8, 32))
+    found = run_sweep(rounds(ENOUGH_TOKENS - 1), Wanted((8,), ("lru",), plain, curve=(4, 8, 32)))
     assert (bend_of_curve(found), found.curve) == (None, {})

@@ -15,7 +15,7 @@ from vkmoe.experts.study.replay import Sweep, bend_of_curve, misses
 
 __all__ = ["draw"]
 
-# Colours that can be told apart with any colour vision (Okabe and Ito's palette).
+# Colours that differ to any colour vision (Okabe and Ito's palette).
 COLOURS = {"lru": "#0072B2", "slru": "#D55E00", "lfru": "#009E73"}
 CAUSES = {"first use": "#999999", "too few slots": "#56B4E9", "policy": "#D55E00"}
 
@@ -71,7 +71,7 @@ def _hit_rates(axes: Axes, sweep: Sweep) -> None:
 
 
 def _causes(axes: Axes, sweep: Sweep) -> None:
-    """Stacked bars: misses of the main policy by cause."""
+    """Draw the misses of the main policy by cause, as stacked bars."""
     n_uses = sweep.trace.routing.size
     splits = [misses(rung.own[sweep.main], rung.own_best) for rung in sweep.rungs]
     places, bottom = np.arange(len(splits)), np.zeros(len(splits))

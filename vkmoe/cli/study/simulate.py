@@ -10,13 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from vkmoe.choices import CopyTiming, Executor, PolicyName, PredictorName, ResidentSelection
+from vkmoe.choices import PolicyName
 from vkmoe.cli.cache_notes import dependent_notes
 from vkmoe.cli.options import Json, Quiet, config_options, option
 from vkmoe.cli.output import counting, note
@@ -27,38 +27,17 @@ if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
     from vkmoe.experts.study.replay import Sweep, Transfers
     from vkmoe.experts.study.trace import Trace, TraceHeader
-    from vkmoe.facts import ModelSpec
 
 __all__ = ["simulate"]
 
 _POLICIES = ",".join(get_args(PolicyName))
-# ruff: noqa: RUF009  (each option is a field of its own, not a default that instances share)
-
-
-def _same(name: str) -> Any:
-    """Repeat the engine's option of that name, default and help included."""
-    (known,) = (item for item in fields(EngineConfig) if item.name == name)
-    return field(default=known.default, metadata=known.metadata)
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """The options of the engine that decide which experts are in the slots, and when."""
-
-    expert_policy: PolicyName = _same("expert_policy")
-    expert_half_life: float = _same("expert_half_life")
-    moe_warmpin: int | None = _same("moe_warmpin")
-    moe_warmpin_after: int = _same("moe_warmpin_after")
-    expert_resident_selection: ResidentSelection | None = _same("expert_resident_selection")
-    expert_num_resident: int | None = _same("expert_num_resident")
-    expert_warmup_tokens: int = _same("expert_warmup_tokens")
-    expert_resident_ids: str | None = _same("expert_resident_ids")
-    executor: Executor | None = _same("executor")
-    promote_on_read: bool | None = _same("promote_on_read")
-    expert_predictor: PredictorName | None = _same("expert_predictor")
-    moe_predict_prefetch: bool | None = _same("moe_predict_prefetch")
-    expert_admission: bool = _same("expert_admission")
-    expert_copies: CopyTiming | None = _same("expert_copies")
+# Options of the engine that decide which experts are in the slots, and when.
+_DECIDING = (
+    "expert_policy", "expert_half_life", "moe_warmpin", "moe_warmpin_after",
+    "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
+    "expert_resident_ids", "executor", "promote_on_read", "expert_predictor",
+    "moe_predict_prefetch", "expert_admission", "expert_copies",
+)  # fmt: skip
 
 
 @config_options
@@ -79,11 +58,11 @@ def simulate(
         option(
             "--policy",
             metavar="POLICIES",
-            help="Policies to compare. Tables of one policy are of --expert-policy if it is among "
-            "these, else of the first.",
+            help="Policies to compare. Figures of one policy are of --expert-policy if it is "
+            "among these, else of the first.",
         ),
     ] = _POLICIES,
-    cache: CacheOptions,
+    config: Annotated[EngineConfig, _DECIDING],
     plot: Annotated[
         str | None,
         option("--plot", metavar="FILE", help="Draw the hit rates too, as PNG, SVG or PDF."),
@@ -94,9 +73,9 @@ def simulate(
     """Replay traces of `vkmoe trace` through the expert cache, without a model or a GPU.
 
     Shows hit rates by slots and policy beside the best any cache could do (Belady's optimum), what
-    misses come from, what sharing slots among layers and guessing experts change, how local the
-    routing is, and how many slots to give. Several traces of one model count as one run after
-    another.
+    sharing slots among layers changes, the bytes that are read and copied, and how many slots to
+    give; --plot and --json also tell what misses come from. Several traces of one model count as
+    one run after another.
 
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
@@ -109,7 +88,6 @@ def simulate(
     policies = _policies(policy)
     if plot is not None:
         _check_plotting(plot, traces)
-    config = EngineConfig(**asdict(cache))
     trace = _read(traces, quiet)
     counts = _slots(slots, trace, config)
     for line in () if quiet else _idle(config, policies):
@@ -148,7 +126,7 @@ def _idle(config: EngineConfig, policies: list[PolicyName]) -> Iterator[str]:
 
 
 def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, ...]:
-    """The numbers of slots to try. Raises UsageError for one that the model cannot have."""
+    """Read the numbers of slots to try. Raises UsageError for one that the model cannot have."""
     n_experts = trace.header.n_experts
     if text is None:
         return _ladder(trace, config)
@@ -172,7 +150,7 @@ def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, .
 
 
 def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
-    """The numbers of slots worth looking at that have room for residents and pins."""
+    """Choose the numbers of slots worth a look that have room for residents and pins."""
     from vkmoe.experts.study.replay import ladder
 
     header, fitting = trace.header, []
@@ -188,16 +166,16 @@ def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
 
 
 def _check_plotting(plot: str, traces: list[str]) -> None:
-    """Raises VkmoeError before the work where the plot could not be drawn."""
+    """Raise VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
-    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
+    from vkmoe.experts.records.writing import check_outputs, reason_against_writing
 
     if find_spec("matplotlib") is None:
         raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
     if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot is {plot!r}, not a picture", "name it .png, .svg or .pdf")
-    refuse_to_replace("--plot", Path(plot), traces)
+    check_outputs([("--plot", Path(plot))], traces)
     if reason := reason_against_writing(Path(plot)):
         raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
 
@@ -221,17 +199,21 @@ def _replay(
     config: EngineConfig,
     quiet: bool,
 ) -> Sweep:
-    from vkmoe.experts.study.replay import run_sweep
+    from vkmoe.experts.study.replay import Wanted, run_sweep
 
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
         return _settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
 
-    main, curve = config.expert_policy, _ladder(trace, config)
+    wanted = Wanted(
+        counts,
+        policies,
+        settings,
+        main=config.expert_policy,
+        curve=_ladder(trace, config),
+        transfers=_transfers_of(config),
+    )
     with counting("replaying", shown=not quiet) as progress:
-        return run_sweep(
-            trace, counts, settings, policies, progress,
-            main=main, curve=curve, transfers=_transfers_of(config),
-        )  # fmt: skip
+        return run_sweep(trace, wanted, progress)
 
 
 # ----- what comes out -----
@@ -239,15 +221,11 @@ def _replay(
 
 def _show(sweep: Sweep, as_json: bool) -> None:
     from vkmoe.cli.study.report import as_document, as_text
-    from vkmoe.experts.study.accuracy import accuracies
-    from vkmoe.experts.study.locality import locality
 
-    local = locality(sweep.trace)
-    right = accuracies(sweep.trace, sweep.settings.half_life)
     if as_json:
-        typer.echo(json.dumps(as_document(sweep, local, right), indent=2))
+        typer.echo(json.dumps(as_document(sweep), indent=2))
     else:
-        typer.echo(as_text(sweep, local, right), nl=False)
+        typer.echo(as_text(sweep), nl=False)
 
 
 def _draw(sweep: Sweep, path: Path) -> None:
@@ -263,19 +241,20 @@ def _draw(sweep: Sweep, path: Path) -> None:
 
 def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
     """Choose the settings of the engine's cache, by the engine's own rule."""
-    from vkmoe.facts import ON_DEVICE, ExpertMode, MemoryPlan
+    from vkmoe.facts import ON_DEVICE, ExpertMode, ExpertSpec, MemoryPlan
     from vkmoe.placement.cache_choice import cache_settings, copies_overlap
 
-    mode = ON_DEVICE if n_slots >= header.n_experts else ExpertMode("cache")
     plan = MemoryPlan(
-        0,
-        "f16",
-        mode,
-        (),
-        (n_slots,) * header.n_layers,
+        ctx_size=0,
+        kv_type="f16",
+        mode=ON_DEVICE if n_slots >= header.n_experts else ExpertMode("cache"),
+        lines=(),
+        expert_slots=(n_slots,) * header.n_layers,
         executor=config.executor or "fused",
     )
-    return cache_settings(config, _spec(header), plan, copies_overlap(config, has_queue=False))
+    experts = ExpertSpec(header.n_experts, header.n_used, width=0)
+    late = copies_overlap(config, has_queue=False)
+    return cache_settings(config, header.model, experts, plan, late)
 
 
 def _transfers_of(config: EngineConfig) -> Transfers:
@@ -286,21 +265,3 @@ def _transfers_of(config: EngineConfig) -> Transfers:
 
     late = copies_overlap(config, has_queue=False)
     return Transfers(late, N_LANDING if config.promote_on_read else 0)
-
-
-def _spec(header: TraceHeader) -> ModelSpec:
-    """Invent a model with the true name and experts; the rule asks for nothing else."""
-    from vkmoe.facts import AttentionSpec, ExpertSpec, LayerSpec, ModelSpec, RopeSpec
-
-    experts = ExpertSpec(header.n_experts, header.n_used, width=0)
-    layer = LayerSpec(AttentionSpec(0, 0, 0, RopeSpec(0)), experts)
-    return ModelSpec(
-        architecture=header.architecture,
-        name=header.model,
-        width=0,
-        n_vocab=0,
-        context_length=0,
-        norm_eps=0.0,
-        tied_embeddings=False,
-        layers=(layer,) * header.n_layers,
-    )

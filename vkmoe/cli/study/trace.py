@@ -87,15 +87,17 @@ def trace(
 
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
-    """The file to write, checked before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.records.writing import reason_against_writing, refuse_to_replace
+    """Check the file to write before a model is loaded. Raises UsageError, VkmoeError."""
+    from vkmoe.experts.records.keeper import record_outputs
+    from vkmoe.experts.records.writing import check_outputs, reason_against_writing
 
     if output == "-":
         raise UsageError(
             "--output - would mix the trace with the reply on stdout", "give the trace a file"
         )
     path = Path(output)
-    refuse_to_replace("--output", path, [prompt] if prompt is not None else [])
+    outputs = [("--output", path), *record_outputs(engine)]
+    check_outputs(outputs, [prompt] if prompt is not None else [])
     reason = reason_against_writing(path)
     if reason is not None:
         raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
@@ -103,26 +105,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
         raise UsageError(
             f"{path} is there already", "give another --output, or --overwrite to replace it"
         )
-    _refuse_shared(path, engine)
     return path
-
-
-def _refuse_shared(path: Path, engine: EngineConfig) -> None:
-    """Raise UsageError where another file of the run would take the place of the trace."""
-    from vkmoe.experts.records.keeper import stats_paths
-    from vkmoe.experts.records.writing import is_special, same_file
-
-    others: list[tuple[str, Path]] = []
-    if engine.expert_stats is not None:
-        others += (("--expert-stats", name) for name in stats_paths(Path(engine.expert_stats)))
-    if engine.expert_profile is not None:
-        others.append(("--expert-profile", Path(engine.expert_profile)))
-    for option_name, other in others:
-        if same_file(path, other) and not is_special(path):
-            raise UsageError(
-                f"--output and {option_name} would both write {path}",
-                "give one of them another name",
-            )
 
 
 def _open(model: str | None) -> ModelFile:
@@ -175,7 +158,7 @@ def _recording(
 
 @contextmanager
 def _prompt_progress(n_prompt: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A function of the tokens done, with a bar until the reply takes the terminal over."""
+    """Make a function of the tokens done that draws a bar until the reply begins."""
     with ExitStack() as bar:
         show = bar.enter_context(counting("prompt", shown=not quiet))
 

@@ -1,8 +1,7 @@
 """Which experts are pinned to their slots, and when that is chosen anew.
 
-Pinned are residents, chosen once by the options, and the experts used most of late. Owns the uses
-that residents are chosen by, and the choices, in which ties go to the lower key. Does not own the
-pins (locations.py): it answers with changes, which residency.py carries out.
+Owns the uses that pins are chosen by, and the choices, in which ties go to the lower key. Does not
+own the pins (locations.py): it answers with changes, which residency.py carries out.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.config import Pins
 from vkmoe.experts.decide.keys import Keys, KeySpace
-from vkmoe.experts.decide.locations import ASKED, BY_USE, Locations
+from vkmoe.experts.decide.locations import Locations
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 
 __all__ = ["PinChange", "Pinning", "fill"]
@@ -24,20 +24,21 @@ Uses = NDArray[Any]  # whole or decayed uses [n_keys]
 
 
 class PinChange(NamedTuple):
-    """Lists the keys that are to be pinned for a reason, and no others, and the new among them."""
+    """Lists the keys that a rule pins now, and no others, and the new among them."""
 
-    reason: int
+    rule: int  # its bit in the record of pins
     keys: list[int]
     new: list[int]  # in the order in which they get slots
 
 
 class Pinning:
-    """Chooses pins by the settings, for the layers that have slots."""
+    """Chooses pins by the rules of the settings, for the layers that have slots."""
 
     def __init__(self, locations: Locations, settings: CacheSettings) -> None:
-        self._locations, self._settings = locations, settings
+        self._locations = locations
+        self._rules = {rule: 1 << index for index, rule in enumerate(settings.pins)}
         self._space, self._pools = space, pools = locations.space, locations.pools
-        self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for the choice of residents
+        self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for what is chosen once
         self._n_tokens = self._n_looked = 0  # tokens noted, and those at the last choice
         self.warm_at: int | None = None  # tokens seen when pins were last chosen by use
         layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
@@ -46,72 +47,66 @@ class Pinning:
 
     def at_start(self, seed: Uses | None) -> Iterator[PinChange]:
         """Yield the changes before the first token; `seed` are counts of an earlier run."""
-        selection = self._settings.selection
-        if selection in ("first_n", "manual"):
-            yield self._choose_residents(self._listed())
-        elif selection == "frequency" and seed is not None:
-            yield self._choose_residents(self._most_used(seed))
-        if seed is not None and self._settings.warmpin:
-            yield self._choose_warm(seed)
+        for rule in self._rules:
+            if rule.by != "use":
+                ids = range(rule.n) if rule.by == "first" else rule.ids
+                named: list[int] = self._rows[:, list(ids)].reshape(-1).tolist()
+                yield self._change(rule, named)
+            elif seed is not None:
+                chosen = self._most_used(rule, seed)
+                if rule.again and chosen:
+                    self.warm_at = 0
+                yield self._change(rule, chosen)
 
     def note(self, keys: Keys) -> None:
         """Note that a token used these experts."""
         self._n_tokens += 1
-        if self._settings.selection == "frequency":
+        if any(rule.by == "use" and not rule.again for rule in self._rules):
             np.add.at(self._uses, keys, 1)
 
     @property
     def is_due(self) -> bool:
         """Return whether pins are to be chosen after the tokens noted since the last choice."""
-        return bool(self._pools) and (self._warm_is_due or self._residents_are_due)
+        return bool(self._pools) and any(map(self._due, self._rules))
 
     def choose(self, counts: Uses) -> Iterator[PinChange]:
-        """Yield the changes that are due; `counts` [n_keys] know of the token."""
-        if self._warm_is_due:
-            yield self._choose_warm(counts)
-        if self._residents_are_due:
-            self.warm_at = self._n_tokens
-            yield self._choose_residents(self._most_used(self._uses))
+        """Yield the changes that are due; `counts` [n_keys] are decayed and know of the tokens."""
+        for rule in reversed(self._rules):
+            if self._due(rule):
+                chosen = self._most_used(rule, counts if rule.again else self._uses)
+                if chosen:
+                    self.warm_at = self._n_tokens
+                yield self._change(rule, chosen)
         self._n_looked = self._n_tokens
 
     # ----- inside -----
 
-    @property
-    def _warm_is_due(self) -> bool:
-        after = self._settings.warmpin_after
-        return self._settings.warmpin > 0 and self._n_tokens // after > self._n_looked // after
+    def _due(self, rule: Pins) -> bool:
+        if rule.by != "use":
+            return False
+        before, now = self._n_looked, self._n_tokens
+        if rule.again:
+            return now // rule.after > before // rule.after
+        return before < rule.after <= now
 
-    @property
-    def _residents_are_due(self) -> bool:
-        warmup = self._settings.warmup_tokens
-        return self._settings.selection == "frequency" and self._n_looked < warmup <= self._n_tokens
+    def _change(self, rule: Pins, keys: list[int]) -> PinChange:
+        """Let a rule pin these experts instead of those before them."""
+        bit = self._rules[rule]
+        # What stays pinned without a slot is not brought again and again.
+        before = set(self._pinned(bit)) if rule.again else set()
+        return PinChange(bit, keys, [key for key in keys if key not in before])
 
-    def _choose_residents(self, keys: list[int]) -> PinChange:
-        """Make these the residents, and those before them ordinary experts."""
-        return PinChange(ASKED, keys, keys)
+    def _most_used(self, rule: Pins, values: Uses) -> list[int]:
+        """Return the most used experts of each layer, for a rule that chooses by use."""
+        if rule.again:
+            taken = self._pinned(0xFF & ~self._rules[rule])
+            return _hottest(values, self._pools, self._space, rule.n, taken)
+        return _most_used(values, self._rows, rule.n)
 
-    def _choose_warm(self, counts: Uses) -> PinChange:
-        """Pin the hottest experts of each layer, at most half of every pool, instead of others."""
-        before = set(self._pinned(BY_USE))
-        residents, n = self._pinned(ASKED), self._settings.warmpin
-        warm = _hottest(counts, self._pools, self._space, n, residents)
-        self.warm_at = self._n_tokens if warm else self.warm_at
-        return PinChange(BY_USE, warm, [key for key in warm if key not in before])
-
-    def _pinned(self, reason: int) -> list[int]:
-        """Return the experts that are pinned for a reason."""
-        found: list[int] = np.flatnonzero(self._locations.pins & reason).tolist()
+    def _pinned(self, rules: int) -> list[int]:
+        """Return the experts that some of these rules pin."""
+        found: list[int] = np.flatnonzero(self._locations.pins & rules).tolist()
         return found
-
-    def _most_used(self, values: Uses) -> list[int]:
-        return _most_used(values, self._rows, self._settings.n_resident)
-
-    def _listed(self) -> list[int]:
-        ids = list(range(self._space.n_experts))
-        if self._settings.selection == "manual":
-            ids = list(self._settings.resident_ids)
-        chosen: list[int] = self._rows[:, ids[: self._settings.n_resident]].reshape(-1).tolist()
-        return chosen
 
 
 def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:

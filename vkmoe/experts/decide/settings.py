@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vkmoe.choices import Executor, PolicyName, PredictorName, ResidentSelection, SlotSharing
+from vkmoe.choices import Executor, PolicyName, PredictorName, SlotSharing
+from vkmoe.config import Pins
 
 __all__ = [
     "CacheSettings",
@@ -37,12 +38,7 @@ class CacheSettings:
 
     policy: PolicyName = "slru"
     half_life: float = 64.0  # tokens, of the counts
-    warmpin: int = 0  # experts to pin per layer; 0: none
-    warmpin_after: int = 64  # tokens between one choice of the pins and the next
-    selection: ResidentSelection | None = None  # how experts are chosen that stay resident
-    n_resident: int = 0  # of them per layer
-    resident_ids: tuple[int, ...] = ()  # with "manual"
-    warmup_tokens: int = 4096  # with "frequency"
+    pins: tuple[Pins, ...] = ()  # with their numbers; those chosen `again` come last
     admission: bool = False  # a newcomer enters only if it is worth more than its victim
     predictor: PredictorName = "none"  # what guesses experts, to fetch them before they are used
     executor: Executor = "fused"  # what the predictor guesses: a token to come, or the next layer

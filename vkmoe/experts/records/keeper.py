@@ -6,37 +6,40 @@ what stands in them (report.py, profile.py).
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
-from vkmoe.experts.records.profile import load_profile, profiled_model, save_profile
-from vkmoe.experts.records.report import FORMAT, ExpertReport, as_document, as_text
+from vkmoe.experts.records.profile import load_profile, profile_text, profiled_model
+from vkmoe.experts.records.report import FORMAT, ExpertReport, as_json, as_text
 from vkmoe.experts.records.writing import (
+    check_outputs,
     is_special,
     reason_against_writing,
-    refuse_to_replace,
-    same_file,
     write_whole,
 )
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 
-__all__ = ["RecordKeeper", "stats_paths"]
+__all__ = ["RecordKeeper", "record_outputs"]
 
 log = logging.getLogger("vkmoe")
-_HINT = "give a path in a folder that exists and where you may write"
 _OURS = re.compile(rf'{FORMAT}\n|\{{\s*"format":\s*"{FORMAT}"'.encode())
-_Writing = tuple[str, Path, Callable[[], None]]  # of what, where, how
+
+
+class _File(NamedTuple):
+    what: str
+    path: Path
+    text: str
 
 
 class RecordKeeper:
@@ -55,10 +58,11 @@ class RecordKeeper:
         """
         self._stats = Path(config.expert_stats) if config.expert_stats is not None else None
         self._profile = Path(config.expert_profile) if config.expert_profile is not None else None
-        self._report: ExpertReport | None = None
-        self._counts: NDArray[np.float64] | None = None
+        self._files: list[_File] = []
         self.seed: NDArray[np.float64] | None = None
-        _refuse_dangerous(self._stats, self._profile)
+        check_outputs(record_outputs(config))
+        if self._stats is not None:
+            _refuse_foreign(self._stats)
         if self._profile is not None and not expert_layers:
             log.warning(
                 "the model has no experts: the expert profile %s is not used", self._profile
@@ -78,103 +82,79 @@ class RecordKeeper:
     def take(self, report: ExpertReport, counts: NDArray[np.float64]) -> None:
         """Note what `write` writes: the statistics, and the decayed counts [n_keys].
 
-        Without a token there is nothing to add to a profile, and none is begun.
+        A run without a token replaces no statistics, and neither begins nor changes a profile.
         """
-        self._report, self._counts = report, counts
+        self._files.clear()
+        paths = _stats_paths(self._stats) if self._stats is not None else ()
+        if report.n_tokens or not any(map(os.path.isfile, paths)):
+            for path in paths:
+                text = as_json(report) if path.suffix == ".json" else as_text(report)
+                self._files.append(_File("statistics", path, text))
+        if report.n_tokens and self._profile is not None:
+            self._files.append(_File("profile", self._profile, profile_text(self._model, counts)))
 
     def write(self) -> None:
-        """Write what was taken, once. One file that fails does not keep the other from it.
+        """Write what was taken, once. One file that fails does not keep the others from it.
 
         Raises VkmoeError naming what failed; while another exception is on its way, or is being
         handled, it logs that instead. Does nothing when nothing was taken.
         """
-        another_error = sys.exc_info()[1] is not None
-        failed: dict[tuple[str, str], list[str]] = {}  # paths by what was to be written and reason
-        for what, path, write in self._writings():
+        failures = []
+        for what, path, text in self._files:
             try:
-                write()
+                write_whole(path, text)
             except OSError as error:
-                failed.setdefault((what, error.strerror or str(error)), []).append(str(path))
+                reason = error.strerror or error
+                failures.append(f"the expert {what} could not be written to {path}: {reason}")
             else:
                 log.info("wrote the expert %s to %s", what, path)
-        self._report = self._counts = None
-        failures = [
-            f"the expert {what} could not be written to {' and '.join(paths)}: {reason}"
-            for (what, reason), paths in failed.items()
-        ]
-        if another_error:
+        self._files.clear()
+        if sys.exc_info()[1] is not None:
             for failure in failures:
                 log.error(failure)
         elif failures:
-            raise VkmoeError("; ".join(failures), _HINT)
-
-    def _writings(self) -> Iterator[_Writing]:
-        report, counts, profile = self._report, self._counts, self._profile
-        nothing_new = report is not None and not report.n_tokens and self._stats_exist()
-        if report is not None and self._stats is not None and not nothing_new:
-            text_path, json_path = stats_paths(self._stats)
-            only = self._stats if is_special(self._stats) else None  # a pipe has nothing beside it
-            if only in (None, text_path):
-                yield "statistics", text_path, lambda: _write_text(text_path, report)
-            if only in (None, json_path):
-                yield "statistics", json_path, lambda: _write_json(json_path, report)
-        if report is not None and report.n_tokens and counts is not None and profile is not None:
-            yield "profile", profile, lambda: save_profile(profile, self._model, counts)
-
-    def _stats_exist(self) -> bool:
-        """Return whether there are statistics that a run without tokens must not replace."""
-        return self._stats is not None and any(map(os.path.isfile, stats_paths(self._stats)))
+            hint = "give a path in a folder that exists and where you may write"
+            raise VkmoeError("; ".join(failures), hint)
 
 
-def _write_text(path: Path, report: ExpertReport) -> None:
-    write_whole(path, as_text(report).encode("utf-8", "replace"))
+def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
+    """Return the option and path of every file that the records of a run are written to."""
+    outputs = []
+    if config.expert_stats is not None:
+        outputs += [("--expert-stats", path) for path in _stats_paths(Path(config.expert_stats))]
+    if config.expert_profile is not None:
+        outputs.append(("--expert-profile", Path(config.expert_profile)))
+    return outputs
 
 
-def _write_json(path: Path, report: ExpertReport) -> None:
-    text = json.dumps(as_document(report), indent=1, allow_nan=False)
-    write_whole(path, text.encode() + b"\n")
-
-
-def stats_paths(path: Path) -> tuple[Path, Path]:
-    """Return where text and JSON of the statistics go.
+def _stats_paths(path: Path) -> tuple[Path, ...]:
+    """Return where the statistics go, the path that was asked for first.
 
     `stats.txt` and `stats.json` belong together, whichever is asked for; to any other name of the
-    text, .json is appended. The one that was not asked for by its name never replaces a file that
-    is something else (RecordKeeper raises UsageError).
+    text, .json is appended. A pipe has nothing beside it.
     """
+    if is_special(path):
+        return (path,)
     if path.suffix == ".json":
-        return path.with_suffix(".txt"), path
+        return path, path.with_suffix(".txt")
     return path, path.with_suffix(".json") if path.suffix == ".txt" else Path(f"{path}.json")
 
 
-def _refuse_dangerous(stats: Path | None, profile: Path | None) -> None:
-    """Refuse files that would replace a model, each other, or one that was not named."""
-    if profile is not None:
-        refuse_to_replace("--expert-profile", profile)
-    if stats is None:
-        return
-    refuse_to_replace("--expert-stats", stats)
-    both = stats_paths(stats)
-    for path in both:
-        if profile is not None and same_file(path, profile):
-            raise UsageError(
-                f"--expert-stats {stats} and --expert-profile {profile} would overwrite each other",
-                "give one of them another name",
-            )
-        if path != stats and not is_special(stats) and _is_foreign(path):
+def _refuse_foreign(stats: Path) -> None:
+    """Refuse statistics whose second file would replace one that we did not write as statistics."""
+    for path in _stats_paths(stats)[1:]:
+        if os.path.isfile(path) and not _is_ours(path):
             raise UsageError(
                 f"--expert-stats {stats} would overwrite {path} too, which holds something else",
                 "give another name, or move that file away",
             )
 
 
-def _is_foreign(path: Path) -> bool:
-    """Return whether there is a file that we would not have written as statistics."""
-    if not os.path.isfile(path):
-        return False
+def _is_ours(path: Path) -> bool:
+    """Return whether a file is empty or begins as statistics do."""
     try:
         with open(path, "rb") as stream:
             head = stream.read(99)
     except OSError:
-        return True
-    return bool(head) and not _OURS.match(head)
+        return False
+    return not head or _OURS.match(head) is not None

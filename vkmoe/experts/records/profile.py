@@ -1,7 +1,7 @@
 """The expert profile of `--expert-profile`: decayed uses of every expert, kept between runs.
 
 Owns the file's format, a JSON document, and the fingerprint that ties it to a model. Does not
-decide what the counts are used for.
+decide what the counts are used for, nor write the file.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.records.writing import write_whole
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
 
-__all__ = ["ProfiledModel", "load_profile", "model_fingerprint", "profiled_model", "save_profile"]
+__all__ = ["ProfiledModel", "load_profile", "profile_text", "profiled_model"]
 
 FORMAT, VERSION = "vkmoe expert profile", 1
 MAX_COUNT = 1e15  # more tokens than any run sees; keeps sums and weighted counts finite
@@ -56,18 +55,6 @@ class ProfiledModel:
         return KeySpace(self.n_moe_layers, self.n_experts)
 
 
-def model_fingerprint(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> str:
-    """Return a sha256 of what the model is and of its expert tensors' names, shapes and types."""
-    experts = asdict(spec.experts) if spec.experts else {}
-    experts.pop("activation", None)  # the architecture fixes it
-    mixer = spec.layers[0].mixer
-    heads = [mixer.n_heads, mixer.n_kv_heads, mixer.query_dim]
-    sizes = [spec.n_layers, spec.width, spec.n_vocab, *heads]
-    parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
-    text = json.dumps([spec.architecture, spec.name, sizes, experts or None, parts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def profiled_model(
     spec: ModelSpec, n_moe_layers: int, tensors: Iterable[TensorInfo]
 ) -> ProfiledModel:
@@ -81,22 +68,31 @@ def profiled_model(
         spec.experts.n_experts,
         spec.experts.n_used,
         ", ".join(sorted({tensor.type for tensor in tensors})),
-        model_fingerprint(spec, tensors),
+        _fingerprint(spec, tensors),
     )
 
 
-def save_profile(path: Path, model: ProfiledModel, counts: NDArray[np.float64]) -> None:
-    """Write the decayed counts [n_keys]; an older file stays until this one is whole.
+def _fingerprint(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> str:
+    """Return a sha256 of what the model is and of its expert tensors' names, shapes and types."""
+    experts = asdict(spec.experts) if spec.experts else {}
+    experts.pop("activation", None)  # the architecture fixes it
+    mixer = spec.layers[0].mixer
+    heads = [mixer.n_heads, mixer.n_kv_heads, mixer.query_dim]
+    sizes = [spec.n_layers, spec.width, spec.n_vocab, *heads]
+    parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
+    text = json.dumps([spec.architecture, spec.name, sizes, experts or None, parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
-    Raises OSError.
-    """
+
+def profile_text(model: ProfiledModel, counts: NDArray[np.float64]) -> str:
+    """Return the file of the decayed counts [n_keys], with one line per layer."""
     space = model.space
     assert counts.shape == (space.n_keys,), counts.shape
     bounded = np.minimum(counts, MAX_COUNT).reshape(space.n_layers, space.n_experts)
     document = {"format": FORMAT, "version": VERSION, "model": asdict(model)}
-    head = json.dumps(document, indent=1)[:-2]  # open again; one line per layer follows
+    head = json.dumps(document, indent=1)[:-2]  # open again for the counts
     rows = ",\n  ".join(json.dumps(row, allow_nan=False) for row in bounded.tolist())
-    write_whole(path, f'{head},\n "counts": [\n  {rows}\n ]\n}}\n'.encode())
+    return f'{head},\n "counts": [\n  {rows}\n ]\n}}\n'
 
 
 def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None:
@@ -115,76 +111,43 @@ def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None
         raise VkmoeError(f"the expert profile {path} cannot be read: {reason}", _REMEDY) from error
     if len(data) > limit:
         _refuse(path, f"is larger than the {limit} bytes a profile of this model can have")
-    document = _parse(path, data)
-    _check_model(path, document, model)
-    return _counts(path, document.get("counts"), model.space)
-
-
-# ----- reading -----
-
-
-def _parse(path: Path, data: bytes) -> dict[str, Any]:
-    """Return the document, if it is of our format and version."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "is not an expert profile, or damaged")
-    version = document.get("version")
-    if version != VERSION or isinstance(version, bool):
-        _refuse(path, f"has format version {_in_short(version)}, this vkmoe reads {VERSION}")
-    return document
+    if document.get("version") != VERSION:
+        found = shown(str(document.get("version")))
+        _refuse(path, f"has format version {found}, this vkmoe reads {VERSION}")
+    _check_model(path, document.get("model"), model)
+    return _counts(path, document.get("counts"), model.space)
 
 
-def _check_model(path: Path, document: dict[str, Any], model: ProfiledModel) -> None:
+def _check_model(path: Path, found: Any, model: ProfiledModel) -> None:
     """Refuse the profile of another model, naming the first thing that differs."""
-    found = document.get("model")
     if not isinstance(found, dict):
         _refuse(path, "does not say which model it belongs to")
     for name, ours in asdict(model).items():
-        theirs = found.get(name)
-        if theirs == ours and type(theirs) is type(ours):
+        if found.get(name) == ours:
             continue
-        if name == "fingerprint":
-            _refuse(
-                path,
-                "belongs to another model: the fingerprint of sizes and tensors differs",
-                _OWN_FILE,
-            )
-        word = _WORDS.get(name, name.replace("_", " "))
-        both = f"its {word} is {_in_short(theirs)}, this model's {_in_short(ours)}"
-        _refuse(path, f"belongs to another model: {both}", _OWN_FILE)
+        words = "the fingerprint of sizes and tensors differs"
+        if name != "fingerprint":
+            theirs, what = found.get(name), _WORDS.get(name, name.replace("_", " "))
+            words = f"its {what} is {shown(str(theirs))}, this model's {shown(str(ours))}"
+        _refuse(path, f"belongs to another model: {words}", _OWN_FILE)
 
 
 def _counts(path: Path, rows: Any, space: KeySpace) -> NDArray[np.float64]:
     """Return the counts, if they are numbers from 0 to MAX_COUNT in the right shape."""
-    if not isinstance(rows, list) or len(rows) != space.n_layers:
-        _refuse(path, f"is damaged: there are not counts for {space.n_layers} layers")
-    counts = np.empty((space.n_layers, space.n_experts), np.float64)
-    for layer, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != space.n_experts:
-            _refuse(path, f"is damaged: layer {layer} has not {space.n_experts} counts")
-        for expert, count in enumerate(row):
-            if not _is_count(count):
-                where = f"expert {expert} of layer {layer}"
-                _refuse(path, f"is damaged: the count of {where} is {_in_short(count)}")
-            counts[layer, expert] = count
+    try:
+        counts = np.array(rows, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        counts = np.empty(0)
+    shape = space.n_layers, space.n_experts
+    if counts.shape != shape or not ((counts >= 0) & (counts <= MAX_COUNT)).all():
+        _refuse(path, f"is damaged: it needs {shape[0]} layers of {shape[1]} counts from 0")
     return counts.reshape(-1)
-
-
-def _is_count(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= MAX_COUNT  # false for NaN too
-
-
-def _in_short(value: Any) -> str:
-    """Show a value from the file in one short line; nested ones by their type."""
-    if value is None:
-        return "missing"
-    if isinstance(value, int | float) and len(str(value)) < 25:
-        return str(value)
-    return shown(str(value)) if isinstance(value, str | int | float) else type(value).__name__
 
 
 def _refuse(path: Path, message: str, remedy: str = _REMEDY) -> NoReturn:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import KeySpace
 
-__all__ = ["CacheCounters", "ExpertProfiler", "PoolCounters", "Tally"]
+__all__ = ["CacheCounters", "ExpertProfiler", "PoolCounters", "Served", "Tally"]
 
 _LOG_TOKENS = 32  # counted at once, which costs a few times as much as one token alone
 
@@ -32,6 +32,14 @@ class Tally(NamedTuple):
         return self.n_hits / self.n_uses if self.n_uses else None
 
 
+class Served(NamedTuple):
+    """Splits a tally at warm-pinning; without any there is neither a before nor an after."""
+
+    total: Tally
+    before: Tally | None = None
+    after: Tally | None = None
+
+
 class ExpertProfiler:
     """Counts uses and hits of every expert since the model was loaded, whatever the placement.
 
@@ -44,7 +52,6 @@ class ExpertProfiler:
         self.space = space
         self.layer_numbers = tuple(layer_numbers)
         self.n_tokens = 0
-        self.pinned: tuple[tuple[int, ...], ...] = ()  # expert ids per layer, as of `mark_warm`
         self.n_tokens_before: int | None = None  # tokens before warm-pinning; None: not yet
         # One row of uses and one of hits; an expert's column is its number in the key space.
         self._counts = np.zeros((2, space.n_keys), np.uint64)
@@ -63,13 +70,11 @@ class ExpertProfiler:
         if len(self._log) >= _LOG_TOKENS:
             self._count()
 
-    def mark_warm(self, pinned: Sequence[Sequence[int]]) -> None:
-        """Let all that was counted until now become "before", as warm-pinning happened.
+    def mark_warm(self) -> None:
+        """Let all that was counted until now become "before": pins are chosen for the first time.
 
-        `pinned` are expert ids per layer. A second call replaces them and leaves the split.
+        Further calls change nothing.
         """
-        assert len(pinned) == self.space.n_layers, len(pinned)
-        self.pinned = tuple(tuple(sorted(layer)) for layer in pinned)
         if self._before is None:
             self._before = self._counted().copy()
             self.n_tokens_before = self.n_tokens
@@ -88,26 +93,26 @@ class ExpertProfiler:
         """Return the tally of one layer or of all."""
         return self._tally(self._counted(), layer)
 
-    def before(self, layer: int | None = None) -> Tally | None:
-        """Return the tally until warm-pinning; None if there was none."""
-        return None if self._before is None else self._tally(self._before, layer)
-
-    def after(self, layer: int | None = None) -> Tally | None:
-        """Return the tally since warm-pinning; None if there was none."""
-        before = self._before
-        return None if before is None else self._tally(self._counted() - before, layer)
+    def served(self, layer: int | None = None) -> Served:
+        """Return the tally of one layer or of all, split at warm-pinning."""
+        total = self.total(layer)
+        if self._before is None:
+            return Served(total)
+        before = self._tally(self._before, layer)
+        after = Tally(total.n_uses - before.n_uses, total.n_hits - before.n_hits)
+        return Served(total, before, after)
 
     def hit_rate(self, layer: int | None = None) -> float | None:
         """Return hits per use, from 0 to 1; None if nothing was recorded."""
         return self.total(layer).hit_rate
 
-    def top_experts(self, layer: int, n: int) -> list[int]:
-        """Return at most `n` used experts of a layer, the most used first; ties to the lower id."""
-        uses = self.uses[layer]
-        used = np.flatnonzero(uses)
-        # Stable on rising ids; counts are below 2^63, so the sign can be taken.
-        order = np.argsort(-uses[used].astype(np.int64), kind="stable")
-        return [int(expert) for expert in used[order[:n]]]
+    def top_experts(self, layer: int, n: int) -> tuple[tuple[int, int], ...]:
+        """Return (id, uses) of the `n` most used experts of a layer; ties to the lower id."""
+        uses = self.uses[layer].tolist()
+        used = sorted(
+            (expert for expert in range(len(uses)) if uses[expert]), key=lambda e: -uses[e]
+        )
+        return tuple((expert, uses[expert]) for expert in used[:n])
 
     def _counted(self) -> NDArray[np.uint64]:
         """Return the counts with all of the log in them: [2, n_keys]."""

@@ -1,11 +1,13 @@
-"""The statistics of `--expert-stats`: how often device memory served the experts' uses.
+"""The statistics of a run: how often device memory served the experts' uses, and what was moved.
 
-Collects them from the profiler and the cache, as a JSON document for programs and as text for
-people. Does not own where they are written, nor when (keeper.py).
+Collects them from the profiler and the cache, and puts them into words: a JSON document for
+programs, the text of `--expert-stats`, and the lines at the end of a command. Does not own where
+they are written, nor when (keeper.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -14,7 +16,13 @@ from vkmoe.choices import Executor, ExpertsIn, PredictorName
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCounters, Tally
+from vkmoe.experts.records.profiler import (
+    CacheCounters,
+    ExpertProfiler,
+    PoolCounters,
+    Served,
+    Tally,
+)
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 
 __all__ = [
@@ -25,6 +33,8 @@ __all__ = [
     "LayerReport",
     "Setup",
     "as_document",
+    "as_json",
+    "as_lines",
     "as_text",
     "make_report",
     "setup_of",
@@ -33,6 +43,7 @@ __all__ = [
 N_TOP = 8  # most used experts that are listed
 FORMAT, DOCUMENT_VERSION = "vkmoe expert statistics", 1
 SILENT = "(no accesses recorded)"
+NOTHING = Served(Tally(0, 0))
 _MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about experts too
 
 
@@ -92,9 +103,7 @@ class LayerReport:
 
     layer: int
     n_slots: int
-    total: Tally
-    before: Tally | None  # warm-pinning; None: there was none
-    after: Tally | None
+    served: Served
     pinned: tuple[int, ...]
     top: tuple[tuple[int, int], ...]  # most used experts: (id, uses)
 
@@ -122,13 +131,11 @@ class ExpertReport:
     """Holds all statistics; `counters` with a cache, `pool` where it is smaller than the model."""
 
     setup: Setup
-    n_tokens: int
-    total: Tally
-    warm_after: int | None  # tokens before warm-pinning
-    before: Tally | None
-    after: Tally | None
-    layers: tuple[LayerReport, ...]
-    counters: CacheCounters | None
+    n_tokens: int = 0
+    served: Served = NOTHING
+    warm_after: int | None = None  # tokens before warm-pinning
+    layers: tuple[LayerReport, ...] = ()
+    counters: CacheCounters | None = None
     pool: PoolCounters | None = None
     copies: CopyTimes | None = None  # None: none were timed
     predictions: PredictionCounts | None = None  # None: nothing was fetched on a guess
@@ -143,40 +150,35 @@ class ExpertReport:
 def make_report(
     setup: Setup,
     profiler: ExpertProfiler | None,
-    counters: CacheCounters | None,
-    pinned: Sequence[Sequence[int]] | None = None,
+    counters: CacheCounters | None = None,
+    *,
+    pinned: Sequence[Sequence[int]] = (),
     pool: PoolCounters | None = None,
     overlap: Overlap | None = None,
     predictions: PredictionCounts | None = None,
 ) -> ExpertReport:
     """Report the state of now; without a profiler, on a model without experts.
 
-    `pinned` are expert ids per layer, by default those of the profiler.
+    `pinned` are expert ids per layer.
     """
     if profiler is None:
-        return ExpertReport(setup, 0, Tally(0, 0), None, None, None, (), None)
-    pins = pinned if pinned is not None else profiler.pinned
+        return ExpertReport(setup)
     full = setup.n_experts if setup.experts_in == "device" else 0
-    uses = profiler.uses
     layers = tuple(
         LayerReport(
             number,
             setup.slots[i] if setup.slots else full,
-            profiler.total(i),
-            profiler.before(i),
-            profiler.after(i),
-            tuple(sorted(pins[i])) if pins else (),
-            tuple((expert, int(uses[i, expert])) for expert in profiler.top_experts(i, N_TOP)),
+            profiler.served(i),
+            tuple(sorted(pinned[i])) if pinned else (),
+            profiler.top_experts(i, N_TOP),
         )
         for i, number in enumerate(profiler.layer_numbers)
     )
     return ExpertReport(
         setup,
         profiler.n_tokens,
-        profiler.total(),
+        profiler.served(),
         profiler.n_tokens_before,
-        profiler.before(),
-        profiler.after(),
         layers,
         counters,
         pool,
@@ -196,24 +198,25 @@ def _copies(overlap: Overlap | None) -> CopyTimes | None:
 
 def as_document(report: ExpertReport) -> dict[str, Any]:
     """Return plain values for json.dumps; rates from 0 to 1, null where nothing was recorded."""
+    values = asdict(report)
     return {
         "format": FORMAT,
         "version": DOCUMENT_VERSION,
-        **asdict(report.setup),
+        **values["setup"],
         "slots": [layer.n_slots for layer in report.layers],
         "coverage": report.coverage,
         "n_tokens": report.n_tokens,
-        **_rates(report),
+        **_rates(report.served),
         "warm_after": report.warm_after,
-        "cache": asdict(report.counters) if report.counters else None,
-        "host_pool": asdict(report.pool) if report.pool else None,
-        "copies": asdict(report.copies) if report.copies else None,
-        "predictions": asdict(report.predictions) if report.predictions else None,
+        "cache": values["counters"],
+        "host_pool": values["pool"],
+        "copies": values["copies"],
+        "predictions": values["predictions"],
         "layers": [
             {
                 "layer": layer.layer,
                 "n_slots": layer.n_slots,
-                **_rates(layer),
+                **_rates(layer.served),
                 "pinned": list(layer.pinned),
                 "top": [{"expert": expert, "n_uses": uses} for expert, uses in layer.top],
             }
@@ -222,10 +225,15 @@ def as_document(report: ExpertReport) -> dict[str, Any]:
     }
 
 
-def _rates(part: ExpertReport | LayerReport) -> dict[str, Any]:
-    before, after = part.before, part.after
+def as_json(report: ExpertReport) -> str:
+    """Return the document as the text of a file."""
+    return json.dumps(as_document(report), indent=1, allow_nan=False) + "\n"
+
+
+def _rates(served: Served) -> dict[str, Any]:
+    before, after = served.before, served.after
     return {
-        **_tally(part.total),
+        **_tally(served.total),
         "before_warm_pinning": None if before is None else _tally(before),
         "after_warm_pinning": None if after is None else _tally(after),
     }
@@ -260,18 +268,22 @@ def _summary(report: ExpertReport) -> Iterator[str]:
     if setup.executor == "stepped":
         yield "executor    stepped: it stops at each router"
     yield f"tokens      {report.n_tokens}"
-    yield f"hit rate    {_of(report.total)}"
-    if report.before is not None and report.after is not None:
-        yield f"            before warm-pinning, {report.warm_after} tokens: {_of(report.before)}"
-        yield f"            after warm-pinning: {_of(report.after)}"
+    total, before, after = report.served
+    yield f"hit rate    {_of(total)}"
+    if before is not None and after is not None:
+        yield f"            before warm-pinning, {report.warm_after} tokens: {_of(before)}"
+        yield f"            after warm-pinning: {_of(after)}"
     if report.counters is not None:
         yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
     if report.copies is not None:
         yield f"overlap     {_overlap(report.copies)}"
     if report.counters is not None:
         yield f"guesses     {_guesses(report)}"
-    if report.pool is not None:
-        yield from _pool(report.pool)
+    if (pool := report.pool) is not None:
+        yield f"host pool   {_pool(pool)}"
+        if pool.hidden is not None:
+            share, took = _percent(pool.hidden), _milliseconds(pool.read_ns)
+            yield f"            {share} of {took} of reading was hidden behind computing"
 
 
 def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
@@ -289,7 +301,8 @@ def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
     per_token = f", {_mib(c.missed_bytes / n_tokens, 2)} per token" if n_tokens else ""
     yield f"misses      {_mib(c.missed_bytes)} read from host memory{per_token}"
     if c.stall_ns:
-        yield f"waiting     {_milliseconds(c.stall_ns)} for uploads{_each(c.stall_ns, n_tokens)}"
+        each = f", {_milliseconds(c.stall_ns / n_tokens, 3)} per token" if n_tokens else ""
+        yield f"waiting     {_milliseconds(c.stall_ns)} for uploads{each}"
 
 
 def _guesses(report: ExpertReport) -> str:
@@ -310,18 +323,18 @@ def _overlap(copies: CopyTimes) -> str:
     return f"{_percent(copies.hidden)} of {_milliseconds(copies.copied_ns)} of copying was hidden"
 
 
-def _pool(p: PoolCounters) -> Iterator[str]:
+def _pool(p: PoolCounters) -> str:
     rate = f"{_percent(p.n_hits / p.n_uses)} of {p.n_uses} uses" if p.n_uses else "no uses yet"
-    guessed = f", {p.n_hinted} of them guessed" if p.n_hinted else ""
-    right = f" ({_percent(p.n_right / p.n_hinted)} used at once)" if p.n_hinted else ""
-    failed = f", {p.n_failed} failed" if p.n_failed else ""
-    yield (
-        f"host pool   {rate} served; {p.n_reads} experts read from the file "
-        f"({_mib(p.read_bytes)}){guessed}{right}{failed}; waited {_milliseconds(p.stall_ns)}"
+    guessed = (
+        f", {p.n_hinted} of them guessed ({_percent(p.n_right / p.n_hinted)} used at once)"
+        if p.n_hinted
+        else ""
     )
-    if p.hidden is not None:
-        share, took = _percent(p.hidden), _milliseconds(p.read_ns)
-        yield f"            {share} of {took} of reading was hidden behind computing"
+    failed = f", {p.n_failed} failed" if p.n_failed else ""
+    return (
+        f"{rate} served; {p.n_reads} experts read from the file "
+        f"({_mib(p.read_bytes)}){guessed}{failed}; waited {_milliseconds(p.stall_ns)}"
+    )
 
 
 def _placement(report: ExpertReport) -> str:
@@ -354,16 +367,27 @@ def _table(report: ExpertReport) -> Iterator[str]:
 
 
 def _row(layer: LayerReport) -> tuple[str, ...]:
-    rates = [
-        tally.hit_rate if tally else None for tally in (layer.total, layer.before, layer.after)
-    ]
+    rates = [_percent(tally.hit_rate if tally else None) for tally in layer.served]
     pinned = " ".join(map(str, layer.pinned)) or "-"
-    counts = (str(layer.layer), str(layer.n_slots), str(layer.total.n_uses))
-    return (*counts, *(_percent(rate) for rate in rates), pinned)
+    return str(layer.layer), str(layer.n_slots), str(layer.served.total.n_uses), *rates, pinned
 
 
 def _top(layer: LayerReport) -> str:
     return ", ".join(f"{expert} ({n_uses})" for expert, n_uses in layer.top) or SILENT
+
+
+def as_lines(report: ExpertReport) -> list[str]:
+    """Return what a command says at its end: a line on the cache and one on a small host pool."""
+    lines, counters = [], report.counters
+    if counters is not None and report.setup.experts_in == "cache" and report.n_tokens:
+        lines.append(
+            f"experts: {_of(report.served.total)}, "
+            f"{_mib(counters.missed_bytes / report.n_tokens, 2)} read through per token, "
+            f"{_mib(counters.upload_bytes)} uploaded"
+        )
+    if report.pool is not None:
+        lines.append(f"host pool: {_pool(report.pool)}")
+    return lines
 
 
 def _of(tally: Tally) -> str:
@@ -380,9 +404,5 @@ def _mib(n_bytes: float, digits: int = 1) -> str:
     return f"{n_bytes / 2**20:.{digits}f} MiB"
 
 
-def _milliseconds(time_ns: int) -> str:
-    return f"{time_ns / 1e6:.1f} ms"
-
-
-def _each(time_ns: int, n_tokens: int) -> str:
-    return f", {time_ns / 1e6 / n_tokens:.3f} ms per token" if n_tokens else ""
+def _milliseconds(time_ns: float, digits: int = 1) -> str:
+    return f"{time_ns / 1e6:.{digits}f} ms"

@@ -1,7 +1,7 @@
 """Writes a small file whole or not at all, and refuses to write over what a run needs.
 
-Owns what may not be replaced: any model, and files that are being read. Does not own what is
-written, nor whether a file that is there already may be replaced.
+Owns what may not be replaced: any model, files that are being read, and other files that the same
+run writes. Does not own what is written.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 
 from vkmoe.errors import UsageError
 
-__all__ = ["is_special", "reason_against_writing", "refuse_to_replace", "same_file", "write_whole"]
+__all__ = ["check_outputs", "is_special", "reason_against_writing", "write_whole"]
 
 _DESCRIPTORS = ("/dev/fd/", "/proc/")  # a plain file is someone's open file there
 _STREAMS = (1, 2)  # stdout and stderr
 _MODEL_BEGINS = b"GGUF"  # models of ollama and of Hugging Face's cache have no ending
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a temporary file beside `path` and put it in its place. Raises OSError.
 
     A link stays a link, a file keeps its permissions. What `is_special` is added to instead.
     """
+    data = text.encode("utf-8", "replace")
     if is_special(path):
         with open(path, "ab", buffering=0) as stream:
             stream.write(data)
@@ -66,12 +68,22 @@ def reason_against_writing(path: Path) -> str | None:
     return None
 
 
-def refuse_to_replace(option: str, path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise UsageError where a file written to `path` would replace a model or one of `inputs`.
+def check_outputs(outputs: Sequence[tuple[str, Path]], inputs: Iterable[str | Path] = ()) -> None:
+    """Raise UsageError where files to write would replace a model, one of `inputs` or each other.
 
-    `option` asked for it. Links are followed. Any file that begins as GGUF is a model: the
-    one in use, each of its parts, and every other; so is any name that ends in .gguf.
+    `outputs` are options and the files they ask for. Links are followed. Any file that begins as
+    GGUF is a model, in use or not; so is any name that ends in .gguf.
     """
+    for option, path in outputs:
+        _refuse_to_replace(option, path, inputs)
+    for (option, path), (other, second) in combinations(outputs, 2):
+        if option != other and _same_file(path, second) and not is_special(path):
+            raise UsageError(
+                f"{option} and {other} would both write {path}", "give one of them another name"
+            )
+
+
+def _refuse_to_replace(option: str, path: Path, inputs: Iterable[str | Path]) -> None:
     if "\0" in str(path):
         raise UsageError(f"{option} has a null character in it", "give a path")
     if path.suffix.lower() == ".gguf":
@@ -79,7 +91,7 @@ def refuse_to_replace(option: str, path: Path, inputs: Iterable[str | Path] = ()
     if not os.path.isfile(path):
         return
     for source in inputs:
-        if same_file(path, Path(source)):
+        if _same_file(path, Path(source)):
             raise UsageError(
                 f"{option} {path} would overwrite {source}, which is read", "give another path"
             )
@@ -88,7 +100,7 @@ def refuse_to_replace(option: str, path: Path, inputs: Iterable[str | Path] = ()
             raise UsageError(f"{option} {path} would overwrite a model", "give another path")
 
 
-def same_file(first: Path, second: Path) -> bool:
+def _same_file(first: Path, second: Path) -> bool:
     """Return whether both name one file, through links too; it need not be there yet."""
     try:
         return first.samefile(second)
@@ -103,7 +115,7 @@ def is_special(path: Path) -> bool:
     """
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # it is not there, or its name has a null character
         return False
     if not stat.S_ISREG(found.st_mode):
         return not stat.S_ISDIR(found.st_mode)

@@ -165,7 +165,7 @@ class ExpertTracker:
 
     def _note_pins(self) -> None:
         if self.residency.warm_at == self.residency.n_tokens:
-            self.profiler.mark_warm(self.residency.pinned)
+            self.profiler.mark_warm()
 
 
 class ExpertCache:

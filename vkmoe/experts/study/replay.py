@@ -12,33 +12,31 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from math import inf
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.choices import PolicyName, PredictorName, SlotSharing
+from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.locations import Move
-from vkmoe.experts.decide.predict import PREDICTORS
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
-from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.study.belady import belady_hits, first_uses
 from vkmoe.experts.study.trace import Trace
 
 __all__ = [
     "ENOUGH_TOKENS",
-    "GUESSES",
     "PLAIN",
     "Misses",
     "Rung",
     "SimulationResult",
     "Sweep",
     "Transfers",
+    "Wanted",
     "bend_of_curve",
     "ceiling",
     "ladder",
@@ -50,9 +48,6 @@ __all__ = [
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
 Progress = Callable[[int, int], None]  # replays done, replays in all
-# All of a result but the trace, which every process has.
-Replies = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], int, PredictionCounts]
-GUESSES: tuple[PredictorName, ...] = ("none", *PREDICTORS)
 
 
 class Transfers(NamedTuple):
@@ -60,7 +55,6 @@ class Transfers(NamedTuple):
 
     late: bool = False  # copies are not there for the next submit, but for the one after it
     n_landing: int = 0  # missed experts of a layer that are in a slot for having been read
-    budget_bytes: float = inf  # of copies per token
 
 
 PLAIN = Transfers()
@@ -75,7 +69,6 @@ class SimulationResult:
     n_promoted: NDArray[np.int64]  # [n_layers]: experts copied into slots
     start: NDArray[np.bool_]  # [n_layers, n_experts]: in slots before the first token
     n_landed: int = 0  # experts that got a slot without a copy
-    guesses: PredictionCounts = field(default_factory=PredictionCounts)
 
     @property
     def layer_hits(self) -> NDArray[np.int64]:
@@ -153,8 +146,7 @@ def simulate(
         hits[token] = replay.token(routing)
     layers = np.array(replay.copied, np.int64) // space.n_experts
     n_copied = np.bincount(layers, minlength=space.n_layers)
-    guesses = replay.residency.predictions
-    return SimulationResult(trace, hits, n_copied, start, replay.n_landed, guesses)
+    return SimulationResult(trace, hits, n_copied, start, replay.n_landed)
 
 
 class _Replay:
@@ -180,7 +172,7 @@ class _Replay:
             hits = residency.hits(routing)
         missed = self._missed(routing, hits) if transfers.n_landing else []
         residency.observe(routing[None])
-        moves = residency.decide(missed, transfers.budget_bytes)
+        moves = residency.decide(missed)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
         residency.arrived(kept)
@@ -198,7 +190,7 @@ class _Replay:
         keys = ids.astype(np.int64) + layer * self._n_experts
         self._arrive()
         guessed = self.residency.guess_next_layer(layer, ids)
-        moves = self.residency.hint(guessed, keys, self._transfers.budget_bytes)
+        moves = self.residency.hint(guessed, keys)
         self.copied += [move.key for move in moves]
         self.residency.arrived(moves)
         return hits
@@ -249,8 +241,6 @@ class Rung:
     shared: SimulationResult  # slots shared by layers of one size, the sweep's main policy
     own_best: NDArray[np.int64]  # [n_layers]: hits of Belady's optimum
     shared_best: NDArray[np.int64]
-    unweighed: SimulationResult  # main policy without guesses, every missed expert let in
-    guessing: dict[PredictorName, SimulationResult]  # main policy with each predictor
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +251,6 @@ class Sweep:
     main: PolicyName
     rungs: tuple[Rung, ...]  # by rising slots
     curve: dict[int, SimulationResult]  # of `main` by slots, whatever the rungs; empty: too short
-    settings: CacheSettings  # of the first rung, with `main`
 
 
 class _Job(NamedTuple):
@@ -271,26 +260,26 @@ class _Job(NamedTuple):
     transfers: Transfers
 
 
-class _Jobs(NamedTuple):
-    """Makes what there is to replay, by what it is for."""
+@dataclass(frozen=True)
+class Wanted:
+    """Says which caches to try on a trace; `settings(policy, slots)` are the rest of each.
 
+    `main` is looked at closely, or the first of `policies` where it is none of them; `curve` are
+    the slots that `bend_of_curve` chooses from.
+    """
+
+    slots: Sequence[int]  # per layer
+    policies: Sequence[PolicyName]
     settings: Callable[[PolicyName, int], CacheSettings]
-    main: PolicyName
-    transfers: Transfers
+    main: PolicyName = "slru"
+    curve: Sequence[int] = ()
+    transfers: Transfers = PLAIN
 
     def own(self, n_slots: int, policy: PolicyName) -> _Job:
         return _Job(n_slots, "layer", self.settings(policy, n_slots), self.transfers)
 
     def shared(self, n_slots: int) -> _Job:
         return self.own(n_slots, self.main)._replace(allocation="global")
-
-    def guessing(self, n_slots: int, name: PredictorName) -> _Job:
-        job = self.own(n_slots, self.main)
-        return job._replace(settings=replace(job.settings, predictor=name))
-
-    def unweighed(self, n_slots: int) -> _Job:
-        job = self.own(n_slots, self.main)
-        return job._replace(settings=replace(job.settings, predictor="none", admission=False))
 
 
 def ladder(n_experts: int, n_used: int) -> tuple[int, ...]:
@@ -303,61 +292,37 @@ def ladder(n_experts: int, n_used: int) -> tuple[int, ...]:
     return tuple(sorted(count for count in counts if count >= n_used))
 
 
-def run_sweep(
-    trace: Trace,
-    slots: Sequence[int],
-    settings: Callable[[PolicyName, int], CacheSettings],
-    policies: Sequence[PolicyName],
-    progress: Progress | None = None,
-    *,
-    main: PolicyName = "slru",
-    curve: Sequence[int] = (),
-    transfers: Transfers = PLAIN,
-) -> Sweep:
-    """Replay `trace` for each number of slots and policy; `settings(policy, slots)` are the rest.
-
-    `main` is looked at closely, or the first of `policies` where it is none of them; `curve` are
-    the slots that `bend_of_curve` chooses from.
-    """
-    if main not in policies:
-        main = policies[0]
-    slots = sorted(set(slots))
-    if trace.n_tokens < ENOUGH_TOKENS:
-        curve = ()
-    jobs = _Jobs(settings, main, transfers)
-    wanted = [jobs.shared(n) for n in slots]  # the slowest first
-    wanted += [jobs.own(n, policy) for n in slots for policy in policies]
-    wanted += [jobs.guessing(n, name) for n in slots for name in GUESSES]
-    wanted += [jobs.unweighed(n) for n in slots] + [jobs.own(n, main) for n in curve]
-    wanted = list(dict.fromkeys(wanted))
-    results = {}
-    with _replays(trace, wanted) as replies:
-        for job, reply in replies:
-            results[job] = SimulationResult(trace, *reply)
+def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) -> Sweep:
+    """Replay `trace` for each number of slots and policy."""
+    main = wanted.main if wanted.main in wanted.policies else wanted.policies[0]
+    wanted = replace(wanted, main=main)
+    slots = sorted(set(wanted.slots))
+    curve = sorted(wanted.curve) if trace.n_tokens >= ENOUGH_TOKENS else []
+    jobs = [wanted.shared(n) for n in slots]  # the slowest first
+    jobs += [wanted.own(n, policy) for n in slots for policy in wanted.policies]
+    jobs += [wanted.own(n, main) for n in curve]
+    jobs = list(dict.fromkeys(jobs))
+    results: dict[_Job, SimulationResult] = {}
+    with _replays(trace, jobs) as replies:
+        for job, result in replies:
+            results[job] = replace(result, trace=trace)  # a process has a copy of its own
             if progress is not None:
-                progress(len(results), len(wanted))
-    rungs = tuple(_rung(trace, n, jobs, policies, results) for n in slots)
-    points = {n: results[jobs.own(n, main)] for n in sorted(curve)}
-    return Sweep(trace, main, rungs, points, settings(main, slots[0]))
+                progress(len(results), len(jobs))
+    rungs = tuple(_rung(trace, n, wanted, results) for n in slots)
+    return Sweep(trace, main, rungs, {n: results[wanted.own(n, main)] for n in curve})
 
 
 def _rung(
-    trace: Trace,
-    n_slots: int,
-    jobs: _Jobs,
-    policies: Sequence[PolicyName],
-    results: Mapping[_Job, SimulationResult],
+    trace: Trace, n_slots: int, wanted: Wanted, results: Mapping[_Job, SimulationResult]
 ) -> Rung:
-    own = {policy: results[jobs.own(n_slots, policy)] for policy in policies}
-    shared = results[jobs.shared(n_slots)]
+    own = {policy: results[wanted.own(n_slots, policy)] for policy in wanted.policies}
+    shared = results[wanted.shared(n_slots)]
     return Rung(
         n_slots,
         own,
         shared,
-        ceiling(trace, _pools(trace, n_slots, "layer"), own[jobs.main].start),
+        ceiling(trace, _pools(trace, n_slots, "layer"), own[wanted.main].start),
         ceiling(trace, _pools(trace, n_slots, "global"), shared.start),
-        results[jobs.unweighed(n_slots)],
-        {name: results[jobs.guessing(n_slots, name)] for name in GUESSES},
     )
 
 
@@ -377,53 +342,28 @@ def _pools(trace: Trace, n_slots: int, allocation: SlotSharing) -> tuple[PoolSpe
     return make_pools([n_slots] * header.n_layers, header.span_bytes, header.n_used, allocation)
 
 
-def _replay(trace: Trace, job: _Job) -> tuple[_Job, Replies]:
+def _replay(trace: Trace, job: _Job) -> tuple[_Job, SimulationResult]:
     pools = _pools(trace, job.slots, job.allocation)
-    found = simulate(trace, job.settings, pools, transfers=job.transfers)
-    return job, (found.hits, found.n_promoted, found.start, found.n_landed, found.guesses)
+    return job, simulate(trace, job.settings, pools, transfers=job.transfers)
 
 
 @contextmanager
-def _replays(trace: Trace, jobs: Sequence[_Job]) -> Iterator[Iterator[tuple[_Job, Replies]]]:
+def _replays(
+    trace: Trace, jobs: Sequence[_Job]
+) -> Iterator[Iterator[tuple[_Job, SimulationResult]]]:
     """Yield the results of jobs as they are done, in any order."""
-    n_workers = min(len(os.sched_getaffinity(0)), len(jobs))
+    n_workers, replay = min(len(os.sched_getaffinity(0)), len(jobs)), partial(_replay, trace)
     if n_workers == 1 or trace.routing.size * len(jobs) < SERIAL_USES:
-        yield (_replay(trace, job) for job in jobs)
+        yield map(replay, jobs)
         return
     # A fresh interpreter each: forking a process that has threads (a progress bar) can hang.
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # on starting, it would lift the mask below
-    with ExitStack() as stack:
-        with _ctrl_c_waits():
-            pool = stack.enter_context(context.Pool(n_workers, _begin_worker, (trace,)))
-        yield pool.imap_unordered(_replay_in_worker, jobs)
-
-
-@contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Let Ctrl-C take effect at the end.
-
-    Processes begun meanwhile never hear of it: they inherit the mask, and the parent ends them.
-    """
-    # The mask is this thread's alone: one of NumPy's may take the signal, hence the handler.
-    caught: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    # Workers inherit the mask, so that Ctrl-C reaches the parent alone, which ends them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        pool = context.Pool(n_workers)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-        if caught:
-            signal.raise_signal(signal.SIGINT)
-
-
-_trace_of_worker: list[Trace] = []
-
-
-def _begin_worker(trace: Trace) -> None:
-    _trace_of_worker.append(trace)
-
-
-def _replay_in_worker(job: _Job) -> tuple[_Job, Replies]:
-    return _replay(_trace_of_worker[0], job)
+    with pool:
+        yield pool.imap_unordered(replay, jobs)
