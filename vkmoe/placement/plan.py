@@ -86,6 +86,7 @@ class Decision:
     attention_shape: AttentionShape | LatentShape
     attention_split: AttentionSplit
     workspace: Workspace
+    weights: WeightBytes
     plan: MemoryPlan
     link: LinkSpeed | None  # None where it was not measured: no expert crosses one
     table: TableShape  # of the expert table
@@ -114,11 +115,10 @@ def decide(
     split = choose_split(shape, tuning)
     workspace = Workspace(spec, tuning, split, shape)
     sizes = weight_bytes(model.tensors)
-    largest = max(sizes.spans, default=0)
     scratch = _scratch(workspace, spec.n_layers)
     planner = Planner(config, spec, device, sizes, scratch, available_bytes())
     link = measure_link() if planner.experts_miss else None
-    mode = cache_mode(config, device, link, largest)
+    mode = cache_mode(config, device, link, max(sizes.spans, default=0))
     decided = planner.plan(mode)
     if link is not None and decided.mode.in_cache:
         way = "gathered" if mode.gathers else "read in place"
@@ -129,9 +129,19 @@ def decide(
     settings = cache_settings(config, spec, decided, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
     decided = replace(decided, lines=(*decided.lines, *learning))
-    table = table_shape(spec, sizes)
     return Decision(
-        tuning, shape, split, workspace, decided, link, table, pools, homes, overlaps, settings
+        tuning=tuning,
+        attention_shape=shape,
+        attention_split=split,
+        workspace=workspace,
+        weights=sizes,
+        plan=decided,
+        link=link,
+        table=table_shape(spec, sizes),
+        pools=pools,
+        host_pools=homes,
+        overlaps=overlaps,
+        cache_settings=settings,
     )
 
 
