@@ -45,7 +45,7 @@ from vkmoe.models.weights import (
 from vkmoe.ops.matvec import Matrix
 from vkmoe.placement.conversions import N_THREADS, conversion_line
 from vkmoe.placement.plan import Decision
-from vkmoe.placement.sizes import expert_shape, span_parts, weight_bytes
+from vkmoe.placement.sizes import expert_shape, span_parts
 from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import device_row_bytes, lay_out
 
@@ -129,7 +129,7 @@ def load_weights(
     file, spec, tensors, plan = model.file, model.spec, model.tensors, decision.plan
     if line := conversion_line(plan):
         log.info("%s", line)
-    sizes, pools = weight_bytes(tensors), decision.host_pools
+    sizes, pools = decision.weights, decision.host_pools
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
     reader = SpanReader(file, tensors) if pools else None

@@ -79,6 +79,7 @@ class Decision:
 
     tuning: Tuning
     workspace: Workspace
+    weights: WeightBytes
     plan: MemoryPlan
     link: LinkSpeed | None  # None where it was not measured: no expert crosses one
     table: TableShape  # of the expert table
@@ -107,11 +108,10 @@ def decide(
     attention = attention_kernels(spec, ctx_size, config.kv_type, tuning)
     workspace = Workspace(spec, tuning, attention)
     sizes = weight_bytes(model.tensors)
-    largest = max(sizes.spans, default=0)
     scratch = _scratch(workspace, spec.n_layers)
     planner = Planner(config, spec, device, sizes, scratch, available_bytes())
     link = measure_link() if planner.experts_miss else None
-    mode = cache_mode(config, device, link, largest)
+    mode = cache_mode(config, device, link, max(sizes.spans, default=0))
     decided = planner.plan(mode)
     if link is not None and decided.mode.in_cache:
         way = "gathered" if mode.gathers else "read in place"
@@ -122,8 +122,18 @@ def decide(
     settings = cache_settings(config, spec.name, spec.experts, decided, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
     decided = replace(decided, lines=(*decided.lines, *learning))
-    table = table_shape(spec, sizes)
-    return Decision(tuning, workspace, decided, link, table, pools, homes, overlaps, settings)
+    return Decision(
+        tuning=tuning,
+        workspace=workspace,
+        weights=sizes,
+        plan=decided,
+        link=link,
+        table=table_shape(spec, sizes),
+        pools=pools,
+        host_pools=homes,
+        overlaps=overlaps,
+        cache_settings=settings,
+    )
 
 
 def predictor_lines(
