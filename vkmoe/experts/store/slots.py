@@ -160,7 +160,8 @@ class Landings:
         locations.set_apart(slots.n_landing)
         n_layers, n_entries = table.landing.shape
         behind = [memory.address for memory in scratch[:n_entries]]
-        table.set_landing(*np.indices((n_layers, len(behind))), np.tile(behind, (n_layers, 1)))
+        layers, indices = np.indices((n_layers, len(behind)))
+        table.set_landing(layers, indices, np.tile(behind, (n_layers, 1)))
         # Entries to offer when no submit reads their slots any more: (layer, index).
         entries = np.argwhere(locations.landing != NO_SLOT).tolist()
         self._waiting: list[tuple[int, int]] = [(layer, index) for layer, index in entries]

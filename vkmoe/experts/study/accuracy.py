@@ -52,11 +52,11 @@ def guess_accuracy(
         counts.use(space.keys_of(ids).reshape(-1))
         following = predictor.after_token(ids)
         counts.advance()
-        said = predictor.said if predictor.informs else scores
+        guessed = predictor.guessed if predictor.informs else scores
         scores = following.copy() if following is not None else None
-        if said is None or token in trace.starts:
+        if guessed is None or token in trace.starts:
             continue
-        rows = said.reshape(space.n_layers, -1)[int(meaning == "stepped") :]
+        rows = guessed.reshape(space.n_layers, -1)[int(meaning == "stepped") :]
         used = ids[int(meaning == "stepped") :]
         n_right += _n_named(rows, used)
         n_named += used.size
