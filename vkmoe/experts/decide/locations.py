@@ -125,12 +125,12 @@ class Locations:
 
     def waiting(self) -> Keys:
         """Return the experts whose copy has not begun."""
-        (found,) = (self._state == WAITING).nonzero()
+        found: Keys = (self._state == WAITING).nonzero()[0]
         return found
 
     def copying(self) -> Keys:
         """Return the experts that are being copied."""
-        (found,) = (self._state == COPYING).nonzero()
+        found: Keys = (self._state == COPYING).nonzero()[0]
         return found
 
     def are_present(self, keys: Keys) -> Mask:
