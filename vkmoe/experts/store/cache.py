@@ -241,8 +241,8 @@ class ExpertCache:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
 
         Submits of a token but its `first` come after a `need`; with the first, copies that Ctrl-C
-        made the cache lose sight of are let go. Raises DeviceLostError. A copy that fails otherwise leaves its
-        expert at home.
+        made the cache lose sight of are let go. Raises DeviceLostError. A copy that fails otherwise
+        leaves its expert at home.
         """
         if first:
             self._recover()
