@@ -183,7 +183,7 @@ class Rig(Closing):
             reader = self.begin(first=False)
             self.read(reader, routing, [layer])
             self.table.end(reader)
-        hits = self.cache.after_token(routing[None])[0]
+        hits: NDArray[np.bool_] = self.cache.after_token(routing[None])[0]
         self.cache.check_integrity()
         return hits
 
@@ -203,9 +203,7 @@ class Rig(Closing):
         """What a submit reads now, through its version: of all experts used, the right bytes."""
         version = self.versions[reader]
         table, _ = self._tables(version)
-        by_address = {
-            slot.address: slot.memory for slot in (*self.slots.all, *self.host_slots.all)
-        }
+        by_address = {slot.address: slot.memory for slot in (*self.slots.all, *self.host_slots.all)}
         by_address |= {home.address: home for row in self.homes for home in row}
         for layer, row in enumerate(routing.tolist()):
             for expert in row if layers is None or layer in layers else ():

@@ -49,8 +49,8 @@ def test_what_was_said_of_a_token_is_kept_until_it_comes(lag: int) -> None:
     says = predictor.after_token(cycle(60))
     for index in range(lag):
         predictor.after_token(cycle(61 + index))
-    assert says is not None and predictor.said is not None
-    assert np.array_equal(predictor.said, says)
+    assert says is not None and predictor.guessed is not None
+    assert np.array_equal(predictor.guessed, says)
 
 
 def test_stepped_expects_the_next_layer_by_the_layer_at_hand() -> None:
@@ -64,12 +64,12 @@ def test_stepped_says_of_a_token_what_its_layers_let_expect() -> None:
     predictor = taught("stepped")
     rows = [predictor.after_layer(layer, cycle(60)[layer]) for layer in (0, 1)]
     predictor.after_token(cycle(60))
-    assert predictor.said is not None
+    assert predictor.guessed is not None
     for layer, row in enumerate(rows):
         assert row is not None
-        assert np.array_equal(predictor.said.reshape(3, 16)[layer + 1], row)
+        assert np.array_equal(predictor.guessed.reshape(3, 16)[layer + 1], row)
     # The first layer follows the last one of the token before, which had 15 - 59 % 4.
-    shares = predictor.said.reshape(3, 16)[0, :3]
+    shares = predictor.guessed.reshape(3, 16)[0, :3]
     assert shares == pytest.approx(1 / 3, abs=0.15), "its three in turn, whatever layer 2 had"
 
 
@@ -86,7 +86,7 @@ def test_a_new_text_is_not_taken_to_follow_the_last_one() -> None:
     predictor = taught()
     predictor.after_token(token(2, 2, 2))
     predictor.reset()
-    assert predictor.after_layer(0, cycle(0)[0]) is None and predictor.said is None
+    assert predictor.after_layer(0, cycle(0)[0]) is None and predictor.guessed is None
     predictor.after_token(token(9, 9, 9))
     scores = predictor.after_token(token(2, 2, 2))
     assert scores is not None and scores.reshape(3, 16)[0][9] == 0
@@ -125,4 +125,4 @@ def test_a_model_of_one_layer_has_no_next_one_to_expect() -> None:
     predictor = Correlation(KeySpace(1, 4), 64.0, "stepped")
     for index in range(WARM_UP + 3):
         assert predictor.after_token(np.array([[index % 4]], np.uint32)) is None
-    assert predictor.said is not None and int(predictor.said.argmax()) == (WARM_UP + 2) % 4
+    assert predictor.guessed is not None and int(predictor.guessed.argmax()) == (WARM_UP + 2) % 4

@@ -97,12 +97,12 @@ def test_ctrl_c_at_any_line_of_a_change_leaves_a_valid_record(change: str) -> No
         enter(locations, 0, 8, 1)
         locations.enter(np.array([2, 10]), np.full(2, FREE))  # they wait
         locations.changed[:] = False
-        before = {key: locations.slot_of(key) for key in np.flatnonzero(locations.present)}
+        before = {key: locations.slot_of(key) for key in np.flatnonzero(locations.present).tolist()}
         assert locations.n_free  # what is derived is there, and must not outlive the change
         with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
             CHANGES[change](locations)
         locations.check_integrity()
-        for key in np.flatnonzero(locations.present):
+        for key in np.flatnonzero(locations.present).tolist():
             same = before.get(key) == locations.slot_of(key)
             assert same or locations.changed[key], "the table would not hear of it"
         gone = [key for key in before if not locations.are_present(np.array(key))]

@@ -91,7 +91,7 @@ def test_a_new_text_forgets_the_last_tokens(name: PredictorName, meaning: Execut
         used[TOKENS[5] + FIRST] = True
         assert scores[0] is not None and ((scores[0] > 0) == used).all()
     if watched.predictor.informs and meaning == "fused":
-        assert watched.predictor.said is None, "the last text foretold nothing of this one"
+        assert watched.predictor.guessed is None, "the last text foretold nothing of this one"
 
 
 def test_the_same_tokens_let_expect_the_same(name: PredictorName, meaning: Executor) -> None:
@@ -114,7 +114,7 @@ def test_ids_that_are_written_over_change_nothing(name: PredictorName, meaning: 
         log[:] = 0
         assert (expected is None) == (found is None)
         np.testing.assert_array_equal(expected, found)
-        np.testing.assert_array_equal(kept.predictor.said, reused.predictor.said)
+        np.testing.assert_array_equal(kept.predictor.guessed, reused.predictor.guessed)
 
 
 # ----- each alone -----

@@ -125,11 +125,13 @@ class Locations:
 
     def waiting(self) -> Keys:
         """Return the experts whose copy has not begun."""
-        return (self._state == WAITING).nonzero()[0]
+        found: Keys = (self._state == WAITING).nonzero()[0]
+        return found
 
     def copying(self) -> Keys:
         """Return the experts that are being copied."""
-        return (self._state == COPYING).nonzero()[0]
+        found: Keys = (self._state == COPYING).nonzero()[0]
+        return found
 
     def are_present(self, keys: Keys) -> Mask:
         """Return which of these keys, of any shape, are present."""

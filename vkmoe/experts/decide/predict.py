@@ -46,7 +46,7 @@ PAIRS_LIVE = 4  # times as long as counts, as there are so many more pairs to le
 class Predictor(ABC):
     """Guesses from `after_token`, called for every token, and when stepped from `after_layer` too.
 
-    `informs` is whether scores know more than the counts that every cache has; then `said`
+    `informs` is whether scores know more than the counts that every cache has; then `guessed`
     [n_keys] are the scores of the last token as they were before it was known.
     """
 
@@ -54,7 +54,7 @@ class Predictor(ABC):
 
     def __init__(self, space: KeySpace) -> None:
         self.space = space
-        self.said: Scores | None = None
+        self.guessed: Scores | None = None
 
     @abstractmethod
     def after_token(self, ids: Ids) -> Scores | None:
@@ -172,19 +172,19 @@ class Correlation(Predictor):
         if self._stepped:
             self._after_steps(ids)
             return None
-        self.said = None
+        self.guessed = None
         if len(self._last) == self._last.maxlen:
-            before, self.said = self._last[0]
+            before, self.guessed = self._last[0]
             self._learn(before, ids, 0)
         ready = self._n_tokens > WARM_UP
-        says = self._follow(ids, 0).ravel() if ready else None
-        self._last.append((ids.copy(), says))
-        return says
+        guess = self._follow(ids, 0).ravel() if ready else None
+        self._last.append((ids.copy(), guess))
+        return guess
 
     def after_layer(self, layer: int, ids: Ids) -> Scores | None:
         if not self._stepped:
-            says = self._last[0][1] if self._last else None
-            return says[self.space.keys(layer + 1)] if says is not None else None
+            guess = self._last[0][1] if self._last else None
+            return guess[self.space.keys(layer + 1)] if guess is not None else None
         if self._n_tokens <= WARM_UP:
             return None
         following: Scores = self._follow(ids[None], layer + 1)[0]
@@ -192,7 +192,7 @@ class Correlation(Predictor):
 
     def reset(self) -> None:
         self._last.clear()
-        self._above_first = self.said = None
+        self._above_first = self.guessed = None
 
     # ----- inside -----
 
@@ -200,10 +200,10 @@ class Correlation(Predictor):
         first, above = 1, ids[:-1]
         if self._above_first is not None:
             first, above = 0, np.concatenate([self._above_first, above])
-        self.said = None
+        self.guessed = None
         if self._n_tokens > WARM_UP:
-            self.said = np.zeros(self.space.n_keys)
-            self.said[first * self.space.n_experts :] = self._follow(above, first).ravel()
+            self.guessed = np.zeros(self.space.n_keys)
+            self.guessed[first * self.space.n_experts :] = self._follow(above, first).ravel()
         self._learn(above, ids[first:], first)
         self._above_first = ids[-1:].copy()
 

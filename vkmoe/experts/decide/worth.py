@@ -87,13 +87,13 @@ class Foresight:
         if due := self._due.pop(self._n_tokens, None):
             self.counts.n_right += len(set(due).intersection(keys.reshape(-1).tolist()))
         self._n_used = ids.shape[1]
-        said = says = None
+        guessed = guess = None
         informed = self.predictor is not None and self.predictor.informs
         if self.predictor is not None:
             self._scores = self.predictor.after_token(ids)
             if informed:
-                said, says = self.predictor.said, self._scores
-        self._chances.update(keys.reshape(-1), said, says)
+                guessed, guess = self.predictor.guessed, self._scores
+        self._chances.update(keys.reshape(-1), guessed, guess)
         self.worth = self.held_worth = self._chances.all
         steady = self._chances.steady
         if informed and self.worth is not None and steady is not None:
@@ -177,17 +177,17 @@ class Chances:
         self._n_tokens = self._n_looks = 0
         self.all: Values | None = None  # [n_keys]; None while too little is known
         self.steady: Values | None = None  # the same from the counts alone
-        self._unsaid: Values | None = None  # the same without what the predictor may say yet
+        self._before_guess: Values | None = None  # the same, less what a guess may add
 
-    def update(self, keys: NDArray[np.int64], said: Values | None, says: Values | None) -> None:
+    def update(self, keys: NDArray[np.int64], guessed: Values | None, guess: Values | None) -> None:
         """Learn that a token used `keys` [n_used], which `counts` has counted.
 
-        `said` [n_keys] are the predictor's scores of this token, `says` those of one to come; None:
-        it has none.
+        `guessed` [n_keys] are the predictor's scores of this token, `guess` those of one to come;
+        None: it has none.
         """
         self._n_tokens += 1
         if self._kept is not None and self._kept[0] == self._n_tokens:
-            self._look(self._kept[1], said, keys)
+            self._look(self._kept[1], guessed, keys)
         for short in self._short:
             short.use(keys)
         if (self._n_tokens + self._lag) % EVERY == 0:
@@ -195,24 +195,24 @@ class Chances:
             self._kept = self._n_tokens + self._lag, known
         if self._n_looks >= LEAST:
             self.steady = self.all = self._sum(self._fit(informed=False), None)
-            if says is not None:
-                self.all = self._sum(self._fit(informed=True), says)
-            if says is None and said is not None:
-                self._unsaid = self._sum(self._fit(informed=True), None)
+            if guess is not None:
+                self.all = self._sum(self._fit(informed=True), guess)
+            if guess is None and guessed is not None:
+                self._before_guess = self._sum(self._fit(informed=True), None)
         for short in self._short:
             short.advance()
 
-    def given(self, first: int, says: Values) -> Values | None:
-        """Return the chances of experts from key `first` on, given their scores `says` [n]."""
-        if self._unsaid is None:
+    def given(self, first: int, guess: Values) -> Values | None:
+        """Return the chances of experts from key `first` on, given their scores `guess` [n]."""
+        if self._before_guess is None:
             return None
-        return self._unsaid[first : first + len(says)] + self._fit(informed=True)[-1] * says
+        return self._before_guess[first : first + len(guess)] + self._fit(informed=True)[-1] * guess
 
     # ----- inside -----
 
-    def _look(self, known: list[Values], said: Values | None, keys: NDArray[np.int64]) -> None:
+    def _look(self, known: list[Values], guessed: Values | None, keys: NDArray[np.int64]) -> None:
         """Fit the uses of a token to what was known before it."""
-        known.append(np.zeros(len(known[0])) if said is None else said)
+        known.append(np.zeros(len(known[0])) if guessed is None else guessed)
         products = _sums.products(known) * (self._scale[:, None] * self._scale)
         self._products = KEPT * self._products + products
         used = np.array([row[keys].sum() for row in known])
@@ -229,11 +229,11 @@ class Chances:
             self._fits[informed] = (fit * self._scale[:n]).tolist()
         return self._fits[informed]
 
-    def _sum(self, weights: list[float], says: Values | None) -> Values:
+    def _sum(self, weights: list[float], guess: Values | None) -> Values:
         """Add up the counts as they are now, and the predictor's scores, by their weights."""
         rows = [each.raw for each in self._counts]
         factors = [one / each.weight for one, each in zip(weights, self._counts, strict=False)]
-        if says is not None:
-            rows.append(says)
+        if guess is not None:
+            rows.append(guess)
             factors.append(weights[-1])
         return _sums.blend(rows, factors)

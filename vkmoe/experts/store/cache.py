@@ -151,12 +151,12 @@ class ExpertTracker:
         It is kept. `filled` [n_tokens, n MoE layers, n_used]: which experts kernels stored whole
         where they were to land; None: none.
         """
-        hits = np.broadcast_to(self._on_device, routing.shape)
         if self.cache is not None:
             hits = self.cache.after_token(routing, filled, self._host_ns)
         else:
             self.residency.observe(routing)
             self.residency.decide()
+            hits = np.full(routing.shape, self._on_device)
         for ids, found in zip(routing, hits, strict=True):
             self.profiler.record(ids, found)
         self._note_pins()
@@ -240,9 +240,9 @@ class ExpertCache:
     def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
 
-        Submits of a token but its `first` come after a `need`; with the first, what Ctrl-C left of
-        the last token is tidied up. Raises DeviceLostError. A copy that fails otherwise leaves its
-        expert at home.
+        Submits of a token but its `first` come after a `need`; with the first, copies that Ctrl-C
+        made the cache lose sight of are let go. Raises DeviceLostError. A copy that fails otherwise
+        leaves its expert at home.
         """
         if first:
             self._recover()
@@ -326,7 +326,7 @@ class ExpertCache:
 
     @property
     def _changed(self) -> Mask:
-        """Return of which experts the table may not have the address yet [n_keys]."""
+        """Return which experts' addresses the table may not have yet [n_keys]."""
         changed = self.residency.locations.changed
         return changed if self.pool is None else changed | self.pool.locations.changed
 
