@@ -55,12 +55,13 @@ class RunResult(NamedTuple):
     """What the run of a batch leaves, copied out of the memory that the next run overwrites."""
 
     routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
-    filled: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used, 2]: `RoutingLog`
+    filled: NDArray[np.uint32] | None  # [n_tokens, n_moe_layers, n_used, 2], see RoutingLog
     top: TopLogits | None  # of the row that wants logits
 
     @property
     def landed(self) -> NDArray[np.bool_]:
         """Mark the used experts that were stored whole where they may land, like `routing`."""
+        assert self.filled is not None, "no expert has a place to land in"
         whole = self.routing + 1
         stored: NDArray[np.bool_] = (self.filled[..., 0] == whole) & (self.filled[..., 1] == whole)
         return stored

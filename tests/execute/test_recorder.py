@@ -148,7 +148,7 @@ def test_a_result_outlives_the_next_run(odd: Model) -> None:
     second = odd.run(odd.fused, 11)
     assert second.routing.shape == kept.shape and (second.routing != kept).any()
     np.testing.assert_array_equal(first.routing, kept)
-    assert not first.landed.any(), "no expert has a place to land in"
+    assert first.filled is None, "no expert has a place to land in"
 
 
 def test_the_host_acts_between_segments_where_it_is_asked_to(

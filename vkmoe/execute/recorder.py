@@ -121,6 +121,7 @@ class TokenPrograms(Closing):
         """
         self._backend, space = backend, decoder.workspace
         borders = _submit_borders(backend, decoder, bytes_per_second)
+        self._lands = decoder.misses is not None  # else the filled words mean nothing
         self._submissions: list[Submission] = []
         for tensor in space.tensors:
             backend.tensor(tensor)
@@ -148,7 +149,8 @@ class TokenPrograms(Closing):
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
         assert len(batch.tokens) <= MAX_TOKENS, "programs take one row"
-        recorded = self.recorded[batch.kind]
+        kind = batch.kind
+        recorded = self.recorded[kind]
         self._submissions = []
         for index, submit in enumerate(recorded.submits):
             self.io.send(batch, host.begin(index == 0))
@@ -157,8 +159,8 @@ class TokenPrograms(Closing):
             if submit.then is not None:
                 layer = submit.then.layer
                 host.bring(layer, self._routing[:, layer].copy())
-        top = self._candidates.read() if batch.kind.with_logits else None
-        return RunResult(self.routing(), self.filled(), top)
+        top = self._candidates.read() if kind.with_logits else None
+        return RunResult(self.routing(), self.filled() if self._lands else None, top)
 
     def _run(self, submit: _Submit) -> None:
         started = time.perf_counter_ns()
@@ -179,7 +181,7 @@ class TokenPrograms(Closing):
     def filled(self) -> NDArray[np.uint32]:
         """Return what the last run's misses left in landing places (a copy).
 
-        uint32 [n_tokens, n_moe_layers, n_used, 2]: gate and up, then down (`RoutingLog`).
+        uint32 [n_tokens, n_moe_layers, n_used, 2]: gate and up, then down (RoutingLog).
         """
         return self._filled.copy()
 
