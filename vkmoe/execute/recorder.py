@@ -121,7 +121,7 @@ class TokenPrograms(Closing):
         """
         self._backend, space = backend, decoder.workspace
         borders = _submit_borders(backend, decoder, bytes_per_second)
-        self._lands = decoder.misses is not None  # else the filled words mean nothing
+        self._lands = decoder.mode.lands  # else the filled words mean nothing
         self._submissions: list[Submission] = []
         for tensor in space.tensors:
             backend.tensor(tensor)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.experts.interrupts import ctrl_c_after
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.locations import ASKED, BY_USE, FREE, Locations
+from vkmoe.experts.decide.locations import FREE, Locations
 from vkmoe.experts.decide.settings import PoolSpec
 
 SPACE = KeySpace(n_layers=3, n_experts=8)
@@ -72,9 +72,9 @@ def test_an_expert_that_landed_keeps_its_landing_slot_and_gives_its_layer_anothe
 
 def test_a_pin_ends_with_its_last_reason() -> None:
     locations = made()
-    assert not locations.pin(np.array([1, 2, 3]), ASKED).size
-    assert not locations.pin(np.array([3, 4]), BY_USE).size
-    assert locations.pin(np.array([2]), ASKED).tolist() == [1], "3 is still pinned by use"
+    assert not locations.pin(np.array([1, 2, 3]), 1).size
+    assert not locations.pin(np.array([3, 4]), 2).size
+    assert locations.pin(np.array([2]), 1).tolist() == [1], "3 is still pinned by the other rule"
     assert np.flatnonzero(locations.pins).tolist() == [2, 3, 4]
     enter(locations, 2, 5, 8)
     assert locations.n_pinned.tolist() == [1, 0]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["ASKED", "BY_USE", "FREE", "NO_POOL", "Locations", "Move"]
+__all__ = ["FREE", "NO_POOL", "Locations", "Move"]
 
 NO_POOL = -1
 NO_SLOT = -1
@@ -28,8 +28,6 @@ FREE = -1  # in place of a victim: a slot that no expert has
 
 # What is in an expert's slot; ABSENT: it has none. Behind PRESENT are those that are arriving.
 ABSENT, PRESENT, WAITING, COPYING = range(4)
-
-ASKED, BY_USE = 1, 2  # why an expert is pinned; both may hold
 
 
 class Move(NamedTuple):
@@ -235,10 +233,13 @@ class Locations:
         derived.holders.reshape(-1)[self._entry_of[theirs]] = keys
         self._derived = derived
 
-    def pin(self, keys: Keys, reason: int = ASKED) -> Keys:
-        """Pin these, and no others, for a reason; return the experts that lose their pin."""
-        pins = self.pins & np.uint8(~reason & 0xFF)
-        pins[keys] |= reason
+    def pin(self, keys: Keys, rule: int = 1) -> Keys:
+        """Pin these, and no others, by a rule; return the experts that no rule pins any more.
+
+        Each rule has a bit of its own in `pins` [n_keys].
+        """
+        pins = self.pins & np.uint8(~rule & 0xFF)
+        pins[keys] |= rule
         freed = np.flatnonzero((self.pins != 0) & (pins == 0))
         self._derived = None
         self.pins = pins

@@ -21,7 +21,7 @@ from vkmoe.choices import PolicyName
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.counts import DecayedCounts
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask, Values
-from vkmoe.experts.decide.locations import ASKED, FREE, Locations, Move
+from vkmoe.experts.decide.locations import FREE, Locations, Move
 
 __all__ = [
     "NO_LIMITS",
@@ -199,12 +199,12 @@ class Policy(ABC):
         """Take residents out of their slots; a pin stays noted for when its expert comes back."""
         self.locations.leave(keys)
 
-    def pin(self, keys: Keys, reason: int = ASKED) -> Keys:
-        """Never let these leave for a reason, and no others; return those that may leave again.
+    def pin(self, keys: Keys, rule: int = 1) -> Keys:
+        """Never let these leave by a rule, and no others; return those that may leave again.
 
         Those that are not resident stay from their next insertion on.
         """
-        return self.locations.pin(keys, reason)
+        return self.locations.pin(keys, rule)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the policy contradicts itself (tests)."""
@@ -368,9 +368,9 @@ class Slru(Policy):
         self._again[keys] = True  # also of those that will be inserted, which takes it back
         return super().use(keys)
 
-    def pin(self, keys: Keys, reason: int = ASKED) -> Keys:
+    def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin as any policy does; those that had a pin stay protected, as if they were used now."""
-        freed = super().pin(keys, reason)
+        freed = super().pin(keys, rule)
         here = freed[self.locations.are_resident(freed)]
         self._touch(here)
         self._again[here] = True
