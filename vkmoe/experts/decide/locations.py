@@ -123,6 +123,8 @@ class Locations:
 
     def waiting(self) -> Keys:
         """Return the experts whose copy has not begun."""
+        if WAITING not in self._state.tobytes():  # nearly always, and asked in every step
+            return NO_KEYS
         found: Keys = (self._state == WAITING).nonzero()[0]
         return found
 

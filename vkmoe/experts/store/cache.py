@@ -335,7 +335,7 @@ class ExpertCache:
         changed = self._changed
         if not np.count_nonzero(changed):
             return
-        keys = np.flatnonzero(changed)
+        keys = changed.nonzero()[0]
         self._table.set_all(keys, self._addresses(keys))
         self.residency.locations.changed[keys] = False
         if self.pool is not None:
