@@ -60,7 +60,7 @@ def info(
 
 
 def _file_lines(file: GgufFile) -> list[str]:
-    """Name, size and the weight types with their shares."""
+    """List the file's path, name and architecture, and its weights by type."""
     n_tensors: dict[str, int] = defaultdict(int)
     n_bytes: dict[str, int] = defaultdict(int)
     n_weights = 0
@@ -87,7 +87,7 @@ def _file_lines(file: GgufFile) -> list[str]:
 
 
 def _conversion_lines(tensors: ModelTensors) -> list[str]:
-    """What has a type without kernels, and what loading makes of it."""
+    """List what has a type without kernels, and what loading makes of it."""
     from vkmoe.placement.conversions import conversions, expected_seconds
     from vkmoe.placement.words import in_time
 
@@ -120,7 +120,7 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 
 
 def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
-    """The plan on the chosen device, or why there is none."""
+    """Show the plan on the chosen device, or say why there is none."""
     from vkmoe.experts.decide.sizing import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.placement.cache_choice import copies_overlap
@@ -159,7 +159,7 @@ def _served(mode: ExpertMode) -> str:
 
 
 def spec_lines(spec: ModelSpec) -> list[str]:
-    """The model's shape, a line for each part."""
+    """Describe the model's shape, a line for each part."""
     lines = [f"layers        {spec.n_layers} of width {spec.width}"]
     kinds = Counter(_attention(layer.mixer) for layer in spec.layers)
     for kind, n_layers in kinds.items():
@@ -185,7 +185,7 @@ def _feed_forward(spec: ModelSpec) -> list[str]:
 
 
 def type_lines(tensors: ModelTensors) -> list[str]:
-    """The types of the routed experts' matrices, in how many layers each mixture is."""
+    """List the types of the routed experts' matrices, and in how many layers each mixture is."""
     mixtures = Counter(
         tuple(matrix.type for matrix in one.matrices) for one in tensors.expert_layers
     )
@@ -218,7 +218,7 @@ def _attention(mixer: Mixer) -> str:
 
 
 def _windows(spec: ModelSpec) -> list[int]:
-    """The positions each layer sees, of those layers that do not see all."""
+    """List how many positions each layer sees, of those layers that do not see all."""
     from vkmoe.facts import AttentionSpec
 
     mixers = (layer.mixer for layer in spec.layers)
@@ -227,7 +227,7 @@ def _windows(spec: ModelSpec) -> list[int]:
 
 
 def _windows_line(spec: ModelSpec) -> str:
-    """Layers that see only the last tokens."""
+    """Describe the layers that see only the last tokens."""
     counts = Counter(_windows(spec))
     parts = [f"the last {window} tokens{_in_layers(n, 2)}" for window, n in counts.items()]
     n_whole = spec.n_layers - sum(counts.values())
@@ -274,5 +274,5 @@ def _layers(count: int) -> str:
 
 
 def _in_layers(count: int, of: int) -> str:
-    """How often one of several kinds is; nothing where there is only one kind."""
+    """Say in how many layers one of several kinds is; nothing where there is only one kind."""
     return f" in {count} layer{'s' * (count != 1)}" if of > 1 else ""

@@ -56,7 +56,7 @@ def option(
     check: Callable[[str], object] | None = None,
     callback: Callable[..., Any] | None = None,
 ) -> Any:
-    """`typer.Option` for use in `Annotated`, with the variable named after the long flag.
+    """Make a `typer.Option` for use in `Annotated`, with the variable named after the long flag.
 
     `kind` is the type of the value: str, bool, int, float or a Literal; bounds are inclusive.
     `check` raises UsageError for a text that is malformed.
@@ -205,7 +205,7 @@ Quiet = Annotated[
 
 
 def check_output(verbose: bool, quiet: bool) -> None:
-    """Raises UsageError when both were asked for."""
+    """Raise UsageError when both were asked for."""
     if verbose and quiet:
         raise UsageError("--verbose and --quiet contradict each other", "give one of them")
 

@@ -1,1 +1,1 @@
-"""Where the experts lie and how they are reached."""
+"""This package knows where the experts lie, and how they are reached."""

@@ -98,7 +98,7 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlock(Extension):
-        """`{% generation %}...{% endgeneration %}` only marks the assistant's text."""
+        """Lets `{% generation %}...{% endgeneration %}` only mark the assistant's text."""
 
         tags = {"generation"}  # noqa: RUF012  # declared so by the base class
 
@@ -125,7 +125,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
+    """Write JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -164,7 +164,7 @@ class ReplyChannels:
     """
 
     def __init__(self, has_channels: bool) -> None:
-        """`has_channels`: the model's vocabulary has the marks."""
+        """Begin a reply; `has_channels`: the model's vocabulary has the marks."""
         self._has_channels = has_channels
         self._held = ""  # may yet become a mark
         self._header: str | None = None  # of the message to come; None: inside a message
@@ -209,7 +209,7 @@ class ReplyChannels:
             yield ChannelText(self._channel, text)
 
     def _possible_mark(self) -> int:
-        """Length of the longest end of the held text that begins a mark."""
+        """Return the length of the longest end of the held text that begins a mark."""
         for n in range(min(len(self._held), _LONGEST - 1), 0, -1):
             if any(mark.startswith(self._held[-n:]) for mark in _MARKS):
                 return n

@@ -86,7 +86,7 @@ class StopMatcher:
         return min(ends)[1] if ends else None
 
     def _possible_prefix_length(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest end of the held text that begins a stop string."""
         longest = min(len(self._held), max(map(len, self._stops)) - 1)
         for n in range(longest, 0, -1):
             if any(stop.startswith(self._held[-n:]) for stop in self._stops):

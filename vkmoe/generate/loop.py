@@ -34,7 +34,7 @@ FinishReason = Literal["stop", "length", "interrupt"]
 
 
 class TokenRunner(Protocol):
-    """What the loop needs of a model."""
+    """Describes what the loop needs of a model."""
 
     @property
     def ctx_size(self) -> int: ...
@@ -49,12 +49,12 @@ class TokenRunner(Protocol):
         """
 
     def full_logits(self) -> NDArray[np.float32]:
-        """All logits of the last token run with logits: float32 [n_vocab]."""
+        """Return all logits of the last token run with logits: float32 [n_vocab]."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A generated token and the text that became certain with it (often part of a word).
+    """Holds a generated token and the text that became certain with it (often part of a word).
 
     The last piece may have no token (-1): text that was held back for a stop string.
     """
@@ -65,7 +65,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class GenerationStatistics:
-    """What a generation took; seconds. `prompt_seconds` ends with the prompt's last token."""
+    """Holds what a generation took; seconds. `prompt_seconds` ends with the prompt's last token."""
 
     load_seconds: float
     n_prompt_tokens: int
@@ -79,19 +79,19 @@ class GenerationStatistics:
 
     @property
     def prompt_rate(self) -> float:
-        """Prompt tokens per second (pp)."""
+        """Return the prompt tokens per second (pp)."""
         n_tokens = self.n_prompt_tokens - self.n_reused_tokens
         return n_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
 
     @property
     def decode_rate(self) -> float:
-        """Generated tokens per second after the first one (tg)."""
+        """Return the generated tokens per second after the first one (tg)."""
         n_tokens = self.n_generated_tokens - 1
         return n_tokens / self.decode_seconds if n_tokens > 0 and self.decode_seconds else 0.0
 
 
 class Generation:
-    """One run of the loop. `cached` lists the tokens in the KV cache; it is kept true."""
+    """Runs the loop once. `cached` lists the tokens in the KV cache; it is kept true."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Generation:
         self._started = self._prompt_done = self._first_token = 0.0
 
     def pieces(self, done: Callable[[Generation], None]) -> Iterator[Piece]:
-        """Run. `done` is called when the loop ends, is closed or is interrupted."""
+        """Run the loop. `done` is called when it ends, is closed or is interrupted."""
         self._started = self._prompt_done = self._first_token = time.perf_counter()
         try:
             top = self._run_prompt()
@@ -134,7 +134,7 @@ class Generation:
             done(self)
 
     def statistics(self, load_seconds: float) -> GenerationStatistics:
-        """What the run took until now."""
+        """Return what the run took until now."""
         return GenerationStatistics(
             load_seconds=load_seconds,
             n_prompt_tokens=len(self._tokens),
@@ -166,7 +166,7 @@ class Generation:
         self._reason = "length"
 
     def _rest(self) -> str:
-        """Text held back for a stop string or an unfinished character."""
+        """Return the text held back for a stop string or an unfinished character."""
         if self._stops.stopped:
             return ""
         return self._stops.feed(self._text.finish()) + self._stops.finish()
@@ -213,7 +213,7 @@ class Generation:
 
 
 class ObservedRunner:
-    """A `TokenRunner` around another that calls `after(batch, result)` when a batch was run."""
+    """Wraps a `TokenRunner`, and calls `after(batch, result)` when a batch was run."""
 
     def __init__(self, runner: TokenRunner, after: Callable[[TokenBatch, RunResult], None]) -> None:
         self._runner, self._after = runner, after

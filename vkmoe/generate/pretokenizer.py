@@ -29,7 +29,7 @@ _GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s
 
 
 def _words(letters: str, digits: str, rest: str) -> str:
-    """Endings, a word with at most one leading other character, digits, symbols, blanks."""
+    """Match endings, a word with at most one leading other character, digits, symbols, blanks."""
     return (
         rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}| ?[^\s{rest}]+[\r\n]*|{_BLANKS}"
     )

@@ -95,7 +95,7 @@ class SentencePieceCodec:
 
 
 def _chars_without_token(vocabulary: Vocabulary) -> list[str]:
-    """Characters of longer tokens that have no token: a merge needs an id for them."""
+    """Return characters of longer tokens that have no token: a merge needs an id for them."""
     return sorted({char for text in vocabulary.tokens for char in text} - vocabulary.ids.keys())
 
 

@@ -236,7 +236,7 @@ def _read_types(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.in
 
 
 def _read_scores(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.float64]:
-    """Scores [n_tokens], all finite; raises ModelFileError where there are none."""
+    """Read the scores [n_tokens], all finite; raises ModelFileError where there are none."""
     key = "tokenizer.ggml.scores"
     try:
         scores = np.asarray(_required(metadata, key), dtype=np.float64)
@@ -264,7 +264,7 @@ def _read_id(metadata: Mapping[str, Any], key: str, n_tokens: int) -> int | None
 
 
 def _read_flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    """True or false; `default` where the file has no such key."""
+    """Read true or false; `default` where the file has no such key."""
     stated = metadata.get(key)
     if stated is None:
         return default

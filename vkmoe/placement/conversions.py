@@ -1,5 +1,5 @@
-"""What is converted while a model loads: which tensors, how many bytes they take then, and how long
-it takes, which a short trial finds out.
+"""Says what is converted while a model loads: which tensors, how many bytes they take then, and how
+long it takes, which a short trial finds out.
 
 Which types become which, and how, is the subject of quants/convert.py.
 """

@@ -1,4 +1,4 @@
-"""The memory that experts come and go in, and the cache over it, as the plan has them.
+"""Makes the memory that experts come and go in, and the cache over it, as the plan has them.
 
 Owns slots, places of a small host pool, scratch to gather in, and the threads that move bytes. Does
 not own the weights that stay where they are.
@@ -31,7 +31,7 @@ __all__ = ["ExpertPlaces"]
 
 
 class ExpertPlaces(Closing):
-    """The places of experts besides their homes. Raises OutOfMemoryError when made, with all freed.
+    """Holds experts' places besides their homes. Raises OutOfMemoryError when made, with all freed.
 
     `checks` fills what nothing may read with NaN (tests).
     """
@@ -67,7 +67,7 @@ class ExpertPlaces(Closing):
         return with_landing(weights, loaded.table.landing.shape[1], self._landing_ranges)
 
     def follow(self, loaded: LoadedWeights, seed: NDArray[np.float64] | None) -> ExpertTracker:
-        """Make what counts the experts used, and moves them; experts begin where they belong.
+        """Make the tracker that counts and moves the experts used; experts begin where they belong.
 
         `seed` are the counts of an earlier run. Where copies overlap tokens a thread copies, as
         many bytes as the link allows. Raises GpuErrors, ModelFileError.
@@ -102,11 +102,11 @@ class ExpertPlaces(Closing):
         self._cleanup.close()
 
     def _ranges(self, layer: int) -> tuple[Range, ...]:
-        """The memory in which experts of a MoE layer can lie besides their homes."""
+        """List the memory in which experts of a MoE layer can lie besides their homes."""
         return (*self._landing_ranges(layer), *self._places.ranges(layer))
 
     def _landing_ranges(self, layer: int) -> tuple[Range, ...]:
-        """The memory into which experts of a MoE layer can be stored by its kernels."""
+        """List the memory into which experts of a MoE layer can be stored by its kernels."""
         return (*self.slots.ranges(layer), *self._scratch_ranges)
 
     def _uploads(self, overlaps: bool) -> DrainedUploader:

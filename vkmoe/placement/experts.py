@@ -1,4 +1,4 @@
-"""Where the experts go: on the device, in host memory with slots on the device, or host memory.
+"""Decides where experts go: the device, host memory with slots on the device, or host memory.
 
 Pure; a part of `plan`. Owns what follows for the executor. How many slots and places fit is the
 subject of pools.py.
@@ -34,7 +34,7 @@ __all__ = ["ExpertRoom", "Room", "all_on_device", "place_experts"]
 
 
 class Room(NamedTuple):
-    """Bytes left for experts. Where memory is `shared`, device and pool have the same ones."""
+    """Holds bytes left for experts. Where memory is `shared`, pool and device have the same."""
 
     device: int
     pool: PoolRoom
@@ -43,7 +43,7 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertRoom:
-    """What the decision about experts rests on: what was asked, the experts, the room for them.
+    """Holds what the decision about experts rests on: what was asked, the experts, their room.
 
     `base` is the plan without its experts; places are found in what that leaves.
     """
@@ -128,7 +128,7 @@ def _unknown_sizes(given: ExpertRoom, experts: ExpertSpec, flag: str) -> MemoryP
 
 
 class _Asked(NamedTuple):
-    """The slots a user asked for, and how."""
+    """Describes the slots a user asked for, and how."""
 
     slots: tuple[int, ...]
     flag: str
@@ -150,7 +150,7 @@ def _idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
 
 
 class _SizedExperts:
-    """The decision for experts of known sizes, with what it rests on."""
+    """Decides about experts of known sizes, and holds what that rests on."""
 
     def __init__(self, given: ExpertRoom, experts: ExpertSpec, mode: ExpertMode) -> None:
         self._config, self._flag = given.config, _cache_flag(given.config)
@@ -165,7 +165,7 @@ class _SizedExperts:
 
     @property
     def all_on_device(self) -> bool:
-        """Whether all experts are wanted on the device, and fit there."""
+        """Say whether all experts are wanted on the device, and fit there."""
         asked = self._asked()
         few_in_place = self._room.shared and asked is None and self._pools.wants_few
         return self._wants_all(asked) and self._total <= self._room.device and not few_in_place

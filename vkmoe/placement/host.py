@@ -16,7 +16,7 @@ FALLBACK_BYTES = 4 << 30
 
 
 class _Names(NamedTuple):
-    """What one version of the memory cgroup calls its files, and its page cache in memory.stat."""
+    """Names the files of one version of the memory cgroup, and its page cache in memory.stat."""
 
     limit: str
     used: str

@@ -162,7 +162,7 @@ class _Loader:
     def __init__(
         self, placer: Placer, arenas: list[Arena], table: ExpertTable, in_file: bool
     ) -> None:
-        """`in_file`: routed experts stay there."""
+        """Begin with nothing placed; `in_file`: routed experts stay there."""
         self._placer, self._table, self._in_file = placer, table, in_file
         self._trunk, self._experts = arenas
         self.homes: list[list[Placement]] = []
@@ -256,7 +256,7 @@ class Placer:
     def __init__(
         self, file: GgufFile, device: Device, trunk: Arena, progressing: Progressing
     ) -> None:
-        """`trunk` is for all but the routed experts."""
+        """Begin with nothing placed; `trunk` is for all but the routed experts."""
         self._file, self._trunk, self._progressing = file, trunk, progressing
         self._transfer = Transfer(device)
         self._pool = ThreadPoolExecutor(N_THREADS, "load")

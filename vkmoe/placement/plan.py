@@ -75,7 +75,7 @@ RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the r
 
 @dataclass(frozen=True)
 class Decision:
-    """How a model will run on a device."""
+    """Describes how a model will run on a device."""
 
     tuning: Tuning
     workspace: Workspace
@@ -162,7 +162,7 @@ def _scratch(workspace: Workspace, n_layers: int) -> Scratch:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Bytes of the small buffers of a token."""
+    """Counts the bytes of the small buffers of a token."""
 
     tensors: tuple[int, ...]  # of the workspace, each an allocation of its own
     params: int
@@ -226,7 +226,7 @@ class Planner:
 
     @property
     def experts_miss(self) -> bool:
-        """Whether experts will be anywhere but on the device."""
+        """Say whether experts will be anywhere but on the device."""
         given = self._given
         return not all_on_device(given, promotes(given.config, given.device))
 
@@ -338,7 +338,7 @@ def table_shape(spec: ModelSpec, weights: WeightBytes) -> TableShape:
 
 
 class _FixedLines:
-    """The lines for all that a model needs whatever is decided about its experts."""
+    """Makes the lines for all that a model needs whatever is decided about its experts."""
 
     def __init__(
         self, spec: ModelSpec, device: DeviceInfo, weights: WeightBytes, scratch: Scratch

@@ -1,4 +1,4 @@
-"""How many experts some bytes hold: in slots on a device, and in places of a host pool.
+"""Finds how many experts some bytes hold: in slots on a device, and in places of a host pool.
 
 Pure; a part of `plan`. Slots are split evenly over layers. Places of a host pool are shared by
 layers whose experts have the same size: each size gets its share of the bytes, but no less than a
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """What slots take on a device: their own bytes, those to land in, and room to gather."""
+    """Counts what slots take on a device: their own bytes, those to land in, and room to gather."""
 
     device: DeviceInfo
     span_bytes: Sequence[int]  # of an expert in each MoE layer
@@ -47,19 +47,19 @@ class SlotLayout:
 
     @property
     def n_landing(self) -> int:
-        """Slots that each layer has besides its own: no more than a token can miss there."""
+        """Count the slots each layer has besides its own: no more than a token can miss there."""
         return min(N_LANDING, self.n_used) if self.mode.promote else 0
 
     def own_bytes(self, slots: Sequence[int]) -> int:
-        """Bytes of `slots[layer]` slots as they are allocated, at most: one arena for each size."""
+        """Bound the bytes of `slots[layer]` slots as allocated: one arena for each size."""
         return layout_bytes(self._arenas(slots, 0))
 
     def landing_bytes(self, slots: Sequence[int]) -> int:
-        """Bytes of the landing slots besides, in the same arenas."""
+        """Bound the bytes of the landing slots besides, in the same arenas."""
         return self.n_bytes(slots) - self.own_bytes(slots)
 
     def n_bytes(self, slots: Sequence[int]) -> int:
-        """Bytes of these slots and their landing slots."""
+        """Bound the bytes of these slots and their landing slots."""
         return layout_bytes(self.arenas(slots))
 
     def arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
@@ -68,17 +68,17 @@ class SlotLayout:
 
     @property
     def n_gathered(self) -> int:
-        """Places that all layers share, as many as a token can miss in one."""
+        """Count the places that all layers share, as many as a token can miss in one."""
         return self.n_used if self.mode.gathers else 0
 
     @property
     def gather_bytes(self) -> int:
-        """Bytes of those places, each for the largest expert."""
+        """Bound the bytes of those places, each for the largest expert."""
         return layout_bytes([self.gathered])
 
     @property
     def gathered(self) -> ArenaLayout:
-        """Lay out those places."""
+        """Lay out the places that all layers share."""
         return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
 
     def largest(self, n_bytes: int) -> tuple[int, ...]:
@@ -176,7 +176,7 @@ def _place_arenas(
 
 
 class PoolRoom(NamedTuple):
-    """Bytes of host memory for the pool: taken unasked, and taken if asked for."""
+    """Counts the bytes of host memory for the pool: taken unasked, and taken if asked for."""
 
     unasked: int
     most: int
@@ -184,7 +184,7 @@ class PoolRoom(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """What was decided of the host pool.
+    """Holds what was decided of the host pool.
 
     `places` are those of each size of expert; () where there is one for each expert.
     """
@@ -196,21 +196,21 @@ class PoolPlan:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the pool as it is allocated, at most."""
+        """Bound the bytes of the pool as it is allocated."""
         return layout_bytes(self.layouts)
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of all its lines."""
+        """Count the bytes of all its lines."""
         return self.n_bytes + READING_BYTES * bool(self.places)
 
     @property
     def share(self) -> str:
-        """Says how many experts it holds."""
+        """Say how many experts the pool holds."""
         return f"{sum(self.places):,} of {self.n_all:,} experts" if self.places else "all experts"
 
     def lines(self, device: DeviceInfo, home_reason: str) -> tuple[Allocation, ...]:
-        """The plan's lines; `home_reason` says what a pool of all experts is good for."""
+        """Make the plan's lines; `home_reason` says what a pool of all experts is good for."""
         item = f"host pool, {self.share}"
         if not self.places:
             return (allocation(device, item, "host", home_reason, "experts", self.layouts),)
@@ -230,22 +230,25 @@ class PoolPlanner:
 
     @property
     def wants_few(self) -> bool:
-        """Whether a pool was asked for that does not hold all experts."""
+        """Say whether a pool was asked for that does not hold all experts."""
         return self._asked is not None and self._asked < self._total
 
     @property
     def all(self) -> PoolPlan:
-        """A pool of all experts."""
+        """Make the plan of a pool of all experts."""
         n_all = self._layout.n_experts * len(self._layout.span_bytes)
         return PoolPlan((), (self._whole,), n_all)
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of the smallest pool there can be, and of what reading takes."""
+        """Count the bytes of the smallest pool there can be, and of what reading takes."""
         return self._least_bytes + READING_BYTES
 
     def decide(self, room: PoolRoom) -> PoolPlan:
-        """Decide. Raises OutOfMemoryError or UsageError where a layer's used experts do not fit."""
+        """Plan the pool.
+
+        Raises OutOfMemoryError or UsageError where a layer's used experts do not fit.
+        """
         if self._asked is None and self._total <= room.unasked:
             return self.all
         if self._asked is not None:

@@ -1,4 +1,4 @@
-"""How many bytes a model's weights take in device layout, and how an expert's span is laid out.
+"""Counts the bytes of a model's weights in device layout, and lays out an expert's span.
 
 Pure: from shapes and types alone, so that a plan can be made without a device. A trace of the
 routing states the sizes of experts: its header is made here too.

@@ -32,19 +32,19 @@ READING_BYTES = N_THREADS * STAGING_BYTES
 
 
 class _Source(NamedTuple):
-    """Where one matrix of a layer's experts lies in the file, and where in a span it goes."""
+    """Says where one matrix of a layer's experts lies in the file, and where in a span it goes."""
 
     stack: ExpertMatrix
     matrix: SpanMatrix
 
     @property
     def type(self) -> str:
-        """The type in the file; types without kernels and biases have another one in the span."""
+        """Name the type in the file; types without kernels and biases have another in the span."""
         return self.stack.type
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of one expert, in the file."""
+        """Count the bytes of one expert, in the file."""
         return self.matrix.n_rows * self.row_bytes
 
     @property
@@ -53,7 +53,7 @@ class _Source(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether rows lie on the device as in the file: they come back as they are then."""
+        """Say whether rows lie on the device as in the file: they come back as they are then."""
         rows = np.empty((0, self.row_bytes), np.uint8)
         same_type = self.matrix.type == self.type
         return same_type and to_device(self.type, rows, self.matrix.n_columns) is rows
@@ -66,7 +66,7 @@ class _Source(NamedTuple):
 
 
 class SpanReader(Closing):
-    """The experts of a model file. Several threads may read at the same time.
+    """Reads the experts of a model file. Several threads may read at the same time.
 
     Raises ModelFileError when made if the file is not the one that was opened.
     """
@@ -84,7 +84,7 @@ class SpanReader(Closing):
 
     @property
     def n_keys(self) -> int:
-        """Experts of all layers."""
+        """Count the experts of all layers."""
         return self._n_experts * len(self._layers)
 
     def read(self, number: int, out: Bytes) -> None:
@@ -114,7 +114,7 @@ class SpanReader(Closing):
             file.drop(0, 0)
 
     def close(self) -> None:
-        """May be called twice, and while another thread reads: its read is the last."""
+        """Close the files. May be called twice, and while a thread reads: its read is the last."""
         for file in self._files:
             file.close()
 
@@ -146,7 +146,7 @@ class SpanReader(Closing):
 
 
 class FileReads:
-    """The uploader of the host pool: brings experts from the file into places of mapped memory.
+    """Is the uploader of the host pool: brings experts from the file into places of mapped memory.
 
     The source of a copy is the number of an expert (keys.py). Reads in the caller's thread: a
     Prefetcher gives it one of its own.
@@ -186,7 +186,7 @@ def _forget_views(error: BaseException | None) -> None:
 
 
 class _Arrived:
-    """Reads that are over."""
+    """Stands for reads that are over."""
 
     def __init__(self, interval: tuple[int, int]) -> None:
         self._interval = interval
@@ -195,7 +195,7 @@ class _Arrived:
         return True
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the reads are over."""
 
     def cancel(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""`vkmoe selftest`: every kernel variant against its NumPy twin, on the user's own device.
+"""`vkmoe selftest` compares every kernel variant with its NumPy twin, on the user's own device.
 
 The cases are also what the kernel tests are made of: one description per kernel drives both.
 """

@@ -32,7 +32,7 @@ POISON = 0xFF  # bytes of cache rows that were never written: NaN in both types
 
 
 def qwen3_shape(**changes: object) -> AttentionShape:
-    """Small grouped heads with the norms and rotation of Qwen3."""
+    """Make small grouped heads with the norms and rotation of Qwen3."""
     base = AttentionShape(
         n_heads=8,
         n_kv_heads=2,
@@ -49,12 +49,12 @@ def qwen3_shape(**changes: object) -> AttentionShape:
 
 
 def gpt_oss_shape(**changes: object) -> AttentionShape:
-    """Small heads with the window, sinks and rotation of gpt-oss, which norms neither q nor k."""
+    """Make small heads with the window, sinks and rotation of gpt-oss, without norms of q and k."""
     return qwen3_shape(**{"norm": "none", "window": 50, "sinks": True, **changes})
 
 
 def deepseek2_shape(**changes: object) -> LatentShape:
-    """A small row with the proportions and rotation of DeepSeek-V2."""
+    """Make a small row with the proportions and rotation of DeepSeek-V2."""
     base = LatentShape(
         n_heads=8,
         kv_rank=64,
@@ -69,7 +69,7 @@ def deepseek2_shape(**changes: object) -> LatentShape:
 
 
 class AttentionCase:
-    """Grouped attention; cache rows `n_unseen` ... `n_filled` are random, the others poisoned."""
+    """Checks grouped attention; cache rows `n_unseen` ... `n_filled` are random, others are NaN."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class AttentionCase:
         n_unseen: int = 0,
         sinks: Floats | None = None,
     ) -> None:
-        """`sinks` [n_heads] in place of random ones, where the shape has sinks."""
+        """Fill the cache; `sinks` [n_heads] in place of random ones, where the shape has sinks."""
         self.shape, self.split, self._runner = shape, split, runner
         self._rng = np.random.default_rng(seed)
         cache_shape = (shape.n_kv_heads, shape.context, shape.head_dim)
@@ -114,7 +114,7 @@ class AttentionCase:
         )
 
     def token(self) -> NDArray[np.float32]:
-        """Raw q, k and v [qkv_width] of a random token."""
+        """Draw raw q, k and v [qkv_width] of a random token."""
         return self._rng.normal(0, 1, self.shape.qkv_width).astype(np.float32)
 
     def run(self, positions: Sequence[int]) -> Checks:
@@ -185,7 +185,7 @@ class AttentionCase:
 
 
 class LatentCase:
-    """Latent attention; rows below `n_filled` of the cache are random, the others poisoned."""
+    """Checks latent attention; rows below `n_filled` of the cache are random, others poisoned."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class LatentCase:
         )
 
     def token(self) -> tuple[Words, Words]:
-        """Absorbed queries, and the tensor of raw q and kv, of a random token."""
+        """Draw absorbed queries, and the tensor of raw q and kv, of a random token."""
         absorbed, raw = (
             self._rng.normal(0, 1, n).astype(np.float32)
             for n in (self.absorbed.n_words, self.raw.n_words)
@@ -278,7 +278,7 @@ class LatentCase:
 
 
 def _rotations(rng: np.random.Generator, context: int, dim: int) -> NDArray[np.float32]:
-    """(cos, sin) of random angles: float32 [context, dim / 2, 2]."""
+    """Draw (cos, sin) of random angles: float32 [context, dim / 2, 2]."""
     angles = rng.uniform(-np.pi, np.pi, (context, dim // 2))
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
 

@@ -18,7 +18,7 @@ Numbers = NDArray[np.generic]
 
 
 class Check(NamedTuple):
-    """One comparison: the largest error found and the largest allowed, in the same unit."""
+    """Holds one comparison: the largest error found and the largest allowed, in the same unit."""
 
     what: str
     error: float
@@ -31,14 +31,14 @@ class Check(NamedTuple):
 
     @property
     def badness(self) -> float:
-        """How far beyond its limit an error is; for choosing the worst of several."""
+        """Return how far beyond its limit an error is; for choosing the worst of several."""
         if self.limit == 0.0:
             return 0.0 if self.ok else np.inf
         return self.error / self.limit
 
 
 class Checks:
-    """The comparisons of one kernel run."""
+    """Collects the comparisons of one kernel run."""
 
     def __init__(self) -> None:
         self.checks: list[Check] = []
@@ -74,7 +74,7 @@ class Checks:
 
     @property
     def worst(self) -> Check:
-        """The check furthest beyond (or nearest to) its limit."""
+        """Find the check furthest beyond (or nearest to) its limit."""
         assert self.checks, "nothing was compared"
         return max(self.checks, key=lambda check: check.badness)
 

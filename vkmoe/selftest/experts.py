@@ -40,7 +40,7 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class GateUpCase:
-    """act = f(gate @ x, up @ x); gates and ups of different types take two dispatches."""
+    """Checks act = f(gate @ x, up @ x); gates and ups of different types take two dispatches."""
 
     tuning: Tuning
     types: tuple[str, str]
@@ -78,7 +78,7 @@ class GateUpCase:
         return experts, source, words, log
 
     def time(self, runner: Runner) -> float | None:
-        """GB of weights per second on the device."""
+        """Measure GB of weights per second on the device."""
         program, experts, source, _ = self._make(runner)
         runner.run(program, {**source.inputs, experts.routing_ref: experts.routing})
         runtime = runner.nanoseconds(program)
@@ -118,7 +118,7 @@ class GateUpCase:
 
 @dataclass(frozen=True)
 class DownCase:
-    """hidden += weighted sum over the slots of down @ act."""
+    """Checks hidden += weighted sum over the slots of down @ act."""
 
     tuning: Tuning
     type: str
@@ -158,7 +158,7 @@ class DownCase:
         return experts, left, act, words
 
     def time(self, runner: Runner) -> float | None:
-        """GB of weights per second on the device."""
+        """Measure GB of weights per second on the device."""
         program, experts, _, act, act_ref = self._make(runner)
         runner.run(program, {act_ref: act, experts.routing_ref: experts.routing})
         runtime = runner.nanoseconds(program)
@@ -198,7 +198,7 @@ N_LAYERS, LAYER = 3, 1  # of the log
 
 @dataclass(frozen=True)
 class Use:
-    """How experts are used: their number and that of the slots; not `routed`: one fixed span.
+    """Says how experts are used: their number and that of the slots; not `routed`: one fixed span.
 
     Every slot has an expert of its own if there are as many, else they are drawn. `damaged_row` is
     a row that is NaN in every matrix of every expert. The slots of `kept`, if it is given, have a
@@ -216,7 +216,7 @@ class Use:
 
 
 class _Experts:
-    """`use.n_experts` random spans of gate and up [inner, width] and down [width, inner].
+    """Draws `use.n_experts` random spans of gate and up [inner, width] and down [width, inner].
 
     A type of None leaves its matrix empty.
     """
@@ -265,13 +265,13 @@ class _Experts:
         )
 
     def of_slots(self, which: int) -> NDArray[np.float32]:
-        """Values of gate (0), up (1) or down (2) of every slot: [n_slots, n_rows, n_columns]."""
+        """Decode gate (0), up (1) or down (2) of every slot: [n_slots, n_rows, n_columns]."""
         matrix = (self.shape.gate, self.shape.up, self.shape.down)[which]
         values = decode_rows(matrix.type, self._rows[which], matrix.n_columns)
         return values.reshape(-1, matrix.n_rows, matrix.n_columns)[self.ids]
 
     def biases_of_slots(self, which: int) -> NDArray[np.float32] | None:
-        """Biases of gate (0), up (1) or down (2) of every slot [n_slots, n_rows], if it has any."""
+        """Return biases of gate (0), up (1) or down (2) of every slot [n_slots, n_rows], if any."""
         return self._biases[which][self.ids] if self._biases else None
 
     def compare_landing(

@@ -1,4 +1,4 @@
-"""The cases of each kernel family: small shapes for the comparison, larger ones for the speed.
+"""Makes the cases of each kernel family: small shapes for comparison, larger ones for speed.
 
 `FAMILIES` is the table of them. Which variants a device gets is the subject of suite.py.
 """
@@ -57,7 +57,7 @@ POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 
 @dataclass(frozen=True)
 class Setting:
-    """What a variant is run with.
+    """Holds what a variant is run with.
 
     `axis` is its weight or cache type; `timed` asks for its speed.
     """
@@ -74,7 +74,7 @@ class Setting:
 
 
 class Measured(NamedTuple):
-    """What came of one case: comparisons, SPIR-V modules that ran, GB/s of weights."""
+    """Holds what came of one case: comparisons, SPIR-V modules that ran, GB/s of weights."""
 
     what: str
     checks: Checks
@@ -87,7 +87,7 @@ Compare = Callable[[Runner], Checks]
 
 
 class Family(NamedTuple):
-    """The cases of a kernel; `chosen_by` is the suffix of the tuning that selects a variant."""
+    """Holds the cases of a kernel; `chosen_by` is the tuning's suffix that selects a variant."""
 
     cases: Cases
     chosen_by: Literal["dot_suffix", "reduce_suffix", "nothing"]
@@ -115,7 +115,7 @@ def _timed(
 
 
 class _Uses(NamedTuple):
-    """What the experts' kernels are compared with in all types and in one, and timed with."""
+    """Lists what the experts' kernels are compared with in all types and in one, and timed with."""
 
     all_types: tuple[Use, ...]
     one_type: tuple[Use, ...]

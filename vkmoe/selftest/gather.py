@@ -18,7 +18,7 @@ ALIGNMENT = 256
 
 
 class GatherCase:
-    """`n_used` experts, of which those of `misses` are copied.
+    """Checks gather on `n_used` experts, of which those of `misses` are copied.
 
     Homes come first in memory and landing places behind them, in another order, all with random
     bytes between.
@@ -64,7 +64,7 @@ class GatherCase:
         checks.equal("log", log, expected)
 
     def time(self) -> float | None:
-        """GB copied per second, within device memory."""
+        """Measure GB copied per second, within device memory."""
         self._runner.run(self.program, {self._routing: self._routing_words()})
         runtime = self._runner.nanoseconds(self.program)
         return self._n_missed * self._span_bytes / runtime if runtime else None

@@ -1,4 +1,4 @@
-"""What kernels are given in a self-test: random weight matrices, and the parameters of a token.
+"""Makes what kernels are given in a self-test: random weight matrices, parameters of a token.
 
 Weights are harsher than what a model holds: every block has its own scales, of both signs, and its
 minima have nothing to do with its scales, so that a kernel that takes a neighbour's is found out.
@@ -39,7 +39,7 @@ WEIGHT_TYPES = (
 
 
 class Scales(NamedTuple):
-    """Where a block holds its float16 scales, and about how large they are drawn."""
+    """Says where a block holds its float16 scales, and about how large they are drawn."""
 
     places: tuple[int, ...]
     size: float = 2e-3
@@ -69,23 +69,23 @@ Kind = TypeVar("Kind", bound=np.generic)
 
 @dataclass
 class Placed:
-    """A matrix on the device and the file rows it was made from; large ones repeat these."""
+    """Holds a matrix on the device and the file rows it was made from; large ones repeat these."""
 
     matrix: Matrix
     rows: Bytes  # [n_distinct, row_bytes]
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
-        """The distinct rows: float32 [n_distinct, n_columns]."""
+        """Decode the distinct rows: float32 [n_distinct, n_columns]."""
         return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
 
     def repeated(self, per_row: NDArray[Kind]) -> NDArray[Kind]:
-        """What belongs to each of the matrix's rows [n_rows], from that of the distinct ones."""
+        """Return what belongs to each row of the matrix [n_rows], from that of distinct rows."""
         return np.resize(per_row, self.matrix.n_rows)
 
 
 def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
-    """uint8 [n_rows, row_bytes] as in a file, finite."""
+    """Draw rows uint8 [n_rows, row_bytes] as in a file, finite."""
     kind = TYPES[type_name]
     row_bytes = kind.row_bytes(n_columns)
     n_distinct = max(1, DISTINCT_BYTES // row_bytes)
@@ -121,7 +121,7 @@ def place_matrix(
     rng: np.random.Generator,
     rows: Bytes | None = None,
 ) -> Placed:
-    """A random matrix, or the given file `rows`, on the device."""
+    """Place a random matrix, or the given file `rows`, on the device."""
     if rows is None:
         row_bytes = TYPES[type_name].row_bytes(n_columns)
         n_distinct = min(n_rows, max(1, DISTINCT_BYTES // row_bytes))
@@ -133,7 +133,7 @@ def place_matrix(
 
 
 def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float32]:
-    """The values float32 [n_rows, n_columns] of file rows."""
+    """Return the values float32 [n_rows, n_columns] of file rows."""
     values = decode(type_name, np.ascontiguousarray(rows).reshape(-1), len(rows) * n_columns)
     return values.reshape(len(rows), n_columns)
 
@@ -148,7 +148,7 @@ def params_words(
     token: int = 0,
     n_tokens: int = 1,
 ) -> NDArray[np.uint32]:
-    """uint32 [PARAM_WORDS]; `table` is the address of the expert table."""
+    """Make uint32 [PARAM_WORDS]; `table` is the address of the expert table."""
     words = np.zeros(PARAM_WORDS, np.uint32)
     batch = TokenBatch((token,) * n_tokens, (position,) * n_tokens, (True,) * n_tokens)
     pack_params(words.data, batch, table, serial)

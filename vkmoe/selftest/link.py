@@ -20,7 +20,7 @@ __all__ = ["ReadCase"]
 
 
 class ReadCase:
-    """`n_groups` workgroups read random words; one more word of sums must stay as it was."""
+    """Lets `n_groups` workgroups read random words; one more word of sums must stay as it was."""
 
     def __init__(self, runner: Runner, n_groups: int, seed: int = 0) -> None:
         self._runner, self._n_bytes = runner, n_groups * GROUP_BYTES
@@ -36,7 +36,7 @@ class ReadCase:
         checks.equal("the word behind the sums", found[-1:], np.array([SENTINEL], np.uint32))
 
     def time(self) -> float | None:
-        """GB per second out of device memory."""
+        """Measure GB per second out of device memory."""
         self._runner.run(self._program, {})
         runtime = self._runner.nanoseconds(self._program)
         return self._n_bytes / runtime if runtime else None

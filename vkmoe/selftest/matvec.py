@@ -32,7 +32,7 @@ Wide = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MatvecCase:
-    """Matrices [(type, rows)] of `n_columns` times one x, plus biases if it is `biased`.
+    """Checks matrices [(type, rows)] of `n_columns` times one x, plus biases if it is `biased`.
 
     `n_partials` 0: without the norm.
     """
@@ -46,7 +46,7 @@ class MatvecCase:
 
     @property
     def biases(self) -> Floats:
-        """float32 [rows of all matrices], of the size of the products."""
+        """Draw float32 [rows of all matrices], of the size of the products."""
         n_rows = sum(n_rows for _, n_rows in self.segments)
         return _biases(n_rows, self.seed) * np.float32(self.biased)
 
@@ -68,7 +68,7 @@ class MatvecCase:
         return checks
 
     def words(self, runner: Runner, file_rows: Sequence[Bytes]) -> NDArray[np.uint32]:
-        """The bits of y, nothing compared."""
+        """Return the bits of y, nothing compared."""
         return self._run(runner, file_rows)[2][:-1]
 
     def _run(
@@ -87,7 +87,7 @@ class MatvecCase:
         return placed, source, words
 
     def time(self, runner: Runner) -> float | None:
-        """GB of weights per second on the device."""
+        """Measure GB of weights per second on the device."""
         rng = np.random.default_rng(self.seed)
         placed = [
             place_matrix(runner, kind, n_rows, self.n_columns, rng)
@@ -122,7 +122,7 @@ def _biases(n_rows: int, seed: int) -> Floats:
 
 
 def _twin_rows(placed: Placed, x: Floats, scale: float) -> tuple[Wide, Wide]:
-    """Products [n_rows] and the sums of their terms' magnitudes; NaN for rows with a damaged one.
+    """Compute products [n_rows] and sums of terms' magnitudes; NaN for rows with a damaged one.
 
     Rows that repeat are computed once.
     """
@@ -136,7 +136,7 @@ def _twin_rows(placed: Placed, x: Floats, scale: float) -> tuple[Wide, Wide]:
 
 @dataclass(frozen=True)
 class ResidualCase:
-    """hidden += one matrix times x, plus biases if it is `biased`."""
+    """Checks hidden += one matrix times x, plus biases if it is `biased`."""
 
     tuning: Tuning
     type: str
@@ -147,7 +147,7 @@ class ResidualCase:
 
     @property
     def biases(self) -> Floats:
-        """float32 [n_rows]."""
+        """Draw float32 [n_rows]."""
         return _biases(self.n_rows, self.seed) * np.float32(self.biased)
 
     def run(self, runner: Runner) -> Checks:
@@ -161,7 +161,7 @@ class ResidualCase:
         return checks
 
     def time(self, runner: Runner) -> float | None:
-        """GB of weights per second on the device."""
+        """Measure GB of weights per second on the device."""
         program, left, placed, x, x_ref = self._make(runner)
         runner.run(program, {x_ref: x, left.refs.hidden: left.before})
         runtime = runner.nanoseconds(program)
@@ -181,7 +181,7 @@ class ResidualCase:
 
 @dataclass(frozen=True)
 class HeadsCase:
-    """`n_heads` matrices [n_rows, n_columns]; x has NaN before, between and behind their parts."""
+    """Checks `n_heads` matrices [n_rows, n_columns]; x has NaN before, between, behind parts."""
 
     tuning: Tuning
     type: str
@@ -220,7 +220,7 @@ class HeadsCase:
 
 @dataclass(frozen=True)
 class EmbedCase:
-    """Rows of an embedding matrix, token by token; ids beyond the vocabulary are clamped."""
+    """Checks rows of an embedding matrix, token by token; ids beyond the vocabulary are clamped."""
 
     tuning: Tuning
     type: str

@@ -22,7 +22,7 @@ __all__ = ["LeftState", "NormedInput", "RmsNormCase"]
 
 @dataclass(frozen=True)
 class RmsNormCase:
-    """`width` values from word `x_offset` on, of size `size`, normalised with `eps`."""
+    """Checks `width` values from word `x_offset` on, of size `size`, normalised with `eps`."""
 
     tuning: Tuning
     width: int
@@ -55,7 +55,7 @@ class RmsNormCase:
 
 
 class NormedInput:
-    """Activations x [width]; with partials they are scaled by the RMSNorm of some other vector.
+    """Draws activations x [width]; with partials the RMSNorm of some other vector scales them.
 
     Its mean square is about 20 * width, so that products with weights of size 1 come out below 1,
     where SiLU bends; eps is large enough to be missed if it were forgotten.
@@ -73,7 +73,7 @@ class NormedInput:
 
     @property
     def scale(self) -> float:
-        """What the kernel multiplies its sums by."""
+        """Compute the factor that the kernel multiplies its sums by."""
         if not self.partials.size:
             return 1.0
         mean = float(np.sum(self.partials.astype(np.float64))) / self.x.size
@@ -85,7 +85,7 @@ class NormedInput:
 
 
 class LeftState:
-    """The outputs of a producer of hidden, and their comparison with a twin's."""
+    """Holds the outputs of a producer of hidden, and compares them with a twin's."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class LeftState:
         magnitude: NDArray[np.float64],
         group_width: int,
     ) -> None:
-        """`magnitude` [width] is the sum of |terms| of each hidden value.
+        """Compare with the twin's; `magnitude` [width] is the sum of |terms| of each hidden value.
 
         Values that are not finite in the twin are left out, and so are sums they take part in.
         """

@@ -31,7 +31,7 @@ Words = NDArray[np.uint32]
 
 
 class RouterCase:
-    """One router of a three-layer model, run with any logits; `bias` [n_experts] is for choosing.
+    """Checks one router of a three-layer model on any logits; `bias` [n_experts] is for choosing.
 
     About half of the experts are at home. Landing places, if any, are `gather`ed to or not; the
     first place of a few is null.
@@ -110,11 +110,11 @@ class RouterCase:
         return self._runner.run(self._program, inputs, self.routing, self.log)
 
     def random_logits(self, seed: int) -> NDArray[np.float32]:
-        """float32 [n_logits]."""
+        """Draw float32 [n_logits]."""
         return np.random.default_rng(seed).normal(0, 2, self.shape.n_logits).astype(np.float32)
 
 
 def random_bias(n_experts: int, seed: int = 0) -> NDArray[np.float32]:
-    """float32 [n_experts] in quarters, so that equal logits often have equal biases."""
+    """Draw float32 [n_experts] in quarters, so that equal logits often have equal biases."""
     rng = np.random.default_rng([seed, n_experts])
     return (rng.integers(-2, 3, n_experts) / 4).astype(np.float32)

@@ -21,7 +21,7 @@ __all__ = ["Case", "Variant", "compiled_variants", "run", "runnable"]
 
 @dataclass(frozen=True)
 class Case:
-    """One result: `error` in the unit of `limit`, and GB of weights per second where measured.
+    """Holds a result: `error` in the unit of `limit`, GB of weights per second where measured.
 
     `where` names what is wrong: which output, which element, what was expected there.
     """
@@ -35,7 +35,7 @@ class Case:
 
 
 class Variant(NamedTuple):
-    """The parts of a SPIR-V name such as `matvec.q4_k+subgroup`."""
+    """Holds the parts of a SPIR-V name such as `matvec.q4_k+subgroup`."""
 
     name: str
     family: str
@@ -50,7 +50,7 @@ class Variant(NamedTuple):
 
 
 def compiled_variants() -> list[Variant]:
-    """Every variant of this installation."""
+    """List every variant of this installation."""
     return sorted(Variant.parse(path.stem) for path in spirv_folder().glob("*.spv"))
 
 

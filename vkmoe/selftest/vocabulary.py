@@ -33,7 +33,7 @@ NO_ID, NO_LOGIT = 0xFFFFFFFF, -np.inf  # behind the last entry
 
 
 class CandidatesCase:
-    """The 64 largest of `n_vocab` logits: lists per chunk, then their merge."""
+    """Checks the 64 largest of `n_vocab` logits: lists per chunk, then their merge."""
 
     def __init__(self, runner: Runner, tuning: Tuning, n_vocab: int) -> None:
         self._runner, self._n_vocab = runner, n_vocab
@@ -62,7 +62,7 @@ class CandidatesCase:
         return output
 
     def random_logits(self, seed: int = 1) -> Logits:
-        """float32 [n_vocab]."""
+        """Draw float32 [n_vocab]."""
         return np.random.default_rng(seed).normal(0, 4, self._n_vocab).astype(np.float32)
 
 
@@ -88,7 +88,7 @@ def _sum(checks: Checks, what: str, found: float, wanted: float) -> None:
 
 
 class FinishCase:
-    """The serial number in word 0 of the log, nothing elsewhere."""
+    """Checks that finish leaves the serial number in word 0 of the log, nothing elsewhere."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

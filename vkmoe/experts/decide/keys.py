@@ -1,4 +1,4 @@
-"""How experts are named: by layer and id, or by one number, the key, over all of the model.
+"""Names experts: by layer and id, or by one number, the key, over all of the model.
 
 Layers count MoE layers only, from 0, as the expert table and the routing log do. Owns the types of
 arrays over keys too, but nothing that is known of an expert.

@@ -1,4 +1,4 @@
-"""Where each expert is, in one kind of memory: the record that all else is derived from.
+"""Records where each expert is, in one kind of memory; all else is derived from this record.
 
 For every expert `Locations` holds which slot it has, whether its bytes are there, and why it is
 pinned; and which slots are set apart for landing. There is one for the device's slots and, where
@@ -236,7 +236,7 @@ class Locations:
         self._derived = derived
 
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
-        """Pin these, and no others, by a rule; return the experts that no rule pins any more.
+        """Pin these keys, and no others, by a rule; return the experts that no rule pins any more.
 
         Each rule has a bit of its own in `pins` [n_keys].
         """
@@ -248,7 +248,7 @@ class Locations:
         return freed
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if a slot has two uses, or an expert one of another's pool."""
+        """Raise AssertionError if a slot has two uses, or an expert one of another's pool."""
         held = np.flatnonzero(self.resident)
         slots = self._slot_of[held]
         landing = self.landing[self.landing != NO_SLOT]

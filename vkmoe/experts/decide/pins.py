@@ -1,4 +1,4 @@
-"""Which experts are pinned to their slots, and when that is chosen anew.
+"""Chooses which experts are pinned to their slots, and when to choose anew.
 
 Owns the uses that pins are chosen by, and the choices, in which ties go to the lower key. Does not
 own the pins (locations.py): it answers with changes, which residency.py carries out.

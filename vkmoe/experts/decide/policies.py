@@ -1,4 +1,4 @@
-"""Cache policies: which resident of a pool of slots leaves first when another expert needs a slot.
+"""Cache policies decide which resident of a pool of slots leaves first for another expert.
 
 Owns what decides whether a newcomer gets a slot, the contract that all policies share
 (tests/experts/decide/test_policy_contract.py), the three policies and their names; a new one is a
@@ -69,7 +69,7 @@ class Leaving:
         self._space, self._spare = space, spare
 
     def first_for(self, newcomer: int) -> int | None:
-        """Return the key whose slot it would take; FREE: a free one; None: there is none."""
+        """Return the key whose slot the newcomer takes; FREE: a free one; None: there is none."""
         if self._n_free:
             return FREE
         last = None
@@ -200,14 +200,14 @@ class Policy(ABC):
         self.locations.leave(keys)
 
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
-        """Never let these leave by a rule, and no others; return those that may leave again.
+        """Pin these keys, and no others, by a rule; return those that may leave again.
 
         Those that are not resident stay from their next insertion on.
         """
         return self.locations.pin(keys, rule)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the policy contradicts itself (tests)."""
+        """Raise AssertionError if the policy contradicts itself (tests)."""
         self.locations.check_integrity()
         for pool in range(len(self.pools)):
             assert sorted(self.order(pool)) == self.locations.of(pool).tolist(), pool
@@ -225,7 +225,7 @@ class Policy(ABC):
         """
 
     def _note_entry(self, keys: Keys) -> None:
-        """Note that these are about to get slots."""
+        """Note that these keys are about to get slots."""
         self._newest[self.locations.pool_of[keys]] = keys  # the last one of each pool stays
         self._touch(keys)
 
@@ -241,7 +241,7 @@ class Policy(ABC):
         return pools
 
     def _touch(self, keys: Keys) -> None:
-        """Make these the most recent, the last one most of all."""
+        """Make these keys the most recent, the last one most of all."""
         if self._clock + len(keys) > _MAX_CLOCK:
             self._last = self._last.argsort(kind="stable").argsort().astype(np.int32)
             self._clock = len(self._last)
@@ -330,7 +330,7 @@ class Lru(Policy):
 
 
 class Slru(Policy):
-    """The default policy: segmented LRU that looks at how often an expert was used.
+    """Is the default policy: segmented LRU that looks at how often an expert was used.
 
     A newcomer is on probation until it is used again; only then it is protected. The least used on
     probation leaves, the least recent of equals, so a passing expert does not push out a steady

@@ -84,7 +84,7 @@ class PoolResidency:
         return sorted(wanted)  # as they lie in the file
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the record or the policy contradicts itself (tests)."""
+        """Raise AssertionError if the record or the policy contradicts itself (tests)."""
         self._policy.check_integrity()
 
     # ----- inside -----

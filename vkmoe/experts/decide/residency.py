@@ -176,7 +176,7 @@ class Residency:
         self.locations.leave([move.key for move in moves])
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the record or the policy contradicts itself (tests)."""
+        """Raise AssertionError if the record or the policy contradicts itself (tests)."""
         self._policy.check_integrity()
 
     # ----- inside -----

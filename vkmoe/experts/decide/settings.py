@@ -1,4 +1,4 @@
-"""How an expert cache is laid out and what was chosen for it, as plain data.
+"""Describes how an expert cache is laid out and what was chosen for it, as plain data.
 
 Made from the config and the memory plan for the engine, from options for the simulator.
 """

@@ -1,4 +1,4 @@
-"""What each expert is worth to a cache, and which ones to fetch before they are needed.
+"""Learns what each expert is worth to a cache, and which ones to fetch before they are needed.
 
 Owns the predictor, the chances that are learned from use and from its guesses, and the count of how
 often it was right. Decides nothing: residency.py does.

@@ -1,4 +1,4 @@
-"""How much of the copying is hidden behind computing: arithmetic on intervals, without a device.
+"""Computes how much of the copying is hidden behind computing, from intervals, without a device.
 
 All times are integer nanoseconds. The device's clock and the host's have different origins; a copy
 must lie where the host saw it happen, or the answer is "unknown".
@@ -109,7 +109,7 @@ class Overlap:
             self.overlapped_ns += max(0, min(end, last) - max(begin, first))
 
     def _fits(self, copy: _Copy) -> bool:
-        """Return whether it can have run when the host saw it, by the clock of the tokens."""
+        """Return whether a copy can have run when the host saw it, by the clock of the tokens."""
         if self._offset is None:
             return True
         least, most = self._offset
@@ -118,7 +118,7 @@ class Overlap:
 
 
 def first_overlap(intervals: Iterable[Interval]) -> tuple[Interval, Interval] | None:
-    """Return two of them that ran at the same time; None if each ended before the next began.
+    """Return two intervals that overlap in time; None if each ended before the next began.
 
     On one queue nothing may: give it what was computed and copied there, together.
     """

@@ -1,4 +1,4 @@
-"""The expert profile of `--expert-profile`: decayed uses of every expert, kept between runs.
+"""Reads and formats the profile of `--expert-profile`: decayed uses of experts, kept between runs.
 
 Owns the file's format, a JSON document, and the fingerprint that ties it to a model. Does not
 decide what the counts are used for, nor write the file.

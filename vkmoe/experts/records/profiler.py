@@ -1,4 +1,4 @@
-"""What is counted while a model runs: uses and hits of every expert, totals of caches and pools.
+"""Counts, while a model runs, uses and hits of every expert; holds totals of caches and pools.
 
 Pure NumPy. Does not decide anything; the decayed counts that do are in decide/counts.py. The totals
 are filled in by what moves experts (store/).

@@ -1,4 +1,4 @@
-"""The statistics of a run: how often device memory served the experts' uses, and what was moved.
+"""Reports how often device memory served the experts' uses in a run, and what was moved.
 
 Collects them from the profiler and the cache, and puts them into words: a JSON document for
 programs, the text of `--expert-stats`, and the lines at the end of a command. Does not own where
@@ -377,7 +377,7 @@ def _top(layer: LayerReport) -> str:
 
 
 def as_lines(report: ExpertReport) -> list[str]:
-    """Return what a command says at its end: a line on the cache and one on a small host pool."""
+    """Return the lines at the end of a command: one on the cache and one on a small host pool."""
     lines, counters = [], report.counters
     if counters is not None and report.setup.experts_in == "cache" and report.n_tokens:
         lines.append(

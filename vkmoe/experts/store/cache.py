@@ -1,4 +1,4 @@
-"""The expert cache at work: the only one that knows policy, slots, host pool, table and copies.
+"""Runs the expert cache; only this module knows policy, slots, host pool, table and copies.
 
 `ExpertCache` puts these together and runs them: a submit begins with `begin`, a token ends with
 `after_token`; where a token is several submits with a look at the routing between them, `need`
@@ -135,7 +135,7 @@ class ExpertTracker:
             self.overlap.computed(submits, host)
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Have a MoE layer's experts where the next submit reads, which uses them.
+        """Ensure that a MoE layer's experts are where the next submit, which uses them, reads.
 
         They are [n_tokens, n_used]. Raises ModelFileError where they have to be read from the file
         and cannot.
@@ -258,7 +258,7 @@ class ExpertCache:
         return self._table.begin()
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Have a layer's experts [n_tokens, n_used], which the next submit uses, in memory.
+        """Ensure that a layer's experts [n_tokens, n_used] of the next submit are in memory.
 
         In a slot or in the pool. Waits for the file; raises ModelFileError where it cannot be read.
         What they let expect of the next layer is begun.
@@ -305,7 +305,7 @@ class ExpertCache:
         self._tier.collect(wait=True)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the record of where experts are contradicts itself (tests).
+        """Raise AssertionError if the record of where experts are contradicts itself (tests).
 
         Or if the table leads elsewhere.
         """
@@ -369,7 +369,7 @@ class ExpertCache:
 
 
 class _LayerSteps:
-    """Has the experts of the next layer in memory, where a token is cut at its routers.
+    """Brings the experts of the next layer into memory, where a token is cut at its routers.
 
     Begins to move what they let expect of the layer after it. Owns which experts are about to be
     run, and which of the tokens' were found in a slot; does not decide which leave.
@@ -392,7 +392,7 @@ class _LayerSteps:
         self._left = None
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Have a layer's experts [n_tokens, n_used], which the next submit uses, in memory.
+        """Ensure that a layer's experts [n_tokens, n_used] of the next submit are in memory.
 
         Waits for the file; raises ModelFileError where it cannot be read.
         """
@@ -406,7 +406,7 @@ class _LayerSteps:
                 self._hint(guessed, used)
 
     def fetch(self, keys: Keys) -> None:
-        """Have experts in a slot or in the host pool. Raises ModelFileError."""
+        """Ensure that experts are in a slot or in the host pool. Raises ModelFileError."""
         if self._pool is not None:
             self._pool.need(keys, self._kept(keys), lambda: self._make_room(keys))
 

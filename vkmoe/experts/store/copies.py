@@ -1,4 +1,4 @@
-"""How bytes of experts move: copies by the upload queue, a thread that starts them, and a budget.
+"""Moves bytes of experts: copies by the upload queue, a thread that starts them, and a budget.
 
 Owns what a copy and an uploader are, the recordings in flight, the thread with its jobs and what is
 counted of them, and how many bytes may be copied while a token runs. Does not decide what is moved,
@@ -75,21 +75,21 @@ class Upload(Protocol):
         """Wait for the end. Raises VkmoeErrors: then the targets' bytes are and stay undefined."""
 
     def cancel(self) -> bool:
-        """Return whether they had not begun and now never will: nothing was written."""
+        """Return whether the copies had not begun and now never will: nothing was written."""
 
     def interval(self) -> tuple[int, int] | None:
         """Return begin and end in nanoseconds of their queue's clock; None: not known."""
 
 
 class Uploader(Protocol):
-    """Copies: the upload queue, a thread, or in tests a slow or failing one."""
+    """Copies bytes: by the upload queue or a thread, or in tests slowly or with failures."""
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         """Begin to copy, before what is not urgent. Raises VkmoeErrors, with nothing begun."""
 
 
 class DrainedUploader(Uploader, Protocol):
-    """Copies, and can be brought to rest."""
+    """Copies bytes, and can be brought to rest."""
 
     def drain(self) -> bool:
         """Wait until nothing is or will be written any more; return whether that was in time."""
@@ -331,11 +331,11 @@ class Job:
         return self._fate.get("is") == "begun"
 
     def done(self) -> bool:
-        """Return whether it is over: arrived, failed or cancelled; never waits."""
+        """Return whether the job is over: arrived, failed or cancelled; never waits."""
         return self._over or self.cancelled
 
     def wait(self) -> None:
-        """Wait until it is over; from now on it goes before jobs that none waits for.
+        """Wait until the job is over; from now on it goes before jobs that none waits for.
 
         Raises what it failed with, always a VkmoeError; the targets' bytes are undefined then.
         JobCancelledError where it was cancelled.
@@ -348,7 +348,7 @@ class Job:
             raise self._error
 
     def cancel(self) -> bool:
-        """Return whether it had not begun and now never will: nothing was written."""
+        """Return whether the job had not begun and now never will: nothing was written."""
         if not self._fate and self._fate.setdefault("is", "cancelled") == "cancelled":
             self._queue.forget(self)
             self.copies = ()
@@ -361,14 +361,14 @@ class Job:
     # ----- on the worker's thread -----
 
     def begin(self) -> bool:
-        """Return whether the worker is to do it: it was neither cancelled nor begun before.
+        """Return whether the worker is to do the job: it was neither cancelled nor begun before.
 
         After Ctrl-C it may wait in a queue twice.
         """
         return not self.begun and self._fate.setdefault("is", "begun") == "begun"
 
     def end(self, error: VkmoeError | None, interval: tuple[int, int] | None = None) -> None:
-        """Note that it is over. Does nothing the second time."""
+        """Note that the job is over. Does nothing the second time."""
         if not self._over:
             self.copies, self._error, self._interval = (), error, interval
             self._over = True
@@ -376,7 +376,7 @@ class Job:
                 self._ended.release()
 
     def look(self, limit_s: float) -> bool:
-        """Return whether it is over; waits for that for at most `limit_s`."""
+        """Return whether the job is over; waits for that for at most `limit_s`."""
         return self.done() or self._ended.acquire(timeout=max(limit_s, 0.0)) or self.done()
 
 

@@ -1,4 +1,4 @@
-"""A host pool smaller than the model: experts come into it from the file when they are needed.
+"""Runs a host pool smaller than the model: experts come into it from the file when needed.
 
 Brings the parts together: which are in it (decide/pool_residency.py), and the host slots and reads
 under way (tier.py). Does not know of device slots, but that some experts have one.
@@ -93,7 +93,7 @@ class HostPool:
         self.tier.started()
 
     def need(self, keys: Keys, kept: Mask, make_room: Callable[[], Mask]) -> None:
-        """Have these experts in a slot or in the pool, `n_at_once` at most; waits for them.
+        """Ensure these experts, `n_at_once` at most, are in a slot or in the pool; waits for them.
 
         A key may be repeated: each is a use, of one expert. `kept` [n_keys] may not leave the pool,
         these keys among them; `make_room` waits for those of them that are copied, and returns
@@ -131,7 +131,7 @@ class HostPool:
             self._guessed.update(move.key for move in moves)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the record or the policy contradicts itself (tests)."""
+        """Raise AssertionError if the record or the policy contradicts itself (tests)."""
         self.residency.check_integrity()
 
     # ----- inside -----

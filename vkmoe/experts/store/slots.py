@@ -1,4 +1,4 @@
-"""The memory that experts are brought into: one slot holds one expert's span, whole.
+"""Holds the memory that experts are brought into: one slot holds one expert's span, whole.
 
 `SlotManager` owns the arenas, and since when a slot is no longer read; which expert has which slot
 says decide/locations.py, by the same numbers. `Landings` offers landing slots to the next submit,
@@ -31,7 +31,7 @@ POISON = 0xFFFFFFFF  # NaN in every weight type: a read too early or too late ca
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """Is room for one span of its pool's size."""
+    """Describes the room for one span of its pool's size."""
 
     memory: Placement
     pool: int

@@ -1,4 +1,4 @@
-"""The expert table: for each (layer, expert) the 64-bit address where its span lies now.
+"""Holds the expert table: for each (layer, expert) the 64-bit address where its span lies now.
 
 uvec2 [n_layers][n_experts] (low word, high word) and behind it uvec2 [n_layers][n_landing], where
 the misses of a layer may land; twice: a submit reads the version its parameters name while the next
@@ -27,7 +27,7 @@ NOWHERE = 0  # in place of an address
 
 
 class TableShape(NamedTuple):
-    """How many entries a table has."""
+    """Describes how many entries a table has."""
 
     n_layers: int
     n_experts: int
@@ -35,7 +35,7 @@ class TableShape(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of one version."""
+        """Count the bytes of one version."""
         return 8 * self.n_layers * (self.n_experts + self.n_landing)
 
 

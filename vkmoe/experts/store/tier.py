@@ -1,4 +1,4 @@
-"""Memory of one kind that experts are brought into, and what is under way there.
+"""Brings experts into memory of one kind, and follows what is under way there.
 
 There is one tier for device slots, filled from host memory, and where the host pool is smaller than
 the model one for the pool, filled from the file. It carries out what was decided, in the record of

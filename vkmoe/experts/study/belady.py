@@ -1,5 +1,5 @@
-"""The most hits a cache can have: Belady's optimum (IBM Systems Journal 5, 1966), which knows the
-future, for a cache that is filled between tokens.
+"""Counts the most hits a cache can have: Belady's optimum (IBM Systems Journal 5, 1966), which
+knows the future, for a cache that is filled between tokens.
 
 A token's hits are judged by what is held when it begins. After it, the cache may keep any of what
 it held and what the token used, so it promotes on demand only and may let an expert pass by. Every

@@ -1,4 +1,4 @@
-"""Recorded routing: which experts each token of a run used, as a file of JSON lines.
+"""Records routing: which experts each token of a run used, as a file of JSON lines.
 
 The first line is a header (the model's shape), then comes one line per token:
 
