@@ -8,9 +8,9 @@ allow (hidden 32), so that the program has its full number of commands and next 
 device the driver's own threads do not count. Once with all experts in place (target under 0.3 ms),
 and three times with the expert cache at work (under 1 ms), which takes in the choice of what moves:
 as on a device with one queue (a predictor learns, and the next token waits for copies that are
-recorded for it), as on a GPU with a queue for copies (nobody guesses, experts stay where they land,
-and copies are handed to a thread), and with everything on (that, and a predictor). How much moves
-is measured too: tokens are drawn by Zipf's law, as in text, and routed by random weights.
+recorded for it), as on a GPU with a queue for copies (no expert is guessed, experts stay where they
+land, and copies are handed to a thread), and with everything on (that, and a predictor). How much
+moves is measured too: tokens are drawn by Zipf's law, as in text, and routed by random weights.
 
 On a CPU device the kernels run on the host's own cores and leave nothing of the host's data in
 their caches. So the same tokens are run twice: with their kernels, and then, as a GPU leaves the

@@ -36,7 +36,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
 from vkmoe.llm import demo_model_path
-from vkmoe.placement.pools import least_places, places_bytes
+from vkmoe.placement.pools import host_slot_bytes, least_host_slots
 from vkmoe.placement.sizes import weight_bytes
 
 N_SCRIPTS = 5  # whose right logits are computed once for all cases
@@ -179,7 +179,7 @@ def _right(name: str, mixed: Path, n_tokens: int) -> Right:
         if experts is None:
             sys.exit(f"{model} has no experts")
         spans = weight_bytes(tensors).spans
-        least = places_bytes(engine.device.info, least_places(spans, experts.n_used), spans)
+        least = host_slot_bytes(engine.device.info, least_host_slots(spans, experts.n_used), spans)
         facts = ModelFacts(
             engine.n_vocab, len(spans), experts.n_experts, experts.n_used,
             sum(spans) * experts.n_experts, least,

@@ -32,7 +32,7 @@ from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
-from vkmoe.placement.expert_memory import ExpertPlaces
+from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
 from vkmoe.placement.plan import decide
@@ -96,28 +96,28 @@ class Engine(Closing):
         kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
         layout, states = self.plan.layout("KV cache"), [kind.state_bytes for kind in kinds]
         caches = self._cleanup.enter_context(KvCaches(self.device, layout, states))
-        places = self._cleanup.enter_context(ExpertPlaces(self.device, decision, checks))
+        memory = self._cleanup.enter_context(ExpertMemory(self.device, decision, checks))
         loaded = load_weights(self.device, opened, decision, progress)
         self._cleanup.callback(loaded.close)
-        self._stop_before_freeing(places)
+        self._stop_before_freeing(memory)
         self._table = loaded.table
-        self._experts = places.follow(loaded, seed)
+        self._experts = memory.follow(loaded, seed)
         # ----- programs -----
         decoder = Decoder(
             self.spec,
             self.tuning,
-            places.extend(loaded),
+            memory.extend(loaded),
             self.workspace,
             caches.addresses,
             self.plan.mode,
         )
         self._record(decoder, submit_speed(self.device.info, self.link, self.plan.mode))
-        self._stop_before_freeing(places)
+        self._stop_before_freeing(memory)
 
-    def _stop_before_freeing(self, places: ExpertPlaces) -> None:
+    def _stop_before_freeing(self, memory: ExpertMemory) -> None:
         """What was entered so far goes after this: a submit or a thread may still use it."""
         self._cleanup.callback(self.device.finish)
-        self._cleanup.callback(places.stop)
+        self._cleanup.callback(memory.stop)
 
     def _record(self, decoder: Decoder, bytes_per_second: float | None) -> None:
         self._backend = Backend(self.device)

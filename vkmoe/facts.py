@@ -469,7 +469,7 @@ class MemoryPlan:
     """The plan of memory is decided before anything is allocated.
 
     In a cache `expert_slots[layer]` experts of each MoE layer have a copy on the device. Where host
-    memory has homes for some at a time only, `host_places` counts them for each size of expert, in
+    memory has homes for some at a time only, `host_slots` counts them for each size of expert, in
     the order of the first layers that have it; placement/pools.py makes pools of them.
     """
 
@@ -479,9 +479,9 @@ class MemoryPlan:
     lines: tuple[Allocation, ...]
     expert_slots: tuple[int, ...] = ()
     sizing: CacheSizing | None = None
-    host_places: tuple[int, ...] = ()  # () where there are homes for all
+    host_slots: tuple[int, ...] = ()  # () where there are homes for all
     landing_slots: int = 0  # of each layer that has slots, besides these
-    gather_places: int = 0  # of the largest size, on the device; 0: misses are read at home
+    n_gathered: int = 0  # of the largest size, on the device; 0: misses are read at home
     executor: Executor = "fused"
     executor_reason: str = ""
     notes: tuple[str, ...] = ()  # options that have no effect, and why

@@ -78,7 +78,7 @@ def test_what_the_plan_has_to_say_is_said() -> None:
 def test_a_pool_without_all_experts_says_so_and_lets_a_predictor_work() -> None:
     line = Allocation("host pool, 40 of 64 experts", "host", 3 << 20, "as --host-pool")
     plan = replace(
-        AT_HOME, lines=(line,), host_places=(40,), executor="stepped", executor_reason="it reads"
+        AT_HOME, lines=(line,), host_slots=(40,), executor="stepped", executor_reason="it reads"
     )
     said = (
         "host pool, 40 of 64 experts, 3.0 MiB (as --host-pool); the executor is stepped: it reads"

@@ -50,7 +50,7 @@ def opened(path: Path) -> Iterator[Engine]:
     config = EngineConfig(ctx_size=32, host_pool=str(64 << 10), expert_slots=1)
     started = time.monotonic()
     with Engine(path, config, checks=True) as engine:
-        assert engine.plan.host_places and engine.plan.executor == "stepped"
+        assert engine.plan.host_slots and engine.plan.executor == "stepped"
         yield engine
     assert set(threading.enumerate()) <= before
     assert time.monotonic() - started < LIMIT_S

@@ -115,7 +115,7 @@ def check_work(llm: LLM) -> None:
     if cache is not None and llm.plan.expert_slots:
         assert cache.counters.n_uploads + cache.counters.n_landed > 0
     if cache is not None and cache.pool is not None:
-        assert cache.pool.counters.n_reads > sum(llm.plan.host_places)  # more than at the start
+        assert cache.pool.counters.n_reads > sum(llm.plan.host_slots)  # more than at the start
 
 
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
@@ -124,7 +124,7 @@ def test_no_heap_holds_more_than_planned(options: dict[str, Any], asked: Asked) 
         assert (llm.plan.mode.experts_in == "cache") == bool(
             {"expert_slots", "expert_cache"} & {*options}
         )
-        assert bool(llm.plan.host_places) == ("host_pool" in options)
+        assert bool(llm.plan.host_slots) == ("host_pool" in options)
         check_lines(llm, asked)
         generate(llm)
         check_work(llm)
@@ -154,8 +154,8 @@ def test_slots_of_several_sizes_are_planned(
     with LLM(mixed, ctx_size=32, expert_slots=2, **options) as llm:
         assert llm.plan.mode.experts_in == "cache"
         assert bool(llm.plan.landing_slots) == options.get("promote_on_read", False)
-        assert bool(llm.plan.gather_places) == (options.get("miss") == "gather")
-        assert bool(llm.plan.host_places) == ("host_pool" in options)
+        assert bool(llm.plan.n_gathered) == (options.get("miss") == "gather")
+        assert bool(llm.plan.host_slots) == ("host_pool" in options)
         check(llm)
         check_lines(llm, asked)
         for position in range(N_TOKENS):

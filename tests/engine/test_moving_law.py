@@ -27,7 +27,7 @@ from vkmoe.experts.store.slots import Landings, Slot
 from vkmoe.llm import demo_model_path
 from vkmoe.ops.expert_spans import kept_bytes
 from vkmoe.placement import expert_memory
-from vkmoe.placement.pools import least_places, places_bytes
+from vkmoe.placement.pools import host_slot_bytes, least_host_slots
 from vkmoe.placement.sizes import expert_shape, weight_bytes
 
 N_TOKENS = 14
@@ -108,7 +108,7 @@ def pools(model: Path) -> dict[str, str | None]:
             engine.spec.experts,
         )
         assert spec is not None
-        least = places_bytes(engine.device.info, least_places(spans, spec.n_used), spans)
+        least = host_slot_bytes(engine.device.info, least_host_slots(spans, spec.n_used), spans)
     return {"all": None, "half": str(experts.n_bytes // 2), "top-k": str(least)}
 
 

@@ -44,7 +44,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits(path: Path, **options: Any) -> Rows:
     with Engine(path, EngineConfig(ctx_size=32, **options), checks=True) as engine:
         if "host_pool" in options:
-            assert engine.plan.host_places and engine.plan.executor == "stepped"
+            assert engine.plan.host_slots and engine.plan.executor == "stepped"
         return rows(engine, TOKENS)
 
 

@@ -14,7 +14,7 @@ from tests.engine.caches import assert_same_bits, rows
 from tests.engine.tiny import expected, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.placement.pools import least_places, places_bytes
+from vkmoe.placement.pools import host_slot_bytes, least_host_slots
 from vkmoe.placement.sizes import weight_bytes
 
 N_TOKENS = 12
@@ -30,8 +30,8 @@ def least_pool(engine: Engine) -> str:
     """The smallest `--host-pool` that the model runs with: the rest is read from the file."""
     assert engine.spec.experts is not None
     spans = weight_bytes(engine.model.tensors).spans
-    places = least_places(spans, engine.spec.experts.n_used)
-    return str(places_bytes(engine.device.info, places, spans))
+    places = least_host_slots(spans, engine.spec.experts.n_used)
+    return str(host_slot_bytes(engine.device.info, places, spans))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -19,7 +19,7 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertMemory, PoolParts
+from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, PoolParts
 from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
@@ -148,7 +148,7 @@ class Rig(Closing):
         ]
         self.slots = SlotManager(device, pools, poison=True, n_landing=n_landing)
         self.uploads = DelayedUploads(Uploads(device), delay or 0)
-        memory = ExpertMemory(self.table, self.slots, self.homes, self.span_bytes)
+        memory = CacheMemory(self.table, self.slots, self.homes, self.span_bytes)
         self.residency = Residency(space, pools, settings, seed)
         ways = CacheWays(wait=delay is None, marks_homes=n_landing > 0)
         host_pools = self._host_pools(n_host_slots)

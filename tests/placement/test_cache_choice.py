@@ -71,7 +71,7 @@ def test_copies_overlap_tokens_where_there_is_a_queue_unless_told_otherwise() ->
 
 
 def test_guesses_serve_a_small_host_pool_without_slots() -> None:
-    plan = replace(AT_HOME, host_places=(40,), executor="stepped")
+    plan = replace(AT_HOME, host_slots=(40,), executor="stepped")
     made = settings(plan, expert_predictor="correlation", moe_warmpin=2)
     assert made == CacheSettings(predictor="correlation", executor="stepped")
     assert settings(AT_HOME, expert_predictor="correlation").predictor == "none"

@@ -123,7 +123,7 @@ def test_a_small_pool_converts_its_share_and_goes_on(monkeypatch: pytest.MonkeyP
     weights = replace(WEIGHTS, conversions=(EXPERTS, TRUNK))
     made = planned(DISCRETE_12, weights, 32 * GIB, EngineConfig(host_pool="4GiB"))
     assert made.sizing is not None
-    share = sum(made.host_places) / made.sizing.n_total
+    share = sum(made.host_slots) / made.sizing.n_total
     assert 0.2 < share < 0.3
     line = conversion_line(made)
     assert f"about {round((5 + share * 750) / 60)} min; experts again each time they are" in line

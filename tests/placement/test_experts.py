@@ -229,7 +229,7 @@ def test_without_room_for_any_slot_the_hint_is_to_ask_for_none() -> None:
 def test_homes_that_do_not_fit_in_host_memory() -> None:
     """They take turns (test_pools.py); where sizes are not known, that cannot be."""
     for n_slots in (None, 8):
-        assert planned(DISCRETE_12, ram=20 * GIB, expert_slots=n_slots).host_places
+        assert planned(DISCRETE_12, ram=20 * GIB, expert_slots=n_slots).host_slots
     unknown = WeightBytes(GIB, WEIGHTS.experts)
     with pytest.raises(OutOfMemoryError, match=r"experts need 17,4\d\d MiB.*12 GB discrete"):
         planned(DISCRETE_12, unknown, ram=20 * GIB)

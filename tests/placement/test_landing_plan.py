@@ -40,7 +40,7 @@ def test_landing_slots_come_on_top_of_slots_asked_for(
     assert bytes_of(made, "expert slots") == bytes_of(plain, "expert slots")
     landing = bytes_of(made, "landing slots, 2 in each layer")
     assert abs(landing - 2 * sum(weights.spans)) < MIB
-    assert made.gather_places == (N_USED if mode is GATHER else 0)
+    assert made.n_gathered == (N_USED if mode is GATHER else 0)
     if mode is GATHER:
         gathered = bytes_of(made, f"gathered experts, {N_USED} at a time")
         assert 0 <= gathered - N_USED * max(weights.spans) < MIB
@@ -74,6 +74,6 @@ def test_a_layer_has_no_more_landing_slots_than_a_token_uses_experts(mode: Exper
 
 def test_without_room_for_slots_there_is_nowhere_to_land() -> None:
     made = planned(expert_cache="400MiB", mode=GATHER)
-    assert (made.mode.experts_in, made.landing_slots, made.gather_places) == ("host", 0, 0)
+    assert (made.mode.experts_in, made.landing_slots, made.n_gathered) == ("host", 0, 0)
     assert "beside 2 to land in" in made.lines[-1].reason
     assert planned(expert_cache="400MiB").expert_slots[-1] == 2

@@ -151,7 +151,7 @@ def test_heaps_of_an_apu_can_be_smaller_than_ram() -> None:
     assert device_budget(SMALL_APU, 7 * GIB) == 3 * GIB
     used = (replace(SMALL_APU.heaps[0], usage=GIB), *SMALL_APU.heaps[1:])
     assert device_budget(replace(SMALL_APU, heaps=used), RAM) == 5 * GIB * 95 // 100
-    assert planned(SMALL_APU).host_places
+    assert planned(SMALL_APU).host_slots
 
 
 def test_a_cpu_s_heap_is_no_limit() -> None:

@@ -24,7 +24,7 @@ from vkmoe.facts import (
 from vkmoe.placement.conversions import N_THREADS
 from vkmoe.placement.host import available_bytes
 from vkmoe.placement.plan import device_budget, plan
-from vkmoe.placement.pools import host_pools, most_places, places_bytes
+from vkmoe.placement.pools import host_pools, host_slot_bytes, most_host_slots
 from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
 
 from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS, expert_bytes
@@ -52,10 +52,10 @@ def bytes_of(made: MemoryPlan, item: str) -> int:
 
 def check(made: MemoryPlan, info: DeviceInfo, weights: WeightBytes, ram: int) -> None:
     """What holds for every plan with a small pool."""
-    n_places, pools = sum(made.host_places), host_pools(made.host_places, weights.spans, N_USED)
+    n_places, pools = sum(made.host_slots), host_pools(made.host_slots, weights.spans, N_USED)
     assert made.executor == "stepped" and made.executor_reason
-    assert 0 < n_places < N_ALL and all(n >= N_USED for n in made.host_places)
-    assert [pool.capacity for pool in pools] == list(made.host_places)
+    assert 0 < n_places < N_ALL and all(n >= N_USED for n in made.host_slots)
+    assert [pool.capacity for pool in pools] == list(made.host_slots)
     assert sorted(layer for pool in pools for layer in pool.layers) == list(range(48))
     assert bytes_of(made, f"host pool, {n_places:,} of {N_ALL:,} experts") >= sum(
         pool.capacity * pool.slot_bytes for pool in pools
@@ -118,7 +118,7 @@ def test_an_apu_s_heaps_can_be_the_limit() -> None:
 def test_experts_that_fit_are_planned_as_ever() -> None:
     for info in DEVICES:
         made = planned(info, expert_bytes(2_971_136 // 8), 32 * GIB)
-        assert (made.host_places, made.executor, made.notes) == ((), "fused", ())
+        assert (made.host_slots, made.executor, made.notes) == ((), "fused", ())
         assert made.executor_reason
 
 
@@ -126,9 +126,9 @@ def test_one_byte_too_little_makes_the_pool_small() -> None:
     """The default's limit is 70 %: just above it all experts are in the pool, below it not."""
     total = planned(DISCRETE_12).total("host")
     enough = -(-total * 100 // 70)
-    assert planned(DISCRETE_12, ram=enough).host_places == ()
+    assert planned(DISCRETE_12, ram=enough).host_slots == ()
     few = planned(DISCRETE_12, ram=enough - 2)
-    assert N_ALL - 8 < sum(few.host_places) < N_ALL
+    assert N_ALL - 8 < sum(few.host_slots) < N_ALL
 
 
 def test_below_the_experts_of_a_token_it_is_an_error() -> None:
@@ -142,7 +142,7 @@ def test_below_the_experts_of_a_token_it_is_an_error() -> None:
 def test_what_is_needed_is_taken_beyond_the_default_s_limit() -> None:
     """8 experts of 2.8 MiB do not fit in 70 % of this, but in all of it."""
     made = planned(DISCRETE_12, ram=61 * MIB)
-    assert made.host_places == (N_USED,)
+    assert made.host_slots == (N_USED,)
 
 
 # ----- as asked -----
@@ -170,7 +170,7 @@ def test_on_shared_memory_slots_are_not_needed(info: DeviceInfo, n_slots: int | 
     check(made, info, WEIGHTS, 40 * GIB)
     assert made.mode.experts_in == ("cache" if n_slots else "host")
     assert made.sizing is not None
-    per_layer = n_slots or made.host_places[0] // 48
+    per_layer = n_slots or made.host_slots[0] // 48
     assert made.sizing.n_slots_smallest_layer == per_layer
     assert made.sizing.place == ("device" if n_slots else "host pool")
 
@@ -188,7 +188,7 @@ def test_the_remedy_is_the_pool_s_flag_only_where_it_was_given() -> None:
 def test_two_sizes_get_their_proportional_share() -> None:
     """Half of all bytes is half of the places of each size."""
     made = planned(DISCRETE_12, MIXED, host_pool=str(MIXED.experts // 2))
-    small, large = made.host_places
+    small, large = made.host_slots
     assert abs(small - N_ALL // 4) <= 2 and abs(large - N_ALL // 4) <= 2
 
 
@@ -196,8 +196,8 @@ def test_a_rare_size_has_room_for_a_token_s_experts() -> None:
     """One layer of 48 has larger experts: its share would be 3 places."""
     weights = WeightBytes(GIB, 128 * (47 * 1_000_192 + 4_000_000), (1_000_192,) * 47 + (4_000_000,))
     made = planned(DISCRETE_12, weights, host_pool="200MiB", expert_slots=1)
-    assert made.host_places[1] == N_USED and made.host_places[0] > 100
-    common, rare = host_pools(made.host_places, weights.spans, N_USED)
+    assert made.host_slots[1] == N_USED and made.host_slots[0] > 100
+    common, rare = host_pools(made.host_slots, weights.spans, N_USED)
     assert rare.layers == (47,) and (rare.capacity, rare.floor) == (8, 8)
     assert common.layers == tuple(range(47))
     assert common.floor == (8 if common.capacity >= 8 * 47 else 0)
@@ -221,7 +221,7 @@ def test_a_pool_below_the_experts_of_a_token_names_the_least(size: str) -> None:
             planned(info, weights, host_pool=size)
         least = caught.value.hint.split("--host-pool ")[1].split(" or more")[0]
         made = planned(info, weights, host_pool=least)
-        assert made.host_places == (N_USED,) * len(set(weights.spans))
+        assert made.host_slots == (N_USED,) * len(set(weights.spans))
 
 
 def test_the_least_is_named_in_bytes_where_it_is_less_than_a_mib() -> None:
@@ -229,7 +229,7 @@ def test_the_least_is_named_in_bytes_where_it_is_less_than_a_mib() -> None:
     with pytest.raises(UsageError, match="64 KiB") as caught:
         planned(LAVAPIPE, weights, host_pool="1000")
     least = caught.value.hint.split("--host-pool ")[1].split(" or more")[0]
-    assert int(least) < MIB and planned(LAVAPIPE, weights, host_pool=least).host_places[0] >= 8
+    assert int(least) < MIB and planned(LAVAPIPE, weights, host_pool=least).host_slots[0] >= 8
 
 
 @pytest.mark.parametrize("info", [DISCRETE_12, APU_96, LAVAPIPE], ids=lambda info: info.name)
@@ -273,7 +273,7 @@ def test_the_stepped_executor_can_be_asked_for() -> None:
     for info in DEVICES:
         made = planned(info, expert_bytes(2_971_136 // 8), 32 * GIB, executor="stepped")
         assert (made.executor, made.executor_reason) == ("stepped", "as --executor")
-        assert made.host_places == ()
+        assert made.host_slots == ()
 
 
 def test_slots_and_a_pool_share_the_memory_of_a_cpu() -> None:
@@ -295,14 +295,14 @@ def test_what_reading_takes_is_what_the_threads_have() -> None:
 @pytest.mark.parametrize("n_bytes", [23 * MIB, 100 * MIB, 3 * GIB, 18 * GIB])
 def test_places_are_the_most_that_fit(weights: WeightBytes, n_bytes: int) -> None:
     """A place more of every size would not fit; the arenas of a device agree (test_allocations)."""
-    places = most_places(DISCRETE_12, n_bytes, weights.spans, N_EXPERTS, N_USED)
+    places = most_host_slots(DISCRETE_12, n_bytes, weights.spans, N_EXPERTS, N_USED)
     if places is None:
         least = (N_USED,) * len(set(weights.spans))
-        assert places_bytes(DISCRETE_12, least, weights.spans) > n_bytes
+        assert host_slot_bytes(DISCRETE_12, least, weights.spans) > n_bytes
         return
-    assert places_bytes(DISCRETE_12, places, weights.spans) <= n_bytes
+    assert host_slot_bytes(DISCRETE_12, places, weights.spans) <= n_bytes
     more = tuple(n + 1 for n in places)
-    assert sum(places) == N_ALL or places_bytes(DISCRETE_12, more, weights.spans) > n_bytes
+    assert sum(places) == N_ALL or host_slot_bytes(DISCRETE_12, more, weights.spans) > n_bytes
 
 
 @pytest.mark.parametrize("info", [DISCRETE_12, APU, LAVAPIPE], ids=lambda info: info.name)
@@ -322,7 +322,7 @@ def test_every_choice_is_planned_within_bounds_or_refused(info: DeviceInfo) -> N
             assert error.hint, error
             continue
         n_planned += 1
-        if made.host_places:
+        if made.host_slots:
             check(made, info, weights, ram)
         assert all(line.n_bytes >= 0 and line.reason for line in made.lines)
     assert n_planned > 10

@@ -46,7 +46,7 @@ def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
 
 def _pool(plan: MemoryPlan) -> Iterator[str]:
     """Say what it means that host memory does not hold all experts."""
-    if plan.host_places:
+    if plan.host_slots:
         (line,) = (line for line in plan.lines if line.item.startswith("host pool"))
         yield (
             f"{line.item}, {line.n_bytes / 2**20:,.1f} MiB ({line.reason}); "
@@ -65,7 +65,7 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
         flags = _given(config, (*CHOICE, *counting, *MOVING, *PREDICTING))
     elif plan.mode.experts_in == "host":
         reason, names = "no expert has a slot", (*CHOICE, *counting, *MOVING, *PREDICTING)
-        working = OF_THE_POOL if plan.host_places else ()
+        working = OF_THE_POOL if plan.host_slots else ()
         flags = _given(config, tuple(name for name in names if name not in working))
     else:
         yield from dependent_notes(config)

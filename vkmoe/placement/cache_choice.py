@@ -64,7 +64,7 @@ def cache_settings(
     )
     if plan.mode.in_cache:
         return replace(settings, pins=pins, admission=config.expert_admission)
-    return settings if plan.host_places else plain
+    return settings if plan.host_slots else plain
 
 
 def _check_ids(ids: Sequence[int], name: str, n_experts: int) -> None:

@@ -125,9 +125,9 @@ def conversion_line(plan: MemoryPlan) -> str:
     found = plan.conversions
     if not found:
         return ""
-    n_places, n_experts = sum(plan.host_places), plan.sizing.n_total if plan.sizing else 0
-    again = n_places > 0 and any(item.of_experts for item in found)
-    seconds = expected_seconds(found, n_places / max(1, n_experts) if again else 1.0)
+    n_slots, n_experts = sum(plan.host_slots), plan.sizing.n_total if plan.sizing else 0
+    again = n_slots > 0 and any(item.of_experts for item in found)
+    seconds = expected_seconds(found, n_slots / max(1, n_experts) if again else 1.0)
     before = sum(item.file_bytes for item in found)
     after = sum(item.loaded_bytes for item in found)
     return (

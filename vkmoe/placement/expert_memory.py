@@ -1,6 +1,6 @@
 """Makes the memory that experts come and go in, and the cache over it, as the plan has them.
 
-Owns slots, places of a small host pool, scratch to gather in, and the threads that move bytes. Does
+Owns slots, those of a small host pool, scratch to gather in, and the threads that move bytes. Does
 not own the weights that stay where they are.
 """
 
@@ -16,7 +16,7 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertMemory, ExpertTracker, PoolParts
+from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, ExpertTracker, PoolParts
 from vkmoe.experts.store.copies import CopyBudget, DrainedUploader, Prefetcher, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.gpu.arena import Arena
@@ -27,13 +27,14 @@ from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads
 
-__all__ = ["ExpertPlaces"]
+__all__ = ["ExpertMemory"]
 
 
-class ExpertPlaces(Closing):
-    """Holds experts' places besides their homes. Raises OutOfMemoryError when made, with all freed.
+class ExpertMemory(Closing):
+    """Holds the memory of experts besides their homes.
 
-    `checks` fills what nothing may read with NaN (tests).
+    `checks` fills what nothing may read with NaN (tests). Raises OutOfMemoryError when made, with
+    all freed.
     """
 
     def __init__(self, device: Device, decision: Decision, checks: bool = False) -> None:
@@ -43,7 +44,7 @@ class ExpertPlaces(Closing):
             self.slots = cleanup.enter_context(
                 SlotManager(device, decision.pools, checks, plan.landing_slots)
             )
-            self._places = cleanup.enter_context(
+            self._host_slots = cleanup.enter_context(
                 SlotManager(device, decision.host_pools, checks, intent="host")
             )
             gathered = plan.layout("gathered experts")
@@ -81,9 +82,7 @@ class ExpertPlaces(Closing):
             budget = CopyBudget(decision.link, max(pool.slot_bytes for pool in decision.pools))
             overlap = Overlap(self._device.native.has_common_clock)
         if decision.pools or decision.host_pools:
-            memory = ExpertMemory(
-                table, self.slots, loaded.homes, weights.span_bytes, self._scratch
-            )
+            memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
             ways = CacheWays(not overlaps, decision.plan.mode.lands, budget, overlap)
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
@@ -103,7 +102,7 @@ class ExpertPlaces(Closing):
 
     def _ranges(self, layer: int) -> tuple[Range, ...]:
         """List the memory in which experts of a MoE layer can lie besides their homes."""
-        return (*self._landing_ranges(layer), *self._places.ranges(layer))
+        return (*self._landing_ranges(layer), *self._host_slots.ranges(layer))
 
     def _landing_ranges(self, layer: int) -> tuple[Range, ...]:
         """List the memory into which experts of a MoE layer can be stored by its kernels."""
@@ -123,4 +122,4 @@ class ExpertPlaces(Closing):
         pools = self._decision.host_pools
         order = PoolResidency(residency.space, pools, policy, residency.counts)
         reads = Prefetcher(FileReads(loaded.reader), "reads from the file")
-        return PoolParts(order, self._places, self._threads.enter_context(reads))
+        return PoolParts(order, self._host_slots, self._threads.enter_context(reads))

@@ -1,6 +1,6 @@
 """Decides where experts go: the device, host memory with slots on the device, or host memory.
 
-Pure; a part of `plan`. Owns what follows for the executor. How many slots and places fit is the
+Pure; a part of `plan`. Owns what follows for the executor. How many slots and host slots fit is the
 subject of pools.py.
 """
 
@@ -45,7 +45,7 @@ class Room(NamedTuple):
 class ExpertRoom:
     """Holds what the decision about experts rests on: what was asked, the experts, their room.
 
-    `base` is the plan without its experts; places are found in what that leaves.
+    `base` is the plan without its experts; slots are found in what that leaves.
     """
 
     config: EngineConfig
@@ -91,7 +91,7 @@ def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
 
     Raises UsageError where --executor does not allow it.
     """
-    if not made.host_places:
+    if not made.host_slots:
         if config.executor is None:
             return made
         return replace(made, executor=config.executor, executor_reason="as --executor")
@@ -99,7 +99,7 @@ def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
         cause = f"--host-pool {config.host_pool.strip()}" if config.host_pool else "the host pool"
         raise UsageError(
             f"--executor fused needs all experts in host memory; {cause} holds "
-            f"{sum(made.host_places):,} of them",
+            f"{sum(made.host_slots):,} of them",
             "leave out --executor" + (", or give a larger --host-pool" if config.host_pool else ""),
         )
     reason = "what a router chooses and the host pool lacks is read from the file first"
@@ -249,19 +249,15 @@ class _SizedExperts:
             else f"{in_mib(self._room.device)} are free on the device: read in place over the bus"
         )
         lines = (
-            pool.lines(self._device, reason)
-            if pool.places
-            else (self._all_experts("host", reason),)
+            pool.lines(self._device, reason) if pool.slots else (self._all_experts("host", reason),)
         )
         return replace(
             self._base,
             mode=ExpertMode("host"),
             sizing=self._sizing_at_home(pool),
             lines=(*self._base.lines, *lines),
-            host_places=pool.places,
-            notes=(f"{asked.text} has no effect: it is {too_few}",)
-            if asked and pool.places
-            else (),
+            host_slots=pool.slots,
+            notes=(f"{asked.text} has no effect: it is {too_few}",) if asked and pool.slots else (),
         )
 
     def _cached(self, slots: tuple[int, ...], pool: PoolPlan) -> MemoryPlan:
@@ -275,9 +271,9 @@ class _SizedExperts:
             expert_slots=slots,
             sizing=self._sizing(slots, layout.own_bytes(slots)),
             lines=(*self._base.lines, *lines),
-            host_places=pool.places,
+            host_slots=pool.slots,
             landing_slots=layout.n_landing,
-            gather_places=layout.n_gathered,
+            n_gathered=layout.n_gathered,
         )
 
     def _all_experts(self, intent: Intent, reason: str) -> Allocation:
@@ -315,12 +311,12 @@ class _SizedExperts:
     def _sizing_at_home(self, pool: PoolPlan) -> CacheSizing:
         """Describe a cache without slots; on shared memory the pool takes their part."""
         spans = self._layout.span_bytes
-        if not pool.places:
+        if not pool.slots:
             return self._sizing((0,) * len(spans), 0)
         if self._room.shared:
             share = {
-                size: n_places // sum(other == size for other in spans)
-                for size, n_places in zip(dict.fromkeys(spans), pool.places, strict=True)
+                size: n_slots // sum(other == size for other in spans)
+                for size, n_slots in zip(dict.fromkeys(spans), pool.slots, strict=True)
             }
             flag = "--host-pool" if self._config.host_pool is not None else ""
             sizing = self._sizing([share[size] for size in spans], pool.n_bytes, flag)
@@ -336,7 +332,7 @@ class _SizedExperts:
         largest = self._largest(free)
         homes = ""
         if self._room.shared:
-            whose = f"{pool.share} in the host pool" if pool.places else "all of them"
+            whose = f"{pool.share} in the host pool" if pool.slots else "all of them"
             homes = f" beside {in_mib(pool.n_bytes)} for {whose}"
         if not any(largest):
             hint = f"leave {asked.flag} out"

@@ -4,7 +4,7 @@ Owns the arenas of the weights, the order in which they are filled, and how a fi
 several threads lay them out or convert them (NumPy does both without the GIL), and the file's pages
 are dropped behind them. How large the weights are is the subject of sizes.py. Where the host pool
 does not hold all experts, these are not loaded with the other weights: whatever manages the pool
-owns their places, and fills them with `LoadedWeights.fill`.
+owns their slots, and fills them with `LoadedWeights.fill`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LoadedWeights:
     reader: SpanReader | None = None
 
     def fill(self, reads: Sequence[Copy]) -> None:
-        """Read experts (by number) into places of the host pool, by several threads.
+        """Read experts (by number) into slots of the host pool, by several threads.
 
         A part of loading: the progress goes on. Must hold: there is a reader. Raises
         ModelFileError.

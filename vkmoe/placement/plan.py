@@ -84,7 +84,7 @@ class Decision:
     link: LinkSpeed | None  # None where it was not measured: no expert crosses one
     table: TableShape  # of the expert table
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
-    host_pools: tuple[PoolSpec, ...]  # of places in host memory; () where there is one for each
+    host_pools: tuple[PoolSpec, ...]  # of slots in host memory; () where all experts have a home
     overlaps: bool  # experts are copied while tokens are computed
     cache_settings: CacheSettings
 
@@ -118,7 +118,7 @@ def decide(
         log.info("experts without a slot are %s: %s", way, mode.reason)
     pools = cache_pools(config, spec, decided, sizes.spans)
     n_used = spec.experts.n_used if spec.experts else 0
-    homes = host_pools(decided.host_places, sizes.spans, n_used)
+    homes = host_pools(decided.host_slots, sizes.spans, n_used)
     settings = cache_settings(config, spec.name, spec.experts, decided, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
     decided = replace(decided, lines=(*decided.lines, *learning))
@@ -328,7 +328,7 @@ def _cache_bytes(spec: ModelSpec, ctx_size: int, kv_type: KvType) -> list[int]:
 
 
 def table_shape(spec: ModelSpec, weights: WeightBytes) -> TableShape:
-    """Find the shape of the expert table, with its places to land in.
+    """Find the shape of the expert table, with its entries to land in.
 
     A dense model has one entry.
     """

@@ -1,6 +1,6 @@
-"""Finds how many experts some bytes hold: in slots on a device, and in places of a host pool.
+"""Finds how many experts some bytes hold: in slots on a device, and in host slots of a pool.
 
-Pure; a part of `plan`. Slots are split evenly over layers. Places of a host pool are shared by
+Pure; a part of `plan`. Slots are split evenly over layers. Slots of a host pool are shared by
 layers whose experts have the same size: each size gets its share of the bytes, but no less than a
 token uses in one layer, because those must be there at the same time. Where experts go is the
 subject of experts.py.
@@ -28,9 +28,9 @@ __all__ = [
     "PoolRoom",
     "SlotLayout",
     "host_pools",
-    "least_places",
-    "most_places",
-    "places_bytes",
+    "host_slot_bytes",
+    "least_host_slots",
+    "most_host_slots",
     "split_slots",
 ]
 
@@ -68,17 +68,17 @@ class SlotLayout:
 
     @property
     def n_gathered(self) -> int:
-        """Count the places that all layers share, as many as a token can miss in one."""
+        """Count the slots that all layers share, as many as a token can miss in one."""
         return self.n_used if self.mode.gathers else 0
 
     @property
     def gather_bytes(self) -> int:
-        """Bound the bytes of those places, each for the largest expert."""
+        """Bound the bytes of those slots, each for the largest expert."""
         return layout_bytes([self.gathered])
 
     @property
     def gathered(self) -> ArenaLayout:
-        """Lay out the places that all layers share."""
+        """Lay out the slots that all layers share."""
         return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
 
     def largest(self, n_bytes: int) -> tuple[int, ...]:
@@ -115,28 +115,28 @@ def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tupl
 
 
 def host_pools(
-    places: Sequence[int], span_bytes: Sequence[int], n_used: int
+    slots: Sequence[int], span_bytes: Sequence[int], n_used: int
 ) -> tuple[PoolSpec, ...]:
-    """Make the pools of a plan's `host_places`; none where all are in host memory or better.
+    """Make the pools of a plan's `host_slots`; none where all are in host memory or better.
 
     `span_bytes` are those of an expert in each MoE layer.
     """
-    if not places:
+    if not slots:
         return ()
     sizes = dict.fromkeys(span_bytes)
     pools = []
-    for size, capacity in zip(sizes, places, strict=True):
+    for size, capacity in zip(sizes, slots, strict=True):
         layers = tuple(i for i, other in enumerate(span_bytes) if other == size)
-        # A lower floor would keep places from the layer whose experts are needed together.
+        # A lower floor would keep slots from the layer whose experts are needed together.
         floor = n_used if capacity >= n_used * len(layers) else 0
         pools.append(PoolSpec(layers, capacity, floor, size))
     return tuple(pools)
 
 
-def most_places(
+def most_host_slots(
     device: DeviceInfo, n_bytes: int, span_bytes: Sequence[int], n_experts: int, n_used: int
 ) -> tuple[int, ...] | None:
-    """Find the most places of each size, in the order of their first layers, that `n_bytes` hold.
+    """Find the most slots of each size, in the order of their first layers, that `n_bytes` hold.
 
     None if not even the least do. What allocations add is counted.
     """
@@ -144,35 +144,35 @@ def most_places(
     n_of_size = [n_experts * sum(other == size for other in span_bytes) for size in sizes]
     n_all = sum(n_of_size)
 
-    def places(share: int) -> tuple[int, ...]:
+    def slots(share: int) -> tuple[int, ...]:
         return tuple(max(n_used, n * share // n_all) for n in n_of_size)
 
     fits, too_many = -1, n_all + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if places_bytes(device, places(middle), span_bytes) <= n_bytes:
+        if host_slot_bytes(device, slots(middle), span_bytes) <= n_bytes:
             fits = middle
         else:
             too_many = middle
-    return places(fits) if fits >= 0 else None
+    return slots(fits) if fits >= 0 else None
 
 
-def least_places(span_bytes: Sequence[int], n_used: int) -> tuple[int, ...]:
-    """Count the places of each size that one layer needs."""
+def least_host_slots(span_bytes: Sequence[int], n_used: int) -> tuple[int, ...]:
+    """Count the slots of each size that one layer needs."""
     return (n_used,) * len(set(span_bytes))
 
 
-def places_bytes(device: DeviceInfo, places: Sequence[int], span_bytes: Sequence[int]) -> int:
-    """Count the bytes of places as they are allocated, at most."""
-    return layout_bytes(_place_arenas(device, places, span_bytes))
+def host_slot_bytes(device: DeviceInfo, slots: Sequence[int], span_bytes: Sequence[int]) -> int:
+    """Count the bytes of slots as they are allocated, at most."""
+    return layout_bytes(_slot_arenas(device, slots, span_bytes))
 
 
-def _place_arenas(
-    device: DeviceInfo, places: Sequence[int], span_bytes: Sequence[int]
+def _slot_arenas(
+    device: DeviceInfo, slots: Sequence[int], span_bytes: Sequence[int]
 ) -> tuple[ArenaLayout, ...]:
-    """Lay out places: one arena for each size."""
+    """Lay out host slots: one arena for each size."""
     sizes = dict.fromkeys(span_bytes)
-    return tuple(lay_out_spans(device, [size] * n) for size, n in zip(sizes, places, strict=True))
+    return tuple(lay_out_spans(device, [size] * n) for size, n in zip(sizes, slots, strict=True))
 
 
 class PoolRoom(NamedTuple):
@@ -186,10 +186,10 @@ class PoolRoom(NamedTuple):
 class PoolPlan:
     """Holds what was decided of the host pool.
 
-    `places` are those of each size of expert; () where there is one for each expert.
+    `slots` are those of each size of expert; () where there is one for each expert.
     """
 
-    places: tuple[int, ...]
+    slots: tuple[int, ...]
     layouts: tuple[ArenaLayout, ...]
     n_all: int  # experts of the model
     reason: str = ""
@@ -202,17 +202,17 @@ class PoolPlan:
     @property
     def taken_bytes(self) -> int:
         """Count the bytes of all its lines."""
-        return self.n_bytes + READING_BYTES * bool(self.places)
+        return self.n_bytes + READING_BYTES * bool(self.slots)
 
     @property
     def share(self) -> str:
         """Say how many experts the pool holds."""
-        return f"{sum(self.places):,} of {self.n_all:,} experts" if self.places else "all experts"
+        return f"{sum(self.slots):,} of {self.n_all:,} experts" if self.slots else "all experts"
 
     def lines(self, device: DeviceInfo, home_reason: str) -> tuple[Allocation, ...]:
         """Make the plan's lines; `home_reason` says what a pool of all experts is good for."""
         item = f"host pool, {self.share}"
-        if not self.places:
+        if not self.slots:
             return (allocation(device, item, "host", home_reason, "experts", self.layouts),)
         pool = allocation(device, item, "host", self.reason, "expert pool", self.layouts)
         reading = "rows laid out anew; the file's own pages are dropped behind"
@@ -257,28 +257,28 @@ class PoolPlanner:
                 raise self._too_much(n_bytes, room)
             if n_bytes == self._total:
                 return self.all
-            places, reason = self._most(n_bytes), "as --host-pool"
+            slots, reason = self._most(n_bytes), "as --host-pool"
         else:
-            places = self._most(room.unasked - READING_BYTES)
-            if places is None and self.least_bytes <= room.most:
-                places = least_places(self._layout.span_bytes, self._layout.n_used)
+            slots = self._most(room.unasked - READING_BYTES)
+            if slots is None and self.least_bytes <= room.most:
+                slots = least_host_slots(self._layout.span_bytes, self._layout.n_used)
             reason = "what host memory allows"
-        if places is None:
+        if slots is None:
             raise self._too_little(room)
-        layouts = _place_arenas(self._layout.device, places, self._layout.span_bytes)
+        layouts = _slot_arenas(self._layout.device, slots, self._layout.span_bytes)
         reason += "; the others are read from the file"
-        return PoolPlan(places, layouts, self.all.n_all, reason)
+        return PoolPlan(slots, layouts, self.all.n_all, reason)
 
     def _most(self, n_bytes: int) -> tuple[int, ...] | None:
         layout = self._layout
         sizes, n_experts, n_used = layout.span_bytes, layout.n_experts, layout.n_used
-        return most_places(layout.device, n_bytes, sizes, n_experts, n_used)
+        return most_host_slots(layout.device, n_bytes, sizes, n_experts, n_used)
 
     @property
     def _least_bytes(self) -> int:
         layout = self._layout
-        places = least_places(layout.span_bytes, layout.n_used)
-        return places_bytes(layout.device, places, layout.span_bytes)
+        slots = least_host_slots(layout.span_bytes, layout.n_used)
+        return host_slot_bytes(layout.device, slots, layout.span_bytes)
 
     def _too_much(self, n_bytes: int, room: PoolRoom) -> OutOfMemoryError:
         largest = size_option(room.most - READING_BYTES, at_most=True)

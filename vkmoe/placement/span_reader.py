@@ -146,7 +146,7 @@ class SpanReader(Closing):
 
 
 class FileReads:
-    """Is the uploader of the host pool: brings experts from the file into places of mapped memory.
+    """Is the uploader of the host pool: brings experts from the file into slots of mapped memory.
 
     The source of a copy is the number of an expert (keys.py). Reads in the caller's thread: a
     Prefetcher gives it one of its own.
@@ -158,7 +158,7 @@ class FileReads:
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         """Read these experts, one after another. Returns when all are there.
 
-        Raises ModelFileError; the bytes of all the places are undefined then. Must hold: the places
+        Raises ModelFileError; the bytes of all the slots are undefined then. Must hold: the slots
         are mapped, and nothing reads them.
         """
         began = time.perf_counter_ns()

@@ -188,7 +188,7 @@ def test_without_a_cache_the_placement_is_said(place: str, words: str, slots: in
 
 
 def test_a_small_host_pool_and_its_executor_are_said() -> None:
-    small = replace(SETUP, experts_in="host", slots=(), executor="stepped", host_places=30)
+    small = replace(SETUP, experts_in="host", slots=(), executor="stepped", host_slots=30)
     text = as_text(make_report(small, profiler(), CacheCounters(), pool=PoolCounters()))
     assert "placement   those in host memory are read in place" in text
     assert "            30 of 48 experts in the host pool at a time\n" in text
@@ -199,7 +199,7 @@ def test_a_small_host_pool_and_its_executor_are_said() -> None:
     assert "\nguesses     correlation: experts fetched to the host pool only\n" in as_text(ahead)
     assert "uploaded" not in text and "misses      0.0 MiB" in text
     document = as_document(make_report(small, profiler()))
-    assert (document["executor"], document["host_places"]) == ("stepped", 30)
+    assert (document["executor"], document["host_slots"]) == ("stepped", 30)
     assert "executor" not in as_text(make_report(SETUP, profiler(), COUNTERS))
 
 

@@ -49,7 +49,7 @@ _MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about 
 
 @dataclass(frozen=True)
 class Setup:
-    """Says what the figures belong to; `slots` per MoE layer, `host_places` of a small pool."""
+    """Says what the figures belong to; `slots` per MoE layer, `host_slots` of a small pool."""
 
     model: str
     architecture: str
@@ -62,7 +62,7 @@ class Setup:
     allocation: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # as asked, to run the same again
     executor: Executor = "fused"
-    host_places: int = 0  # 0: one for each expert
+    host_slots: int = 0  # 0: one for each expert
     predictor: str | None = None  # None: none guesses
 
 
@@ -92,7 +92,7 @@ def setup_of(
             if name not in ("expert_stats", "expert_profile")
         },
         plan.executor,
-        sum(plan.host_places),
+        sum(plan.host_slots),
         predictor if predictor != "none" else None,
     )
 
@@ -262,9 +262,9 @@ def _summary(report: ExpertReport) -> Iterator[str]:
         f"{setup.n_used} used per token and layer"
     )
     yield f"placement   {_placement(report)}"
-    if setup.host_places:
+    if setup.host_slots:
         n_all = len(report.layers) * setup.n_experts
-        yield f"            {setup.host_places} of {n_all} experts in the host pool at a time"
+        yield f"            {setup.host_slots} of {n_all} experts in the host pool at a time"
     if setup.executor == "stepped":
         yield "executor    stepped: it stops at each router"
     yield f"tokens      {report.n_tokens}"
@@ -342,7 +342,7 @@ def _placement(report: ExpertReport) -> str:
     if setup.experts_in == "device":
         return "all experts in device memory (coverage 100.0 %)"
     if setup.experts_in == "host":
-        what = "those" if setup.host_places else "all experts"
+        what = "those" if setup.host_slots else "all experts"
         return f"{what} in host memory are read in place (coverage 0.0 %)"
     slots = [layer.n_slots for layer in report.layers]
     each = f"{slots[0]}" if min(slots) == max(slots) else f"{min(slots)} to {max(slots)}"

@@ -32,7 +32,7 @@ from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
 from vkmoe.experts.store.tier import Tier, TierSpec
 from vkmoe.gpu.arena import Placement
 
-__all__ = ["CacheWays", "ExpertCache", "ExpertMemory", "ExpertTracker", "PoolParts"]
+__all__ = ["CacheMemory", "CacheWays", "ExpertCache", "ExpertTracker", "PoolParts"]
 
 # Limit of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
 MAX_SUBMIT_BYTES = 256 << 20
@@ -42,7 +42,7 @@ COPY_FAILED = "copying experts to the GPU failed, they are read in place"
 READ_FAILED = "reading experts from the model file failed"
 
 
-class ExpertMemory(NamedTuple):
+class CacheMemory(NamedTuple):
     """Lists where experts can be.
 
     `homes` [n_layers][n_experts] hold all of them; empty with a host pool smaller than the model.
@@ -177,7 +177,7 @@ class ExpertCache:
     def __init__(
         self,
         residency: Residency,
-        memory: ExpertMemory,
+        memory: CacheMemory,
         uploads: DrainedUploader,
         ways: CacheWays = PLAIN,
         pool: PoolParts | None = None,
@@ -473,7 +473,7 @@ def _rank_misses(keys: Keys, missed: Mask) -> tuple[Keys, Keys]:
 
 
 def _make_tier(
-    memory: ExpertMemory,
+    memory: CacheMemory,
     residency: Residency,
     uploads: DrainedUploader,
     pool: HostPool | None,
@@ -495,7 +495,7 @@ def _make_tier(
     return Tier(spec, memory.table)
 
 
-def _make_pool(parts: PoolParts, memory: ExpertMemory, residency: Residency) -> HostPool:
+def _make_pool(parts: PoolParts, memory: CacheMemory, residency: Residency) -> HostPool:
     """Make the host pool, which is filled from the file."""
     overlap = Overlap()  # by the host's clock, which times reads
     spec = TierSpec(
