@@ -1,4 +1,4 @@
-"""vkmoe: mixture-of-experts inference on Vulkan, for models whose experts do not fit the GPU."""
+"""vkmoe runs mixture-of-experts models on Vulkan where their experts do not fit the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m vkmoe` is `vkmoe`."""
+"""This module makes `python -m vkmoe` run the command `vkmoe`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The unit of work, from the loop over tokens down to the words a GPU is sent, and what it leaves.
+"""This module defines the unit of work, from the loop over tokens down to the words a GPU is sent,
+and what it leaves.
 
 Owns no memory. What the numbers of a run mean for experts is the subject of experts/.
 """
@@ -14,14 +15,14 @@ __all__ = ["BatchKind", "RunResult", "TokenBatch", "TopLogits"]
 
 
 class BatchKind(NamedTuple):
-    """What a program is recorded for: batches of one kind replay one program."""
+    """Says what a program is recorded for: batches of one kind replay one program."""
 
     n_tokens: int
     with_logits: bool
 
 
 class TokenBatch(NamedTuple):
-    """Tokens of one sequence that are processed together, in order: one row each.
+    """Holds tokens of one sequence that are processed together, in order: one row each.
 
     Programs take one row for now; `TokenPrograms.run` refuses more.
     """
@@ -42,7 +43,7 @@ class TokenBatch(NamedTuple):
 
 
 class TopLogits(NamedTuple):
-    """The largest of a token's `n_vocab` logits: descending, equal ones by rising id."""
+    """Holds the largest of a token's `n_vocab` logits: descending, equal ones by rising id."""
 
     ids: NDArray[np.int32]  # [n]
     logits: NDArray[np.float32]  # [n], NaN reads as -inf
@@ -52,7 +53,7 @@ class TopLogits(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """What the run of a batch leaves, copied out of the memory that the next run overwrites."""
+    """Holds what the run of a batch leaves, copied out of memory that the next run overwrites."""
 
     routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
     filled: NDArray[np.uint32] | None  # [n_tokens, n_moe_layers, n_used, 2], see RoutingLog

@@ -1,7 +1,7 @@
-"""The names between which options, plans and decisions choose, each spelled once.
+"""This module spells the names between which options, plans and decisions choose, each once.
 
-What a choice means is described where it is made: config.py for what a user may ask, placement/ for
-what is decided, experts/decide/ for policies and predictors.
+The meaning of a choice is described where it is made: config.py for what a user may ask, placement/
+for what is decided, experts/decide/ for policies and predictors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One base for everything that holds device memory: a context manager that closes on exit."""
+"""This module has one base for all that holds device memory: a context manager, closed on exit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Closing"]
 
 
 class Closing:
-    """`with` support for a class that has `close()`, which may be called twice."""
+    """Gives `with` support to a class that has `close()`, which may be called twice."""
 
     def close(self) -> None:
         """Free what is held."""

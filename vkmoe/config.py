@@ -401,27 +401,27 @@ class EngineConfig:
 
     @cached_property
     def expert_cache_bytes(self) -> int | None:
-        """The bytes of `expert_cache`, or None where it was not given."""
+        """Return the bytes of `expert_cache`, or None where it was not given."""
         return None if self.expert_cache is None else parse_size(self.expert_cache)
 
     @cached_property
     def host_pool_bytes(self) -> int | None:
-        """The bytes of `host_pool`, or None where it was not given."""
+        """Return the bytes of `host_pool`, or None where it was not given."""
         return None if self.host_pool is None else parse_size(self.host_pool, "--host-pool")
 
     @cached_property
     def resident_ids(self) -> tuple[int, ...]:
-        """The ids of `expert_resident_ids`, distinct, in their order; () where none were given."""
+        """List the ids of `expert_resident_ids`, distinct, in order; () where none were given."""
         return () if self.expert_resident_ids is None else parse_ids(self.expert_resident_ids)
 
     @cached_property
     def residents(self) -> Pins | None:
-        """The experts that are to be kept for good, or None."""
+        """Return the pins of the experts that are to be kept for good, or None."""
         return _residents(self)
 
     @property
     def warm_pins(self) -> Pins | None:
-        """The pins of those used most of late, or None where `moe_warmpin` is 0."""
+        """Return the pins of those used most of late, or None where `moe_warmpin` is 0."""
         if self.moe_warmpin == 0:
             return None
         n, after = self.moe_warmpin or 0, self.moe_warmpin_after
@@ -464,7 +464,7 @@ def _check_fields(config: EngineConfig | SamplingConfig) -> None:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The members of `A | B`; any other type alone."""
+    """List the members of `A | B`; any other type alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
@@ -516,7 +516,7 @@ def _check_expert_choices(config: EngineConfig) -> None:
 
 
 def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
-    """Whether --expert-predictor and --moe-predict-prefetch say opposite things (None: neither)."""
+    """Say whether --expert-predictor contradicts --moe-predict-prefetch; None never does."""
     return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
 
 

@@ -41,7 +41,7 @@ __all__ = ["Engine"]
 
 
 class Engine(Closing):
-    """A model on a device. Use it as a context manager.
+    """Runs a model on a device. Use it as a context manager.
 
     Raises ModelFileError, UnsupportedModelError, GpuErrors. After a DeviceLostError it can only be
     closed.
@@ -115,7 +115,7 @@ class Engine(Closing):
         self._stop_before_freeing(memory)
 
     def _stop_before_freeing(self, memory: ExpertMemory) -> None:
-        """What was entered so far goes after this: a submit or a thread may still use it."""
+        """Stop submits and threads before what was entered so far is freed: they may use it."""
         self._cleanup.callback(self.device.finish)
         self._cleanup.callback(memory.stop)
 
@@ -173,29 +173,27 @@ class Engine(Closing):
         return self._next_position
 
     def full_logits(self) -> NDArray[np.float32]:
-        """All logits of the last token run with logits: float32 [n_vocab]."""
+        """Return all logits of the last token run with logits: float32 [n_vocab]."""
         return self._programs.full_logits()
 
     def routing(self) -> NDArray[np.uint32]:
-        """The experts the last token used: uint32 [n MoE layers, n_used]; empty for dense
-        models.
-        """
+        """Return the last token's experts: uint32 [n MoE layers, n_used]; empty without experts."""
         routing: NDArray[np.uint32] = self._programs.routing()[-1]
         return routing
 
     @property
     def cache(self) -> ExpertCache | None:
-        """The expert cache; None where all experts are resident, or none."""
+        """Return the expert cache; None where all experts are resident, or none is."""
         return self._experts.cache
 
     @property
     def profiler(self) -> ExpertProfiler | None:
-        """What was used and found on the device; None for a model without experts."""
+        """Return the record of experts used and found on the device; None without experts."""
         return self._experts.profiler if self.spec.experts else None
 
     @property
     def overlap(self) -> Overlap | None:
-        """How much of the copying is hidden; None where nothing is copied beside tokens."""
+        """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
         return self._experts.overlap
 
     def settle(self) -> None:
@@ -204,24 +202,24 @@ class Engine(Closing):
             self.cache.settle()
 
     def expert_counts(self) -> NDArray[np.float64]:
-        """How often each expert was used lately: decayed counts [n MoE layers * n_experts]."""
+        """Return how often each expert was used lately, decayed: [n MoE layers * n_experts]."""
         return self._experts.residency.counts.values()
 
     def memory(self) -> dict[str, int]:
-        """Bytes planned by place ("device", "host")."""
+        """Count the bytes planned by place ("device", "host")."""
         return {place: self.plan.total(place) for place in ("device", "host")}
 
     def program(self, with_logits: bool = True) -> Program:
-        """The program a token replays."""
+        """Return the program a token replays."""
         return self._programs.program(with_logits)
 
     def tensor_values(self, ref: TensorRef) -> NDArray[np.uint32]:
-        """The words of a workspace tensor after the last token (for tests and debugging)."""
+        """Read the words of a workspace tensor after the last token (for tests and debugging)."""
         source = self._backend.tensor(ref)
         return self._transfer.read(source, 0, ref.n_bytes).view(np.uint32)
 
     def run_tokens(self, tokens: Sequence[int], position: int) -> TopLogits:
-        """Process tokens from `position` on; the last one's largest logits."""
+        """Process tokens from `position` on; return the last one's largest logits."""
         for offset, token in enumerate(tokens[:-1]):
             self.run_token(token, position + offset, with_logits=False)
         top = self.run_token(tokens[-1], position + len(tokens) - 1)
@@ -234,7 +232,7 @@ class Engine(Closing):
 
 
 class _ExpertActions:
-    """What `TokenPrograms` has done about experts round its submits."""
+    """Does what `TokenPrograms` asks for about experts round its submits."""
 
     def __init__(self, tracker: ExpertTracker, table: ExpertTable) -> None:
         self._tracker, self._table = tracker, table

@@ -1,4 +1,4 @@
-"""The error tree of vkmoe: what the user did or has, never our own bugs.
+"""This module owns the error tree of vkmoe: what the user did or has, never our own bugs.
 
     VkmoeError                 one line that says what was asked and what is there, and a hint
     ├── UsageError             options that contradict each other or are malformed (exit code 2)
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class VkmoeError(Exception):
-    """An error the user can act on: `str(error)` is one line, `hint` says what to try."""
+    """Describes an error the user can act on: `str(error)` is one line, `hint` says what to try."""
 
     exit_code = 1
 
@@ -41,25 +41,25 @@ class VkmoeError(Exception):
 
 
 class UsageError(VkmoeError):
-    """Options that contradict each other, or a value that is malformed."""
+    """Says that options contradict each other, or that a value is malformed."""
 
     exit_code = 2
 
 
 class ModelFileError(VkmoeError):
-    """A model file that cannot be read as GGUF."""
+    """Says that a model file cannot be read as GGUF."""
 
 
 class UnsupportedModelError(VkmoeError):
-    """A sound model file that needs something vkmoe does not do."""
+    """Says that a sound model file needs something vkmoe does not do."""
 
 
 class PromptError(VkmoeError):
-    """A prompt that cannot be used: empty, not text, or longer than the context."""
+    """Says that a prompt cannot be used: it is empty, not text, or longer than the context."""
 
 
 class GpuError(VkmoeError):
-    """Vulkan refused something; `result` is the VkResult name where there is one."""
+    """Says that Vulkan refused something; `result` is the VkResult name where there is one."""
 
     def __init__(self, message: str, hint: str = "", result: str = "") -> None:
         super().__init__(message, hint)
@@ -67,16 +67,16 @@ class GpuError(VkmoeError):
 
 
 class NoDriverError(GpuError):
-    """No Vulkan loader or driver, or no permission to use it."""
+    """Says that there is no Vulkan loader or driver, or no permission to use it."""
 
 
 class NoDeviceError(GpuError):
-    """No device matches what was asked, or none can run vkmoe."""
+    """Says that no device matches what was asked, or that none can run vkmoe."""
 
 
 class OutOfMemoryError(GpuError):
-    """An allocation failed, or would exceed what the device has."""
+    """Says that an allocation failed, or would exceed what the device has."""
 
 
 class DeviceLostError(GpuError):
-    """The driver reset the device. The device object cannot be used again."""
+    """Says that the driver reset the device. The device object cannot be used again."""

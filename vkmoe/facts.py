@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Heap:
-    """One Vulkan memory heap. `budget` and `usage` are bytes where the driver reports them."""
+    """Describes a Vulkan memory heap; `budget` and `usage` are bytes if the driver reports them."""
 
     size: int
     device_local: bool
@@ -55,7 +55,7 @@ class Heap:
 
 @dataclass(frozen=True)
 class MemoryType:
-    """One Vulkan memory type: its heap and property flags such as `DEVICE_LOCAL`."""
+    """Describes a Vulkan memory type: its heap and property flags such as `DEVICE_LOCAL`."""
 
     heap: int
     flags: frozenset[str]
@@ -63,7 +63,7 @@ class MemoryType:
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """The limits that bind vkmoe; sizes in bytes."""
+    """Holds the limits that bind vkmoe; sizes in bytes."""
 
     max_storage_buffer_range: int = 1 << 27
     max_memory_allocation_size: int = 1 << 30
@@ -81,7 +81,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One Vulkan device. `type` is discrete, integrated, virtual, cpu or other."""
+    """Describes a Vulkan device. `type` is discrete, integrated, virtual, cpu or other."""
 
     index: int
     name: str
@@ -109,7 +109,7 @@ class DeviceInfo:
 
     @property
     def is_uma(self) -> bool:
-        """The GPU shares the host's memory: everything stays in place, nothing is copied."""
+        """Say whether the GPU shares the host's memory: all stays in place, nothing is copied."""
         return self.type in ("integrated", "cpu")
 
     @property
@@ -125,7 +125,7 @@ KV_BYTES: dict[KvType, int] = {"f16": 2, "f32": 4}  # of an element in a KV cach
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding. `style`: neox pairs element i with i + dim/2, normal with i + 1.
+    """Describes rotary embedding. `style`: neox pairs element i with i + dim/2, normal with i + 1.
 
     `scaling` yarn follows Peng et al. 2023 (arXiv:2309.00071); linear divides positions; longrope
     (Ding et al. 2024, arXiv:2402.13753) divides each pair's frequency by a factor of its own, from
@@ -206,7 +206,7 @@ class LatentSpec:
 
     @property
     def n_kv_heads(self) -> int:
-        """All heads read the one row of a position."""
+        """Return 1: all heads read the one row of a position."""
         return 1
 
     @property
@@ -338,7 +338,7 @@ SizingStatus = Literal[
 
 @dataclass(frozen=True)
 class Conversion:
-    """Some tensors get another type while they are loaded, because theirs has no kernels."""
+    """Says that some tensors are loaded as another type, because theirs has no kernels."""
 
     file_type: str
     loaded_type: str
@@ -351,7 +351,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Bytes of the weights in device layout, rounded as they will be allocated.
+    """Counts the bytes of the weights in device layout, rounded as they will be allocated.
 
     `spans` are the bytes of one expert in each MoE layer, `pieces` those of the trunk in the order
     they are placed; empty where they are not known. All but those of `conversions` keep their type.
@@ -366,7 +366,7 @@ class WeightBytes:
 
 @dataclass(frozen=True)
 class CacheSizing:
-    """How many experts are in memory, compared with what a model needs to run well.
+    """Compares how many experts are in memory with what a model needs to run well.
 
     `experts/decide/sizing.py` makes it and says it in words.
     """
@@ -402,27 +402,27 @@ class ExpertMode:
 
     @property
     def on_device(self) -> bool:
-        """Whether no expert ever misses."""
+        """Say whether no expert ever misses."""
         return self.experts_in == "device"
 
     @property
     def in_cache(self) -> bool:
-        """Whether experts come to slots on the device and leave them."""
+        """Say whether experts come to slots on the device and leave them."""
         return self.experts_in == "cache"
 
     @property
     def gathers(self) -> bool:
-        """Whether a kernel of its own brings missed experts to the device."""
+        """Say whether a kernel of its own brings missed experts to the device."""
         return self.miss == "gather"
 
     @property
     def keeps(self) -> bool:
-        """Whether the kernels that read a missed expert at home store it on the device too."""
+        """Say whether the kernels that read a missed expert at home store it on the device too."""
         return self.promote and not self.gathers
 
     @property
     def lands(self) -> bool:
-        """Whether missed experts come to lie on the device in the submit that uses them."""
+        """Say whether missed experts come to lie on the device in the submit that uses them."""
         return self.gathers or self.keeps
 
 
@@ -431,7 +431,7 @@ READ_IN_PLACE = ExpertMode("cache")
 
 
 class SpanRun(NamedTuple):
-    """Equal spans that lie one behind the other in a buffer."""
+    """Describes equal spans that lie one behind the other in a buffer."""
 
     chunk: int  # the index of the buffer
     offset: int  # of the first, from the buffer's first aligned address
@@ -441,7 +441,7 @@ class SpanRun(NamedTuple):
 
 @dataclass(frozen=True)
 class ArenaLayout:
-    """How spans lie in a few large buffers, decided before these are allocated."""
+    """Says how spans lie in a few large buffers, decided before these are allocated."""
 
     buffers: tuple[int, ...] = ()  # bytes of each
     runs: tuple[SpanRun, ...] = ()  # all spans in their order; () where buffers are used whole
@@ -449,7 +449,7 @@ class ArenaLayout:
 
 @dataclass(frozen=True)
 class Allocation:
-    """One line of the plan: memory for what, where, how much at most, why there, in which heap.
+    """Holds a line of the plan: memory for what, where, how much at most, why there, which heap.
 
     With `layouts` the device is asked for these buffers, by `name`. Without, the line is a share of
     the buffers of that name; without a name it is memory that this process takes for itself.
@@ -466,7 +466,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The plan of memory is decided before anything is allocated.
+    """Holds the plan of memory, which is decided before anything is allocated.
 
     In a cache `expert_slots[layer]` experts of each MoE layer have a copy on the device. Where host
     memory has homes for some at a time only, `host_slots` counts them for each size of expert, in
@@ -500,7 +500,7 @@ class MemoryPlan:
         return sum(line.n_bytes for line in self.lines if line.place == place)
 
     def heap_totals(self) -> dict[int, int]:
-        """Bytes of the lines in each Vulkan heap that has any."""
+        """Count the bytes of the lines in each Vulkan heap that has any."""
         totals: dict[int, int] = {}
         for line in self.lines:
             totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes

@@ -1,4 +1,4 @@
-"""The public class `LLM`: text in, text out, on a Vulkan device.
+"""This module has the public class `LLM`: text in, text out, on a Vulkan device.
 
 Owns the engine, the tokenizer and what is in the KV cache. Options are the fields of `EngineConfig`
 and `SamplingConfig` (vkmoe/config.py).
@@ -58,13 +58,13 @@ Config = TypeVar("Config", EngineConfig, SamplingConfig)
 
 
 def demo_model_path() -> Path:
-    """The small model that comes with vkmoe."""
+    """Return the path of the small model that comes with vkmoe."""
     return Path(str(files("vkmoe") / "data" / "demo.gguf"))
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """A whole reply."""
+    """Holds a whole reply."""
 
     text: str
     token_ids: list[int]
@@ -73,7 +73,7 @@ class GenerationResult:
 
 
 class LLM(Closing):
-    """A language model on a Vulkan device.
+    """Runs a language model on a Vulkan device.
 
         with LLM("model.gguf") as llm:
             print(llm.generate("def fib(n):", max_tokens=64).text)
@@ -127,12 +127,12 @@ class LLM(Closing):
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes planned by place: "device" and "host"."""
+        """Count the bytes planned by place: "device" and "host"."""
         return self.engine.memory()
 
     @property
     def expert_statistics(self) -> ExpertReport:
-        """How often device memory served the experts' uses since the model was loaded."""
+        """Report how often device memory served the experts' uses since the model was loaded."""
         engine, cache = self.engine, self.engine.cache
         predictor = cache.residency.settings.predictor if cache is not None else "none"
         setup = setup_of(self.spec, self.plan, self.device_info, self._config, predictor)
@@ -150,7 +150,7 @@ class LLM(Closing):
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The model's chat template. Raises UnsupportedModelError if it has none."""
+        """Return the model's chat template. Raises UnsupportedModelError if it has none."""
         return ChatTemplate.from_metadata(self.engine.model.file.metadata, self.tokenizer)
 
     # ----- generation -----
@@ -210,7 +210,7 @@ class LLM(Closing):
         )
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The logits after each token of a sequence: float32 [n_tokens, n_vocab]."""
+        """Compute the logits after each token of a sequence: float32 [n_tokens, n_vocab]."""
         ids = self._prompt_tokens(tokens)
         self._in_cache.clear()
         rows = np.empty((len(ids), self.spec.n_vocab), np.float32)
@@ -283,7 +283,7 @@ def read_tokenizer(model: ModelFile) -> Tokenizer:
 
 
 def _with_options(config: Config, options: dict[str, Any]) -> Config:
-    """`config` with fields replaced; an unknown option is an error that names it."""
+    """Return `config` with fields replaced; an unknown option is an error that names it."""
     known = {item.name for item in fields(config)}
     unknown = sorted(set(options) - known)
     if unknown:

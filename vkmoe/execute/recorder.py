@@ -44,7 +44,7 @@ log = logging.getLogger("vkmoe")
 
 
 class HostActions(Protocol):
-    """What the host does about experts round the submits of a run."""
+    """Describes what the host does about experts round the submits of a run."""
 
     def begin(self, first: bool) -> int:
         """Make ready for a submit, a run's `first` or a later one.
@@ -61,7 +61,7 @@ class HostActions(Protocol):
 
 @dataclass(frozen=True)
 class Segment:
-    """A recorded part of a program, and what the host does behind it."""
+    """Holds a recorded part of a program, and what the host does behind it."""
 
     program: Program
     recording: Recording
@@ -69,7 +69,7 @@ class Segment:
 
 
 class _Submit:
-    """Segments that are queued one behind the other, without the host between them."""
+    """Groups segments that are queued one behind the other, without the host between them."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.recordings = tuple(segment.recording for segment in segments)
@@ -83,7 +83,7 @@ class _Submit:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A program as a whole, and its segments in order."""
+    """Holds a program as a whole, and its segments in order."""
 
     program: Program
     segments: tuple[Segment, ...]
@@ -100,7 +100,7 @@ class Recorded:
 
 
 class TokenPrograms(Closing):
-    """The programs of a decoder, recorded for every kind of batch, ready to be replayed.
+    """Holds the programs of a decoder, recorded for every kind of batch, ready to be replayed.
 
     Fused, a program is one segment, or several that are queued together where one would take too
     long. Stepped, it ends a segment with the routing of each MoE layer, for the host to act on.
@@ -204,7 +204,7 @@ class TokenPrograms(Closing):
         return self.recorded[BatchKind(1, with_logits)].program
 
     def close(self) -> None:
-        """Must hold: no submit is in flight."""
+        """Free what is held. Must hold: no submit is in flight."""
         self._cleanup.close()
 
     def _let_go(self) -> None:
@@ -239,7 +239,7 @@ class _Recorder:
         executor: Executor,
         borders: Sequence[int],
     ) -> None:
-        """`borders` are the layers that begin another submit; n_layers means the output head."""
+        """Take the layers that begin another submit, `borders`; n_layers means the output head."""
         self._backend, self._decoder, self._io = backend, decoder, io
         self._executor, self._borders = executor, borders
         self._timed = backend.device.native.has_timestamps()

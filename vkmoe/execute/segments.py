@@ -30,13 +30,13 @@ __all__ = [
 
 
 class Bring(NamedTuple):
-    """What the host does behind a router: it makes the experts available that the log names."""
+    """Says that the host, behind a router, makes the experts available that the log names."""
 
     layer: int  # counts MoE layers, as the log does
 
 
 class Part(NamedTuple):
-    """Commands of one submit, and what the host does before the next one may begin."""
+    """Holds commands of one submit, and what the host does before the next one may begin."""
 
     commands: list[Command]
     then: Bring | None = None  # None: nothing, the next one is queued behind it
@@ -81,7 +81,7 @@ LIMIT_S = 0.5  # what only a part that cannot be cut may exceed
 
 
 class Bounded(NamedTuple):
-    """Parts grouped to submits: `borders` are the parts that begin a submit, but for the first."""
+    """Groups parts to submits: `borders` are the parts that begin a submit, but for the first."""
 
     borders: tuple[int, ...]
     too_long: tuple[tuple[int, float], ...]  # parts above the limit on their own, with seconds

@@ -45,7 +45,7 @@ class FileStamp(NamedTuple):
 
 
 class MappedFile(NamedTuple):
-    """A mapping, and the file that it shows."""
+    """Holds a mapping, and the file that it shows."""
 
     buffer: mmap.mmap
     path: Path
@@ -92,7 +92,7 @@ def _missing_hint(path: Path) -> str:
 
 
 class PositionedFile(Closing):
-    """One open file, which must stay as it was. Several threads may read at the same time.
+    """Reads one open file, which must stay as it was. Several threads may read at the same time.
 
     Raises ModelFileError, when made or when it reads, if the file is not the one of `stamp`.
     """
@@ -142,7 +142,7 @@ class PositionedFile(Closing):
         self._advise(offset, n_bytes, "POSIX_FADV_DONTNEED")
 
     def close(self) -> None:
-        """No read begins any more. The last one under way, in another thread, lets go of the file.
+        """Let no read begin any more. The last one under way, in another thread, closes the file.
 
         May be called twice.
         """
@@ -155,7 +155,7 @@ class PositionedFile(Closing):
 
     @contextmanager
     def _held(self, what: str) -> Iterator[int]:
-        """A descriptor that stays open: closed early, its number may be another file's."""
+        """Yield a descriptor that stays open: closed early, its number may be another file's."""
         with self._lock:
             if self._closing:
                 raise ModelFileError(f"{self._path} is closed; {what} cannot be read")

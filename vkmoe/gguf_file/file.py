@@ -58,7 +58,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
 
 class _Part:
-    """One mapped file and its header."""
+    """Holds one mapped file and its header."""
 
     def __init__(self, mapped: MappedFile, index: int = 0) -> None:
         self.buffer, self.path, self.stamp = mapped
@@ -69,7 +69,7 @@ class _Part:
         return read_value(Cursor(self.buffer, self.label, entry.at), entry.kind, key)
 
     def integer(self, key: str) -> int | None:
-        """The whole number under `key`, or None if there is no such key."""
+        """Read the whole number under `key`, or None if there is no such key."""
         entry = self.header.entries.get(key)
         if entry is None:
             return None
@@ -80,7 +80,7 @@ class _Part:
 
 
 class _Metadata(Mapping[str, Value]):
-    """The metadata as a mapping that parses a value each time it is asked for."""
+    """Shows the metadata as a mapping that parses a value each time it is asked for."""
 
     def __init__(self, part: _Part) -> None:
         self._part = part
@@ -99,7 +99,7 @@ class _Metadata(Mapping[str, Value]):
 
 
 class GgufFile:
-    """An open model.  Use as a context manager, or call `close`; views of tensors outlive both."""
+    """Reads an open model. Use it in a `with`, or call `close`; views of tensors outlive both."""
 
     def __init__(self, path: Path, parts: list[_Part]) -> None:
         self.path = path
@@ -126,7 +126,7 @@ class GgufFile:
         self.metadata = MappingProxyType({})
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of tensor `name`: a read-only uint8 view [n_bytes] of the mapped file."""
+        """View the bytes of tensor `name` in the mapped file: read-only uint8 [n_bytes]."""
         tensor = self.tensors[name]
         return np.frombuffer(self._buffer(tensor), np.uint8, tensor.n_bytes, tensor.offset)
 
@@ -142,7 +142,7 @@ class GgufFile:
             self._buffer(tensor).madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def reopen(self) -> tuple[PositionedFile, ...]:
-        """The parts, to be read by position; close each. A tensor is in the one of its `part`.
+        """Open the parts for reads by position; close each. A tensor is in the one of its `part`.
 
         Raises ModelFileError, with none left open, if a part is not what was opened here.
         """
@@ -157,7 +157,7 @@ class GgufFile:
         return tuple(opened)
 
     def require(self, key: str, kind: type[Scalar]) -> Scalar:
-        """The value under `key`; raises ModelFileError if it is missing or not of `kind`.
+        """Read the value under `key`; raises ModelFileError if it is missing or not of `kind`.
 
         A float may be stored as a whole number; floats must be finite.
         """
@@ -177,21 +177,21 @@ class GgufFile:
         return self.require(key, kind) if key in self.metadata else default
 
     def strings(self, key: str) -> list[str]:
-        """The array of strings under `key`, every one of which must be valid UTF-8."""
+        """Read the array of strings under `key`, every one of which must be valid UTF-8."""
         value = self._array(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value[:1]):
             self._wrong_kind(key, "an array of strings")
         return value  # type: ignore[return-value]  # arrays are of one kind: the first item tells
 
     def numbers(self, key: str) -> npt.NDArray[np.generic]:
-        """The array of numbers or bools under `key`, in the file's own width."""
+        """Read the array of numbers or bools under `key`, in the file's own width."""
         value = self._array(key)
         if not isinstance(value, np.ndarray):
             self._wrong_kind(key, "an array of numbers")
         return value
 
     def describe(self, key: str) -> str:
-        """What lies under `key` in a few words, without parsing arrays: "array of 3 strings"."""
+        """Describe what lies under `key` without parsing arrays: "array of 3 strings"."""
         part = self._open_parts()[0]
         entry = part.header.entries[key]
         return describe_value(Cursor(part.buffer, part.label, entry.at), entry.kind, key)
@@ -217,7 +217,7 @@ class GgufFile:
 
 
 def _merged(parts: list[_Part]) -> dict[str, TensorInfo]:
-    """All parts' tensors by name; refuses a name that comes twice or a wrong total."""
+    """Merge all parts' tensors by name; refuse a name that comes twice or a wrong total."""
     tensors: dict[str, TensorInfo] = {}
     for part in parts:
         for tensor in part.header.tensors:
@@ -239,7 +239,7 @@ _Lookup = Callable[[str], int | None]
 
 
 def _part_paths(path: Path, lookup: _Lookup) -> list[Path]:
-    """The files of the model that `path` belongs to, first part first.
+    """List the files of the model that `path` belongs to, first part first.
 
     `lookup` reads an integer from the metadata of `path`.  Any part may be given.
     Raises ModelFileError if the name and the metadata disagree or a part is missing.

@@ -57,14 +57,14 @@ _OTHER_FORMATS = {
 
 
 class Entry(NamedTuple):
-    """Where one value lies: its kind and the byte it starts at."""
+    """Says where one value lies: its kind and the byte it starts at."""
 
     kind: int
     at: int
 
 
 class TensorInfo(NamedTuple):
-    """A tensor of the file: `shape` is row-major, the last number is the length of a row.
+    """Describes a tensor: `shape` is row-major, the last number is the length of a row.
 
     `type` is a name of vkmoe.quants.TYPES; the data starts at byte `offset` of file `part`.
     """
@@ -78,12 +78,12 @@ class TensorInfo(NamedTuple):
 
     @property
     def n_weights(self) -> int:
-        """The number of weights."""
+        """Count the weights."""
         return math.prod(self.shape)
 
 
 class Header(NamedTuple):
-    """What one file says: its version, its metadata entries and its tensors in file order."""
+    """Holds what one file says: its version, its metadata entries and its tensors in file order."""
 
     version: int
     entries: dict[str, Entry]
@@ -163,7 +163,7 @@ def _alignment(cursor: Cursor, entries: dict[str, Entry]) -> int:
 
 
 def _read_tensor(cursor: Cursor, alignment: int, part: int) -> TensorInfo:
-    """One tensor's description; `offset` is still relative to the start of the data."""
+    """Read one tensor's description; `offset` is still relative to the start of the data."""
     name = cursor.text("a tensor's name", _LONGEST_NAME)
     what = f"tensor {shown(name)}"
     if not name:
@@ -200,7 +200,7 @@ def _tensor_bytes(cursor: Cursor, what: str, sizes: list[int], quant_type: Quant
 
 
 def _placed(tensors: list[TensorInfo], data_start: int, cursor: Cursor) -> list[TensorInfo]:
-    """The tensors with offsets into the file, once they are known to lie in it one by one."""
+    """Give tensors their offsets into the file, once each is known to lie in it."""
     seen: set[str] = set()
     placed: list[TensorInfo] = []
     for tensor in tensors:
@@ -220,7 +220,7 @@ def _placed(tensors: list[TensorInfo], data_start: int, cursor: Cursor) -> list[
 
 
 def _check_overlap(by_offset: list[TensorInfo], cursor: Cursor) -> None:
-    """No two tensors share bytes, so that all of them together are no larger than the file."""
+    """Refuse tensors that share bytes, so that all together are no larger than the file."""
     for first, second in pairwise(by_offset):
         if second.offset < first.offset + first.n_bytes:
             refuse(cursor.label, f"tensors {shown(first.name)} and {shown(second.name)} overlap")
@@ -246,7 +246,7 @@ _DEEPEST_ARRAY = 4
 
 
 def _kind_name(kind: int) -> str:
-    """The format's name of a value kind."""
+    """Name a value kind as the format does."""
     return _NAMES[kind] if 0 <= kind < len(_NAMES) else f"kind {kind}"
 
 
@@ -264,7 +264,7 @@ def _skip_value(cursor: Cursor, kind: int, key: str, depth: int = 0) -> None:
 
 
 def describe_value(cursor: Cursor, kind: int, key: str) -> str:
-    """What the value at the cursor is, in a few words: "uint32 7", "array of 3 strings"."""
+    """Describe the value at the cursor in a few words: "uint32 7", "array of 3 strings"."""
     if kind == _ARRAY:
         kind, count = _read_array_head(cursor, key)
         return f"array of {count} {_kind_name(kind)}s"
@@ -289,7 +289,7 @@ def _skip_array(cursor: Cursor, key: str, depth: int) -> None:
 
 
 def _read_array_head(cursor: Cursor, key: str) -> tuple[int, int]:
-    """The kind and the number of an array's values."""
+    """Read the kind and the number of an array's values."""
     kind = cursor.u32(f"the array {shown(key)}")
     if kind not in _DTYPES and kind not in (_STRING, _ARRAY):
         refuse(cursor.label, f"the array {shown(key)} holds the unknown value kind {kind}")
@@ -340,7 +340,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def shown(text: str) -> str:
-    """`text` from a file made fit for a one-line message: quoted, escaped, shortened."""
+    """Make `text` from a file fit for a one-line message: quoted, escaped, shortened."""
     cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
     return ascii(cut)
 
@@ -375,25 +375,25 @@ class Cursor:
         self.at += n_bytes
 
     def take(self, n_bytes: int, what: str) -> bytes:
-        """The next `n_bytes` bytes."""
+        """Read the next `n_bytes` bytes."""
         start = self.at
         self.skip(n_bytes, what)
         return self.buffer[start : self.at]
 
     def u32(self, what: str) -> int:
-        """An unsigned 32-bit integer."""
+        """Read an unsigned 32-bit integer."""
         start = self.at
         self.skip(4, what)
         return int(_U32.unpack_from(self.buffer, start)[0])
 
     def u64(self, what: str) -> int:
-        """An unsigned 64-bit integer."""
+        """Read an unsigned 64-bit integer."""
         start = self.at
         self.skip(8, what)
         return int(_U64.unpack_from(self.buffer, start)[0])
 
     def text(self, what: str, longest: int | None = None) -> str:
-        """A string: 64-bit length, then UTF-8 bytes, which must be valid."""
+        """Read a string: 64-bit length, then UTF-8 bytes, which must be valid."""
         n_bytes = self.u64(f"the length of {what}")
         if longest is not None and n_bytes > longest:
             refuse(self.label, f"{what} is {n_bytes} bytes long, the format allows {longest}")
@@ -417,7 +417,7 @@ class Cursor:
         self.need(at - self.at, what)
 
     def texts(self, count: int, what: str) -> list[str]:
-        """`count` strings that `skip_texts` has already found to lie inside the file."""
+        """Read `count` strings that `skip_texts` has already found to lie inside the file."""
         self.need(8 * count, what)
         buffer, at = self.buffer, self.at
         unpack = _U64.unpack_from

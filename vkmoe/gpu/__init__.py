@@ -1,1 +1,1 @@
-"""The GPU layer: devices, buffers, programs and the backend that runs them."""
+"""This package is the GPU layer: devices, buffers, programs and the backend that runs them."""

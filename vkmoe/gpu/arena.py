@@ -25,7 +25,7 @@ PREFERRED_CHUNK = 1 << 30  # some drivers claim more than they can give in one p
 
 
 class Placement(NamedTuple):
-    """Where a span lies."""
+    """Says where a span lies."""
 
     buffer: _native.Buffer
     offset: int

@@ -48,7 +48,7 @@ class Backend:
         self._buffers[name] = buffer
 
     def tensor(self, ref: TensorRef) -> _native.Tensor:
-        """The memory behind a tensor proxy, made at first use."""
+        """Return the memory behind a tensor proxy, made at first use."""
         known = self._tensors.get(ref.name)
         if known is None:
             with translate_errors(f"allocating {ref.n_bytes} bytes for {ref.name}"):
@@ -59,7 +59,7 @@ class Backend:
 
     @property
     def n_kernels(self) -> int:
-        """How many pipelines have been compiled."""
+        """Count the pipelines that have been compiled."""
         return len(self._kernels)
 
     def record(
@@ -170,6 +170,6 @@ class Backend:
 
 
 def _kernel_key(command: Dispatch) -> tuple[object, ...]:
-    """What makes two dispatches use the same kernel object."""
+    """Return the key by which two dispatches use the same kernel object."""
     names = tuple(tensor.name for tensor in command.tensors)
     return (command.variant, command.constants, names, len(command.push), command.subgroup_size)

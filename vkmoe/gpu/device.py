@@ -61,7 +61,7 @@ def translate_errors(doing: str) -> Iterator[None]:
 
 
 def translated(error: _native.VulkanError, doing: str) -> GpuError:
-    """The VkmoeError that tells what the extension's error means for the user."""
+    """Return the VkmoeError that tells what the extension's error means for the user."""
     if isinstance(error, native().DeviceLost):
         return DeviceLostError(
             f"the GPU driver reset the device while {doing} ({error.call})",
@@ -89,7 +89,7 @@ def translated(error: _native.VulkanError, doing: str) -> GpuError:
 
 
 def list_devices(instance: _native.Instance | None = None) -> list[DeviceInfo]:
-    """All Vulkan devices, in the loader's order. Raises NoDriverError when there is no driver."""
+    """List all Vulkan devices in the loader's order. Raises NoDriverError if there is no driver."""
     extension = native()
     own = instance or _make_instance(validation=False)
     try:
@@ -132,7 +132,7 @@ def _device_info(facts: dict[str, Any]) -> DeviceInfo:
 
 
 def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
-    """The device a user means: by index, by part of its name, or the best one.
+    """Choose the device a user means: by index, by part of its name, or the best one.
 
     Best is discrete before integrated before CPU. Raises NoDeviceError with what there is.
     """
@@ -180,7 +180,7 @@ def _make_instance(validation: bool) -> _native.Instance:
 
 
 def blocked_render_nodes() -> list[str]:
-    """Render nodes of GPUs which this user may not open, so that their drivers list nothing."""
+    """List render nodes of GPUs that this user may not open: their drivers list nothing."""
     nodes = sorted(Path("/dev/dri").glob("renderD*"))
     return [str(node) for node in nodes if not _accessible(node)]
 
@@ -200,7 +200,7 @@ def _accessible(node: Path) -> bool:
 
 
 class Device(Closing):
-    """An open device. Use it as a context manager; `close()` frees everything made from it.
+    """Owns an open device. Use it as a context manager; `close()` frees everything made from it.
 
     With `validation` it opens only where the validation layer reports a missing barrier. Raises
     NoDriverError, NoDeviceError and other GpuErrors.
@@ -224,7 +224,7 @@ class Device(Closing):
             raise
 
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> _native.Buffer:
-        """A raw buffer of `n_bytes` for an intent; falls back to the next fitting memory type.
+        """Allocate a raw buffer of `n_bytes`; falls back to the intent's next fitting memory type.
 
         Raises OutOfMemoryError with what was asked and what the heap has, GpuError when the driver
         has no memory type for buffers like this.
@@ -248,7 +248,7 @@ class Device(Closing):
         name: str,
         refused: list[tuple[int, _native.VulkanError]],
     ) -> GpuError:
-        """What to raise when every memory type was refused; running out counts before the rest."""
+        """Make the error when every memory type was refused; running out counts before the rest."""
         full = [item for item in refused if item[1].result in OUT_OF_MEMORY]
         memory_type, error = (full or refused)[0]
         what = f"{n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on {self.info.name}"
@@ -268,7 +268,7 @@ class Device(Closing):
     def _require_validation(self) -> None:
         """Raise GpuError unless the validation layer reports a missing barrier.
 
-        Which setting switches synchronisation validation on has changed between releases of the
+        The setting that switches synchronisation validation on has changed between releases of the
         layer, and variables or a settings file can switch it off. Its silence alone proves nothing.
         """
         try:
@@ -289,7 +289,7 @@ class Device(Closing):
             raise
 
     def validation_messages(self) -> list[str]:
-        """What the validation layer reported since the last call (empty without --validation)."""
+        """List the validation layer's messages since the last call (empty without --validation)."""
         early, self._early_messages = self._early_messages, []
         return early + self._instance.messages()
 
@@ -312,7 +312,7 @@ class Device(Closing):
 def _run_with_a_missing_barrier(device: _native.Device) -> None:
     """Run a dispatch that reads what the dispatch before it wrote, with no barrier in between.
 
-    Both run `finish`, the smallest kernel. Nothing depends on what it computes here: only the
+    The two run `finish`, the smallest kernel. Nothing depends on what it computes here: only the
     validation layer's messages count. Raises the extension's VulkanError.
     """
     n_words = 16  # shaders/include/params.glsl: the kernel reads its parameters from the first

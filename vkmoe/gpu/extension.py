@@ -13,7 +13,7 @@ __all__ = ["kompute_version", "native"]
 
 
 def native() -> ModuleType:
-    """The module `vkmoe.gpu._native`. Raises NoDriverError where the Vulkan loader is missing."""
+    """Import `vkmoe.gpu._native`. Raises NoDriverError where the Vulkan loader is missing."""
     try:
         from vkmoe.gpu import _native
     except ImportError as error:
@@ -28,5 +28,5 @@ def native() -> ModuleType:
 
 
 def kompute_version() -> str:
-    """The version of the Kompute classes inside the extension."""
+    """Return the version of the Kompute classes inside the extension."""
     return str(native().kompute_version)

@@ -1,8 +1,7 @@
 """Decides where a program needs barriers, from the byte ranges its commands read and write.
 
-The only guard for memory reached by address, which the validation layer cannot see.
-A barrier is a full one (compute and transfer, reads and writes), so after it nothing is
-outstanding.
+It is the only guard for memory reached by address, which the validation layer cannot see. A barrier
+is a full one (compute and transfer, reads and writes), so after it nothing is outstanding.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def plan_barriers(commands: Sequence[Command]) -> list[bool]:
 
 
 class _RangeSet:
-    """Byte ranges by resource, kept as sorted, disjoint intervals."""
+    """Holds byte ranges by resource, kept as sorted, disjoint intervals."""
 
     def __init__(self) -> None:
         self._intervals: dict[str, list[tuple[int, int]]] = {}
@@ -67,7 +66,7 @@ class _RangeSet:
 
 
 def _touching(intervals: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """Indices [first, last) of the intervals that touch or overlap [start, end)."""
+    """Find the indices [first, last) of the intervals that touch or overlap [start, end)."""
     first = bisect_left(intervals, (start, -1))
     if first > 0 and intervals[first - 1][1] >= start:
         first -= 1

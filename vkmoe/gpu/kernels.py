@@ -1,8 +1,8 @@
-"""Kernel specifications: bindings with access, push-constant layout, specialisation constants.
+"""This module specifies kernels: bindings and access, push constants, specialisation constants.
 
-A `KernelSpec` is what the host must know of a shader; a test compares each with its SPIR-V.
-Which SPIR-V variants exist is the table `shaders/variants.toml`, compiled when the package is
-built.
+A `KernelSpec` is what the host must know of a shader; a test compares each with its SPIR-V. The
+table `shaders/variants.toml` says which SPIR-V variants exist; they are compiled when the package
+is built.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Access = Literal["r", "w", "rw"]
 
 
 class Binding(NamedTuple):
-    """One descriptor-bound buffer of a kernel."""
+    """Describes a descriptor-bound buffer of a kernel."""
 
     name: str
     access: Access
 
 
 class PushField(NamedTuple):
-    """One push constant: `u32`, `f32` or `address` (uvec2, 8-byte aligned)."""
+    """Describes a push constant: `u32`, `f32` or `address` (uvec2, 8-byte aligned)."""
 
     name: str
     kind: Literal["u32", "f32", "address"]
@@ -41,9 +41,7 @@ KERNELS: dict[str, KernelSpec] = {}
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What the host knows of a shader. `constants` are named in id order; id 0 is the workgroup
-    size.
-    """
+    """Specifies a shader. `constants` are named in id order; id 0 is the workgroup size."""
 
     name: str
     bindings: tuple[Binding, ...]
@@ -79,7 +77,7 @@ class KernelSpec:
         memory_writes: tuple[Range, ...] = (),
         subgroup_size: int = 0,
     ) -> Dispatch:
-        """A dispatch with its hazard ranges.
+        """Make a dispatch with its hazard ranges.
 
         Bound tensors count as read or written whole, as the binding says, unless `ranges` narrows
         one. What is reached by address is named in `memory_reads` and `memory_writes`.
@@ -136,13 +134,13 @@ def _kind(text: str) -> Literal["u32", "f32", "address"]:
 
 
 def spirv_folder() -> Path:
-    """Where the compiled shaders lie: beside the extension."""
+    """Find the folder of the compiled shaders: beside the extension."""
     return Path(str(native().__file__)).parent / "spirv"
 
 
 @cache
 def spirv_words(variant: str) -> bytes:
-    """The SPIR-V of one variant; a missing one is a broken installation."""
+    """Read the SPIR-V of one variant; a missing one is a broken installation."""
     path = spirv_folder() / f"{variant}.spv"
     assert path.exists(), f"no compiled shader {variant}: rebuild the package"
     return path.read_bytes()

@@ -1,4 +1,4 @@
-"""How fast a GPU reads host memory in place, and how fast it copies from there.
+"""This module measures how fast a GPU reads host memory in place, and copies from there.
 
 Owns the kernel read_words.comp (twin: vkmoe/reference/read_words.py), which does nothing but load.
 How fast kernels copy is measured in placement/link.py. Does not decide where experts live.
@@ -48,7 +48,7 @@ MIN_ROUNDS, MIN_SECONDS = 3, 0.03  # an idle link needs milliseconds to come up 
 
 
 class LinkSpeed(NamedTuple):
-    """What crosses from host memory to this GPU, in bytes per second."""
+    """Says what crosses from host memory to this GPU, in bytes per second."""
 
     read_bytes_per_second: float  # by a kernel, in place
     copy_bytes_per_second: float  # to device memory, on the upload queue
@@ -56,16 +56,16 @@ class LinkSpeed(NamedTuple):
 
     @property
     def miss_bytes_per_second(self) -> float:
-        """The speed of the faster way in which kernels reach host memory."""
+        """Return the speed of the faster way in which kernels reach host memory."""
         return max(self.read_bytes_per_second, self.gather_bytes_per_second)
 
     @property
     def reads_are_slow(self) -> bool:
-        """Whether experts that kernels fetch cost more than twice what copying them costs."""
+        """Say whether experts that kernels fetch cost more than twice what copying them costs."""
         return self.miss_bytes_per_second < SLOW_SHARE * self.copy_bytes_per_second
 
     def note(self) -> str | None:
-        """One line for the user where host reads are slow, else None."""
+        """Return one line for the user where host reads are slow, else None."""
         if not self.reads_are_slow:
             return None
         return (
@@ -95,7 +95,7 @@ def read_words(
 
 
 def sums_words(n_bytes: int) -> int:
-    """How many words of `sums` a read of `n_bytes` writes."""
+    """Count the words of `sums` that a read of `n_bytes` writes."""
     return n_bytes // (UNITS_PER_LANE * UNIT_BYTES)
 
 
@@ -126,12 +126,12 @@ def link_memory(device: Device, n_bytes: int) -> Iterator[tuple[_native.Buffer, 
 
 
 def default_slice_bytes(device: Device) -> int:
-    """What takes a link long enough to be timed."""
+    """Choose the bytes that take a link long enough to be timed."""
     return SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
 
 
 class Timed:
-    """A recording that can be timed again and again."""
+    """Holds a recording that can be timed again and again."""
 
     def __init__(
         self, device: Device, recording: _native.Recording, n_bytes: int, queue: str, stamped: bool
@@ -141,7 +141,7 @@ class Timed:
 
     @classmethod
     def program(cls, device: Device, backend: Backend, program: Program, n_bytes: int) -> Timed:
-        """A program on the compute queue that moves `n_bytes`."""
+        """Record a program on the compute queue that moves `n_bytes`."""
         try:
             recording, stamped = backend.record(program, timed=True), True
         except ValueError:
@@ -161,7 +161,7 @@ class Timed:
 
 
 def best_of(*turns: Sequence[Timed]) -> list[float]:
-    """The most bytes per second of each of `turns`, whose members take turns, in some rounds."""
+    """Find the most bytes per second of each of `turns`; in a round one member of each runs."""
     best, n_rounds, started = [0.0] * len(turns), 0, time.perf_counter()
     while n_rounds < MIN_ROUNDS or time.perf_counter() - started < MIN_SECONDS:
         speeds = [members[n_rounds % len(members)].bytes_per_second() for members in turns]
@@ -171,7 +171,7 @@ def best_of(*turns: Sequence[Timed]) -> list[float]:
 
 
 def _reads(device: Device, source: _native.Buffer, slice_bytes: int) -> list[Timed]:
-    """A read of each slice; all leave their sums in the same tensor."""
+    """Record a read of each slice; all leave their sums in the same tensor."""
     backend, sums = Backend(device), TensorRef("sums", sums_words(slice_bytes))
     reads = []
     for index in range(N_SLICES):

@@ -1,4 +1,4 @@
-"""Which Vulkan memory type serves which intent: a pure choice by flags.
+"""This module chooses which Vulkan memory type serves which intent, by flags alone.
 
 Intents: `device` for weights, caches and slots; `host` for homes and staging;
 `readback` for what the CPU reads; `bar` for small tables the CPU writes and the GPU reads.
@@ -25,7 +25,7 @@ EXCLUDED = frozenset(
 
 
 def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
-    """Memory type indices that can serve an intent, best first; never empty on a sound driver.
+    """List the memory type indices that can serve an intent, best first; a sound driver has some.
 
     A CPU or integrated device has one memory, so `device` memory there is also mapped. On a
     discrete device it is never the host's: a full card is an error, not a tenfold slowdown.
@@ -48,7 +48,7 @@ def _ranked(device: DeviceInfo, intent: Intent) -> list[int]:
 
 
 def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:
-    """Higher is better; None means unusable."""
+    """Score a memory type for an intent: higher is better; None means unusable."""
     local = "DEVICE_LOCAL" in item.flags
     visible = "HOST_VISIBLE" in item.flags
     coherent = "HOST_COHERENT" in item.flags

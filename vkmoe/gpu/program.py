@@ -31,7 +31,7 @@ MEMORY = "@memory"
 
 
 class Range(NamedTuple):
-    """Bytes [start, end) of one named resource."""
+    """Describes bytes [start, end) of one named resource."""
 
     resource: str
     start: int
@@ -42,13 +42,13 @@ class Range(NamedTuple):
 
 
 def memory_range(address: int, n_bytes: int) -> Range:
-    """The range of memory reached by address: weights, KV cache, expert spans, the expert table."""
+    """Make a range of memory reached by address: weights, KV cache, expert spans, expert table."""
     return Range(MEMORY, address, address + n_bytes)
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A descriptor-bound buffer of 32-bit words (activations, parameters, logs), by name."""
+    """Names a descriptor-bound buffer of 32-bit words (activations, parameters, logs)."""
 
     name: str
     n_words: int
@@ -58,7 +58,7 @@ class TensorRef:
         return 4 * self.n_words
 
     def words(self, start: int, count: int) -> Range:
-        """The range of `count` words from word `start`."""
+        """Return the range of `count` words from word `start`."""
         assert start >= 0 and start + count <= self.n_words, (self, start, count)
         return Range(self.name, 4 * start, 4 * (start + count))
 
@@ -85,7 +85,7 @@ UNMARKED = Mark()
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One kernel launch. `constants` are specialisation constants in id order."""
+    """Describes one kernel launch. `constants` are specialisation constants in id order."""
 
     variant: str  # name of the SPIR-V module
     constants: tuple[int, ...]
@@ -110,7 +110,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Copy:
-    """A byte copy between two named resources (tensors, or raw buffers such as `readback`)."""
+    """Copies bytes between two named resources (tensors, or raw buffers such as `readback`)."""
 
     source: Range
     target: Range
@@ -141,7 +141,7 @@ Command = Dispatch | Copy
 
 @dataclass
 class Program:
-    """An ordered list of commands; `str(program)` prints it."""
+    """Holds an ordered list of commands; `str(program)` prints it."""
 
     name: str
     commands: list[Command] = field(default_factory=list)
@@ -163,7 +163,7 @@ class Program:
         return sum(isinstance(command, Dispatch) for command in self.commands)
 
     def dispatches(self, label_prefix: str) -> Iterable[Dispatch]:
-        """The dispatches whose label starts with a prefix such as `layer 3`."""
+        """Find the dispatches whose label starts with a prefix such as `layer 3`."""
         return (
             command
             for command in self.commands

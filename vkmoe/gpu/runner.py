@@ -62,7 +62,7 @@ class Runner(Closing):
     ) -> tuple[Words, ...]:
         """Run once, recorded at the first run; returns the words of the outputs.
 
-        What has no input, or lies behind it in its tensor, starts as SENTINEL.
+        Words without input, or behind it in their tensor, start as SENTINEL.
         """
         refs = {ref for command in program.commands for ref in getattr(command, "tensors", ())}
         for ref in sorted(refs | set(inputs) | set(outputs), key=lambda ref: ref.name):
@@ -80,18 +80,18 @@ class Runner(Closing):
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """All programs that have run, in the order of their first run."""
+        """List all programs that have run, in the order of their first run."""
         return tuple(program for program, _ in self._recordings)
 
     def record(self, program: Program, timed: bool) -> _native.Recording:
-        """A recording that runs on what the tensors hold.
+        """Make a recording that runs on what the tensors hold.
 
         A `timed` one has a timestamp before and behind; a device without them raises ValueError.
         """
         return self._backend.record(program, timed=timed)
 
     def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
-        """The shortest time the device took for a program; None if it has no timestamps.
+        """Measure the shortest time the device took for a program; None if it has no timestamps.
 
         Its tensors hold what earlier runs left there. Raises GpuError where the device has written
         no timestamp.

@@ -1,4 +1,4 @@
-"""What the host and a token's program exchange: parameters in, one readback buffer out.
+"""This module owns what host and token program exchange: parameters in, one readback buffer out.
 
 Parameters are copied device-local at the head of the program and results are copied out at its end:
 shaders never touch host memory, since small reads over the bus are what slows a GPU down most.
@@ -34,7 +34,7 @@ def pack_params(view: memoryview, batch: TokenBatch, table_address: int, serial:
 
 
 class TokenIo:
-    """The host's end of a token: owns the parameter and readback buffers and the serial number."""
+    """Owns the host's end of a token: the parameter and readback buffers and the serial number."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class TokenIo:
             )
 
     def view(self, output: TensorRef) -> NDArray[np.uint32]:
-        """The words of an output, where `receive` leaves them; to be let go before `close`."""
+        """Return an output's words, where `receive` leaves them; to be let go before `close`."""
         return self._views[output.name]
 
     def close(self) -> None:

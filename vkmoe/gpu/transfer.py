@@ -27,14 +27,14 @@ COPY_ALIGNMENT = 16  # of what is copied, in the staging buffer; drivers copy su
 class Transfer(Closing):
     """Writes to and reads from device memory. Close it (or leave its `with`) to free the staging.
 
-    What is staged is sent when a staging buffer is full, or by `flush`: many small writes cost one
+    Staged bytes are sent when a staging buffer is full, or by `flush`: many small writes cost one
     submit.
     """
 
     def __init__(
         self, device: Device, staging_bytes: int = STAGING_BYTES, force_staging: bool = False
     ) -> None:
-        """`force_staging` takes the staged path on mapped memory too (tests)."""
+        """Take the staged path on mapped memory too if `force_staging` is set (tests)."""
         self._device = device
         self._staging_bytes = staging_bytes
         self._force_staging = force_staging
@@ -42,7 +42,7 @@ class Transfer(Closing):
         self._filling: _Lane | None = None  # has bytes that were not sent yet
 
     def view(self, target: _native.Buffer | _native.Tensor) -> Bytes | None:
-        """All its bytes in place, as `write` finds them; None where they are not mapped."""
+        """View all bytes of `target` in place, as `write` finds them; None if it is not mapped."""
         from vkmoe.gpu import _native
 
         if self._force_staging or not isinstance(target, _native.Buffer) or not target.mapped:
@@ -89,7 +89,7 @@ class Transfer(Closing):
             lane.send()
 
     def _free_lane(self) -> _Lane:
-        """An empty lane: while one is on its way, the other is filled. Made at first use."""
+        """Return an empty lane, made at first use: while one is on its way, the other is filled."""
         if len(self._lanes) < N_LANES:
             self._lanes.append(_Lane(self._device, self._staging_bytes))
             return self._lanes[-1]
@@ -120,7 +120,7 @@ class Readback(Closing):
             raise
 
     def read(self) -> Bytes:
-        """The bytes as they are now (a copy). No submit may be in flight that writes them."""
+        """Read the bytes as they are now (a copy). No submit may be in flight that writes them."""
         assert self._recording is not None, "closed"
         with translate_errors("reading GPU memory"):
             self._device.native.submit(self._recording).wait()
@@ -133,7 +133,7 @@ class Readback(Closing):
 
 
 class _Lane:
-    """One staging buffer: the copies that wait in it for a common submit, or are in flight."""
+    """Owns one staging buffer: the copies that wait in it for a common submit, or are in flight."""
 
     def __init__(self, device: Device, n_bytes: int) -> None:
         self._device = device
@@ -145,7 +145,7 @@ class _Lane:
         self._used = 0
 
     def takes(self, target: _native.Buffer | _native.Tensor, offset: int, n_bytes: int) -> bool:
-        """Whether these bytes may join those that wait here.
+        """Say whether these bytes may join those that wait here.
 
         There must be room, and the copies of one submit have no order, so no two may write the same
         bytes: a target is written upwards only.

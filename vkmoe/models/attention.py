@@ -45,7 +45,7 @@ class AttentionBlock(ABC):
 
     @property
     def kernels(self) -> AttentionKernels:
-        """The shape and split of the layer's attention."""
+        """Return the shape and split of the layer's attention."""
         return self.space.attention[self.spec.layers[self.index].mixer]
 
     @abstractmethod

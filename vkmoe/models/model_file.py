@@ -1,4 +1,4 @@
-"""An opened model file: the file itself, and what was read of it before any weights.
+"""This module has an open model file: the file itself, and what was read of it before any weights.
 
 It is opened once for each load and handed on: to the plan, the loader and whatever reads on from
 the file while the model runs.
@@ -20,7 +20,7 @@ __all__ = ["ModelFile", "open_model"]
 
 @dataclass(frozen=True)
 class ModelFile(Closing):
-    """A file that vkmoe can run, its model's description, and where the tensors lie."""
+    """Holds a file that vkmoe can run, its model's description, and where the tensors lie."""
 
     file: GgufFile
     spec: ModelSpec
@@ -28,7 +28,7 @@ class ModelFile(Closing):
 
     @property
     def expert_tensors(self) -> tuple[tuple[TensorInfo, ...], ...]:
-        """The tensors of the routed experts, for each MoE layer."""
+        """List the tensors of the routed experts, for each MoE layer."""
         return tuple(
             tuple(part for matrix in block.matrices for part in matrix.parts)
             for block in self.tensors.expert_layers

@@ -1,4 +1,4 @@
-"""Rotary position embedding: what a file says of it, and the table that kernels read.
+"""This module owns rotary position embedding: what files say of it, and the table kernels read.
 
 `read_rope` reads the keys `<architecture>.rope.*` and the tensors of factors; `rope_table` computes
 cosines and sines of every position, once, on the host, in float64. RoPE: Su et al. 2021

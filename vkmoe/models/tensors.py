@@ -1,5 +1,5 @@
-"""Which tensors of a file a model consists of, layer by layer; every tensor is used or named as
-ignored.
+"""This module says which tensors of a file a model consists of, layer by layer; every tensor is
+used or named as ignored.
 
 A tensor of a layer is declared once, as a row of a table; that it is found and checked, counted and
 placed follows from the row. Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being

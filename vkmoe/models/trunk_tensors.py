@@ -1,4 +1,4 @@
-"""What every token reads, as a file has it: matrices, vectors, and the matrices of heads.
+"""This module has what every token reads, as a file has it: matrices, vectors, matrices of heads.
 
 Each says what it is on the device, so that bytes are counted and copied without knowing its name.
 Latent attention's matrices between the compressed keys and values and the heads come in two forms.

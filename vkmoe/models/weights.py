@@ -1,5 +1,5 @@
-"""A model's weights in the form that programs need: matrices and vectors with addresses, spans with
-offsets.
+"""This module has a model's weights in the form that programs need: matrices and vectors with
+addresses, spans with offsets.
 
 Owns no memory.
 """

@@ -1,5 +1,5 @@
-"""What a token's computation works on besides weights: the workspace, the shapes that follow from a
-model's description, and the memory of the KV cache.
+"""This module has what a token's computation works on besides weights: the workspace, the shapes
+that follow from a model's description, and the memory of the KV cache.
 
 Owns the cache's memory; the workspace only describes tensors. What lies where in a cache is the
 subject of ops/attention.py.

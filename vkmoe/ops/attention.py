@@ -1,4 +1,4 @@
-"""Decode attention of one token: norm, RoPE, KV append, split softmax over the cache, and the join.
+"""Appends attention of one token: norm, RoPE, KV append, split softmax over the cache, the join.
 
 Shaders: attention.comp, attention_combine.comp. Twins: vkmoe/reference/attention.py.
 The join is also the second dispatch of latent_attention.py.
@@ -28,7 +28,7 @@ NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
 
 @dataclass(frozen=True)
 class KvCache:
-    """Addresses of one layer's caches and of what its attention reads besides. Gain 0 = no norm.
+    """Holds addresses of a layer's caches and what else its attention reads. Gain 0 = no norm.
 
     `sinks`: f32 [n_heads], one logit per head for the softmax's denominator; 0 = none.
     """
@@ -42,7 +42,7 @@ class KvCache:
 
 
 class AttentionTensors(NamedTuple):
-    """What both dispatches of an attention work on, whatever its kind."""
+    """Holds what both dispatches of an attention work on, whatever its kind."""
 
     params: TensorRef  # of the token
     partials: TensorRef  # scratch: AttentionSplit.partials_words
@@ -58,7 +58,7 @@ def attention(
     tensors: AttentionTensors,
     label: str,
 ) -> None:
-    """out = attention of the token in `params` over the cache, to which its k and v are appended.
+    """Append out = attention of the token in `params` over the cache, once its k and v are there.
 
     qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches.
     """
@@ -140,7 +140,7 @@ def combine_splits(
     window: int = 0,
     sinks: int = 0,
 ) -> None:
-    """out f32 [n_heads * value_dim] = the splits' partials, joined; `sinks` 0 = none."""
+    """Append out f32 [n_heads * value_dim] = the splits' partials, joined; `sinks` 0 = none."""
     params, partials, out = tensors
     n_partials, n_out = split.partials_words(shape), shape.n_heads * shape.value_dim
     assert partials.n_words >= n_partials and out.n_words >= n_out, (partials, out)

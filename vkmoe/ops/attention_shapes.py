@@ -1,4 +1,4 @@
-"""What a model fixes of its attention, and how that is spread over a device.
+"""This module says what a model fixes of its attention, and how that is spread over a device.
 
 A shape says heads, widths, what is seen, and the layout of the cache. A split says how many
 workgroups share the positions, how many lanes work on one, and how many heads at once; it must be
@@ -36,9 +36,10 @@ ROPE_STYLES = {"neox": 0, "normal": 1}  # as the shaders number them
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Grouped heads. Rows of qkv are q [n_heads * head_dim], then k and v [n_kv_heads * head_dim].
+    """Describes grouped-query attention.
 
-    A layer has a cache of keys and one of values, [n_kv_heads][context][head_dim] each.
+    Rows of qkv are q [n_heads * head_dim], then k and v [n_kv_heads * head_dim]. A layer has a
+    cache of keys and one of values, [n_kv_heads][context][head_dim] each.
     """
 
     n_heads: int
@@ -62,17 +63,17 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Query heads per kv head."""
+        """Count the query heads per kv head."""
         return self.n_heads // self.n_kv_heads
 
     @property
     def row_dim(self) -> int:
-        """Width of what a query head is multiplied with."""
+        """Count the elements that a query head is multiplied with."""
         return self.head_dim
 
     @property
     def value_dim(self) -> int:
-        """Width of a head's output."""
+        """Count the elements of a head's output."""
         return self.head_dim
 
     @property
@@ -81,18 +82,20 @@ class AttentionShape:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the K cache of one layer; V has the same."""
+        """Count the bytes of the K cache of one layer; V has the same."""
         return self.n_kv_heads * self.context * self.head_dim * (2 if self.kv_type == "F16" else 4)
 
     @property
     def rope_bytes(self) -> int:
-        """Bytes of the (cos, sin) table [context][rotary_dim / 2], f32 pairs."""
+        """Count the bytes of the (cos, sin) table [context][rotary_dim / 2], f32 pairs."""
         return self.context * self.rotary_dim * 4
 
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Heads that share one compressed row per position (DeepSeek-V2, arXiv:2405.04434, 2.1).
+    """Describes heads that share one compressed row per position.
+
+    DeepSeek-V2, arXiv:2405.04434, section 2.1.
 
     A row [kv_rank | rope_dim] is key of all heads, and its first kv_rank dims are the value: k and
     v up-projections are absorbed into the query and the output. A layer has one cache [context]
@@ -117,32 +120,32 @@ class LatentShape:
 
     @property
     def group(self) -> int:
-        """Query heads that share a row, which are all."""
+        """Count the query heads that share a row, which are all."""
         return self.n_heads
 
     @property
     def row_dim(self) -> int:
-        """Width of a row of the cache."""
+        """Count the elements of a row of the cache."""
         return self.kv_rank + self.rope_dim
 
     @property
     def value_dim(self) -> int:
-        """Width of a head's output."""
+        """Count the elements of a head's output."""
         return self.kv_rank
 
     @property
     def q_width(self) -> int:
-        """Words of the raw q."""
+        """Count the words of the raw q."""
         return self.n_heads * (self.nope_dim + self.rope_dim)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the one cache of one layer."""
+        """Count the bytes of the one cache of one layer."""
         return self.context * self.row_dim * (2 if self.kv_type == "F16" else 4)
 
     @property
     def rope_bytes(self) -> int:
-        """Bytes of the (cos, sin) table [context][rope_dim / 2], f32 pairs."""
+        """Count the bytes of the (cos, sin) table [context][rope_dim / 2], f32 pairs."""
         return self.context * self.rope_dim * 4
 
 
@@ -158,7 +161,7 @@ MOST_TEAM_UNITS = 4  # value units per lane beyond which a subgroup is too narro
 
 @dataclass(frozen=True)
 class AttentionSplit:
-    """How attention is spread over the device.
+    """Says how attention is spread over the device.
 
     `n_splits` workgroups lie along the positions, a team of `team_lanes` lanes works on a position,
     and a workgroup on `workgroup_heads` query heads.
@@ -172,11 +175,11 @@ class AttentionSplit:
     subgroup: bool
 
     def partials_words(self, shape: AttentionShape | LatentShape) -> int:
-        """Words of the partials tensor [n_heads][n_splits][value_dim + 2]."""
+        """Count the words of the partials tensor [n_heads][n_splits][value_dim + 2]."""
         return shape.n_heads * self.n_splits * (shape.value_dim + 2)
 
     def shared_bytes(self, shape: AttentionShape | LatentShape) -> int:
-        """Bytes of shared memory of one workgroup, see attention_state.glsl."""
+        """Count the bytes of shared memory of one workgroup, see attention_state.glsl."""
         n_teams = self.workgroup_size // self.team_lanes
         heads = self.workgroup_heads
         is_latent = isinstance(shape, LatentShape)

@@ -80,7 +80,10 @@ def list_words(tuning: Tuning, n_vocab: int) -> int:
 def candidates(
     op: OpContext, logits: TensorRef, n_vocab: int, lists: TensorRef, output: TensorRef
 ) -> None:
-    """output [CANDIDATE_WORDS] = the largest logits f32 [n_vocab], descending. Two dispatches."""
+    """Append output [CANDIDATE_WORDS] = the largest logits f32 [n_vocab], descending.
+
+    Two dispatches.
+    """
     assert 1 <= n_vocab <= MAX_VOCAB and logits.n_words >= n_vocab
     assert lists.n_words >= list_words(op.tuning, n_vocab) and output.n_words >= CANDIDATE_WORDS
     n_chunks = n_lists(op.tuning, n_vocab)

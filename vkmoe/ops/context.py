@@ -1,4 +1,4 @@
-"""What ops are given whose dispatches go by the device's tuning: program, tuning and label."""
+"""This module has what ops are given that go by the device's tuning: program, tuning and label."""
 
 from __future__ import annotations
 

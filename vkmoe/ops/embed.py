@@ -23,7 +23,10 @@ CHUNK_WEIGHTS = 32  # what one lane unpacks
 
 
 def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutput) -> int:
-    """hidden = embeddings[params.token]; gained = hidden * gain. Returns its number of partials."""
+    """Append hidden = embeddings[params.token]; gained = hidden * gain.
+
+    Returns its number of partials.
+    """
     n_groups = -(-(embeddings.n_columns // CHUNK_WEIGHTS) // op.tuning.workgroup_size)
     op.append(
         EMBED.dispatch(

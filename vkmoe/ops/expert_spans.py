@@ -1,4 +1,4 @@
-"""The layout of an expert: how its tensors lie in a span, which moves as a whole.
+"""This module lays out an expert: how its tensors lie in a span, which moves as a whole.
 
 Owns no kernel; expert_gate_up and expert_down read spans.
 """
@@ -19,7 +19,7 @@ __all__ = ["ExpertShape", "SpanBiases", "SpanMatrix", "kept_bytes"]
 
 @dataclass(frozen=True)
 class SpanMatrix:
-    """One matrix of an expert: where it starts in the span, and its form."""
+    """Describes one matrix of an expert: where it starts in the span, and its form."""
 
     type: str
     offset: int
@@ -37,7 +37,7 @@ class SpanMatrix:
 
 
 class SpanBiases(NamedTuple):
-    """Where the biases start in a span, in bytes: f32 vectors, one number for each row."""
+    """Says where the biases start in a span, in bytes: f32 vectors, one number for each row."""
 
     gate: int
     up: int
@@ -46,7 +46,7 @@ class SpanBiases(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """The layout of one expert's span, the same for all experts of a layer."""
+    """Lays out one expert's span, the same for all experts of a layer."""
 
     gate: SpanMatrix
     up: SpanMatrix
@@ -58,7 +58,7 @@ class ExpertShape:
 def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
     """Mark the bytes of a span [span_bytes] that kernels read, and so store in landing places.
 
-    Those are all of its biases and matrices but the padding at the end of rows.
+    They are all of its biases and matrices but the padding at the end of rows.
     """
     kept = np.zeros(shape.span_bytes, np.bool_)
     for matrix in (shape.gate, shape.up, shape.down):

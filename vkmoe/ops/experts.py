@@ -1,4 +1,4 @@
-"""The feed-forward of the used experts: gate/up, activation, then down, weighted sum and residual.
+"""Appends the feed-forward of the used experts: gate/up, activation, down, weighted sum, residual.
 
 Experts are reached through the addresses that `router_topk` looked up, or a fixed span (dense
 feed-forward, shared expert). Variants that keep also store what they read of a missed expert at its
@@ -53,7 +53,7 @@ NO_BIASES = SpanBiases(0, 0, 0)
 
 @dataclass(frozen=True)
 class ExpertBlock:
-    """The experts of one feed-forward, of one shape: those the routing names, or one fixed span.
+    """Describes experts of one feed-forward and shape: those the routing names, or one fixed span.
 
     With `landing`, what is read of a slot that has a partner is stored there, and noted.
     """
@@ -72,7 +72,7 @@ class ExpertBlock:
 
     @property
     def memory(self) -> tuple[Range, ...]:
-        """The bytes that are read by address."""
+        """List the ranges that are read by address."""
         return (memory_range(self.span, self.shape.span_bytes),) if self.span else self.ranges
 
 
@@ -84,7 +84,7 @@ def expert_gate_up(
     norm: NormInput,
     activation: Activation = "silu",
 ) -> None:
-    """act[slot] = f(gate @ norm(x), up @ norm(x)) for the routed slots, or the fixed span.
+    """Append act[slot] = f(gate @ norm(x), up @ norm(x)) for the routed slots, or the fixed span.
 
     f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases, if any, are added before.
     One dispatch, or two when gate and up have different types.
@@ -141,10 +141,10 @@ def expert_gate_up(
 
 
 def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: NormOutput) -> int:
-    """hidden += sum of weight * (down @ act + bias) over the slots. Returns its number of partials.
+    """Append hidden += sum of weight * (down @ act + bias) over the slots.
 
-    The weight of a fixed span is 1, or that of routing slot `weight_slot`: the one behind the used
-    ones, a shared expert's.
+    Returns its number of partials. The weight of a fixed span is 1, or that of routing slot
+    `weight_slot`: the one behind the used ones, a shared expert's.
     """
     shape, keep, weight_slot = experts.shape, experts.landing, experts.weight_slot
     matrix, spec = shape.down, EXPERT_DOWN_KEEP if keep else EXPERT_DOWN

@@ -15,7 +15,7 @@ WORKGROUP_SIZE = 8
 
 
 def finish(program: Program, params: TensorRef, log: TensorRef, label: str = "finish") -> None:
-    """log word 0 = params.serial, after everything before it in the program.
+    """Append log word 0 = params.serial, after everything before it in the program.
 
     It claims to read all that was written, so that the hazard plan puts a barrier before it.
     """

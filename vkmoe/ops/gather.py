@@ -21,7 +21,7 @@ GROUP_BYTES = WORKGROUP_SIZE * UNITS_PER_LANE * UNIT_BYTES  # what a workgroup c
 
 @dataclass(frozen=True)
 class LandingMemory:
-    """The memory in which a layer's landing places lie, and where what was stored is noted.
+    """Describes the memory of a layer's landing places, and where what was stored is noted.
 
     `filled` are the layer's words of `log`, see `RoutingLog`.
     """
@@ -32,12 +32,12 @@ class LandingMemory:
 
     @property
     def n_used(self) -> int:
-        """Slots that may have a place, which are the routed ones."""
+        """Count the slots that may have a place, which are the routed ones."""
         return (self.filled.end - self.filled.start) // 8
 
     @property
     def first_word(self) -> int:
-        """The word of the log at which `filled` begins."""
+        """Find the word of the log at which `filled` begins."""
         return self.filled.start // 4
 
 

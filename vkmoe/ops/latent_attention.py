@@ -1,4 +1,4 @@
-"""Decode attention of one token over compressed rows (multi-head latent attention, absorbed form).
+"""Appends attention of one token over compressed rows (multi-head latent attention, absorbed form).
 
 DeepSeek-V2, arXiv:2405.04434, section 2.1; shapes: attention_shapes.py. Shaders:
 latent_attention.comp, attention_combine.comp. Twin: vkmoe/reference/latent_attention.py.
@@ -28,7 +28,7 @@ LATENT_ATTENTION = kernel(
 
 @dataclass(frozen=True)
 class LatentCache:
-    """Addresses of one layer's cache and of what its attention reads besides."""
+    """Holds addresses of one layer's cache and of what its attention reads besides."""
 
     rows: int  # [context][kv_rank + rope_dim], in the shape's kv_type
     rope_table: int
@@ -36,7 +36,7 @@ class LatentCache:
 
 
 class LatentQkv(NamedTuple):
-    """What a token brings to latent attention; q and kv may be one tensor."""
+    """Holds what a token brings to latent attention; q and kv may be one tensor."""
 
     absorbed: TensorRef  # f32 [n_heads * kv_rank]
     q: TensorRef  # raw f32 [n_heads][nope_dim + rope_dim], of which the rope part is read
@@ -54,7 +54,7 @@ def latent_attention(
     tensors: AttentionTensors,
     label: str,
 ) -> None:
-    """out = attention of the token in `params` over the cache, to which its row is appended.
+    """Append out = attention of the token in `params` over the cache, once its row is there.
 
     out f32 [n_heads * kv_rank]. Two dispatches.
     """

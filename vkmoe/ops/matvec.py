@@ -1,5 +1,5 @@
-"""Matrix times vector for quantised matrices: plain (q/k/v, router, output head), with residual,
-and for stacks of one matrix per head.
+"""Multiplies quantised matrices by vectors: plain (q/k/v, router, output head), with residual, and
+for stacks of one matrix per head.
 
 Shader: matvec.comp. Twins: vkmoe/reference/matvec.py.
 """
@@ -40,7 +40,7 @@ BLOCK_WEIGHTS = {name: max(32, TYPES[name].block_weights) for name in sorted(HAS
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight matrix [n_rows, n_columns] in device layout, reached by address."""
+    """Describes a weight matrix [n_rows, n_columns] in device layout, reached by address."""
 
     type: str
     address: int
@@ -83,7 +83,7 @@ def matvec(
     *,
     bias: int = 0,
 ) -> None:
-    """y = concatenation of matrix @ x over the matrices, all with the same columns, plus bias.
+    """Append y = concatenation of matrix @ x over the matrices, all of the same columns, plus bias.
 
     Neighbouring matrices of one type (up to three) share a dispatch; others get their own, with no
     barrier between. Without `norm`, any tensor may stand as `scratch` for the unused binding.
@@ -156,13 +156,13 @@ def _norm_push(norm: NormInput) -> dict[str, int | float]:
 
 
 def _bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
-    """The memory of some biases; nothing where there are none."""
+    """Return the memory of some biases; nothing where there are none."""
     assert bias % 4 == 0, bias
     return (memory_range(bias + 4 * first, 4 * count),) if bias else ()
 
 
 class HeadParts(NamedTuple):
-    """Where each head's part of a tensor begins: at word `offset + head * stride`, whole vec4s."""
+    """Says where heads' parts of a tensor begin: at word `offset + head * stride`, whole vec4s."""
 
     tensor: TensorRef
     stride: int
@@ -172,7 +172,7 @@ class HeadParts(NamedTuple):
 def matvec_heads(
     op: OpContext, stack: Matrix, n_heads: int, x: HeadParts, y: TensorRef, scratch: TensorRef
 ) -> None:
-    """y[head] = W[head] @ x[head][:n_columns] for every head.
+    """Append y[head] = W[head] @ x[head][:n_columns] for every head.
 
     `stack` is [n_heads * rows, n_columns], a head's rows behind those of the head before; y is
     [n_heads * rows]. `scratch` is any tensor, for a binding that is not used.
@@ -208,9 +208,9 @@ def matvec_heads(
 def matvec_residual(
     op: OpContext, matrix: Matrix, x: TensorRef, output: NormOutput, *, bias: int = 0
 ) -> int:
-    """hidden += matrix @ x + bias; gained = hidden * gain. Returns the number of partials left.
+    """Append hidden += matrix @ x + bias; gained = hidden * gain.
 
-    `bias` is the address of f32 [n_rows], 0 for none.
+    Returns the number of partials left. `bias` is the address of f32 [n_rows], 0 for none.
     """
     n_groups = -(-matrix.n_rows // op.tuning.rows)
     op.append(

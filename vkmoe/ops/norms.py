@@ -1,4 +1,4 @@
-"""RMSNorm: what is exchanged where it is fused into other kernels, and the kernel where it is not.
+"""This module has RMSNorm: what is exchanged where kernels fuse it, and the kernel where none does.
 
 Fused, a producer leaves hidden, hidden * gain and partial sums of hidden^2; a consumer multiplies
 its dot products by 1 / sqrt(mean + eps) (include/rms.glsl). The kernel is for what no producer
@@ -18,7 +18,7 @@ __all__ = ["NormInput", "NormOutput", "rms_norm"]
 
 @dataclass(frozen=True)
 class NormInput:
-    """The fused RMSNorm of an input: its producer left `n_partials` partial sums of h^2."""
+    """Describes an input's fused RMSNorm: its producer left `n_partials` partial sums of h^2."""
 
     partials: TensorRef
     n_partials: int
@@ -28,7 +28,7 @@ class NormInput:
 
 @dataclass(frozen=True)
 class NormOutput:
-    """What a producer of hidden leaves for the next norm. `gain` is f32 [width] by address."""
+    """Holds what a producer of hidden leaves the next norm. `gain` is f32 [width] by address."""
 
     hidden: TensorRef
     gained: TensorRef
@@ -55,9 +55,9 @@ def rms_norm(
     *,
     x_offset: int = 0,
 ) -> None:
-    """y[:width] = v / sqrt(mean(v^2) + eps) * gain, v being `width` words of x from `x_offset` on.
+    """Append y[:width] = v / sqrt(mean(v^2) + eps) * gain.
 
-    `gain` is the address of f32 [width].
+    v is `width` words of x from `x_offset` on. `gain` is the address of f32 [width].
     """
     op.append(
         RMS_NORM.dispatch(

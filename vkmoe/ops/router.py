@@ -1,4 +1,4 @@
-"""The router's choice of experts, their weights and addresses, and the routing log.
+"""Appends the router's choice of experts, their weights and addresses, and the routing log.
 
 Shader: router_topk.comp. Twin: vkmoe/reference/router.py.
 """
@@ -44,7 +44,7 @@ RENORMALISE, SIGMOID, SHARED_GATE, GATHER = 1, 2, 4, 8
 
 @dataclass(frozen=True)
 class RouterShape:
-    """How a layer routes.
+    """Says how a layer routes.
 
     Scores are the softmax or sigmoid of the logits. With `n_groups` > 1 only experts of the
     `n_groups_used` best groups are used: those with the largest score (softmax, DeepSeek-V2,
@@ -83,7 +83,7 @@ class RouterShape:
 
 @dataclass(frozen=True)
 class Landing:
-    """The landing places in the expert table: `n_places` a layer, behind the entries of all layers.
+    """Describes landing places in the expert table: `n_places` a layer, behind all layers' entries.
 
     With `gather` an expert that is at home and has a place is read there, and its partner is its
     home; without, it is read at home, and its partner is its place.
@@ -109,10 +109,11 @@ def shared_weight_word(n_used: int) -> int:
 
 @dataclass(frozen=True)
 class RoutingLog:
-    """The layout of the log: a header, ids [n_layers][n_tokens][n_used], then two words for each.
+    """Lays out the log: a header, ids [n_layers][n_tokens][n_used], then two words for each.
 
-    These are its filled words [n_layers][n_tokens][n_used][2]: 1 + the expert's id where that half
-    of its span (gate and up; down) was stored in a landing place, else 0. Layers are MoE layers.
+    The two are its filled words [n_layers][n_tokens][n_used][2]: 1 + the expert's id where that
+    half of its span (gate and up; down) was stored in a landing place, else 0. Layers are MoE
+    layers.
     """
 
     n_layers: int
@@ -150,14 +151,14 @@ class RoutingLog:
 
 
 class LogViews(NamedTuple):
-    """The words of a log, as they lie; writable if these are."""
+    """Holds the words of a log, as they lie; writable if these are."""
 
     ids: NDArray[np.uint32]  # [n_tokens, n_layers, n_used]
     filled: NDArray[np.uint32]  # [n_tokens, n_layers, n_used, 2]
 
 
 class RouterTensors(NamedTuple):
-    """What every router of a model reads and writes."""
+    """Holds what every router of a model reads and writes."""
 
     logits: TensorRef
     params: TensorRef  # of the token, with the address of the table to look up in
@@ -175,7 +176,7 @@ def router_topk(
     *,
     selection_bias: int = 0,
 ) -> None:
-    """routing = the n_used experts of largest logit, weights, addresses, partners; log = their ids.
+    """Append routing = n_used experts of largest logit, weights, addresses, partners; log = ids.
 
     `selection_bias` is the address of f32 [n_experts]; then they are those of largest score + bias,
     while weights are made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16); 0 for none.

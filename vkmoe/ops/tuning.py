@@ -1,4 +1,4 @@
-"""How kernels are mapped onto a device: lane mapping, workgroup size, rows per workgroup.
+"""This module maps kernels onto a device: lane mapping, workgroup size, rows per workgroup.
 
 One tuning is fixed when a model is loaded; results are bit-identical only under the same tuning.
 """
@@ -17,7 +17,7 @@ _WORKGROUP_SIZE = 64  # of GPUs
 
 @dataclass(frozen=True)
 class Tuning:
-    """How kernels are mapped onto a device.
+    """Says how kernels are mapped onto a device.
 
     `lanes`: eight lanes share a superblock, coalesced (GPUs). `blocks`: a lane takes whole blocks
     (CPU drivers).
@@ -33,14 +33,14 @@ class Tuning:
 
     @property
     def dot_suffix(self) -> str:
-        """Suffix of the SPIR-V variants of kernels with dot products."""
+        """Return the suffix of the SPIR-V variants of kernels with dot products."""
         if self.mapping == "blocks":
             return "+blocks64" if self.load_64bit else "+blocks"
         return self.reduce_suffix
 
     @property
     def reduce_suffix(self) -> str:
-        """Suffix of the SPIR-V variants of kernels that only reduce."""
+        """Return the suffix of the SPIR-V variants of kernels that only reduce."""
         return "+subgroup" if self.subgroup else ""
 
 
@@ -52,8 +52,8 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     rows. On GPUs eight lanes share a superblock of 256 weights; 64 lanes cover 2048 columns in one
     step.
 
-    Which expert kernel runs depends on where experts lie, and the size of its subgroups decides the
-    order of its sums. So subgroups add only if all pipelines have one size, or can be given it.
+    The expert kernel that runs depends on where experts lie, and the size of its subgroups decides
+    the order of its sums. So subgroups add only if all pipelines have one size, or can be given it.
     """
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:

@@ -24,13 +24,13 @@ _WHOLE_NUMBERS = frozenset({"I8", "I16", "I32", "I64"})  # tables, not weights
 
 
 def loaded_type(file_type: str) -> str:
-    """The type that weights of `file_type` have on the device."""
+    """Name the type that weights of `file_type` have on the device."""
     return file_type if file_type in HAS_KERNEL else CONVERTED_TYPE
 
 
 @cache
 def can_load(file_type: str) -> bool:
-    """Whether weights of this type can be used, as they are or converted."""
+    """Say whether weights of this type can be used, as they are or converted."""
     if file_type in HAS_KERNEL:
         return True
     if file_type in _WHOLE_NUMBERS:
@@ -46,7 +46,7 @@ def can_load(file_type: str) -> bool:
 def lay_out(
     file_type: str, kind: str, rows: Bytes, columns: int, out: Bytes | None = None
 ) -> Bytes:
-    """Rows of a file, uint8 [n, row_bytes], as the device has them in `kind`; see `to_device`.
+    """Lay out file rows, uint8 [n, row_bytes], as the device has them in `kind`; see `to_device`.
 
     `kind` is the file's type, Q8_0 or F32. NaN, infinite and enormous weights make a block NaN.
     """
@@ -64,7 +64,7 @@ def lay_out(
 
 
 def _encoded(file_type: str, kind: str, rows: Bytes, columns: int) -> Bytes:
-    """Rows of a file as a file of type `kind` would have them, in any shape."""
+    """Encode rows of a file as a file of type `kind` would have them, in any shape."""
     if file_type == "Q5_0" and kind == CONVERTED_TYPE:
         return _q5_0_as_q8_0(rows)
     values = decode(file_type, rows, len(rows) * columns)
@@ -72,7 +72,7 @@ def _encoded(file_type: str, kind: str, rows: Bytes, columns: int) -> Bytes:
 
 
 def _q5_0_as_q8_0(rows: Bytes) -> Bytes:
-    """Exact: both are d * q, and five bits with a sign fit into eight.
+    """Convert Q5_0 to Q8_0 exactly: both are d * q, and five bits with a sign fit into eight.
 
     A block is d, the 32 upper bits, and 16 bytes with the lower bits of weights i and 16 + i.
     """
@@ -88,7 +88,7 @@ def _q5_0_as_q8_0(rows: Bytes) -> Bytes:
 
 
 def round_q8_0(weights: Floats) -> Bytes:
-    """Float32 [n * 32] to Q8_0 blocks, uint8 [n, 34]: each weight to the nearest multiple of d.
+    """Round float32 [n * 32] to Q8_0, uint8 [n, 34]: each weight to the nearest multiple of d.
 
     d is the largest magnitude / 127, rounded to a half that is large enough: an error is at most
     d / 2. Searching for a better d (tools/quantise) takes ten times as long.

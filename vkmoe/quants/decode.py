@@ -61,7 +61,7 @@ def decode(type_name: str, data: Bytes, n_weights: int) -> Floats:
 
 
 def bf16_to_f32(words: npt.NDArray[np.uint16]) -> Floats:
-    """bfloat16 is the upper half of a float32."""
+    """Widen bfloat16, which is the upper half of a float32."""
     return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
@@ -78,7 +78,7 @@ def _f32(blocks: Bytes) -> Floats:
 
 
 def _foreign_decoder(type_name: str) -> Callable[[Bytes], Floats]:
-    """Plain numbers by a cast, everything else by the `gguf` package."""
+    """Make the decoder of plain numbers by a cast, of everything else by the `gguf` package."""
     number = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}.get(type_name)
     if number is not None:
         dtype = np.dtype(number)
@@ -105,32 +105,32 @@ def _foreign_decoder(type_name: str) -> Callable[[Bytes], Floats]:
 
 
 def _decode_q8_0(blocks: Bytes) -> Floats:
-    """w = d * q; [d, 32 int8]."""
+    """Decode w = d * q; [d, 32 int8]."""
     weights: Floats = _half_at(blocks, 0) * blocks[:, 2:34].view(np.int8).astype(np.float32)
     return weights
 
 
 def _decode_q4_0(blocks: Bytes) -> Floats:
-    """w = d * (q - 8); [d, 16 B low, high nibbles]."""
+    """Decode w = d * (q - 8); [d, 16 B low, high nibbles]."""
     quants = _split_nibbles(blocks[:, 2:18]).view(np.int8) - np.int8(8)
     weights: Floats = _half_at(blocks, 0) * quants.astype(np.float32)
     return weights
 
 
 def _decode_iq4_nl(blocks: Bytes) -> Floats:
-    """w = d * IQ4_VALUES[q]; [d, 16 B low, high nibbles]."""
+    """Decode w = d * IQ4_VALUES[q]; [d, 16 B low, high nibbles]."""
     weights: Floats = _half_at(blocks, 0) * IQ4_VALUES[_split_nibbles(blocks[:, 2:18])]
     return weights
 
 
 def _decode_mxfp4(blocks: Bytes) -> Floats:
-    """w = 2^(e - 127) * E2M1(q); [e, 16 B low, high nibbles]."""
+    """Decode w = 2^(e - 127) * E2M1(q); [e, 16 B low, high nibbles]."""
     weights: Floats = exponent_scale(blocks[:, 0:1]) * E2M1_VALUES[_split_nibbles(blocks[:, 1:17])]
     return weights
 
 
 def _decode_iq4_xs(blocks: Bytes) -> Floats:
-    """w = d * (scale - 32) * IQ4_VALUES[q]; eight sub-blocks of 32 weights with 6-bit scales.
+    """Decode w = d * (scale - 32) * IQ4_VALUES[q]; eight sub-blocks of 32 weights, 6-bit scales.
 
     [d, 2 B: the upper two bits of the scales, 4 B: their low nibbles, 8 x 16 B low, high nibbles].
     """
@@ -148,9 +148,10 @@ def _decode_iq4_xs(blocks: Bytes) -> Floats:
 
 
 def _decode_q2_k(blocks: Bytes) -> Floats:
-    """w = d * scale * q - dmin * minimum; [16 B scale | minimum << 4, 64 B bit pairs, d, dmin].
+    """Decode w = d * scale * q - dmin * minimum.
 
-    Every 16 weights share a scale and a minimum.  The bit pairs lie as the upper bits of Q6_K do.
+    [16 B scale | minimum << 4, 64 B bit pairs, d, dmin]. Every 16 weights share a scale and a
+    minimum.  The bit pairs lie as the upper bits of Q6_K do.
     """
     scale = _half_at(blocks, 80) * (blocks[:, 0:16] & 15).astype(np.float32)  # [n, 16]
     minimum = _half_at(blocks, 82) * (blocks[:, 0:16] >> 4).astype(np.float32)
@@ -160,7 +161,7 @@ def _decode_q2_k(blocks: Bytes) -> Floats:
 
 
 def _decode_q3_k(blocks: Bytes) -> Floats:
-    """w = d * scale * q, q in -4..3; [32 B third bits, 64 B bit pairs, 12 B scales, d].
+    """Decode w = d * scale * q, q in -4..3; [32 B third bits, 64 B bit pairs, 12 B scales, d].
 
     The third bit of weight 32*s + l is bit s of byte l; where it is not set, 4 is taken off.
     """
@@ -174,7 +175,7 @@ def _decode_q3_k(blocks: Bytes) -> Floats:
 
 
 def _unpack_signed_scales(packed: Bytes) -> Floats:
-    """The 6-bit scales of Q3_K less 32: [n, 12] -> [n, 16].
+    """Unpack the 6-bit scales of Q3_K less 32: [n, 12] -> [n, 16].
 
     Bytes 0-7 hold the low nibbles of scales 0-7 (low) and 8-15 (high); byte 8 + i the upper two
     bits of scales i, i + 4, i + 8 and i + 12, from its lowest bits up.
@@ -187,14 +188,17 @@ def _unpack_signed_scales(packed: Bytes) -> Floats:
 
 
 def _decode_q4_k(blocks: Bytes) -> Floats:
-    """w = d * scale * q - dmin * minimum; [d, dmin, 12 B scales, 4 x 32 B low, high nibbles]."""
+    """Decode w = d * scale * q - dmin * minimum.
+
+    [d, dmin, 12 B scales, 4 x 32 B low, high nibbles].
+    """
     quants = blocks[:, 16:144].reshape(-1, 4, 1, 32)
     nibbles = np.concatenate([quants & 15, quants >> 4], axis=2)
     return _scaled(blocks, nibbles.reshape(-1, 8, 32))
 
 
 def _decode_q5_k(blocks: Bytes) -> Floats:
-    """Q4_K with a fifth bit: bit s of high byte l belongs to weight l of sub-block s."""
+    """Decode Q4_K with a fifth bit: bit s of high byte l belongs to weight l of sub-block s."""
     quants = blocks[:, 48:176].reshape(-1, 4, 1, 32)
     nibbles = np.concatenate([quants & 15, quants >> 4], axis=2).reshape(-1, 8, 32)
     shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
@@ -211,7 +215,7 @@ def _scaled(blocks: Bytes, quants: Bytes) -> Floats:
 
 
 def _unpack_scales_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The 6-bit scales and minima of Q4_K and Q5_K: [n, 12] -> two of [n, 8].
+    """Unpack the 6-bit scales and minima of Q4_K and Q5_K: [n, 12] -> two of [n, 8].
 
     Bytes 0-3 hold scales 0-3, bytes 4-7 minima 0-3, in their low six bits; bytes 8-11 hold the low
     nibbles of scales 4-7 (low) and minima 4-7 (high), whose upper two bits top bytes 0-3 and 4-7.
@@ -223,7 +227,7 @@ def _unpack_scales_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _decode_q6_k(blocks: Bytes) -> Floats:
-    """w = d * scale * (q - 32); [128 B low nibbles, 64 B upper bits, 16 int8 scales, d].
+    """Decode w = d * scale * (q - 32); [128 B low nibbles, 64 B upper bits, 16 int8 scales, d].
 
     Each half of 128 weights has 64 low bytes (nibbles: weights 0-63, then 64-127) and 32 upper
     bytes, whose bit pairs 0-3 belong to the four runs of 32 weights.
@@ -239,7 +243,7 @@ def _decode_q6_k(blocks: Bytes) -> Floats:
 
 
 def _bit_pairs(packed: Bytes) -> Bytes:
-    """[n, 64] bytes to [n, 2, 4, 32]: halves of 128 weights, four runs of 32 in each."""
+    """Unpack [n, 64] bytes to [n, 2, 4, 32]: halves of 128 weights, four runs of 32 in each."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 1, 4, 1)
     return (packed.reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)
 
@@ -248,18 +252,18 @@ def _bit_pairs(packed: Bytes) -> Bytes:
 
 
 def _half_at(blocks: Bytes, at: int) -> Floats:
-    """The f16 at byte `at` of every block, as float32 [n, 1]."""
+    """Read the f16 at byte `at` of every block, as float32 [n, 1]."""
     halves: npt.NDArray[np.float16] = np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
     return halves.astype(np.float32)
 
 
 def _split_nibbles(packed: Bytes) -> Bytes:
-    """[..., 16] bytes to [..., 32]: the low nibbles, then the high ones."""
+    """Split [..., 16] bytes to [..., 32]: the low nibbles, then the high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def exponent_scale(exponents: Bytes) -> Floats:
-    """2^(e - 128) for the exponent bytes e of MXFP4: half of E8M0, for the doubled values.
+    """Compute 2^(e - 128) for the exponent bytes e of MXFP4: half of E8M0, for the doubled values.
 
     0 and 1 are below the normal float32; 255, which E8M0 calls NaN, is 2^127, as in llama.cpp.
     """

@@ -33,7 +33,7 @@ ROW_ALIGNMENT = 16
 
 
 class _Plane(NamedTuple):
-    """`size` bytes at byte `at` of every block, gathered into one run per row."""
+    """Gathers `size` bytes at byte `at` of every block into one run per row."""
 
     at: int
     size: int
@@ -52,7 +52,7 @@ _PLANES: dict[str, tuple[_Plane, ...]] = {
 
 
 def device_row_bytes(type_name: str, columns: int) -> int:
-    """Bytes one row of `columns` weights takes on the device: a multiple of 16."""
+    """Count the bytes one row of `columns` weights takes on the device: a multiple of 16."""
     assert type_name in HAS_KERNEL, type_name
     row_bytes = TYPES[type_name].row_bytes(columns)
     return -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
@@ -87,7 +87,7 @@ def to_device(type_name: str, data: Bytes, columns: int, out: Bytes | None = Non
 
 
 def from_device(type_name: str, data: Bytes, columns: int, out: Bytes | None = None) -> Bytes:
-    """The exact inverse of `to_device`: [rows, device_row_bytes] -> uint8 [rows, row_bytes]."""
+    """Undo `to_device` exactly: [rows, device_row_bytes] -> uint8 [rows, row_bytes]."""
     _check(data, device_row_bytes(type_name, columns))
     row_bytes = TYPES[type_name].row_bytes(columns)
     if out is None:
@@ -108,7 +108,7 @@ def from_device(type_name: str, data: Bytes, columns: int, out: Bytes | None = N
 def _views(
     type_name: str, plane: _Plane, file_rows: Bytes, device_rows: Bytes, start: int
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-    """Views of one plane in the file's blocks and in the device rows, both [rows, n blocks].
+    """View one plane in the file's blocks and in the device rows, both [rows, n blocks].
 
     An element is `plane.size` bytes as one opaque item, so NumPy moves whole pieces of a block.
     """
@@ -123,7 +123,7 @@ def _views(
 def _strided(
     rows: Bytes, at: int, piece: np.dtype[np.void], shape: tuple[int, int], stride: int
 ) -> npt.NDArray[np.void]:
-    """`rows` from byte `at` on as [rows, pieces], one piece every `stride` bytes."""
+    """View `rows` from byte `at` on as [rows, pieces], one piece every `stride` bytes."""
     if 0 in shape:
         return np.empty(shape, piece)
     start = rows[:, at : at + (shape[1] - 1) * stride + piece.itemsize]
@@ -134,7 +134,7 @@ def _strided(
 
 
 def _check(rows: Bytes, row_bytes: int, n_rows: int | None = None) -> None:
-    """What must hold: uint8 [n_rows, row_bytes], each row contiguous."""
+    """Assert what must hold: uint8 [n_rows, row_bytes], each row contiguous."""
     assert rows.dtype == np.uint8 and rows.ndim == 2, (rows.dtype, rows.shape)
     assert rows.shape[1] == row_bytes, (rows.shape, row_bytes)
     assert n_rows is None or len(rows) == n_rows, (rows.shape, n_rows)

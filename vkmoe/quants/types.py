@@ -15,7 +15,7 @@ __all__ = ["BY_ID", "HAS_KERNEL", "TYPES", "QuantType"]
 
 
 class QuantType(NamedTuple):
-    """One weight type: `block_weights` weights are stored in `block_bytes` bytes."""
+    """Describes a weight type: `block_weights` weights are stored in `block_bytes` bytes."""
 
     name: str
     ggml_id: int
@@ -23,7 +23,7 @@ class QuantType(NamedTuple):
     block_bytes: int
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of `columns` weights; `columns` must be a multiple of the block."""
+        """Count the bytes of a row of `columns` weights, which must be a multiple of the block."""
         assert columns % self.block_weights == 0, (self.name, columns)
         return columns // self.block_weights * self.block_bytes
 

@@ -1,4 +1,6 @@
-"""NumPy twins of attention.comp and attention_combine.comp, in float64; caches round as they do."""
+"""This module has the NumPy twins of attention.comp and attention_combine.comp, in float64; caches
+round as they do.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ HALF_MAX = 65504.0
 
 
 class AttentionResult(NamedTuple):
-    """What the kernel leaves: partials, and the rows appended to the caches at the position."""
+    """Holds what the kernel leaves: partials, and the rows appended to caches at the position."""
 
     partials: Wide  # [n_heads, n_splits, head_dim + 2], rows of unused splits are NaN
     key: Floats  # [n_kv_heads, head_dim], in the cache's type
@@ -36,7 +38,7 @@ class AttentionResult(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """One token's raw q, k, v and what is needed to norm and rotate them.
+    """Holds one token's raw q, k, v and what is needed to norm and rotate them.
 
     Gains are [head_dim] (norm per head), [heads, head_dim] (norm over the full width), or None.
     """
@@ -53,18 +55,18 @@ class AttentionInputs:
 
 
 def first_seen(position: int, window: int) -> int:
-    """The first position that is seen: one of the last `window`, or of all where that is 0."""
+    """Find the first position seen: one of the last `window`, or of all where that is 0."""
     return max(0, position + 1 - window) if window else 0
 
 
 def split_positions(last: int, n_splits: int) -> int:
-    """Positions per split: whole multiples of 32, so that n_splits cover 0 ... last."""
+    """Count the positions per split: whole multiples of 32, so that n_splits cover 0 ... last."""
     even_share = last // n_splits + 1
     return -(-even_share // SPLIT_STEP) * SPLIT_STEP
 
 
 def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
-    """RoPE (Su et al. 2021) of rows [n, head_dim] by the pairs (cos, sin) of one position."""
+    """Apply RoPE (Su et al. 2021) to rows [n, head_dim] by the pairs (cos, sin) of one position."""
     n_pairs = len(rope)
     cosine, sine = rope.astype(np.float64).T
     step = slice(0, 2 * n_pairs, 2), slice(1, 2 * n_pairs, 2)
@@ -77,7 +79,7 @@ def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
 
 
 def cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
-    """Rows as the cache holds them: halves round to nearest even and saturate."""
+    """Round rows as the cache holds them: halves round to nearest even and saturate."""
     if kv_type is np.float16:
         return np.clip(rows.astype(np.float32), -HALF_MAX, HALF_MAX).astype(np.float16)
     return rows.astype(kv_type)
@@ -92,11 +94,11 @@ def attention(
     window: int = 0,
     appended_key: Floats | None = None,
 ) -> AttentionResult:
-    """Partials of each split. Caches [n_kv_heads, context, head_dim]; rows seen below the position
-    count.
+    """Compute the partials of each split; of the caches, rows seen below the position count.
 
-    `appended_key` [n_kv_heads, head_dim] takes the place of the computed k in the scores, so that
-    one key rounded to the other neighbouring half does not count as an error of everything else.
+    Caches are [n_kv_heads, context, head_dim]. `appended_key` [n_kv_heads, head_dim] takes the
+    place of the computed k in the scores, so that one key rounded to the other neighbouring half
+    does not count as an error of everything else.
     """
     n_kv_heads, context, _ = k_cache.shape
     position = min(position, context - 1)
@@ -114,7 +116,7 @@ def attention(
 
 
 def split_partials(query: Wide, keys: Wide, values: Wide, n_splits: int) -> Wide:
-    """Partials [heads, n_splits, value_dim + 2] of heads that share the rows they see.
+    """Compute partials [heads, n_splits, value_dim + 2] of heads that share the rows they see.
 
     `query` [heads, row_dim], scaled; `keys` [n_seen, row_dim]; `values` [n_seen, value_dim].
     """
@@ -134,7 +136,7 @@ def split_partials(query: Wide, keys: Wide, values: Wide, n_splits: int) -> Wide
 def attention_combine(
     partials: Floats, position: int, window: int = 0, sinks: Floats | None = None
 ) -> Wide:
-    """The heads' outputs [n_heads, value_dim] from partials [n_heads, n_splits, value_dim + 2].
+    """Join partials [n_heads, n_splits, value_dim + 2] to the heads' outputs [n_heads, value_dim].
 
     `sinks` [n_heads]: a logit per head that adds to the softmax's denominator alone.
     """

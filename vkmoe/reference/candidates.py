@@ -1,4 +1,4 @@
-"""NumPy twins of candidates_partial.comp and candidates_merge.comp."""
+"""This module has the NumPy twins of candidates_partial.comp and candidates_merge.comp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
 def candidates(logits: NDArray[np.float32]) -> TopLogits:
-    """What both kernels together compute from logits [n_vocab]."""
+    """Compute what both kernels together compute from logits [n_vocab]."""
     low = np.where(np.isnan(logits), np.float32(-np.inf), logits)
     ids = np.argsort(-low, kind="stable")[:N_CANDIDATES].astype(np.int32)
     finite = np.clip(low.astype(np.float64), -FLOAT_MAX, FLOAT_MAX)
@@ -24,7 +24,7 @@ def candidates(logits: NDArray[np.float32]) -> TopLogits:
 
 
 def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[TopLogits]:
-    """The lists of the first kernel, one per non-empty chunk of ceil(n_vocab / n_lists) logits."""
+    """Make the first kernel's lists, one per non-empty chunk of ceil(n_vocab / n_lists) logits."""
     chunk = -(-len(logits) // n_lists)
     lists = []
     for start in range(0, len(logits), chunk):

@@ -1,4 +1,7 @@
-"""NumPy twins of expert_gate_up.comp and expert_down.comp, in float64 on decoded weights."""
+"""This module has NumPy twins of expert_gate_up.comp and expert_down.comp.
+
+They compute in float64 on decoded weights.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["activated", "expert_down", "expert_gate_up", "silu"]
 
 
 def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """v / (1 + exp(-v)) (Elfwing et al. 2017)."""
+    """Compute v / (1 + exp(-v)) (Elfwing et al. 2017)."""
     with np.errstate(over="ignore"):
         return value / (1.0 + np.exp(-value))
 
@@ -19,9 +22,9 @@ def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
 def activated(
     gate: NDArray[np.float64], up: NDArray[np.float64], activation: str = "silu"
 ) -> NDArray[np.float64]:
-    """silu(gate) * up, or for "swiglu_oai" the clamped SwiGLU of gpt-oss.
+    """Compute silu(gate) * up, or for "swiglu_oai" the clamped SwiGLU of gpt-oss.
 
-    That is g * sigmoid(1.702 * g) * (u + 1) of g = min(gate, 7) and u = up within [-7, 7].
+    The latter is g * sigmoid(1.702 * g) * (u + 1) of g = min(gate, 7) and u = up within [-7, 7].
     """
     if activation == "silu":
         return silu(gate) * up
@@ -37,7 +40,7 @@ def expert_gate_up(
     biases: tuple[Floats | None, Floats | None] = (None, None),
     activation: str = "silu",
 ) -> NDArray[np.float64]:
-    """activated(scale * gate @ x, scale * up @ x), biases added before.
+    """Compute activated(scale * gate @ x, scale * up @ x), biases added before.
 
     gate, up [n_slots, n_rows, n_columns], their biases [n_slots, n_rows].
     """
@@ -56,7 +59,7 @@ def expert_down(
     gain: Floats,
     biases: Floats | None = None,
 ) -> HiddenState:
-    """hidden + sum of weights[s] * (down[s] @ act[s] + biases[s]).
+    """Compute hidden + sum of weights[s] * (down[s] @ act[s] + biases[s]).
 
     down [n_slots, n_rows, n_columns], biases [n_slots, n_rows].
     """

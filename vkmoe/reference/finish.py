@@ -1,4 +1,4 @@
-"""Twin of finish.comp."""
+"""This module has the NumPy twin of finish.comp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["finish"]
 
 
 def finish(log: NDArray[np.uint32], serial: int) -> NDArray[np.uint32]:
-    """The log with the submit's serial number in word 0."""
+    """Return the log with the submit's serial number in word 0."""
     result = log.copy()
     result[0] = serial
     return result

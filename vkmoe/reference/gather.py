@@ -1,4 +1,4 @@
-"""NumPy twin of gather.comp."""
+"""This module has the NumPy twin of gather.comp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Gathered", "gather"]
 
 
 class Gathered(NamedTuple):
-    """Memory after the copies, and the two words of each slot in the log."""
+    """Holds memory after the copies, and the two words of each slot in the log."""
 
     memory: NDArray[np.uint8]
     filled: NDArray[np.uint32]  # [n_used, 2]

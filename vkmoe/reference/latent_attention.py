@@ -1,6 +1,7 @@
-"""NumPy twin of latent_attention.comp, in float64; the cache rounds as its type does.
+"""This module has the twin of latent_attention.comp, in float64; the cache rounds as its type does.
 
-DeepSeek-V2, arXiv:2405.04434, section 2.1, with k and v up-projections absorbed into q and output.
+It follows DeepSeek-V2, arXiv:2405.04434, section 2.1, with k and v up-projections absorbed into q
+and output.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["LatentInputs", "LatentResult", "latent_attention"]
 
 
 class LatentResult(NamedTuple):
-    """What the kernel leaves: partials, and the row appended to the cache at the position."""
+    """Holds what the kernel leaves: partials, and the row appended to the cache at the position."""
 
     partials: Wide  # [n_heads, n_splits, kv_rank + 2], rows of unused splits are NaN
     row: Floats  # [kv_rank + rope_dim], in the cache's type
@@ -24,7 +25,7 @@ class LatentResult(NamedTuple):
 
 @dataclass(frozen=True)
 class LatentInputs:
-    """One token's absorbed queries, raw rotary queries, raw row, and what norms and rotates them.
+    """Holds a token's absorbed queries, raw rotary queries and row; what norms and rotates them.
 
     The raw row is [kv_rank | rope_dim]; `rope_style`: "neox" halves, "normal" adjacent pairs.
     """
@@ -46,10 +47,11 @@ def latent_attention(
     n_splits: int,
     appended_row: Floats | None = None,
 ) -> LatentResult:
-    """Partials of each split. Cache [context, kv_rank + rope_dim]; rows below the position count.
+    """Compute the partials of each split; of the cache, rows below the position count.
 
-    `appended_row` takes the place of the computed row in scores and sums, so that a dim rounded to
-    the other neighbouring half does not count as an error of everything else.
+    The cache is [context, kv_rank + rope_dim]. `appended_row` takes the place of the computed row
+    in scores and sums, so that a dim rounded to the other neighbouring half does not count as an
+    error of everything else.
     """
     kv_rank = inputs.absorbed.shape[1]
     position = min(position, len(cache) - 1)
@@ -62,7 +64,7 @@ def latent_attention(
 
 
 def _row(inputs: LatentInputs, kv_rank: int, position: int) -> Wide:
-    """The token's row: RMSNorm of the compressed part, RoPE of the rest."""
+    """Compute the token's row: RMSNorm of the compressed part, RoPE of the rest."""
     wide = inputs.kv.astype(np.float64)
     compressed, rest = wide[:kv_rank], wide[kv_rank:]
     normed = compressed / np.sqrt((compressed**2).mean() + inputs.eps) * inputs.gain

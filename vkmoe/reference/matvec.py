@@ -1,4 +1,4 @@
-"""NumPy twins of matvec.comp and embed.comp, in float64 on decoded weights."""
+"""This module has the NumPy twins of matvec.comp and embed.comp, in float64 on decoded weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = NDArray[np.floating]
 
 
 class HiddenState(NamedTuple):
-    """What a producer of hidden leaves behind."""
+    """Holds what a producer of hidden leaves behind."""
 
     hidden: NDArray[np.float64]  # [width]
     gained: NDArray[np.float64]  # [width], hidden * gain of the next norm
@@ -22,13 +22,19 @@ class HiddenState(NamedTuple):
 def matvec(
     weights: Floats, x: Floats, scale: float = 1.0, bias: Floats | None = None
 ) -> NDArray[np.float64]:
-    """scale * weights @ x + bias; weights [n_rows, n_columns], x [n_columns], bias [n_rows]."""
+    """Compute scale * weights @ x + bias.
+
+    weights [n_rows, n_columns], x [n_columns], bias [n_rows].
+    """
     product = scale * (weights.astype(np.float64) @ x.astype(np.float64))
     return product if bias is None else product + bias.astype(np.float64)
 
 
 def matvec_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
-    """weights [n_heads, n_rows, n_columns] times x [n_heads, n_columns]: [n_heads, n_rows]."""
+    """Multiply each head's weights by its x.
+
+    weights [n_heads, n_rows, n_columns], x [n_heads, n_columns]; returns [n_heads, n_rows].
+    """
     product = weights.astype(np.float64) @ x.astype(np.float64)[:, :, None]
     result: NDArray[np.float64] = product[:, :, 0]
     return result
@@ -37,12 +43,12 @@ def matvec_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
 def matvec_residual(
     weights: Floats, x: Floats, hidden: Floats, gain: Floats, bias: Floats | None = None
 ) -> HiddenState:
-    """hidden + weights @ x + bias, with the next norm's gain applied beside it."""
+    """Compute hidden + weights @ x + bias, with the next norm's gain applied beside it."""
     return _leave(hidden.astype(np.float64) + matvec(weights, x, bias=bias), gain)
 
 
 def embed(embeddings: Floats, token: int, gain: Floats) -> HiddenState:
-    """The embedding row of a token (clamped to the vocabulary)."""
+    """Look up the embedding row of a token (clamped to the vocabulary)."""
     return _leave(embeddings[min(token, len(embeddings) - 1)].astype(np.float64), gain)
 
 

@@ -1,4 +1,4 @@
-"""NumPy twin of router_topk.comp, in float64."""
+"""This module has the NumPy twin of router_topk.comp, in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AT_HOME = np.uint64(1)  # in an entry of the expert table
 
 
 class Routing(NamedTuple):
-    """The chosen experts, in order of falling logit, or of score + bias."""
+    """Holds the chosen experts, in order of falling logit, or of score + bias."""
 
     ids: NDArray[np.int64]  # [n_used]
     weights: NDArray[np.float64]  # [n_used]
@@ -22,7 +22,7 @@ class Routing(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where chosen experts are read, and where else they are or shall be: uint64 [n_used]."""
+    """Says where chosen experts are read, and where else they are or shall be: uint64 [n_used]."""
 
     addresses: NDArray[np.uint64]
     partners: NDArray[np.uint64]  # 0: nowhere
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 def look_up(
     entries: NDArray[np.uint64], landing: NDArray[np.uint64], gather: bool = False
 ) -> Found:
-    """The chosen experts' table entries [n_used] and the layer's landing places [n_landing].
+    """Find chosen experts by table entries [n_used] and the layer's landing places [n_landing].
 
     The j-th expert that is at home gets the j-th place. It is read at home and stored to its place,
     or with `gather` copied from its home and read at its place.
@@ -58,7 +58,7 @@ def router_topk(
     n_groups: int = 1,
     n_groups_used: int = 1,
 ) -> Routing:
-    """The n_used largest logits [n_experts] (lower id wins ties) and their weights.
+    """Choose the n_used largest logits [n_experts] (lower id wins ties) and their weights.
 
     With `selection_bias` [n_experts] those of largest score + bias, and of the best groups only
     (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). NaN counts as -inf; infinities count as the
@@ -88,7 +88,7 @@ def router_topk(
 def _in_groups(
     keys: NDArray[np.float64], n_groups: int, n_groups_used: int, n_best: int
 ) -> NDArray[np.bool_]:
-    """Which experts [n_experts] are in the groups with the largest sum of their `n_best` keys."""
+    """Mark the experts [n_experts] in the groups with the largest sum of their `n_best` keys."""
     groups = np.sort(keys.astype(np.float32).reshape(n_groups, -1), axis=1)
     with np.errstate(over="ignore"):
         sums = groups[:, -n_best:].sum(axis=1, dtype=np.float32)
