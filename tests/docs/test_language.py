@@ -23,10 +23,10 @@ FOR_PEOPLE = re.compile(r"\b(who|whom|whoever|nobody|somebody|everybody|told|sai
 def _docstrings(path: Path) -> Iterator[tuple[int, bool, str]]:
     """Yield the docstrings of a module, its classes and functions: line, if of a function, text."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if not is_function and not isinstance(node, ast.Module | ast.ClassDef):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if text := ast.get_docstring(node):
+            is_function = not isinstance(node, ast.Module | ast.ClassDef)
             yield getattr(node, "lineno", 1), is_function, text
 
 
