@@ -57,11 +57,6 @@ class Backend:
         assert known.n_words == ref.n_words, (ref, known.n_words)
         return known
 
-    @property
-    def n_kernels(self) -> int:
-        """Count the pipelines that have been compiled."""
-        return len(self._kernels)
-
     def record(
         self, program: Program, barriers: list[bool] | None = None, timed: bool = False
     ) -> _native.Recording:

@@ -240,7 +240,7 @@ def test_a_batch_is_its_tokens_observed_one_by_one(allocation: Any, predictor: A
     """
     rng = np.random.default_rng(3)
     together, in_turn = (
-        residency(4, allocation, predictor=predictor, admission=True, warmpin=1, warmpin_after=7)
+        residency(4, allocation, predictor=predictor, admission=True, pins=(warm(1, 7),))
         for _ in range(2)
     )
     for _ in range(40):
