@@ -20,8 +20,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.records.profiler import ExpertProfiler
-from vkmoe.experts.store.cache import ExpertCache, ExpertTracker
-from vkmoe.experts.store.table import ExpertTable
+from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
@@ -149,8 +148,7 @@ class Engine(Closing):
             self.rewind(first)
         self._next_position = last + 1
         began = perf_counter_ns()
-        host = _ExpertActions(self._experts, self._table)
-        result = self._programs.run(batch, host)
+        result = self._programs.run(batch, self._experts)
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
         landed = result.landed if self.plan.mode.promote else None
@@ -229,21 +227,3 @@ class Engine(Closing):
     def close(self) -> None:
         """Free everything. May be called twice."""
         self._cleanup.close()
-
-
-class _ExpertActions:
-    """Does what `TokenPrograms` asks for about experts round its submits."""
-
-    def __init__(self, tracker: ExpertTracker, table: ExpertTable) -> None:
-        self._tracker, self._table = tracker, table
-        self._reader = 0  # number of the submit in flight
-
-    def begin(self, first: bool) -> int:
-        self._reader = self._tracker.begin(first)
-        return self._table.address
-
-    def end(self) -> None:
-        self._tracker.end(self._reader)
-
-    def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        self._tracker.need(layer, experts)

@@ -37,6 +37,7 @@ class Pinning:
     def __init__(self, locations: Locations, settings: CacheSettings) -> None:
         self._locations = locations
         self._rules = {rule: 1 << index for index, rule in enumerate(settings.pins)}
+        self._chooses_once = any(rule.by == "use" and not rule.again for rule in settings.pins)
         self._space, self._pools = space, pools = locations.space, locations.pools
         self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for what is chosen once
         self._n_tokens = self._n_looked = 0  # tokens noted, and those at the last choice
@@ -61,7 +62,7 @@ class Pinning:
     def note(self, keys: Keys) -> None:
         """Note that a token used these experts."""
         self._n_tokens += 1
-        if any(rule.by == "use" and not rule.again for rule in self._rules):
+        if self._chooses_once:
             np.add.at(self._uses, keys, 1)
 
     @property

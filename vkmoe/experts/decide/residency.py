@@ -53,7 +53,8 @@ class Residency:
         self._policy = create_policy(settings.policy, self.locations, self.counts)
         self._pinning = Pinning(self.locations, settings)
         self.n_tokens = 0
-        # What was observed and not decided on: keys used, and those of them without a slot.
+        self._is_undecided = False  # whether a token was observed and not decided on
+        # What such tokens used, if there are slots at all: keys, and those without a slot.
         self._used: list[Keys] = []
         self._missing: list[Keys] = []
         # The host pool where it does not hold all experts: only those in it can be copied.
@@ -108,9 +109,10 @@ class Residency:
         """
         keys = self.space.keys_of(routing)
         for ids, used in zip(routing, keys, strict=True):
-            if self._used:
+            if self._is_undecided:
                 self.counts.advance()  # the token before it was not decided on
-            self.counts.use(used.reshape(-1))
+            self._is_undecided = True
+            self.counts.use(used)
             self._pinning.note(used)
             self.n_tokens += 1
             if self._foresight is not None:
@@ -119,7 +121,7 @@ class Residency:
                 slotted = used if len(self._layers) == len(used) else used[self._layers]
                 # By rank: the highest of all layers come first.
                 self._missing.append(self._policy.use(slotted.T.reshape(-1)))
-            self._used.append(used)
+                self._used.append(used)
         return keys
 
     def decide(self, landed: Sequence[int] = (), budget_bytes: float = inf) -> list[Move]:
@@ -129,19 +131,20 @@ class Residency:
         most; while nothing is known of that, those that landed, then those missed, by token and
         rank. Copies fill at most `budget_bytes`, up to the first that does not fit.
         """
-        if not self._used:
+        if not self._is_undecided:
             return []
-        used, missing = _joined(self._used), _joined(self._missing)
-        if len(self._missing) > 1:  # more than one token may have missed an expert
-            missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
-            missing = missing[~self.locations.are_resident(missing)]
         moves: list[Move] = []
         if self._pools:
+            used, missing = _joined(self._used), _joined(self._missing)
+            if len(self._missing) > 1:  # more than one token may have missed an expert
+                missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
+                missing = missing[~self.locations.are_resident(missing)]
             moves = self._bring(missing, set(landed), used, budget_bytes)
             if self._pinning.is_due:
                 left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
                 moves += self._pin(self._pinning.choose(self.counts.values()), used, left)
-        self._used, self._missing = [], []
+            self._used, self._missing = [], []
+        self._is_undecided = False
         self.counts.advance()
         return moves
 

@@ -81,7 +81,7 @@ PLAIN = CacheWays()
 
 
 class ExpertTracker:
-    """Does what the host has to do about experts between two submits."""
+    """Does what the host has to do about experts round the submits of a run (`HostActions`)."""
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class ExpertTracker:
         self._table, self._on_device, self._checks = table, on_device, checks
         self._host_ns = 0  # of the last token
         self._began_ns = 0  # the last submit
+        self._reader = 0  # the number that the table gave to it
         self._note_pins()
 
     @property
@@ -109,21 +110,22 @@ class ExpertTracker:
         return self.cache.overlap if self.cache is not None else None
 
     def begin(self, first: bool = True) -> int:
-        """Return the number to end the next submit with, of a token's `first` or a later one.
+        """Return the address of the table for the next submit, a run's `first` or a later one.
 
         Must hold: no submit is in flight, not even one that was interrupted. Raises
         DeviceLostError.
         """
-        self._table.end_all()
-        reader = self.cache.begin(first) if self.cache is not None else self._table.begin()
+        table, cache = self._table, self.cache
+        table.end_all()
+        self._reader = cache.begin(first) if cache is not None else table.begin()
         self._began_ns = perf_counter_ns()
-        return reader
+        return table.address
 
-    def end(self, reader: int) -> None:
-        """Note that a submit is over. One that was interrupted or failed needs no ending."""
+    def end(self) -> None:
+        """Note that the submit is over. One that was interrupted or failed needs no ending."""
         if self.cache is not None and self.cache.pool is not None:
             self.cache.pool.computed((self._began_ns, perf_counter_ns()))
-        self._table.end(reader)
+        self._table.end(self._reader)
 
     def timed(self, submits: Sequence[Interval], host: Interval) -> None:
         """Note when a token ran, in these submits and between `host`'s begin and end.
@@ -134,7 +136,7 @@ class ExpertTracker:
         if self.overlap is not None:
             self.overlap.computed(submits, host)
 
-    def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
+    def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """Ensure that a MoE layer's experts are where the next submit, which uses them, reads.
 
         They are [n_tokens, n_used]. Raises ModelFileError where they have to be read from the file
@@ -153,12 +155,13 @@ class ExpertTracker:
         """
         if self.cache is not None:
             hits = self.cache.after_token(routing, filled, self._host_ns)
+            for ids, found in zip(routing, hits, strict=True):
+                self.profiler.record(ids, found)
         else:
             self.residency.observe(routing)
             self.residency.decide()
-            hits = np.full(routing.shape, self._on_device)
-        for ids, found in zip(routing, hits, strict=True):
-            self.profiler.record(ids, found)
+            for ids in routing:
+                self.profiler.record(ids, self._on_device)
         self._note_pins()
         if self._checks and self.cache is not None:
             self.cache.check_integrity()
