@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tools.gguf_writer import MetadataValue, describe_tensor, write_gguf
 from tools.quantise import quantise
 from vkmoe.gguf_file.header import TensorInfo
-from vkmoe.quants.decode import bf16_to_f32
+from vkmoe.quants import decode
 
 Floats = npt.NDArray[np.float32]
 TypeChoice = Callable[[str, int], str]
@@ -67,7 +67,7 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
         start, end = entry["data_offsets"]
         piece = raw[8 + head_bytes + start : 8 + head_bytes + end]
         if entry["dtype"] == "BF16":
-            values = bf16_to_f32(np.frombuffer(piece, "<u2"))
+            values = decode("BF16", np.frombuffer(piece, np.uint8), len(piece) // 2)
         elif entry["dtype"] == "F32":
             values = np.frombuffer(piece, "<f4")
         else:

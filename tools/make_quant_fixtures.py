@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.make_demo_model import ROOT, read_safetensors
-from vkmoe.quants.decode import bf16_to_f32, decode
+from vkmoe.quants import decode
 from vkmoe.quants.types import TYPES
 
 Floats = npt.NDArray[np.float32]
@@ -67,14 +67,19 @@ def inputs(demo: Path) -> dict[str, npt.NDArray[np.uint16]]:
     return {name: (x.view(np.uint32) >> 16).astype(np.uint16) for name, x in found.items()}
 
 
+def widened(bf16: npt.NDArray[np.uint16]) -> Floats:
+    """The stored words as float32, in their shape."""
+    return decode("BF16", bf16.view(np.uint8), bf16.size).reshape(bf16.shape)
+
+
 def reference_errors(library: ctypes.CDLL, words: dict[str, npt.NDArray[np.uint16]]) -> object:
     """{type: {input: [plain, weighted]}}; inputs with importance end in "+importance"."""
     errors: dict[str, dict[str, list[float]]] = {name: {} for name in QUANTISED}
     for name, bits in words.items():
         if name.startswith("importance"):
             continue
-        x = bf16_to_f32(bits)
-        columns = bf16_to_f32(words[f"importance_{x.shape[1]}"])
+        x = widened(bits)
+        columns = widened(words[f"importance_{x.shape[1]}"])
         for type_name in QUANTISED:
             for matter, suffix in ((None, ""), (columns, "+importance")):
                 y = decode(type_name, quantise_by(library, type_name, x, matter), x.size)

@@ -1,4 +1,4 @@
-"""Device layouts: where every byte goes, checked by plain loops, and back."""
+"""Device layouts: where every byte goes, checked by plain loops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes, from_device, to_device
+from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes, to_device
 
 Bytes = npt.NDArray[np.uint8]
 CUTS = {  # of a block, one for each plane
@@ -40,13 +40,12 @@ def expected_row(name: str, raw: Bytes) -> bytes:
 
 @pytest.mark.parametrize("name", sorted(HAS_KERNEL))
 @pytest.mark.parametrize(("n_rows", "n_blocks"), SHAPES)
-def test_layout_and_its_inverse(name: str, n_rows: int, n_blocks: int) -> None:
+def test_every_byte_is_where_it_belongs(name: str, n_rows: int, n_blocks: int) -> None:
     raw, columns = random_rows(name, n_rows, n_blocks)
     laid = to_device(name, raw, columns)
     assert laid.shape == (n_rows, device_row_bytes(name, columns))
     assert laid.shape[1] % 16 == 0
     assert [row.tobytes() for row in laid] == [expected_row(name, row) for row in raw]
-    np.testing.assert_array_equal(from_device(name, laid, columns), raw)
 
 
 @pytest.mark.parametrize("name", sorted(HAS_KERNEL))
@@ -58,9 +57,6 @@ def test_out_is_filled_and_its_neighbours_are_not_touched(name: str) -> None:
     assert to_device(name, raw, columns, window) is window
     np.testing.assert_array_equal(window, to_device(name, raw, columns))
     assert (arena[:, :16] == 0xAA).all() and (arena[:, 16 + size :] == 0xAA).all()
-    back = np.empty_like(raw)
-    assert from_device(name, window, columns, back) is back
-    np.testing.assert_array_equal(back, raw)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "F32"])

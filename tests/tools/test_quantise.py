@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tools.make_quant_fixtures import QUANTISED, error_measures
+from tools.make_quant_fixtures import QUANTISED, error_measures, widened
 from tools.quantise import quantise
 from vkmoe.errors import UnsupportedModelError
 from vkmoe.quants import TYPES, decode
-from vkmoe.quants.decode import bf16_to_f32
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "quants"
 REFERENCE: dict[str, dict[str, list[float]]] = json.loads(
@@ -30,7 +29,7 @@ def there_and_back(name: str, x: Floats, columns: Floats | None = None) -> Float
 
 def stored(name: str) -> Floats:
     with np.load(FIXTURES / "inputs.npz") as archive:
-        return bf16_to_f32(archive[name])
+        return widened(archive[name])
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)

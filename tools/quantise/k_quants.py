@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from tools.quantise.scale_search import fit_range, fit_symmetric
-from vkmoe.quants.decode import Bytes, Floats
+from vkmoe.quants.types import Bytes, Floats
 
 __all__ = ["half_bytes", "pack_subscales", "quantise_q4_k", "quantise_q5_k", "quantise_q6_k"]
 

@@ -10,19 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from gguf.quants import IQ4_NL, MXFP4
 
 from tools.quantise.k_quants import half_bytes, quantise_q4_k, quantise_q5_k, quantise_q6_k
 from tools.quantise.scale_search import fit_symmetric, fit_values, nearest_value
 from vkmoe.errors import UnsupportedModelError
-from vkmoe.quants.decode import (
-    E2M1_VALUES,
-    IQ4_VALUES,
-    Bytes,
-    Floats,
-    decode,
-    exponent_scale,
-)
-from vkmoe.quants.types import TYPES
+from vkmoe.quants.convert import decode
+from vkmoe.quants.types import TYPES, Bytes, Floats
 
 __all__ = ["quantise"]
 
@@ -35,6 +29,8 @@ _Q8_0_SHIFTS = np.linspace(-0.5, 0.5, 5, dtype=np.float32)
 _Q4_0_SHIFTS = np.arange(-0.9, 0.91, 0.1, dtype=np.float32)
 _IQ4_SHIFTS = np.arange(-7, 8, dtype=np.float32)
 _LARGEST_EXPONENT = 254
+_IQ4_VALUES = np.array(IQ4_NL.kvalues, np.float32)
+_E2M1_VALUES = np.array(MXFP4.kvalues, np.float32)  # doubled
 
 
 def quantise(type_name: str, weights: Floats, importance: Floats | None = None) -> Bytes:
@@ -144,8 +140,8 @@ def _quantise_q4_0(x: Floats, importance: Floats) -> Bytes:
 def _quantise_iq4_nl(x: Floats, importance: Floats) -> Bytes:
     """Quantise to [n, 18] bytes."""
     columns, matter = np.ascontiguousarray(x.T), np.ascontiguousarray(importance.T)
-    head = half_bytes(fit_values(columns, matter, IQ4_VALUES, _IQ4_SHIFTS))
-    quants = nearest_value(x * _inverse(head), IQ4_VALUES)
+    head = half_bytes(fit_values(columns, matter, _IQ4_VALUES, _IQ4_SHIFTS))
+    quants = nearest_value(x * _inverse(head), _IQ4_VALUES)
     return np.concatenate([head, _join_nibbles(quants)], axis=1)
 
 
@@ -168,10 +164,11 @@ def _quantise_mxfp4(x: Floats, importance: Floats) -> Bytes:
     for shift in (0, 1):
         exponent = np.clip(above + (127 - 3 + shift), 0, _LARGEST_EXPONENT).astype(np.uint8)
         exponent = np.where(largest > 0, exponent, np.uint8(0))[:, None]
-        scaled = x / exponent_scale(exponent)
-        magnitude = nearest_value(np.abs(scaled), E2M1_VALUES[:8])
+        scale = MXFP4.e8m0_to_fp32_half(exponent)
+        scaled = x / scale
+        magnitude = nearest_value(np.abs(scaled), _E2M1_VALUES[:8])
         quants = magnitude | ((x < 0).astype(np.uint8) << np.uint8(3))
-        error = importance * (E2M1_VALUES[quants] * exponent_scale(exponent) - x) ** 2
+        error = importance * (_E2M1_VALUES[quants] * scale - x) ** 2
         better = ~(error.sum(axis=1) >= least)
         least[better] = error.sum(axis=1)[better]
         best[better] = np.concatenate([exponent, _join_nibbles(quants)], axis=1)[better]

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from gguf.quants import IQ4_NL, MXFP4
 
 from tools.quantise.k_quants import pack_subscales
-from vkmoe.quants.decode import E2M1_VALUES, IQ4_VALUES, Bytes
-from vkmoe.quants.types import TYPES
+from vkmoe.quants.types import TYPES, Bytes
 
 __all__ = ["random_weights"]
 
@@ -105,7 +105,7 @@ def _either_sign(
 def _mxfp4(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
     """Two exponents that follow each other, in the shares that make the deviation."""
     blocks = _random_bytes((n_blocks, TYPES["MXFP4"].block_bytes), rng)
-    ratio = np.log2(deviation / _rms(E2M1_VALUES))
+    ratio = np.log2(deviation / _rms(np.array(MXFP4.kvalues)))
     share = (4 ** (ratio - np.floor(ratio)) - 1) / 3  # of the larger: its squares are 4 times
     larger = blocks[:, 0] < round(256 * share)
     blocks[:, 0] = int(np.floor(ratio)) + 128 + larger
@@ -147,8 +147,8 @@ _MAKERS: dict[str, Callable[[int, np.random.Generator, float], Bytes]] = {
     "Q6_K": _q6_k,
     "Q2_K": _q2_k,
     "Q3_K": _either_sign("Q3_K", 108, _SIGNED_SUBSCALE_RMS * _rms(np.arange(-4, 4))),
-    "IQ4_XS": _either_sign("IQ4_XS", 0, _SIGNED_SUBSCALE_RMS * _rms(IQ4_VALUES)),
-    "IQ4_NL": _either_sign("IQ4_NL", 0, _rms(IQ4_VALUES)),
+    "IQ4_XS": _either_sign("IQ4_XS", 0, _SIGNED_SUBSCALE_RMS * _rms(np.array(IQ4_NL.kvalues))),
+    "IQ4_NL": _either_sign("IQ4_NL", 0, _rms(np.array(IQ4_NL.kvalues))),
     "Q4_0": _either_sign("Q4_0", 0, _rms(np.arange(-8, 8))),
     "MXFP4": _mxfp4,
     "Q8_0": _q8_0,

@@ -1,7 +1,8 @@
-"""This module converts weights while they are loaded: types without kernels become Q8_0.
+"""This module decodes weights of any type to float32, and converts them while they are loaded.
 
-It owns which type that is, and the rounding. Every block is rounded by itself, so that the bytes do
-not depend on how many rows are converted at a time, nor on which thread does it.
+Types without kernels become Q8_0. Every block is rounded by itself, so that the bytes do not depend
+on how many rows are converted at a time, nor on which thread does it. What the bits of a block mean
+is known to the `gguf` package; the kernels are judged by what it decodes.
 """
 
 from __future__ import annotations
@@ -11,16 +12,55 @@ from functools import cache
 import numpy as np
 
 from vkmoe.errors import UnsupportedModelError
-from vkmoe.quants.decode import Bytes, Floats, decode
 from vkmoe.quants.layouts import device_row_bytes, to_device
-from vkmoe.quants.types import HAS_KERNEL, TYPES
+from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes, Floats
 
-__all__ = ["CONVERTED_TYPE", "can_load", "lay_out", "loaded_type", "round_q8_0"]
+__all__ = ["can_load", "decode", "lay_out", "loaded_type", "round_q8_0"]
 
 CONVERTED_TYPE = "Q8_0"
-# Weights converted at a time: their float32 and what decoding them takes stay in the cache.
-CHUNK_WEIGHTS = 1 << 16
-_WHOLE_NUMBERS = frozenset({"I8", "I16", "I32", "I64"})  # tables, not weights
+# Weights converted, and decoded, at a time: what that takes stays in the cache.
+CHUNK_WEIGHTS, _DECODED_WEIGHTS = 1 << 16, 1 << 18
+_WHOLE_NUMBERS = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}  # tables, not weights
+_NUMBERS = {**_WHOLE_NUMBERS, "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+
+
+def decode(type_name: str, data: Bytes, n_weights: int) -> Floats:
+    """Decode `n_weights` weights from `data` (uint8, any shape) to float32 [n_weights].
+
+    Raises UnsupportedModelError for a type that the `gguf` package does not decode.
+    NaN and infinite scales are decoded as they are, without warnings.
+    """
+    kind = TYPES[type_name]
+    flat = np.ascontiguousarray(data).reshape(-1)
+    assert flat.dtype == np.uint8, flat.dtype
+    assert flat.size == kind.row_bytes(n_weights), (type_name, flat.size, n_weights)
+    with np.errstate(all="ignore"):
+        if type_name == "BF16":  # the upper half of a float32
+            return (flat.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        if type_name in _NUMBERS:
+            return flat.view(_NUMBERS[type_name]).astype(np.float32)
+        out = np.empty(n_weights, np.float32)
+        step = max(1, _DECODED_WEIGHTS // kind.block_weights)
+        for start in range(0, n_weights // kind.block_weights, step):
+            blocks = slice(start * kind.block_bytes, (start + step) * kind.block_bytes)
+            weights = slice(start * kind.block_weights, (start + step) * kind.block_weights)
+            out[weights] = _decoded_blocks(type_name, flat[blocks])
+    return out
+
+
+def _decoded_blocks(type_name: str, data: Bytes) -> Floats:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        # As one row: of several it would take 16 at a time, however short.
+        row = dequantize(data[None], GGMLQuantizationType(TYPES[type_name].ggml_id))
+    except (NotImplementedError, ValueError):  # not in this version of the package
+        raise UnsupportedModelError(
+            f"weights of type {type_name} cannot be decoded",
+            "use a file with " + ", ".join(sorted(HAS_KERNEL)),
+        ) from None
+    return np.asarray(row, np.float32).reshape(-1)
 
 
 def loaded_type(file_type: str) -> str:
@@ -31,10 +71,8 @@ def loaded_type(file_type: str) -> str:
 @cache
 def can_load(file_type: str) -> bool:
     """Say whether weights of this type can be used, as they are or converted."""
-    if file_type in HAS_KERNEL:
-        return True
-    if file_type in _WHOLE_NUMBERS:
-        return False
+    if file_type in HAS_KERNEL or file_type in _WHOLE_NUMBERS:
+        return file_type in HAS_KERNEL
     block = TYPES[file_type]
     try:
         decode(file_type, np.zeros(block.block_bytes, np.uint8), block.block_weights)

@@ -1,8 +1,7 @@
 """This module is the table of weight types: names, GGUF ids and block sizes.
 
-It owns the numbers every other module asks for; it does not know what is inside a block
-(decode.py). The ids and sizes are those of the GGUF format; a test compares them with the `gguf`
-package.
+It does not know what is inside a block. The ids and sizes are those of the GGUF format; a test
+compares them with the `gguf` package, which takes too long to import for a table.
 """
 
 from __future__ import annotations
@@ -11,7 +10,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["BY_ID", "HAS_KERNEL", "TYPES", "QuantType"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BY_ID", "HAS_KERNEL", "TYPES", "Bytes", "Floats", "QuantType"]
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 
 
 class QuantType(NamedTuple):
