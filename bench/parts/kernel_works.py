@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from bench.parts import kernel_attention, kernel_weights
-from bench.parts.kernel_times import finish_checks
+from bench.parts.kernel_times import EMPTIEST
 from bench.parts.kernel_work import Setting, Work
 from vkmoe.gpu.link_speed import GROUP_BYTES
-from vkmoe.gpu.runner import Runner
 from vkmoe.ops.candidates import list_words
 from vkmoe.quants import device_row_bytes
-from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.gather import GatherCase
-from vkmoe.selftest.link import ReadCase
-from vkmoe.selftest.norms import RmsNormCase
-from vkmoe.selftest.router import RouterCase
-from vkmoe.selftest.vocabulary import CandidatesCase
+from vkmoe.selftest.logits import CandidatesCase, RouterCase
+from vkmoe.selftest.matvec import RmsNormCase
+from vkmoe.selftest.memory import GatherCase, ReadCase
 
 __all__ = ["WORKS"]
 
@@ -29,13 +25,9 @@ READ_MIB, QUICK_READ_MIB = 64, 1
 
 def _router_topk(setting: Setting) -> Iterator[Work]:
     router = setting.shapes.router
+    case = RouterCase(setting.tuning, router)
 
-    def check(runner: Runner) -> Checks:
-        case, checks = RouterCase(runner, setting.tuning, router), Checks()
-        case.run(case.random_logits(1), checks)
-        return checks
-
-    yield Work(f"router top {router.n_used} of {router.n_experts}", 4 * router.n_logits, check)
+    yield Work(f"router top {router.n_used} of {router.n_experts}", 4 * router.n_logits, case.run)
 
 
 def _rms_norm(setting: Setting) -> Iterator[Work]:
@@ -46,15 +38,9 @@ def _rms_norm(setting: Setting) -> Iterator[Work]:
 def _candidates(setting: Setting) -> Iterator[Work]:
     n_vocab, tuning = setting.shapes.n_vocab, setting.tuning
 
-    def check(runner: Runner) -> Checks:
-        case, checks = CandidatesCase(runner, tuning, n_vocab), Checks()
-        case.run(case.random_logits(), checks)
-        return checks
-
     merges = setting.variant.family == "candidates_merge"
-    yield Work(
-        f"candidates of {n_vocab}", 4 * (list_words(tuning, n_vocab) if merges else n_vocab), check
-    )
+    n_words = list_words(tuning, n_vocab) if merges else n_vocab
+    yield Work(f"candidates of {n_vocab}", 4 * n_words, CandidatesCase(tuning, n_vocab).run)
 
 
 def _gather(setting: Setting) -> Iterator[Work]:
@@ -63,27 +49,18 @@ def _gather(setting: Setting) -> Iterator[Work]:
     row_bytes = (device_row_bytes(GATHERED_TYPE, n) for n in (shapes.width, shapes.inner))
     span = 2 * shapes.inner * next(row_bytes) + shapes.width * next(row_bytes)
 
-    def check(runner: Runner) -> Checks:
-        checks = Checks()
-        GatherCase(runner, span, n_used, tuple(range(n_used))).run(checks)
-        return checks
-
-    yield Work(f"gather {n_used} x {span} bytes", n_used * span, check)
+    case = GatherCase(span, n_used, tuple(range(n_used)))
+    yield Work(f"gather {n_used} x {span} bytes", n_used * span, case.run)
 
 
 def _read_words(setting: Setting) -> Iterator[Work]:
     mib = QUICK_READ_MIB if setting.shapes.name == "tiny" else READ_MIB
 
-    def check(runner: Runner) -> Checks:
-        checks = Checks()
-        ReadCase(runner, (mib << 20) // GROUP_BYTES).run(checks)
-        return checks
-
-    yield Work(f"read {mib} MiB", mib << 20, check)
+    yield Work(f"read {mib} MiB", mib << 20, ReadCase((mib << 20) // GROUP_BYTES).run)
 
 
 def _finish(setting: Setting) -> Iterator[Work]:
-    yield Work("one word", 0, finish_checks)
+    yield Work("one word", 0, EMPTIEST.run)
 
 
 WORKS: dict[str, Callable[[Setting], Iterator[Work]]] = {

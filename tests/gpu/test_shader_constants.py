@@ -10,8 +10,7 @@ import pytest
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
 from vkmoe.ops import attention_shapes, candidates, experts, gather, router
-from vkmoe.reference import candidates as candidates_twin
-from vkmoe.reference import router as router_twin
+from vkmoe.reference import logits as twins
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
 CONSTANTS = {
@@ -63,5 +62,5 @@ def test_a_shader_has_the_numbers_of_its_host_code(name: str) -> None:
 
 
 def test_twins_have_them_too() -> None:
-    assert router_twin.AT_HOME == table.AT_HOME
-    assert candidates_twin.N_CANDIDATES == candidates.N_CANDIDATES
+    assert twins.AT_HOME == table.AT_HOME
+    assert twins.N_CANDIDATES == candidates.N_CANDIDATES

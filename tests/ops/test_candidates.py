@@ -8,20 +8,11 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning
-from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.vocabulary import CandidatesCase
+from vkmoe.selftest.logits import CandidatesCase
 
 CPU_TUNING = Tuning("blocks", 8, 1, False)
 GPU_TUNING = Tuning("lanes", 64, 4, True)
 Logits = NDArray[np.float32]
-
-
-def check(case: CandidatesCase, logits: Logits) -> NDArray[np.uint32]:
-    """Lists and output agree with the twins; returns the output's words."""
-    checks = Checks()
-    words = case.run(logits, checks)
-    checks.verify()
-    return words
 
 
 @pytest.mark.parametrize(
@@ -29,8 +20,7 @@ def check(case: CandidatesCase, logits: Logits) -> NDArray[np.uint32]:
 )
 @pytest.mark.parametrize("n_vocab", [1, 32, 65, 1000, 4099, 30011])
 def test_random_logits(runner: Runner, tuning: Tuning, n_vocab: int) -> None:
-    case = CandidatesCase(runner, tuning, n_vocab)
-    check(case, case.random_logits())
+    CandidatesCase(tuning, n_vocab).run(runner).verify()
 
 
 def awkward_logits(kind: str, n_vocab: int) -> Logits:
@@ -78,10 +68,10 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_awkward_logits(runner: Runner, kind: str) -> None:
-    check(CandidatesCase(runner, CPU_TUNING, 2500), awkward_logits(kind, 2500))
+    CandidatesCase(CPU_TUNING, 2500, (awkward_logits(kind, 2500),)).run(runner).verify()
 
 
 def test_a_second_run_leaves_the_same_bits(runner: Runner) -> None:
-    case = CandidatesCase(runner, CPU_TUNING, 1333)
-    values = awkward_logits("coarse", 1333)
-    np.testing.assert_array_equal(check(case, values), check(case, values))
+    case = CandidatesCase(CPU_TUNING, 1333, (awkward_logits("coarse", 1333),))
+    for found, again in zip(case.words(runner), case.words(runner), strict=True):
+        np.testing.assert_array_equal(found, again)

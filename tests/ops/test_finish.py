@@ -9,16 +9,12 @@ from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
-from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.inputs import PARAMS
-from vkmoe.selftest.vocabulary import FinishCase
+from vkmoe.selftest.logits import FinishCase
 
 
 def test_writes_word_0_only(runner: Runner) -> None:
-    case, checks = FinishCase(runner), Checks()
-    for serial in (1, 0xFFFFFFFF):
-        case.run(serial, checks)
-    checks.verify()
+    FinishCase((1, 0xFFFFFFFF)).run(runner).verify()
 
 
 def test_a_barrier_stands_before_it() -> None:

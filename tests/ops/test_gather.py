@@ -10,9 +10,8 @@ from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.gather import GROUP_BYTES, LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
-from vkmoe.reference.gather import gather as twin
-from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.gather import GatherCase
+from vkmoe.reference.memory import gather as twin
+from vkmoe.selftest.memory import GatherCase
 
 
 @pytest.mark.parametrize(
@@ -20,15 +19,11 @@ from vkmoe.selftest.gather import GatherCase
 )
 @pytest.mark.parametrize("misses", [(), (2,), (1, 3, 4), (0, 1, 2, 3, 4)], ids=str)
 def test_missed_spans_are_copied(runner: Runner, span_bytes: int, misses: tuple[int, ...]) -> None:
-    checks = Checks()
-    GatherCase(runner, span_bytes, 5, misses).run(checks)
-    checks.verify()
+    GatherCase(span_bytes, 5, misses).run(runner).verify()
 
 
 def test_one_used_expert(runner: Runner) -> None:
-    checks = Checks()
-    GatherCase(runner, 4096, 1, (0,)).run(checks)
-    checks.verify()
+    GatherCase(4096, 1, (0,)).run(runner).verify()
 
 
 def test_the_twin_copies_what_has_a_partner() -> None:

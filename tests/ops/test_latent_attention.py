@@ -15,9 +15,8 @@ from vkmoe.ops.attention import AttentionTensors
 from vkmoe.ops.attention_shapes import AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
 from vkmoe.ops.tuning import Tuning
-from vkmoe.reference.attention import attention_combine, rotate
-from vkmoe.reference.latent_attention import LatentInputs
-from vkmoe.reference.latent_attention import latent_attention as latent_twin
+from vkmoe.reference.attention import LatentInputs, attention_combine, rotate
+from vkmoe.reference.attention import latent_attention as latent_twin
 from vkmoe.selftest.attention import LatentCase, deepseek2_shape
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.inputs import PARAMS
@@ -35,7 +34,7 @@ POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
 Step = NDArray[np.float32]
 
 
-def step(case: LatentCase, position: int, token: tuple[Step, Step]) -> Step:
+def step(case: LatentCase, position: int, token: Step) -> Step:
     """Run a token and check all it left; returns the output."""
     checks = Checks()
     out = case.step(position, token, checks)
@@ -110,10 +109,11 @@ def test_dims_beyond_a_half_saturate(runner: Runner) -> None:
     """Huge dims of the rotated part; the compressed part is normed, so that its gain decides."""
     shape = SHAPES["64 + 32"]
     case = LatentCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 5)
-    absorbed, raw = case.token()
-    raw[-shape.rope_dim :] *= 1e6
-    step(case, 5, (absorbed, raw))
-    assert np.abs(case.rows[5].astype(np.float32)).max() == 65504.0
+    token = case.token()
+    token[-shape.rope_dim :] *= 1e6
+    step(case, 5, token)
+    (cache,) = case.caches
+    assert np.abs(cache.rows[5].astype(np.float32)).max() == 65504.0
 
 
 def test_the_twin_is_attention_with_k_and_v_written_out() -> None:

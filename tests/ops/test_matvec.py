@@ -13,8 +13,8 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import Tuning
-from vkmoe.quants.types import TYPES
-from vkmoe.selftest.inputs import WEIGHT_TYPES, Bytes, random_rows
+from vkmoe.quants.types import TYPES, Bytes
+from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
@@ -137,10 +137,10 @@ def damaged(kind: str, rows: Bytes, value: float) -> Bytes:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str, value: float) -> None:
     """Rows of one workgroup share lanes and registers, but no value."""
-    case = MatvecCase(CPU_TUNING if value == np.inf else GPU_TUNING, ((kind, 6),), 512)
     rows = damaged(kind, random_rows(kind, 6, 512, np.random.default_rng(3)), value)
+    tuning = CPU_TUNING if value == np.inf else GPU_TUNING
     with np.errstate(invalid="ignore"):
-        checks = case.run(runner, [rows])
+        checks = MatvecCase(tuning, ((kind, 6),), 512, file_rows=(rows,)).run(runner)
     checks.verify()
     assert checks.n_left_out == 2
 
@@ -151,7 +151,8 @@ def test_every_exponent_of_mxfp4(runner: Runner, tuning: Tuning) -> None:
     exponents = range(2, 240)
     rows = random_rows("MXFP4", len(exponents), 160, np.random.default_rng(5))
     rows.reshape(len(exponents), 5, 17)[:, :, 0] = np.array(exponents, np.uint8)[:, None]
-    checks = MatvecCase(tuning, (("MXFP4", len(exponents)),), 160).run(runner, [rows])
+    case = MatvecCase(tuning, (("MXFP4", len(exponents)),), 160, file_rows=(rows,))
+    checks = case.run(runner)
     checks.verify()
     assert checks.n_left_out == 0
 
@@ -159,9 +160,9 @@ def test_every_exponent_of_mxfp4(runner: Runner, tuning: Tuning) -> None:
 def test_the_same_bits_twice_and_in_any_company(runner: Runner) -> None:
     """A row's sum does not depend on the rows beside it, nor on the run."""
     rows = random_rows("Q4_K", 12, 1024, np.random.default_rng(4))
-    case = MatvecCase(CPU_TUNING, (("Q4_K", 12),), 1024)
-    words = case.words(runner, [rows])
-    np.testing.assert_array_equal(words, case.words(runner, [rows]))
-    alone = replace(case, segments=(("Q4_K", 5),))
+    case = MatvecCase(CPU_TUNING, (("Q4_K", 12),), 1024, file_rows=(rows,))
+    (words,) = case.words(runner)
+    np.testing.assert_array_equal(words, case.words(runner)[0])
+    alone = replace(case, segments=(("Q4_K", 5),), file_rows=(rows[7:],))
     with Runner(runner.device) as other:
-        np.testing.assert_array_equal(alone.words(other, [rows[7:]]), words[7:])
+        np.testing.assert_array_equal(alone.words(other)[0], words[7:])

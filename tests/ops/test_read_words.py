@@ -8,16 +8,13 @@ import pytest
 from vkmoe.gpu.link_speed import GROUP_BYTES, UNITS_PER_LANE, WORKGROUP_SIZE, read_words
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.reference.read_words import read_words as twin
-from vkmoe.selftest.comparison import Checks
-from vkmoe.selftest.link import ReadCase
+from vkmoe.reference.memory import read_words as twin
+from vkmoe.selftest.memory import ReadCase
 
 
 @pytest.mark.parametrize("n_groups", [1, 3, 70])
 def test_agrees_with_the_twin(runner: Runner, n_groups: int) -> None:
-    checks = Checks()
-    ReadCase(runner, n_groups).run(checks)
-    checks.verify()
+    ReadCase(n_groups).run(runner).verify()
 
 
 def test_the_twin_reads_every_word_once() -> None:

@@ -11,8 +11,8 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
-from vkmoe.reference.rms_norm import rms_norm as twin
-from vkmoe.selftest.norms import RmsNormCase
+from vkmoe.reference.matvec import rms_norm as twin
+from vkmoe.selftest.matvec import RmsNormCase
 
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)

@@ -13,8 +13,8 @@ from tests.ops.test_router import TUNINGS, check
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.router import RouterShape
 from vkmoe.ops.tuning import Tuning
-from vkmoe.reference.router import router_topk as twin
-from vkmoe.selftest.router import RouterCase, random_bias
+from vkmoe.reference.logits import router_topk as twin
+from vkmoe.selftest.logits import RouterCase, random_bias
 
 Floats = NDArray[np.float32]
 V3 = RouterShape(256, 8, "sigmoid", scale=2.5, n_groups=8, n_groups_used=4)
@@ -50,20 +50,19 @@ def tuning_of(shape: RouterShape, turn: int) -> Tuning:
 
 @pytest.mark.parametrize("shape", BIASED, ids=shape_id)
 def test_biased_choice(runner: Runner, shape: RouterShape) -> None:
-    case = RouterCase(runner, tuning_of(shape, 0), shape, bias=random_normal_bias(shape.n_experts))
-    check(case, case.random_logits(1))
+    case = RouterCase(tuning_of(shape, 0), shape, bias=random_normal_bias(shape.n_experts))
+    check(runner, case, case.random_logits(1))
     with Runner(runner.device) as other:
-        tied = RouterCase(other, tuning_of(shape, 1), shape, 3, bias=random_bias(shape.n_experts))
-        check(tied, np.round(tied.random_logits(2)))
+        tied = RouterCase(tuning_of(shape, 1), shape, 3, bias=random_bias(shape.n_experts))
+        check(other, tied, np.round(tied.random_logits(2)))
 
 
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("shape", UNBIASED, ids=shape_id)
 def test_groups(runner: Runner, shape: RouterShape, turn: int) -> None:
-    case = RouterCase(runner, tuning_of(shape, turn), shape)
-    check(case, case.random_logits(1))
-    check(case, np.zeros(shape.n_logits, np.float32))  # the lowest groups, the lowest ids
-    check(case, np.round(0.5 * case.random_logits(2)))
+    case = RouterCase(tuning_of(shape, turn), shape)
+    equal = np.zeros(shape.n_logits, np.float32)  # the lowest groups, the lowest ids
+    check(runner, case, case.random_logits(1), equal, np.round(0.5 * case.random_logits(2)))
 
 
 @pytest.mark.parametrize("shape", [V3, *UNBIASED[:2]], ids=shape_id)
@@ -74,17 +73,15 @@ def test_logits_and_biases_that_are_not_finite(runner: Runner, shape: RouterShap
         damaged = bias.copy()
         damaged[at::9] = bad
         with Runner(runner.device) as other:
-            case = RouterCase(other, TUNINGS[at % len(TUNINGS)], shape, bias=damaged)
-            check(case, case.random_logits(at))
-            for where in (slice(3, 5), slice(0, None, 2), slice(None)):
-                logits = case.random_logits(at)
-                logits[where] = bad
-                check(case, logits)
+            case = RouterCase(TUNINGS[at % len(TUNINGS)], shape, bias=damaged)
+            drawn = [case.random_logits(at) for _ in range(4)]  # the first stays as it is
+            drawn[1][3:5] = drawn[2][::2] = drawn[3][:] = bad
+            check(other, case, *drawn)
 
 
 def routing_words(runner: Runner, shape: RouterShape, logits: Floats, bias: Floats | None) -> Any:
     with Runner(runner.device) as other:
-        return RouterCase(other, TUNINGS[0], shape, bias=bias).words(logits)[0]
+        return RouterCase(TUNINGS[0], shape, bias=bias, logits=(logits,)).words(other)[0]
 
 
 def test_a_bias_that_changes_nothing_leaves_the_weights_bits(runner: Runner) -> None:
@@ -103,11 +100,10 @@ def test_logits_far_below_the_largest_can_be_chosen_first(runner: Runner) -> Non
     bias[[3, 7]] = 3.0, 2.0
     for renormalise in (True, False):
         with Runner(runner.device) as other:
-            case = RouterCase(other, TUNINGS[1], RouterShape(20, 4, renormalise=renormalise),
-                              bias=bias)  # fmt: skip
+            case = RouterCase(TUNINGS[1], RouterShape(20, 4, renormalise=renormalise), bias=bias)
             logits = case.random_logits(4)
             logits[3] = -200.0
-            check(case, logits)
+            check(other, case, logits)
 
 
 def test_using_all_groups_is_using_none(runner: Runner) -> None:

@@ -88,9 +88,9 @@ def test_the_kernels_of_experts_are_made_with_the_required_size(runner: Runner) 
     gate_up = GateUpCase(free, ("Q8_0", "Q8_0"), plain, 9, 768)
     for case in (gate_up, DownCase(free, "Q8_0", plain, 9, 768)):
         with Runner(device) as one, Runner(device) as two:
-            _, found = replace(case, tuning=sized, use=KEPT).words(one)
-            _, wanted = case.words(two)
-        for mine, same in zip(found, wanted, strict=True):
+            found = replace(case, tuning=sized, use=KEPT).words(one)
+            wanted = case.words(two)
+        for mine, same in zip(found[:-1], wanted[:-1], strict=True):  # the log comes last
             np.testing.assert_array_equal(mine, same)
         for use in (KEPT, plain):
             refused = pytest.raises(ValueError, match=r"subgroups of \d+ cannot be required")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +18,7 @@ from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
 
 def measured_bytes(info: DeviceInfo, kind: str, n_matrices: int) -> int:
     """Bytes that a measured dispatch reads."""
-    opened: Any = SimpleNamespace(info=info)
-    setting = Setting(kind, choose_tuning(info), opened, timed=True)
+    setting = Setting(kind, choose_tuning(info), info)
     return n_matrices * setting.rows_of(2048, n_matrices) * device_row_bytes(kind, 2048)
 
 

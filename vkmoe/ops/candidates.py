@@ -1,6 +1,6 @@
 """Finds the 64 largest logits and the log-sum-exp of all: the host need not read the vocabulary.
 
-Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/candidates.py.
+Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/logits.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Appends the last dispatch of every program: it leaves the submit's serial number in the log.
 
-Shader: finish.comp. Twin: vkmoe/reference/finish.py.
+Shader: finish.comp. Twin: vkmoe/reference/logits.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies the missed experts of a layer from their homes to landing places, in the same submit.
 
-Shader: gather.comp. Twin: vkmoe/reference/gather.py.
+Shader: gather.comp. Twin: vkmoe/reference/memory.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Appends attention of one token over compressed rows (multi-head latent attention, absorbed form).
 
 DeepSeek-V2, arXiv:2405.04434, section 2.1; shapes: attention_shapes.py. Shaders:
-latent_attention.comp, attention_combine.comp. Twin: vkmoe/reference/latent_attention.py.
+latent_attention.comp, attention_combine.comp. Twin: vkmoe/reference/attention.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Fused, a producer leaves hidden, hidden * gain and partial sums of hidden^2; a consumer multiplies
 its dot products by 1 / sqrt(mean + eps) (include/rms.glsl). The kernel is for what no producer
-leaves partial sums of. Shader: rms_norm.comp. Twin: vkmoe/reference/rms_norm.py.
+leaves partial sums of. Shader: rms_norm.comp. Twin: vkmoe/reference/matvec.py.
 """
 
 from __future__ import annotations

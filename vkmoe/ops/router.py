@@ -1,6 +1,6 @@
 """Appends the router's choice of experts, their weights and addresses, and the routing log.
 
-Shader: router_topk.comp. Twin: vkmoe/reference/router.py.
+Shader: router_topk.comp. Twin: vkmoe/reference/logits.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""This module has the NumPy twins of attention.comp and attention_combine.comp, in float64; caches
-round as they do.
+"""This module has the NumPy twins of attention.comp, latent_attention.comp, attention_combine.comp.
+
+They compute in float64; what is cached rounds as the cache's type does.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 __all__ = [
     "AttentionInputs",
     "AttentionResult",
+    "LatentInputs",
+    "LatentResult",
     "attention",
     "attention_combine",
-    "cache_row",
     "first_seen",
+    "latent_attention",
     "rotate",
-    "split_partials",
     "split_positions",
 ]
 
@@ -78,7 +80,7 @@ def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
     return result
 
 
-def cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
+def _cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
     """Round rows as the cache holds them: halves round to nearest even and saturate."""
     if kv_type is np.float16:
         return np.clip(rows.astype(np.float32), -HALF_MAX, HALF_MAX).astype(np.float16)
@@ -103,19 +105,19 @@ def attention(
     n_kv_heads, context, _ = k_cache.shape
     position = min(position, context - 1)
     query = inputs.scale * _norm_rotate(inputs, inputs.q, inputs.q_gain, position)
-    key = cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), k_cache.dtype.type)
-    value = cache_row(inputs.v.astype(np.float64), v_cache.dtype.type)
+    key = _cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), k_cache.dtype.type)
+    value = _cache_row(inputs.v.astype(np.float64), v_cache.dtype.type)
     last = key if appended_key is None else appended_key
     seen = slice(first_seen(position, window), position)
     keys = np.concatenate([k_cache[:, seen], last[:, None]], axis=1).astype(np.float64)
     values = np.concatenate([v_cache[:, seen], value[:, None]], axis=1).astype(np.float64)
     groups = np.split(query, n_kv_heads)
     rows = zip(groups, keys, values, strict=True)
-    partials = np.concatenate([split_partials(*group, n_splits) for group in rows])
+    partials = np.concatenate([_split_partials(*group, n_splits) for group in rows])
     return AttentionResult(partials, key, value)
 
 
-def split_partials(query: Wide, keys: Wide, values: Wide, n_splits: int) -> Wide:
+def _split_partials(query: Wide, keys: Wide, values: Wide, n_splits: int) -> Wide:
     """Compute partials [heads, n_splits, value_dim + 2] of heads that share the rows they see.
 
     `query` [heads, row_dim], scaled; `keys` [n_seen, row_dim]; `values` [n_seen, value_dim].
@@ -162,3 +164,58 @@ def _norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, pos
         mean = squares.mean() if gain.ndim == 2 else squares.mean(axis=1, keepdims=True)
         wide = wide / np.sqrt(mean + inputs.eps) * gain.astype(np.float64)
     return rotate(wide, inputs.rope[position], inputs.rope_style)
+
+
+class LatentResult(NamedTuple):
+    """Holds what the kernel leaves: partials, and the row appended to the cache at the position."""
+
+    partials: Wide  # [n_heads, n_splits, kv_rank + 2], rows of unused splits are NaN
+    row: Floats  # [kv_rank + rope_dim], in the cache's type
+
+
+@dataclass(frozen=True)
+class LatentInputs:
+    """Holds a token's absorbed queries, raw rotary queries and row; what norms and rotates them.
+
+    The raw row is [kv_rank | rope_dim]; `rope_style`: "neox" halves, "normal" adjacent pairs.
+    """
+
+    absorbed: Floats  # [n_heads, kv_rank]
+    q_rope: Floats  # [n_heads, rope_dim]
+    kv: Floats  # [kv_rank + rope_dim]
+    gain: Floats  # [kv_rank]
+    rope: Floats  # [context, rope_dim / 2, 2], (cos, sin)
+    rope_style: str
+    eps: float
+    scale: float
+
+
+def latent_attention(
+    inputs: LatentInputs,
+    cache: Floats,
+    position: int,
+    n_splits: int,
+    appended_row: Floats | None = None,
+) -> LatentResult:
+    """Compute the partials of each split; of the cache, rows below the position count.
+
+    The cache is [context, kv_rank + rope_dim]. `appended_row` takes the place of the computed row
+    in scores and sums, so that a dim rounded to the other neighbouring half does not count as an
+    error of everything else.
+    """
+    kv_rank = inputs.absorbed.shape[1]
+    position = min(position, len(cache) - 1)
+    turned = rotate(inputs.q_rope.astype(np.float64), inputs.rope[position], inputs.rope_style)
+    query = inputs.scale * np.hstack([inputs.absorbed.astype(np.float64), turned])
+    row = _cache_row(_latent_row(inputs, position), cache.dtype.type)
+    last = row if appended_row is None else appended_row
+    rows = np.vstack([cache[:position], last]).astype(np.float64)
+    return LatentResult(_split_partials(query, rows, rows[:, :kv_rank], n_splits), row)
+
+
+def _latent_row(inputs: LatentInputs, position: int) -> Wide:
+    """Compute the token's row: RMSNorm of the compressed part, RoPE of the rest."""
+    compressed, rest = np.split(inputs.kv.astype(np.float64), [len(inputs.gain)])
+    normed = compressed / np.sqrt((compressed**2).mean() + inputs.eps) * inputs.gain
+    turned = rotate(rest[None], inputs.rope[position], inputs.rope_style)[0]
+    return np.concatenate([normed, turned])

@@ -1,4 +1,7 @@
-"""This module has the NumPy twins of matvec.comp and embed.comp, in float64 on decoded weights."""
+"""This module has the NumPy twins of matvec.comp, embed.comp and rms_norm.comp.
+
+They compute in float64 on decoded weights.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HiddenState", "embed", "matvec", "matvec_heads", "matvec_residual"]
+__all__ = ["HiddenState", "embed", "matvec", "matvec_heads", "matvec_residual", "rms_norm"]
 
 Floats = NDArray[np.floating]
 
@@ -54,3 +57,10 @@ def embed(embeddings: Floats, token: int, gain: Floats) -> HiddenState:
 
 def _leave(hidden: NDArray[np.float64], gain: Floats) -> HiddenState:
     return HiddenState(hidden, hidden * gain.astype(np.float64))
+
+
+def rms_norm(x: Floats, gain: Floats, eps: float) -> NDArray[np.float64]:
+    """Compute x / sqrt(mean(x^2) + eps) * gain (Zhang & Sennrich 2019, eq. 4); x, gain [width]."""
+    wide = x.astype(np.float64)
+    result: NDArray[np.float64] = wide / np.sqrt(np.mean(wide**2) + eps) * gain.astype(np.float64)
+    return result

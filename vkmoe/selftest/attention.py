@@ -5,8 +5,10 @@ Rows of a cache that were never written, and those outside a window, are poisone
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,36 +18,45 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention import AttentionTensors, KvCache, attention
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
 from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
-from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
-from vkmoe.reference.attention import attention as attention_twin
-from vkmoe.reference.latent_attention import LatentInputs
-from vkmoe.reference.latent_attention import latent_attention as latent_twin
-from vkmoe.selftest.comparison import Checks
+from vkmoe.reference import attention as twins
+from vkmoe.selftest.comparison import Checks, Inputs, Words
 from vkmoe.selftest.inputs import PARAMS, params_words
 
 __all__ = ["AttentionCase", "LatentCase", "deepseek2_shape", "gpt_oss_shape", "qwen3_shape"]
 
 Floats = NDArray[np.floating]
-Words = NDArray[np.float32]
+Wide = NDArray[np.float64]
+Token = NDArray[np.float32]
 Q_OFFSET, KV_OFFSET = 3, 5  # words of something else before both
 POISON = 0xFF  # bytes of cache rows that were never written: NaN in both types
+
+QWEN3 = AttentionShape(
+    n_heads=8,
+    n_kv_heads=2,
+    head_dim=64,
+    rotary_dim=64,
+    context=200,
+    rope_style="neox",
+    norm="per_head",
+    eps=1e-6,
+    scale=64**-0.5,
+    kv_type="F16",
+)
+DEEPSEEK2 = LatentShape(
+    n_heads=8,
+    kv_rank=64,
+    rope_dim=32,
+    nope_dim=24,
+    context=200,
+    eps=1e-6,
+    scale=56**-0.5,
+    kv_type="F16",
+)
 
 
 def qwen3_shape(**changes: object) -> AttentionShape:
     """Make small grouped heads with the norms and rotation of Qwen3."""
-    base = AttentionShape(
-        n_heads=8,
-        n_kv_heads=2,
-        head_dim=64,
-        rotary_dim=64,
-        context=200,
-        rope_style="neox",
-        norm="per_head",
-        eps=1e-6,
-        scale=64**-0.5,
-        kv_type="F16",
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(QWEN3, **changes)  # type: ignore[arg-type]
 
 
 def gpt_oss_shape(**changes: object) -> AttentionShape:
@@ -55,20 +66,96 @@ def gpt_oss_shape(**changes: object) -> AttentionShape:
 
 def deepseek2_shape(**changes: object) -> LatentShape:
     """Make a small row with the proportions and rotation of DeepSeek-V2."""
-    base = LatentShape(
-        n_heads=8,
-        kv_rank=64,
-        rope_dim=32,
-        nope_dim=24,
-        context=200,
-        eps=1e-6,
-        scale=56**-0.5,
-        kv_type="F16",
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(DEEPSEEK2, **changes)  # type: ignore[arg-type]
 
 
-class AttentionCase:
+class _Wanted(NamedTuple):
+    """Holds what a token must leave: partials, the appended row of each cache, and the output."""
+
+    partials: Wide  # [n_heads, n_splits, value_dim + 2]
+    rows: Sequence[Floats]
+    out: Wide  # [n_heads, value_dim]
+    seen_values: Floats
+
+
+class _Cache(NamedTuple):
+    """Holds what a cache on the device must hold: [..., context, row_dim]."""
+
+    name: str
+    address: int
+    rows: Floats
+
+
+class _CachedCase(ABC):
+    """Runs tokens over caches on the device, and keeps what they append in copies of the caches."""
+
+    def __init__(
+        self, runner: Runner, shape: AttentionShape | LatentShape, split: AttentionSplit, seed: int
+    ) -> None:
+        self._runner, self._context, self.split = runner, shape.context, split
+        self._rng = np.random.default_rng(seed)
+        self._half_step = 2.0**-10 if shape.kv_type == "F16" else 0.0
+        self._cache_type = np.float16 if shape.kv_type == "F16" else np.float32
+        self.partials = TensorRef("partials", split.partials_words(shape))
+        self.out = TensorRef("out", shape.n_heads * shape.value_dim)
+        self._tensors = AttentionTensors(PARAMS, self.partials, self.out)
+        self._program = Program("attention")
+        self.caches: list[_Cache] = []
+
+    @abstractmethod
+    def token(self) -> Token:
+        """Draw all that a kernel is given of a random token."""
+
+    @abstractmethod
+    def _inputs(self, token: Token) -> Inputs:
+        """Name the tensors of a token."""
+
+    @abstractmethod
+    def _twin(self, token: Token, position: int, appended: Sequence[Floats]) -> _Wanted:
+        """Compute what a token must leave, where `appended` are the rows that it did append."""
+
+    def run(self, positions: Sequence[int]) -> Checks:
+        """Compare one random token at each of the positions, in order."""
+        checks = Checks()
+        for position in positions:
+            self.step(position, self.token(), checks)
+        return checks
+
+    def step(self, position: int, token: Token, checks: Checks) -> Token:
+        """Run one token, check all it left behind, keep what it appended; returns the output."""
+        inputs = {**self._inputs(token), PARAMS: params_words(position)}
+        partials, out = self._runner.run(self._program, inputs, self.partials, self.out)
+        found = [
+            self._runner.fetch(address, rows.nbytes).view(rows.dtype).reshape(rows.shape)
+            for _, address, rows in self.caches
+        ]
+        row = min(position, self._context - 1)
+        wanted = self._twin(token, position, [rows[..., row, :] for rows in found])
+        for (name, _, rows), left, twin in zip(self.caches, found, wanted.rows, strict=True):
+            # Values are only rounded; keys and latent rows are normed and rotated before.
+            limit = 0.0 if name == "V" else self._half_step + 1e-5
+            size = 0.2 + np.abs(twin.astype(np.float64))
+            checks.close(f"appended row of the {name} cache", left[..., row, :], twin, size, limit)
+            rows[..., row, :] = left[..., row, :]
+            checks.equal(f"the other rows of the {name} cache", *_bits(left, rows))
+        _compare_attended(checks, partials, out, wanted)
+        return out.view(np.float32)
+
+    def _place_cache(self, name: str, shape: tuple[int, ...], filled: slice) -> int:
+        """Make a cache of which only the rows `filled` have been written; returns its address."""
+        rows: Floats = np.empty(shape, self._cache_type)
+        rows.view(np.uint8)[...] = POISON
+        rows[..., filled, :] = self._rng.normal(0, 1, rows[..., filled, :].shape)
+        self.caches.append(_Cache(name, self._runner.place(rows), rows))
+        return self.caches[-1].address
+
+    def _rotations(self, dim: int) -> NDArray[np.float32]:
+        """Draw (cos, sin) of random angles: float32 [context, dim / 2, 2]."""
+        angles = self._rng.uniform(-np.pi, np.pi, (self._context, dim // 2))
+        return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+
+
+class AttentionCase(_CachedCase):
     """Checks grouped attention; cache rows `n_unseen` ... `n_filled` are random, others are NaN."""
 
     def __init__(
@@ -77,105 +164,61 @@ class AttentionCase:
         shape: AttentionShape,
         split: AttentionSplit,
         n_filled: int,
-        seed: int = 0,
         n_unseen: int = 0,
         sinks: Floats | None = None,
     ) -> None:
         """Fill the cache; `sinks` [n_heads] in place of random ones, where the shape has sinks."""
-        self.shape, self.split, self._runner = shape, split, runner
-        self._rng = np.random.default_rng(seed)
+        super().__init__(runner, shape, split, seed=0)
+        self.shape = shape
         cache_shape = (shape.n_kv_heads, shape.context, shape.head_dim)
-        self.keys, self.values = (_poisoned(cache_shape, shape.kv_type) for _ in range(2))
-        for cache in (self.keys, self.values):
-            filled = cache[:, n_unseen:n_filled]
-            filled[...] = self._rng.normal(0, 1, filled.shape)
-        self.rope = _rotations(self._rng, shape.context, shape.rotary_dim)
-        self.gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
+        keys, values = (
+            self._place_cache(name, cache_shape, slice(n_unseen, n_filled)) for name in "KV"
+        )
+        self._rope = self._rotations(shape.rotary_dim)
+        self._gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
         drawn = self._rng.normal(0, 2, shape.n_heads) if shape.sinks and sinks is None else sinks
-        self.sinks = None if drawn is None else drawn.astype(np.float32)
-        self.cache = KvCache(
-            runner.place(self.keys),
-            runner.place(self.values),
-            runner.place(self.rope),
-            *(0 if gain is None else runner.place(gain) for gain in (*self.gains, self.sinks)),
+        self._sinks = None if drawn is None else drawn.astype(np.float32)
+        others = (*self._gains, self._sinks)
+        cache = KvCache(
+            keys,
+            values,
+            runner.place(self._rope),
+            *(0 if other is None else runner.place(other) for other in others),
         )
-        self.qkv = TensorRef("qkv", shape.qkv_width)
-        self.partials = TensorRef("partials", split.partials_words(shape))
-        self.out = TensorRef("out", shape.n_heads * shape.head_dim)
-        self._program = Program("attention")
-        attention(
-            self._program,
-            shape,
-            split,
-            self.cache,
-            self.qkv,
-            AttentionTensors(PARAMS, self.partials, self.out),
-            "attention",
-        )
+        self._qkv = TensorRef("qkv", shape.qkv_width)
+        attention(self._program, shape, split, cache, self._qkv, self._tensors, "attention")
 
-    def token(self) -> NDArray[np.float32]:
-        """Draw raw q, k and v [qkv_width] of a random token."""
+    def token(self) -> Token:
+        """Draw raw q, k and v [qkv_width]."""
         return self._rng.normal(0, 1, self.shape.qkv_width).astype(np.float32)
 
-    def run(self, positions: Sequence[int]) -> Checks:
-        """Compare one random token at each of the positions, in order."""
-        checks = Checks()
-        for position in positions:
-            self.step(position, self.token(), checks)
-        return checks
+    def _inputs(self, token: Token) -> Inputs:
+        return {self._qkv: token}
 
-    def step(
-        self,
-        position: int,
-        qkv: NDArray[np.float32],
-        checks: Checks,
-    ) -> NDArray[np.float32]:
-        """Run one token, check all it left behind, keep its k and v; returns the output."""
-        partials, out = self._runner.run(
-            self._program, {self.qkv: qkv, PARAMS: params_words(position)}, self.partials, self.out
-        )
-        keys, values = self._stored()
-        row = min(position, self.shape.context - 1)
-        twin = attention_twin(
-            self._inputs(qkv),
-            *(self.keys, self.values, position, self.split.n_splits),
-            window=self.shape.window,
-            appended_key=keys[:, row],
-        )
-        half_step = 2.0**-10 if self.shape.kv_type == "F16" else 0.0
-        checks.equal("appended v", values[:, row], twin.value)
-        checks.close(
-            "appended k",
-            keys[:, row],
-            twin.key,
-            0.2 + np.abs(twin.key.astype(np.float64)),
-            half_step + 1e-5,
-        )
-        self.keys[:, row], self.values[:, row] = keys[:, row], values[:, row]
-        checks.equal("the other rows of the K cache", *_bits(keys, self.keys))
-        checks.equal("the other rows of the V cache", *_bits(values, self.values))
-        seen = self.values[:, first_seen(row, self.shape.window) : row + 1]
-        wanted = attention_combine(twin.partials, row, self.shape.window, self.sinks)
-        _compare_attended(checks, partials, out, twin.partials, wanted, seen)
-        return out.view(np.float32)
-
-    def _inputs(self, qkv: NDArray[np.float32]) -> AttentionInputs:
+    def _twin(self, token: Token, position: int, appended: Sequence[Floats]) -> _Wanted:
         shape = self.shape
         q, k, v = np.split(
-            qkv.reshape(-1, shape.head_dim), [shape.n_heads, shape.n_heads + shape.n_kv_heads]
+            token.reshape(-1, shape.head_dim), [shape.n_heads, shape.n_heads + shape.n_kv_heads]
         )
-        q_gain, k_gain = self.gains
-        return AttentionInputs(
-            q, k, v, q_gain, k_gain, self.rope, shape.rope_style, shape.eps, shape.scale
+        q_gain, k_gain = self._gains
+        inputs = twins.AttentionInputs(
+            q, k, v, q_gain, k_gain, self._rope, shape.rope_style, shape.eps, shape.scale
         )
-
-    def _stored(self) -> tuple[Floats, Floats]:
-        """Read both caches back from the device."""
-        keys, values = (
-            self._runner.fetch(address, cache.nbytes).view(cache.dtype).reshape(cache.shape)
-            for address, cache in ((self.cache.keys, self.keys), (self.cache.values, self.values))
+        keys, values = (cache.rows for cache in self.caches)
+        left = twins.attention(
+            inputs,
+            keys,
+            values,
+            position,
+            self.split.n_splits,
+            window=shape.window,
+            appended_key=appended[0],
         )
-        return keys, values
+        row = min(position, shape.context - 1)
+        out = twins.attention_combine(left.partials, row, shape.window, self._sinks)
+        seen = slice(twins.first_seen(row, shape.window), row)
+        seen_values = np.concatenate([values[:, seen], appended[1][:, None]], axis=1)
+        return _Wanted(left.partials, (left.key, left.value), out, seen_values)
 
     def _gain(self, n_heads: int) -> NDArray[np.float32] | None:
         if self.shape.norm == "none":
@@ -184,110 +227,54 @@ class AttentionCase:
         return gain if self.shape.norm == "full_width" else gain[0]
 
 
-class LatentCase:
-    """Checks latent attention; rows below `n_filled` of the cache are random, others poisoned."""
+class LatentCase(_CachedCase):
+    """Checks latent attention; rows below `n_filled` of the cache are random, others are NaN."""
 
     def __init__(
-        self,
-        runner: Runner,
-        shape: LatentShape,
-        split: AttentionSplit,
-        n_filled: int,
-        seed: int = 0,
+        self, runner: Runner, shape: LatentShape, split: AttentionSplit, n_filled: int
     ) -> None:
-        self.shape, self.split, self._runner = shape, split, runner
-        self._rng = np.random.default_rng(seed)
-        self.rows = _poisoned((shape.context, shape.row_dim), shape.kv_type)
-        self.rows[:n_filled] = self._rng.normal(0, 1, self.rows[:n_filled].shape)
-        self.rope = _rotations(self._rng, shape.context, shape.rope_dim)
-        self.gain = self._rng.uniform(0.5, 1.5, shape.kv_rank).astype(np.float32)
-        self.cache = LatentCache(*(runner.place(a) for a in (self.rows, self.rope, self.gain)))
+        super().__init__(runner, shape, split, seed=0)
+        self.shape = shape
+        rows = self._place_cache("latent", (shape.context, shape.row_dim), slice(n_filled))
+        self._rope = self._rotations(shape.rope_dim)
+        self._gain = self._rng.uniform(0.5, 1.5, shape.kv_rank).astype(np.float32)
+        cache = LatentCache(rows, runner.place(self._rope), runner.place(self._gain))
+        self._absorbed = TensorRef("absorbed", self.out.n_words)
         # One tensor for q and kv, as where one matrix product makes both.
-        self.absorbed = TensorRef("absorbed", shape.n_heads * shape.kv_rank)
-        self.raw = TensorRef("q_kv", Q_OFFSET + shape.q_width + KV_OFFSET + shape.row_dim)
-        self.partials = TensorRef("partials", split.partials_words(shape))
-        self.out = TensorRef("out", self.absorbed.n_words)
-        self._program = Program("latent attention")
-        latent_attention(
-            self._program,
-            shape,
-            split,
-            self.cache,
-            LatentQkv(
-                absorbed=self.absorbed,
-                q=self.raw,
-                kv=self.raw,
-                q_offset=Q_OFFSET,
-                kv_offset=Q_OFFSET + shape.q_width + KV_OFFSET,
-            ),
-            AttentionTensors(PARAMS, self.partials, self.out),
-            "attention",
-        )
+        kv_offset = Q_OFFSET + shape.q_width + KV_OFFSET
+        self._raw = TensorRef("q_kv", kv_offset + shape.row_dim)
+        inputs = LatentQkv(self._absorbed, self._raw, self._raw, Q_OFFSET, kv_offset)
+        latent_attention(self._program, shape, split, cache, inputs, self._tensors, "attention")
 
-    def token(self) -> tuple[Words, Words]:
-        """Draw absorbed queries, and the tensor of raw q and kv, of a random token."""
-        absorbed, raw = (
-            self._rng.normal(0, 1, n).astype(np.float32)
-            for n in (self.absorbed.n_words, self.raw.n_words)
-        )
-        return absorbed, raw
+    def token(self) -> Token:
+        """Draw absorbed queries, and behind them the tensor of raw q and kv."""
+        n_words = self._absorbed.n_words + self._raw.n_words
+        return self._rng.normal(0, 1, n_words).astype(np.float32)
 
-    def run(self, positions: Sequence[int]) -> Checks:
-        """Compare one random token at each of the positions, in order."""
-        checks = Checks()
-        for position in positions:
-            self.step(position, self.token(), checks)
-        return checks
+    def _inputs(self, token: Token) -> Inputs:
+        absorbed, raw = np.split(token, [self._absorbed.n_words])
+        return {self._absorbed: absorbed, self._raw: raw}
 
-    def step(self, position: int, token: tuple[Words, Words], checks: Checks) -> Words:
-        """Run one token, check all it left behind, keep its row; returns the output."""
-        absorbed, raw = token
-        inputs = {self.absorbed: absorbed, self.raw: raw, PARAMS: params_words(position)}
-        partials, out = self._runner.run(self._program, inputs, self.partials, self.out)
-        stored = self._runner.fetch(self.cache.rows, self.rows.nbytes)
-        rows = stored.view(self.rows.dtype).reshape(self.rows.shape)
-        row = min(position, self.shape.context - 1)
-        twin = latent_twin(
-            self._inputs(absorbed, raw),
-            *(self.rows, position, self.split.n_splits),
-            appended_row=rows[row],
-        )
-        half_step = 2.0**-10 if self.shape.kv_type == "F16" else 0.0
-        magnitude = 0.2 + np.abs(twin.row.astype(np.float64))
-        checks.close("appended row", rows[row], twin.row, magnitude, half_step + 1e-5)
-        self.rows[row] = rows[row]
-        checks.equal("the other rows of the cache", *_bits(rows, self.rows))
-        wanted = attention_combine(twin.partials, row)
-        seen = self.rows[: row + 1, : self.shape.kv_rank]
-        _compare_attended(checks, partials, out, twin.partials, wanted, seen)
-        return out.view(np.float32)
-
-    def _inputs(self, absorbed: Words, raw: Words) -> LatentInputs:
+    def _twin(self, token: Token, position: int, appended: Sequence[Floats]) -> _Wanted:
         shape = self.shape
+        absorbed, raw = np.split(token, [self._absorbed.n_words])
         q = raw[Q_OFFSET : Q_OFFSET + shape.q_width].reshape(shape.n_heads, -1)
-        return LatentInputs(
+        inputs = twins.LatentInputs(
             absorbed=absorbed.reshape(shape.n_heads, -1),
             q_rope=q[:, shape.nope_dim :],
             kv=raw[-shape.row_dim :],
-            gain=self.gain,
-            rope=self.rope,
+            gain=self._gain,
+            rope=self._rope,
             rope_style=shape.rope_style,
             eps=shape.eps,
             scale=shape.scale,
         )
-
-
-def _rotations(rng: np.random.Generator, context: int, dim: int) -> NDArray[np.float32]:
-    """Draw (cos, sin) of random angles: float32 [context, dim / 2, 2]."""
-    angles = rng.uniform(-np.pi, np.pi, (context, dim // 2))
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
-
-
-def _poisoned(shape: tuple[int, ...], kv_type: str) -> Floats:
-    """Make a cache none of whose rows has been written: NaN everywhere."""
-    cache: Floats = np.empty(shape, np.float16 if kv_type == "F16" else np.float32)
-    cache.view(np.uint8)[...] = POISON
-    return cache
+        rows = self.caches[0].rows
+        left = twins.latent_attention(inputs, rows, position, self.split.n_splits, appended[0])
+        row = min(position, shape.context - 1)
+        seen_values = np.vstack([rows[:row], appended[0]])[:, : shape.kv_rank]
+        out = twins.attention_combine(left.partials, row)
+        return _Wanted(left.partials, (left.row,), out, seen_values)
 
 
 def _bits(*arrays: Floats) -> list[NDArray[np.uint8]]:
@@ -295,24 +282,17 @@ def _bits(*arrays: Floats) -> list[NDArray[np.uint8]]:
     return [np.ascontiguousarray(array).view(np.uint8) for array in arrays]
 
 
-def _compare_attended(
-    checks: Checks,
-    partials: NDArray[np.uint32],
-    out: NDArray[np.uint32],
-    wanted: NDArray[np.float64],
-    wanted_out: NDArray[np.float64],
-    seen_values: Floats,
-) -> None:
-    """Compare partials [n_heads, n_splits, value_dim + 2] and output, by weighted magnitudes."""
-    found = partials.view(np.float32).reshape(wanted.shape)
-    used = ~np.isnan(wanted[..., -1])
+def _compare_attended(checks: Checks, partials: Words, out: Words, twin: _Wanted) -> None:
+    """Compare partials and output, by weighted magnitudes."""
+    found = partials.view(np.float32).reshape(twin.partials.shape)
+    used = ~np.isnan(twin.partials[..., -1])
     unwritten = np.isnan(found[~used])
     checks.equal("unused splits stay unwritten", unwritten, np.ones_like(unwritten))
-    found, wanted = found[used], wanted[used]
+    found, wanted = found[used], twin.partials[used]
     top, total = wanted[:, -2], wanted[:, -1]
-    largest = float(np.abs(seen_values.astype(np.float64)).max())
+    largest = float(np.abs(twin.seen_values.astype(np.float64)).max())
     checks.close("split maxima", found[:, -2], top, 1.0 + np.abs(top))
     checks.close("split totals", found[:, -1], total, total, 3e-5)
     checks.close("split sums", found[:, :-2], wanted[:, :-2], largest * total[:, None], 3e-5)
-    attended = out.view(np.float32).reshape(wanted_out.shape)
-    checks.close("out", attended, wanted_out, largest, 2e-5)
+    attended = out.view(np.float32).reshape(twin.out.shape)
+    checks.close("out", attended, twin.out, largest, 2e-5)

@@ -1,20 +1,27 @@
-"""Compares what a kernel left with its twin's values; errors are shares of what rounding may do.
+"""Runs a case of any kernel on a device, and compares what it left with its twin's values.
 
-Knows no kernel. A check never raises; `Checks.verify` does, for tests.
+Errors are shares of what rounding may do. A check never raises; `Checks.verify` does, for tests.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SUM_LIMIT", "Check", "Checks"]
+from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.runner import SENTINEL, Runner
+
+__all__ = ["Check", "Checks", "Inputs", "KernelCase", "Prepared", "Words"]
 
 SUM_LIMIT = 1e-5  # of the sum of |w * x|: what float32 sums in any order may differ by
 
 Numbers = NDArray[np.generic]
+Words = NDArray[np.uint32]
+Inputs = Mapping[TensorRef, Numbers]
 
 
 class Check(NamedTuple):
@@ -42,7 +49,7 @@ class Checks:
 
     def __init__(self) -> None:
         self.checks: list[Check] = []
-        self.n_left_out = 0  # values not compared because damaged weights decide them
+        self.n_left_out = 0  # most values of an output that damaged weights decide
 
     def close(
         self,
@@ -72,6 +79,18 @@ class Checks:
         where = _element(found, wanted, int(np.argmax(found != wanted))) if differing else ""
         self.checks.append(Check(what, differing, 0.0, where))
 
+    def close_where_finite(
+        self, what: str, found: Numbers, wanted: NDArray[np.float64], magnitude: Numbers
+    ) -> None:
+        """Compare as `close` does; values that are not finite in the twin are left out."""
+        sound = np.isfinite(wanted)
+        self.n_left_out = max(self.n_left_out, int(np.count_nonzero(~sound)))
+        self.close(what, found[sound], wanted[sound], magnitude[sound])
+
+    def untouched(self, what: str, found: Words) -> None:
+        """Check that nothing was written to words of an output."""
+        self.equal(what, found, np.full_like(found, SENTINEL))
+
     @property
     def worst(self) -> Check:
         """Find the check furthest beyond (or nearest to) its limit."""
@@ -86,6 +105,45 @@ class Checks:
             f"{check.what}: error {check.error:.2e}, allowed {check.limit:.2e}{check.where}"
             for check in failed
         )
+
+
+Compare = Callable[[Checks, Sequence[Words]], None]  # the outputs
+
+
+class Prepared(NamedTuple):
+    """Holds a case on a device: one program, and rounds of inputs and what compares the outputs."""
+
+    program: Program
+    outputs: Sequence[TensorRef]
+    rounds: Sequence[tuple[Inputs, Compare]]
+    n_bytes: int = 0  # that it must read or copy, where its speed is of interest
+
+
+class KernelCase(ABC):
+    """Checks kernels in one configuration. A runner must not have run another configuration."""
+
+    @abstractmethod
+    def prepare(self, runner: Runner) -> Prepared:
+        """Place random data on the device, and make the program that reads it."""
+
+    def run(self, runner: Runner) -> Checks:
+        """Compare all rounds."""
+        ready, checks = self.prepare(runner), Checks()
+        for inputs, compare in ready.rounds:
+            compare(checks, runner.run(ready.program, inputs, *ready.outputs))
+        return checks
+
+    def words(self, runner: Runner) -> tuple[Words, ...]:
+        """Return the outputs of the first round, nothing compared."""
+        ready = self.prepare(runner)
+        return runner.run(ready.program, ready.rounds[0][0], *ready.outputs)
+
+    def time(self, runner: Runner) -> float | None:
+        """Measure GB per second on the device, if it has timestamps."""
+        ready = self.prepare(runner)
+        runner.run(ready.program, ready.rounds[0][0])
+        runtime = runner.nanoseconds(ready.program)
+        return ready.n_bytes / runtime if runtime else None
 
 
 def _element(found: Numbers, wanted: Numbers, at: int) -> str:

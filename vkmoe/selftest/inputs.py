@@ -1,14 +1,16 @@
-"""Makes what kernels are given in a self-test: random weight matrices, parameters of a token.
+"""Makes what kernels are given in a self-test: random weights, activations, parameters of a token.
 
+Also what several kernels leave: the hidden state, with what the next norm takes of it.
 Weights are harsher than what a model holds: every block has its own scales, of both signs, and its
 minima have nothing to do with its scales, so that a kernel that takes a neighbour's is found out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +20,23 @@ from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import PARAM_WORDS, pack_params
 from vkmoe.ops.matvec import Matrix
+from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.quants import decode, device_row_bytes, to_device
-from vkmoe.quants.types import TYPES
+from vkmoe.quants.types import TYPES, Bytes
+from vkmoe.reference.matvec import HiddenState
+from vkmoe.selftest.comparison import Checks, Inputs, Words
 
 __all__ = [
     "PARAMS",
     "WEIGHT_TYPES",
-    "Bytes",
+    "LeftState",
+    "NormedInput",
     "Placed",
     "decode_rows",
     "params_words",
     "place_matrix",
     "random_rows",
+    "routing_of",
 ]
 
 WEIGHT_TYPES = (
@@ -63,9 +70,6 @@ _EXPONENTS = range(119, 125)
 # Larger matrices repeat their rows: they are for measurements, and drawing takes long.
 DISTINCT_BYTES = 8 << 20
 
-Bytes = NDArray[np.uint8]
-Kind = TypeVar("Kind", bound=np.generic)
-
 
 @dataclass
 class Placed:
@@ -78,10 +82,6 @@ class Placed:
     def values(self) -> NDArray[np.float32]:
         """Decode the distinct rows: float32 [n_distinct, n_columns]."""
         return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
-
-    def repeated(self, per_row: NDArray[Kind]) -> NDArray[Kind]:
-        """Return what belongs to each row of the matrix [n_rows], from that of distinct rows."""
-        return np.resize(per_row, self.matrix.n_rows)
 
 
 def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
@@ -142,14 +142,92 @@ PARAMS = TensorRef("params", PARAM_WORDS)
 
 
 def params_words(
-    position: int = 0,
-    serial: int = 0,
-    table: int = 0,
-    token: int = 0,
-    n_tokens: int = 1,
-) -> NDArray[np.uint32]:
+    position: int = 0, serial: int = 0, table: int = 0, token: int = 0, n_tokens: int = 1
+) -> Words:
     """Make uint32 [PARAM_WORDS]; `table` is the address of the expert table."""
     words = np.zeros(PARAM_WORDS, np.uint32)
     batch = TokenBatch((token,) * n_tokens, (position,) * n_tokens, (True,) * n_tokens)
     pack_params(words.data, batch, table, serial)
     return words
+
+
+def routing_of(
+    ids: NDArray[np.uint32],
+    weights: NDArray[np.float32],
+    addresses: NDArray[np.uint64],
+    partners: NDArray[np.uint64],
+) -> Words:
+    """Make the words that router_topk leaves; all four are [n_used]."""
+    return np.concatenate([part.view(np.uint32) for part in (ids, weights, addresses, partners)])
+
+
+class NormedInput:
+    """Draws activations x [width]; with partials the RMSNorm of some other vector scales them.
+
+    Its mean square is about 20 * width, so that products with weights of size 1 come out below 1,
+    where SiLU bends; eps is large enough to be missed if it were forgotten.
+    """
+
+    def __init__(self, width: int, n_partials: int, rng: np.random.Generator) -> None:
+        self.x = rng.standard_normal(width).astype(np.float32)
+        total = 16.0 * width * width
+        partials = rng.uniform(0.5, 2.0, n_partials) * total / max(1, n_partials)
+        self.partials = partials.astype(np.float32)
+        self.x_ref = TensorRef("x", width)
+        self.partials_ref = TensorRef("norm_partials", n_partials + 1)
+        self.norm = NormInput(self.partials_ref, n_partials, width, 5.0 * width)
+
+    @property
+    def scale(self) -> float:
+        """Compute the factor that the kernel multiplies its sums by."""
+        if not self.partials.size:
+            return 1.0
+        mean = float(np.sum(self.partials.astype(np.float64))) / self.x.size
+        return float(1.0 / np.sqrt(mean + self.norm.eps))
+
+    @property
+    def inputs(self) -> Inputs:
+        return {self.x_ref: self.x, self.partials_ref: self.partials}
+
+
+class LeftState:
+    """Holds the outputs of a producer of hidden, and compares them with a twin's."""
+
+    def __init__(
+        self, runner: Runner, width: int, group_width: int, rng: np.random.Generator
+    ) -> None:
+        """Draw what was there; a workgroup makes `group_width` values and one partial sum."""
+        self._group_width, n_groups = group_width, -(-width // group_width)
+        self.before = rng.standard_normal(width).astype(np.float32)
+        self.gain = rng.uniform(0.5, 1.5, width).astype(np.float32)
+        self.refs = NormOutput(
+            TensorRef("hidden", width + 1),
+            TensorRef("gained", width + 1),
+            TensorRef("partials", n_groups + 1),
+            runner.place(self.gain),
+        )
+
+    @property
+    def outputs(self) -> tuple[TensorRef, TensorRef, TensorRef]:
+        return self.refs.hidden, self.refs.gained, self.refs.partials
+
+    def compare(
+        self,
+        checks: Checks,
+        words: Sequence[Words],
+        wanted: HiddenState,
+        magnitude: NDArray[np.float64],
+    ) -> None:
+        """Compare with the twin's; `magnitude` [width] is the sum of |terms| of each hidden value.
+
+        Values that are not finite in the twin are left out, and so are sums they take part in.
+        """
+        for name, found in zip(("hidden", "gained", "partials"), words, strict=True):
+            checks.untouched(f"the word behind {name}", found[-1:])
+        hidden, gained, partials = (found[:-1].view(np.float32) for found in words)
+        checks.close_where_finite("hidden", hidden, wanted.hidden, magnitude)
+        checks.close_where_finite("gained", gained, wanted.gained, magnitude * np.abs(self.gain))
+        starts = np.arange(0, len(self.gain), self._group_width)
+        squares = np.add.reduceat(wanted.hidden**2, starts)
+        bounds = np.add.reduceat(2 * np.abs(wanted.hidden) * magnitude + wanted.hidden**2, starts)
+        checks.close_where_finite("partial sums", partials, squares, bounds)

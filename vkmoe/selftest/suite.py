@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.kernels import spirv_folder
+from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning, adds_over_subgroups, choose_tuning
-from vkmoe.selftest.families import FAMILIES, Family, Setting
+from vkmoe.selftest.comparison import Check, Checks
+from vkmoe.selftest.families import FAMILIES, Family, Setting, Trial
 
 __all__ = ["Case", "Variant", "compiled_variants", "run", "runnable"]
 
@@ -94,13 +98,27 @@ def run_variant(variant: Variant, device: Device, timed: bool = True) -> Iterato
         yield Case(f"{variant.name} has no case", False, 1.0, 0.0, None)
         return
     tuning = tuning_of(variant, family, device.info)
-    setting = Setting(variant.axis, tuning, device, timed and tuning == choose_tuning(device.info))
-    for measured in family.cases(setting):
-        assert variant.name in measured.variants, (variant.name, measured.variants)
-        worst = measured.checks.worst
-        name = f"{variant.name} {measured.what}".strip()
-        speed, where = measured.gigabytes_per_second, "" if worst.ok else worst.what + worst.where
+    timed &= tuning == choose_tuning(device.info)
+    for trial in family.trials(Setting(variant.axis, tuning, device.info)):
+        worst, speed = _compared(variant, trial, device), None
+        if timed and trial.timed and worst.ok:
+            with Runner(device) as runner:
+                speed = trial.timed.time(runner)
+        name = f"{variant.name} {trial.what}".strip()
+        where = "" if worst.ok else worst.what + worst.where
         yield Case(name, worst.ok, worst.error, worst.limit, speed, where)
+
+
+def _compared(variant: Variant, trial: Trial, device: Device) -> Check:
+    """Find the worst comparison of a trial."""
+    checks, variants = Checks(), set[str]()
+    for compare in trial.compares:
+        # What a wrong kernel leaves may be anything; the comparison must still come to its end.
+        with Runner(device) as runner, np.errstate(all="ignore"):
+            checks.checks += compare(runner).checks
+            variants |= runner.variants
+    assert variant.name in variants, (variant.name, variants)
+    return checks.worst
 
 
 def tuning_of(variant: Variant, family: Family, info: DeviceInfo) -> Tuning:

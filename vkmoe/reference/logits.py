@@ -1,4 +1,7 @@
-"""This module has the NumPy twin of router_topk.comp, in float64."""
+"""This module has the NumPy twins of what reads logits, and of what ends a submit, in float64.
+
+These are router_topk.comp, candidates_partial.comp, candidates_merge.comp and finish.comp.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Found", "Routing", "look_up", "router_topk"]
+from vkmoe.batch import TopLogits
+
+__all__ = [
+    "Found",
+    "Routing",
+    "candidates",
+    "candidates_partial",
+    "finish",
+    "look_up",
+    "router_topk",
+]
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
 AT_HOME = np.uint64(1)  # in an entry of the expert table
+N_CANDIDATES = 64
 
 
 class Routing(NamedTuple):
@@ -111,3 +125,29 @@ def _softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
     result: NDArray[np.float64] = 1.0 / (1.0 + np.exp(np.clip(-values, -80.0, 80.0)))
     return result
+
+
+def candidates(logits: NDArray[np.float32]) -> TopLogits:
+    """Compute what both kernels together compute from logits [n_vocab]."""
+    low = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+    ids = np.argsort(-low, kind="stable")[:N_CANDIDATES].astype(np.int32)
+    finite = _finite(logits)
+    top = finite.max()
+    total = float(top + np.log(np.exp(finite - top).sum()))
+    return TopLogits(ids, low[ids], len(logits), total, bool(np.isnan(logits).any()))
+
+
+def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[TopLogits]:
+    """Make the first kernel's lists, one per non-empty chunk of ceil(n_vocab / n_lists) logits."""
+    chunk = -(-len(logits) // n_lists)
+    starts = range(0, len(logits), chunk)
+    parts = [candidates(logits[start : start + chunk]) for start in starts]
+    return [
+        part._replace(ids=part.ids + np.int32(start))
+        for part, start in zip(parts, starts, strict=True)
+    ]
+
+
+def finish(log: NDArray[np.uint32], serial: int) -> NDArray[np.uint32]:
+    """Return the log with the submit's serial number in word 0."""
+    return np.append(np.uint32(serial), log[1:])

@@ -1,4 +1,4 @@
-"""This module has the NumPy twin of gather.comp."""
+"""This module has the NumPy twins of what moves or reads bytes: gather.comp, read_words.comp."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Gathered", "gather"]
+__all__ = ["Gathered", "gather", "read_words"]
+
+UNIT_WORDS = 4  # one load of read_words
 
 
 class Gathered(NamedTuple):
@@ -36,3 +38,12 @@ def gather(
             after[target : target + span_bytes] = memory[source : source + span_bytes]
             filled[slot] = 1 + expert
     return Gathered(after, filled)
+
+
+def read_words(
+    words: NDArray[np.uint32], workgroup_size: int, units_per_lane: int
+) -> NDArray[np.uint32]:
+    """Xor what each lane reads: [n_groups * workgroup_size]; words of whole workgroups."""
+    units = words.reshape(-1, units_per_lane, workgroup_size, UNIT_WORDS)
+    sums: NDArray[np.uint32] = np.bitwise_xor.reduce(units, axis=(1, 3)).reshape(-1)
+    return sums
