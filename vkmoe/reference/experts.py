@@ -37,27 +37,19 @@ def expert_gate_up(
     up: Floats,
     x: Floats,
     scale: float,
-    biases: tuple[Floats | None, Floats | None] = (None, None),
+    biases: tuple[Floats, Floats],
     activation: str = "silu",
 ) -> NDArray[np.float64]:
     """Compute activated(scale * gate @ x, scale * up @ x), biases added before.
 
     gate, up [n_slots, n_rows, n_columns], their biases [n_slots, n_rows].
     """
-    parts = []
-    for matrix, bias in zip((gate, up), biases, strict=True):
-        part = matvec(matrix, x, scale)
-        parts.append(part if bias is None else part + bias.astype(np.float64))
-    return activated(parts[0], parts[1], activation)
+    gate_bias, up_bias = biases
+    return activated(matvec(gate, x, scale, gate_bias), matvec(up, x, scale, up_bias), activation)
 
 
 def expert_down(
-    down: Floats,
-    act: Floats,
-    weights: Floats,
-    hidden: Floats,
-    gain: Floats,
-    biases: Floats | None = None,
+    down: Floats, act: Floats, weights: Floats, hidden: Floats, gain: Floats, biases: Floats
 ) -> HiddenState:
     """Compute hidden + sum of weights[s] * (down[s] @ act[s] + biases[s]).
 
@@ -66,6 +58,5 @@ def expert_down(
     result = hidden.astype(np.float64).copy()
     for slot_down, slot_act, weight in zip(down, act, weights, strict=True):
         result += float(weight) * (slot_down.astype(np.float64) @ slot_act.astype(np.float64))
-    if biases is not None:
-        result += weights.astype(np.float64) @ biases.astype(np.float64)
+    result += weights.astype(np.float64) @ biases.astype(np.float64)
     return HiddenState(result, result * gain.astype(np.float64))

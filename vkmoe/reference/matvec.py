@@ -23,14 +23,14 @@ class HiddenState(NamedTuple):
 
 
 def matvec(
-    weights: Floats, x: Floats, scale: float = 1.0, bias: Floats | None = None
+    weights: Floats, x: Floats, scale: float = 1.0, bias: Floats | float = 0.0
 ) -> NDArray[np.float64]:
     """Compute scale * weights @ x + bias.
 
     weights [n_rows, n_columns], x [n_columns], bias [n_rows].
     """
-    product = scale * (weights.astype(np.float64) @ x.astype(np.float64))
-    return product if bias is None else product + bias.astype(np.float64)
+    result: NDArray[np.float64] = scale * (weights.astype(np.float64) @ x.astype(np.float64)) + bias
+    return result
 
 
 def matvec_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
@@ -44,7 +44,7 @@ def matvec_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
 
 
 def matvec_residual(
-    weights: Floats, x: Floats, hidden: Floats, gain: Floats, bias: Floats | None = None
+    weights: Floats, x: Floats, hidden: Floats, gain: Floats, bias: Floats | float = 0.0
 ) -> HiddenState:
     """Compute hidden + weights @ x + bias, with the next norm's gain applied beside it."""
     return _leave(hidden.astype(np.float64) + matvec(weights, x, bias=bias), gain)

@@ -110,9 +110,8 @@ class GateUpCase(KernelCase):
         biases = experts.biases_of_slots(GATE), experts.biases_of_slots(UP)
         parts, sizes = [], []
         for matrix, bias in zip((gate, up), biases, strict=True):
-            added = np.zeros(1) if bias is None else bias.astype(np.float64)
-            parts.append(matvec_twin(matrix, source.x, scale) + added)
-            sizes.append(matvec_twin(np.abs(matrix), np.abs(source.x), scale) + np.abs(added))
+            parts.append(matvec_twin(matrix, source.x, scale, bias))
+            sizes.append(matvec_twin(np.abs(matrix), np.abs(source.x), scale, np.abs(bias)))
         shift = 0.0 if self.activation == "silu" else 1.0
         of_gate = 1.1 * sizes[0] * (np.abs(parts[1]) + shift)
         of_up = (np.abs(parts[0]) if shift else np.abs(silu(parts[0]))) * (sizes[1] + shift)
@@ -148,9 +147,7 @@ class DownCase(KernelCase):
             down, biases = experts.of_slots(DOWN), experts.biases_of_slots(DOWN)
             wanted = down_twin(down, act, experts.weights, left.before, left.gain, biases)
             terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(act))
-            if biases is not None:
-                terms += np.abs(biases)
-            sizes = np.abs(experts.weights).astype(np.float64) @ terms
+            sizes = np.abs(experts.weights).astype(np.float64) @ (terms + np.abs(biases))
             _compare_kept(self, runner, experts, words, checks)
             left.compare(checks, words[:-1], wanted, np.abs(left.before) + sizes)
 
@@ -202,9 +199,10 @@ class _Experts:
         self.weights = rng.uniform(-1.0, 1.0, self.n_slots).astype(np.float32)
         self._spans = np.full((use.n_experts, self.shape.span_bytes), POISON, np.uint8)
         self._rows = [self._fill(matrix) for matrix in self._matrices]
+        starts = self.shape.biases or (None, None, None)
         self._biases = [
             self._fill_biases(start, matrix.n_rows)
-            for start, matrix in zip(self.shape.biases or (), self._matrices, strict=False)
+            for start, matrix in zip(starts, self._matrices, strict=True)
         ]
         self._spans[np.setdiff1d(np.arange(use.n_experts), self.ids)] = POISON
         self._address = runner.place(self._spans)
@@ -231,9 +229,9 @@ class _Experts:
         values = decode_rows(matrix.type, self._rows[which], matrix.n_columns)
         return values.reshape(-1, matrix.n_rows, matrix.n_columns)[self.ids]
 
-    def biases_of_slots(self, which: int) -> NDArray[np.float32] | None:
-        """Return biases of GATE, UP or DOWN of every slot [n_slots, n_rows], if there are any."""
-        return self._biases[which][self.ids] if self._biases else None
+    def biases_of_slots(self, which: int) -> NDArray[np.float32]:
+        """Return biases of GATE, UP or DOWN of every slot [n_slots, n_rows]; zeros without any."""
+        return self._biases[which][self.ids]
 
     def compare_landing(self, runner: Runner, log: Words, half: int, checks: Checks) -> None:
         """Check that landing places hold their homes' bytes, and nothing else; homes are unchanged.
@@ -278,8 +276,10 @@ class _Experts:
         self._spans[:, matrix.offset : matrix.offset + matrix.n_bytes] = laid_out
         return rows
 
-    def _fill_biases(self, start: int, n_rows: int) -> NDArray[np.float32]:
+    def _fill_biases(self, start: int | None, n_rows: int) -> NDArray[np.float32]:
         """Write biases [n_experts, n_rows] into every span, some beyond where gpt-oss clamps."""
+        if start is None:
+            return np.zeros((len(self._spans), n_rows), np.float32)
         values = self._rng.uniform(-9.0, 9.0, (len(self._spans), n_rows)).astype(np.float32)
         self._spans[:, start : start + 4 * n_rows] = values.view(np.uint8)
         return values
