@@ -119,11 +119,11 @@ def test_the_twin_chooses_groups_as_stated() -> None:
     """Three groups of two, worked out by hand: the best of one, and the best two of another."""
     logits = np.log(np.array([0.9, 0.1, 0.6, 0.5, 0.2, 0.3]) / (1 - np.array(
         [0.9, 0.1, 0.6, 0.5, 0.2, 0.3]))).astype(np.float32)  # fmt: skip
-    sums = twin(logits, 2, "sigmoid", n_groups=3, n_groups_used=1)
-    best = twin(logits, 2, "softmax", n_groups=3, n_groups_used=1)
+    sums = twin(logits, 2, "sigmoid", groups=(3, 1))
+    best = twin(logits, 2, "softmax", groups=(3, 1))
     assert sums.ids.tolist() == [2, 3] and best.ids.tolist() == [0, 1]
     np.testing.assert_allclose(sums.weights, [0.6 / 1.1, 0.5 / 1.1], rtol=1e-6)
-    two = twin(logits, 3, "sigmoid", renormalise=False, n_groups=3, n_groups_used=2)
+    two = twin(logits, 3, "sigmoid", renormalise=False, groups=(3, 2))
     assert two.ids.tolist() == [0, 2, 3]
     np.testing.assert_allclose(two.weights, [0.9, 0.6, 0.5], rtol=1e-6)
 
@@ -136,7 +136,7 @@ def test_the_twin_biases_the_choice_alone() -> None:
     found = twin(logits, 3, "sigmoid", renormalise=False, scale=2.0, selection_bias=bias)
     assert found.ids.tolist() == [0, 2, 1]
     np.testing.assert_allclose(found.weights, [0.2, 1.0, 1.2], rtol=1e-6)
-    negative = twin(logits, 4, "sigmoid", n_groups=2, n_groups_used=2, selection_bias=bias - 5)
+    negative = twin(logits, 4, "sigmoid", groups=(2, 2), selection_bias=bias - 5)
     assert sorted(negative.ids.tolist()) == [0, 1, 2, 3]
 
 

@@ -1,6 +1,6 @@
 """This module quantises superblocks of 256 weights: Q4_K, Q5_K and Q6_K.
 
-It owns the two-level scales and the packing of their bits; vkmoe/quants/decode.py has the formats.
+It owns the two-level scales and the packing of their bits; the `gguf` package has the formats.
 Groups are fitted one by one (scale_search.py), their scales rounded to the superblock's own scale,
 and that is fitted once more to the weights as rounded. Arrays are
 [groups, weights of a group, superblocks].

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.reference.matvec import rms_norm
+
 __all__ = [
     "AttentionInputs",
     "AttentionResult",
@@ -216,6 +218,5 @@ def latent_attention(
 def _latent_row(inputs: LatentInputs, position: int) -> Wide:
     """Compute the token's row: RMSNorm of the compressed part, RoPE of the rest."""
     compressed, rest = np.split(inputs.kv.astype(np.float64), [len(inputs.gain)])
-    normed = compressed / np.sqrt((compressed**2).mean() + inputs.eps) * inputs.gain
     turned = rotate(rest[None], inputs.rope[position], inputs.rope_style)[0]
-    return np.concatenate([normed, turned])
+    return np.concatenate([rms_norm(compressed, inputs.gain, inputs.eps), turned])

@@ -20,6 +20,7 @@ __all__ = [
     "finish",
     "look_up",
     "router_topk",
+    "shared_weights",
 ]
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -32,7 +33,6 @@ class Routing(NamedTuple):
 
     ids: NDArray[np.int64]  # [n_used]
     weights: NDArray[np.float64]  # [n_used]
-    shared_weight: float | None
 
 
 class Found(NamedTuple):
@@ -67,17 +67,16 @@ def router_topk(
     gating: str = "softmax",
     renormalise: bool = True,
     scale: float = 1.0,
-    gate_logit: float | None = None,
     selection_bias: NDArray[np.float32] | None = None,
-    n_groups: int = 1,
-    n_groups_used: int = 1,
+    groups: tuple[int, int] = (1, 1),
 ) -> Routing:
     """Choose the n_used largest logits [n_experts] (lower id wins ties) and their weights.
 
-    With `selection_bias` [n_experts] those of largest score + bias, and of the best groups only
-    (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). NaN counts as -inf; infinities count as the
-    largest finite float, so weights are always finite.
+    With `selection_bias` [n_experts] those of largest score + bias, and of the best of `groups`
+    only: there are (n, of which n are used) (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). NaN
+    counts as -inf; infinities count as the largest finite float, so weights are always finite.
     """
+    n_groups, n_groups_used = groups
     values = _finite(logits)
     sigmoid = gating == "sigmoid"
     scores = _sigmoid(values) if sigmoid else _softmax(values)
@@ -93,10 +92,12 @@ def router_topk(
     if renormalise:
         total = weights.sum()
         weights = weights / total if total > 0 else np.full(n_used, 1.0 / n_used)
-    shared = None
-    if gate_logit is not None:
-        shared = float(_sigmoid(_finite(np.array([gate_logit], np.float32)))[0])
-    return Routing(ids, scale * weights, shared)
+    return Routing(ids, scale * weights)
+
+
+def shared_weights(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Compute the weights of shared experts from the logits of their gates, both [n_gates]."""
+    return _sigmoid(_finite(logits))
 
 
 def _in_groups(

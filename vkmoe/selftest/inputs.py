@@ -21,7 +21,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import PARAM_WORDS, pack_params
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.quants import decode, device_row_bytes, to_device
+from vkmoe.quants import decode, to_device
 from vkmoe.quants.types import TYPES, Bytes
 from vkmoe.reference.matvec import HiddenState
 from vkmoe.selftest.comparison import Checks, Inputs, Words
@@ -88,7 +88,7 @@ def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Gene
     """Draw rows uint8 [n_rows, row_bytes] as in a file, finite."""
     kind = TYPES[type_name]
     row_bytes = kind.row_bytes(n_columns)
-    n_distinct = max(1, DISTINCT_BYTES // row_bytes)
+    n_distinct = _most_distinct(type_name, n_columns)
     if n_rows > n_distinct:
         return np.resize(random_rows(type_name, n_distinct, n_columns, rng), (n_rows, row_bytes))
     if type_name not in _SCALES:
@@ -123,19 +123,20 @@ def place_matrix(
 ) -> Placed:
     """Place a random matrix, or the given file `rows`, on the device."""
     if rows is None:
-        row_bytes = TYPES[type_name].row_bytes(n_columns)
-        n_distinct = min(n_rows, max(1, DISTINCT_BYTES // row_bytes))
+        n_distinct = min(n_rows, _most_distinct(type_name, n_columns))
         rows = random_rows(type_name, n_distinct, n_columns, rng)
-    laid_out = to_device(type_name, rows, n_columns).reshape(-1)
-    address = runner.place(np.resize(laid_out, n_rows * device_row_bytes(type_name, n_columns)))
-    matrix = Matrix(type_name, address, n_rows, n_columns, device_row_bytes(type_name, n_columns))
-    return Placed(matrix, rows)
+    laid_out = to_device(type_name, rows, n_columns)
+    address = runner.place(np.resize(laid_out, (n_rows, laid_out.shape[1])))
+    return Placed(Matrix(type_name, address, n_rows, n_columns, laid_out.shape[1]), rows)
+
+
+def _most_distinct(type_name: str, n_columns: int) -> int:
+    return max(1, DISTINCT_BYTES // TYPES[type_name].row_bytes(n_columns))
 
 
 def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float32]:
     """Return the values float32 [n_rows, n_columns] of file rows."""
-    values = decode(type_name, np.ascontiguousarray(rows).reshape(-1), len(rows) * n_columns)
-    return values.reshape(len(rows), n_columns)
+    return decode(type_name, rows, len(rows) * n_columns).reshape(len(rows), n_columns)
 
 
 PARAMS = TensorRef("params", PARAM_WORDS)

@@ -105,12 +105,10 @@ class RouterCase(KernelCase):
             shape.gating,
             shape.renormalise,
             shape.scale,
-            float(logits[shape.n_experts]) if shape.shared_gate else None,
             self.bias,
-            shape.n_groups,
-            shape.n_groups_used,
+            (shape.n_groups, shape.n_groups_used),
         )
-        ids, weights, addresses, partners, shared_weight = np.split(
+        ids, weights, addresses, partners, shared = np.split(
             routing, np.array([1, 2, 4, 6]) * shape.n_used
         )
         checks.equal("ids", ids.astype(np.int64), wanted.ids)
@@ -120,11 +118,9 @@ class RouterCase(KernelCase):
         found = twins.look_up(table[wanted.ids], places, self.gather)
         checks.equal("addresses", addresses.view(np.uint64), found.addresses)
         checks.equal("partners", partners.view(np.uint64), found.partners)
-        if wanted.shared_weight is not None:
-            shared = np.array([wanted.shared_weight])
-            checks.close(
-                "shared weight", shared_weight.view(np.float32), shared, shared, WEIGHT_LIMIT
-            )
+        if shape.shared_gate:
+            gate = twins.shared_weights(logits[shape.n_experts :])
+            checks.close("shared weight", shared.view(np.float32), gate, gate, WEIGHT_LIMIT)
         expected_log = np.full(len(log), SENTINEL, np.uint32)
         RoutingLog(N_LAYERS, shape.n_used).views(expected_log).ids[0, LAYER] = wanted.ids
         checks.equal("log", log, expected_log)
