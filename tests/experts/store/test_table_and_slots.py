@@ -123,7 +123,7 @@ def test_landing_places_follow_the_entries_of_their_version(
     with ExpertTable(device, 3, 4, n_landing=2) as table, Transfer(device) as transfer:
         for step in range(4):
             table.set(step % 3, step, (1 << 40) | AT_HOME)
-            table.set_landing([step % 3], [step % 2], [256 * (step + 1)])
+            table.set_landing(step % 3, step % 2, 256 * (step + 1))
             assert table.changed
             table.publish()
             offset = table.address - int(table._buffer.address)
@@ -133,7 +133,7 @@ def test_landing_places_follow_the_entries_of_their_version(
             assert table.landing[step % 3, step % 2] == 256 * (step + 1)
         assert table.range.end - table.range.start == N_VERSIONS * 8 * 18
         with pytest.raises(IndexError):
-            table.set_landing([0], [2], [256])
+            table.set_landing(0, 2, 256)
 
 
 def test_a_version_that_is_read_is_not_written_over(table: ExpertTable) -> None:

@@ -11,6 +11,7 @@ that it stays so where Ctrl-C interrupts it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,8 +45,13 @@ class _Derived(NamedTuple):
 
     holders: Keys  # key by pool and slot, n_keys where no expert has it [n_pools, widest]
     unpinned: Mask  # experts with a slot and no pin, with an entry more [n_keys + 1]
-    n_free: list[int]  # [n_pools]
+    free: list[list[int]]  # free slots of each pool, the next to be given last [n_pools]
     n_pinned: Keys  # experts with a slot and a pin [n_pools]
+
+    def take_free(self, pool: int) -> int:
+        """Return a slot that is free, and no longer."""
+        assert self.free[pool], "no slot is free"
+        return self.free[pool].pop()
 
 
 class Locations:
@@ -67,7 +73,6 @@ class Locations:
         for index, pool in enumerate(self.pools):
             for layer in pool.layers:
                 self.pool_of[space.keys(layer)] = index
-        self._capacities = np.array([pool.capacity for pool in self.pools], np.int64)
         self._derived: _Derived | None = None
         self.set_apart(0)
 
@@ -117,13 +122,18 @@ class Locations:
         return found
 
     @property
+    def any_arriving(self) -> bool:
+        """Return whether some expert has a slot and is not there yet."""
+        return self._has(WAITING) or self._has(COPYING)
+
+    @property
     def n_copying(self) -> int:
         """Return how many experts are being copied."""
-        return int(np.count_nonzero(self._state == COPYING))
+        return int(np.count_nonzero(self._state == COPYING)) if self._has(COPYING) else 0
 
     def waiting(self) -> Keys:
         """Return the experts whose copy has not begun."""
-        if WAITING not in self._state.tobytes():  # nearly always, and asked in every step
+        if not self._has(WAITING):
             return NO_KEYS
         found: Keys = (self._state == WAITING).nonzero()[0]
         return found
@@ -171,7 +181,7 @@ class Locations:
     @property
     def n_free(self) -> Sequence[int]:
         """Return how many slots of each pool are free [n_pools]."""
-        return self._view().n_free
+        return [len(slots) for slots in self._view().free]
 
     @property
     def n_pinned(self) -> Keys:
@@ -186,18 +196,19 @@ class Locations:
         held = victims != FREE
         leaving, slots = victims[held], self._slot_of[victims]
         assert self.are_resident(leaving).all(), leaving
+        view, self._derived = self._view(), None
         if len(leaving) < len(keys):
-            slots[~held] = self._free_slots(self.pool_of[keys[~held]])
-        derived, self._derived = self._view(), None
+            pools = self.pool_of[keys[~held]].tolist()
+            slots[~held] = [view.take_free(pool) for pool in pools]
         self.changed[leaving] = True
         self._state[leaving] = ABSENT
         self._slot_of[keys] = slots
         self._state[keys] = WAITING
-        if len(leaving) == len(keys) and not (self.pins[keys].any() or self.pins[leaving].any()):
-            derived.holders.reshape(-1)[self._entry_of[slots]] = keys
-            derived.unpinned[leaving] = False
-            derived.unpinned[keys] = True
-            self._derived = derived
+        if not (self.pins[keys].any() or self.pins[leaving].any()):
+            view.holders.reshape(-1)[self._entry_of[slots]] = keys
+            view.unpinned[leaving] = False
+            view.unpinned[keys] = True
+            self._derived = view
 
     def begin_copy(self, keys: Sequence[int] | Keys) -> None:
         """Note that from now on something may write the slots of these experts."""
@@ -225,15 +236,15 @@ class Locations:
         `layers` and `indices` name the landing slot of each.
         """
         theirs, ours = self.landing[layers, indices], self._slot_of[keys]
-        derived, self._derived = self._view(), None
+        view, self._derived = self._view(), None
         self.changed[keys] = True
         self._state[keys] = ABSENT
         self.landing[layers, indices] = ours
         self._slot_of[keys] = theirs
         self._state[keys] = PRESENT
-        derived.holders.reshape(-1)[self._entry_of[ours]] = self.space.n_keys
-        derived.holders.reshape(-1)[self._entry_of[theirs]] = keys
-        self._derived = derived
+        view.holders.reshape(-1)[self._entry_of[ours]] = self.space.n_keys
+        view.holders.reshape(-1)[self._entry_of[theirs]] = keys
+        self._derived = view
 
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin these keys, and no others, by a rule; return the experts that no rule pins any more.
@@ -264,6 +275,10 @@ class Locations:
 
     # ----- inside -----
 
+    def _has(self, state: int) -> bool:
+        """Return whether an expert is in a state: nearly never, and asked for every token."""
+        return state in self._state.tobytes()  # far faster than any way of NumPy's
+
     def _view(self) -> _Derived:
         if self._derived is None:
             self._derived = self._derive()
@@ -277,20 +292,10 @@ class Locations:
         holders.reshape(-1)[self._entry_of[self._slot_of[held]]] = held
         unpinned = np.zeros(n_keys + 1, np.bool_)
         np.greater(resident, self.pins, out=unpinned[:-1])
-        n_free = self._capacities - np.bincount(pools, minlength=n_pools)
         n_pinned = np.bincount(pools[self.pins[held] != 0], minlength=n_pools)
-        return _Derived(holders, unpinned, n_free.tolist(), n_pinned)
-
-    def _free_slots(self, pools: Keys) -> Keys:
-        """Return a free slot of each of these pools, in which a pool may occur many times."""
-        taken = self._view().holders.reshape(-1)[self._entry_of] != self.space.n_keys
-        taken[self.landing[self.landing != NO_SLOT]] = True
-        free = np.flatnonzero(~taken)
-        order = pools.argsort(kind="stable")
-        sorted_pools = pools[order]
-        nth = np.arange(len(pools)) - np.searchsorted(sorted_pools, sorted_pools)
-        firsts = np.searchsorted(free, self._firsts)  # in `free`, of each pool
-        assert (firsts[sorted_pools] + nth < firsts[sorted_pools + 1]).all(), "no slot is free"
-        found = np.empty_like(pools)
-        found[order] = free[firsts[sorted_pools] + nth]
-        return found
+        is_free = holders.reshape(-1)[self._entry_of] == n_keys
+        is_free[self.landing[self.landing != NO_SLOT]] = False
+        numbers = np.flatnonzero(is_free)
+        borders = np.searchsorted(numbers, self._firsts).tolist()
+        free = [numbers[a:b].tolist()[::-1] for a, b in itertools.pairwise(borders)]
+        return _Derived(holders, unpinned, free, n_pinned)

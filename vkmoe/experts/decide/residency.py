@@ -260,4 +260,8 @@ class Residency:
 
 def _joined(parts: Sequence[Keys]) -> Keys:
     """Return the keys of all parts, [n]."""
-    return np.concatenate([part.reshape(-1) for part in parts]) if parts else NO_KEYS
+    return (
+        np.concatenate([part.reshape(-1) for part in parts])
+        if len(parts) > 1
+        else parts[0].reshape(-1)
+    )

@@ -335,10 +335,9 @@ class ExpertCache:
 
     def _write_addresses(self) -> None:
         """Let the table's next version lead to where the experts are."""
-        changed = self._changed
-        if not np.count_nonzero(changed):
+        keys = self._changed.nonzero()[0]
+        if not keys.size:
             return
-        keys = changed.nonzero()[0]
         self._table.set_all(keys, self._addresses(keys))
         self.residency.locations.changed[keys] = False
         if self.pool is not None:

@@ -8,6 +8,7 @@ same kind in host memory, host slots.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -160,9 +161,10 @@ class Landings:
         self._table, self._locations, self._slots = table, locations, slots
         locations.set_apart(slots.n_landing)
         n_layers, n_entries = table.landing.shape
-        behind = [memory.address for memory in scratch[:n_entries]]
-        layers, indices = np.indices((n_layers, len(behind)))
-        table.set_landing(layers, indices, np.tile(behind, (n_layers, 1)))
+        for layer, (index, memory) in itertools.product(
+            range(n_layers), enumerate(scratch[:n_entries])
+        ):
+            table.set_landing(layer, index, memory.address)
         # Entries to offer when no submit reads their slots any more: (layer, index).
         entries = np.argwhere(locations.landing != NO_SLOT).tolist()
         self._waiting: list[tuple[int, int]] = [(layer, index) for layer, index in entries]
@@ -179,14 +181,14 @@ class Landings:
         if not self._waiting:
             return
         landing, oldest = self._locations.landing, self._table.oldest_read
-        addresses, waiting = [], []
-        layers, indices = zip(*self._waiting, strict=True)
-        slots = self._slots.at(landing[layers, indices])
-        for entry, slot in zip(self._waiting, slots, strict=True):
-            addresses.append(slot.address if slot.writable(oldest) else NOWHERE)
-            if not addresses[-1]:
-                waiting.append(entry)
-        self._table.set_landing(layers, indices, addresses)
+        waiting = []
+        for layer, index in self._waiting:
+            slot = self._slots.all[landing.item(layer, index)]
+            if slot.writable(oldest):
+                self._table.set_landing(layer, index, slot.address)
+            else:
+                self._table.set_landing(layer, index, NOWHERE)
+                waiting.append((layer, index))
         self._waiting = waiting
 
     def landed(self, keys: Keys, rank: Keys, filled: Mask) -> list[int]:
@@ -200,19 +202,20 @@ class Landings:
         self._landed = dict(zip(found, rank[here].tolist(), strict=True))
         return list(self._landed)
 
-    def keep(self, moves: Sequence[Move]) -> list[Slot]:
-        """Let experts that landed have the slots they are in; returns these slots.
+    def keep(self, moves: Sequence[Move]) -> None:
+        """Let experts that landed have the slots they are in.
 
         Their layers land in the slots that were decided for them, once these are offered.
         """
-        locations, slots = self._locations, self._slots
+        locations, slots, version = self._locations, self._slots, self._table.version
         keys = np.array([move.key for move in moves], np.int64)
         layers = keys // locations.space.n_experts
         indices = np.array([self._landed[move.key] - 1 for move in moves], np.int64)
-        taken = np.array([move.key for move in moves if move.victim != FREE], np.int64)
-        slots.unmap(slots.at(locations.slots_of(taken)), self._table.version)
+        given = slots.at(locations.slots_of(keys))
+        slots.unmap(
+            (slot for slot, move in zip(given, moves, strict=True) if move.victim != FREE), version
+        )
         entries = list(zip(layers.tolist(), indices.tolist(), strict=True))
         self._waiting += entries  # first: a slot that an expert keeps is not offered
         locations.land(keys, layers, indices)
-        slots.poison(slots.at(locations.landing[layers, indices]))
-        return slots.at(locations.slots_of(keys))
+        slots.poison(slots.all[locations.landing.item(entry)] for entry in entries)

@@ -92,12 +92,10 @@ class ExpertTable(Closing):
             self._stale = [True] * N_VERSIONS
             self._all[where] = words
 
-    def set_landing(self, layers: ArrayLike, indices: ArrayLike, addresses: ArrayLike) -> None:
-        """Note where the `index`-th misses of layers may land; 0 = nowhere."""
-        words = np.asarray(addresses, np.uint64)
-        if words.size:
-            self._stale = [True] * N_VERSIONS
-            self.landing[np.asarray(layers), np.asarray(indices)] = words
+    def set_landing(self, layer: int, index: int, address: int) -> None:
+        """Note where the `index`-th miss of a layer may land; 0 = nowhere."""
+        self._stale = [True] * N_VERSIONS
+        self.landing[layer, index] = address
 
     def publish(self) -> None:
         """Make a version of the noted addresses, for the next submit. Does nothing without changes.

@@ -93,6 +93,8 @@ class Tier:
     @property
     def pending_bytes(self) -> int:
         """Return the bytes of copies under way, and of those that wait."""
+        if not self.locations.any_arriving:
+            return 0
         layers = np.flatnonzero(self.locations.arriving) // self._n_experts
         return int(self._span_bytes[layers].sum())
 
