@@ -23,7 +23,7 @@ from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.locations import Move
-from vkmoe.experts.store.slots import Landings, Slot
+from vkmoe.experts.store.slots import Landings
 from vkmoe.llm import demo_model_path
 from vkmoe.ops.expert_spans import kept_bytes
 from vkmoe.placement import expert_memory
@@ -227,9 +227,10 @@ def test_what_landed_is_its_home_byte_for_byte(
         cache, read = engine.cache, engine._transfer.read
         assert cache is not None
 
-        def keep(self: Landings, moves: Sequence[Move]) -> list[Slot]:
-            slots = real(self, moves)
-            for (_, key, _, _), slot in zip(moves, slots, strict=True):
+        def keep(self: Landings, moves: Sequence[Move]) -> None:
+            real(self, moves)
+            for _, key, _, _ in moves:
+                slot = self._slots.all[self._locations.slot_of(key)]
                 layer, (buffer, offset, _) = cache._space.layer(key), cache._homes[key]
                 n_bytes = cache._memory.span_bytes[layer]
                 home = read(buffer, offset, n_bytes)
@@ -237,7 +238,6 @@ def test_what_landed_is_its_home_byte_for_byte(
                 differs &= weights[layer]
                 assert not differs.any(), np.flatnonzero(differs)
                 kept.append(key)
-            return slots
 
         monkeypatch.setattr(Landings, "keep", keep)
         rows(engine, tokens_of(engine.n_vocab))
