@@ -1,7 +1,7 @@
 """This module has the public class `LLM`: text in, text out, on a Vulkan device.
 
-Owns the engine, the tokenizer and what is in the KV cache. Options are the fields of `EngineConfig`
-and `SamplingConfig` (vkmoe/config.py).
+Owns the engine, the tokenizer and the sequence in the KV cache. Options are the fields of
+`EngineConfig` and `SamplingConfig` (vkmoe/config.py).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LLM(Closing):
             model = open_model(model if model is not None else demo_model_path())
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
-            self.path, self._config = model.file.path, config
+            self._config = config
             self.tokenizer = read_tokenizer(model)
             records = RecordKeeper(config, model.spec, model.expert_tensors)
             self.engine = Engine(model, config, progress, seed=records.seed)

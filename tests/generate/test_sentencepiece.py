@@ -111,7 +111,7 @@ def test_bos_is_added_and_the_usual_ids_are_bos_and_eos() -> None:
 def test_streaming_shows_whole_characters_and_no_control_tokens() -> None:
     tokenizer = spm()
     ids = tokenizer.encode("ab é</s>")
-    stream = StreamDetokenizer(tokenizer, at_start=True)
+    stream = StreamDetokenizer(tokenizer)
     assert [*map(stream.feed, ids), stream.finish()] == ["", "ab", " ", "", "é", "", ""]
 
 

@@ -65,7 +65,6 @@ def test_control_tokens_are_parsed_on_request_and_user_defined_ones_always() -> 
     assert tiny().encode(text) == [THINK, HE, IM_END]
     assert tiny().encode(text, parse_special=False) == [THINK, HE, *b"<|im_end|>"]
     assert tiny().decode([THINK, HE, IM_END]) == text
-    assert tiny().decode([THINK, HE, IM_END], skip_control=True) == "<think>he"
 
 
 def test_bos_and_eos_are_added_once_and_only_on_request() -> None:
@@ -173,8 +172,8 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
             tiny().token_text(token_id)
 
 
-def stream(tokenizer: Tokenizer, ids: list[int], skip_control: bool = True) -> list[str]:
-    detokenizer = StreamDetokenizer(tokenizer, skip_control)
+def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = StreamDetokenizer(tokenizer)
     return [*(detokenizer.feed(i) for i in ids), detokenizer.finish()]
 
 
@@ -194,7 +193,7 @@ def test_invalid_bytes_become_replacement_characters(tiny_tokenizer: Tokenizer) 
 def test_control_tokens_do_not_show(tiny_tokenizer: Tokenizer) -> None:
     ids = tiny_tokenizer.encode("he<|im_end|><think>")
     assert "".join(stream(tiny_tokenizer, ids)) == "he<think>"
-    assert "".join(stream(tiny_tokenizer, ids, skip_control=False)) == "he<|im_end|><think>"
+    assert tiny_tokenizer.decode(ids) == "he<|im_end|><think>"
 
 
 def test_rows_beyond_the_vocabulary_have_no_text(tiny_tokenizer: Tokenizer) -> None:
@@ -207,7 +206,6 @@ def test_bytes_that_stream_read_as_they_do_at_once(tiny_tokenizer: Tokenizer) ->
         ids = [rng.randrange(tiny_tokenizer.n_vocab) for _ in range(30)]
         raw = b"".join(tiny_tokenizer.token_bytes(i, after_special=False) for i in ids)
         text = raw.decode("utf-8", "replace")
-        assert "".join(stream(tiny_tokenizer, ids, skip_control=False)) == text
         assert tiny_tokenizer.decode(ids) == text
 
 

@@ -138,5 +138,5 @@ def test_a_generated_word_keeps_its_blank(subject: Tokenizer) -> None:
 @pytest.mark.parametrize("name", THERE_SPM, scope="module")
 def test_a_character_of_byte_tokens_appears_with_its_last(subject: Tokenizer) -> None:
     ids = subject.encode("🦙x", add_special=False)
-    stream = StreamDetokenizer(subject, at_start=True)
+    stream = StreamDetokenizer(subject, is_reply=False)
     assert [stream.feed(i) for i in ids] == ["", "", "", "", "🦙", "x"]

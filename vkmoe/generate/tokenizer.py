@@ -29,14 +29,14 @@ class Tokenizer:
         pre, tokens = vocabulary.pre, vocabulary.tokens
         self.pre_name = "SentencePiece" if pre is None else pre.name
         self.n_vocab = len(tokens)
-        self.bos_id, self.eos_id, self.eot_id = vocabulary.bos, vocabulary.eos, vocabulary.eot
+        self.bos_id, self.eos_id, self.eot_id = map(vocabulary.named.get, ("bos", "eos", "eot"))
         self.end_ids = vocabulary.end_ids
-        self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
         self.adds_space = vocabulary.adds_space
         self.control_ids = vocabulary.control
         self.special_ids = vocabulary.control | vocabulary.user_defined
         shown = {tokens[i] for i in vocabulary.user_defined}
         self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see reply.py
+        self._added_first, self._added_last = vocabulary.added_first, vocabulary.added_last
         self._unused_ids = vocabulary.unused
         self._swallowing = vocabulary.swallow_blanks
         self._tokens = tokens
@@ -71,18 +71,18 @@ class Tokenizer:
             else:
                 ids += self._codec.encode(part, after_special)
             after_special = isinstance(part, int)
-        if add_special and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        if add_special and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
-            ids.append(self.eos_id)
+        if add_special and ids[:1] != self._added_first:
+            ids = self._added_first + ids
+        if add_special and ids[-1:] != self._added_last:
+            ids = ids + self._added_last
         return ids
 
-    def decode(self, ids: Iterable[int], skip_control: bool = False) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become the replacement character.
 
         The blank that encoding puts before a text is taken away again.
         """
-        stream = StreamDetokenizer(self, skip_control, at_start=True)
+        stream = StreamDetokenizer(self, is_reply=False)
         return "".join(map(stream.feed, ids)) + stream.finish()
 
     def token_text(self, token_id: int) -> str:
@@ -130,16 +130,14 @@ class StreamDetokenizer:
     """Turns ids into text, one at a time.
 
     The pieces of `feed` and `finish` joined are the whole text. The replacement character appears
-    for bytes that can never become UTF-8, and at the very end. The blank before the first word of
-    a SentencePiece model stays unless `at_start`, as generated text goes on from a prompt.
+    for bytes that can never become UTF-8, and at the very end. In a reply control tokens do not
+    show, and the blank before the first word of a SentencePiece model stays: the text goes on.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, skip_control: bool = True, at_start: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, is_reply: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.control_ids if skip_control else frozenset()
-        self._after_special = at_start
+        self._hidden = tokenizer.control_ids if is_reply else frozenset()
+        self._after_special = not is_reply
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_id: int) -> str:

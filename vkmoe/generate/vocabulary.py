@@ -75,12 +75,10 @@ class Vocabulary:
     user_defined: frozenset[int]  # always matched in text, never merged; shown as they are
     unused: frozenset[int]  # without a text
     swallow_blanks: frozenset[int]  # special tokens after which blanks are dropped
-    bos: int | None
-    eos: int | None
-    eot: int | None
+    named: dict[str, int]  # "bos", "eos", "eot", "eom": those that there are
     end_ids: frozenset[int]  # every token that ends a generation
-    adds_bos: bool
-    adds_eos: bool
+    added_first: list[int]  # BOS, where the model wants it before every text
+    added_last: list[int]  # likewise EOS
     adds_space: bool  # before a text at the start or after a special token
 
 
@@ -98,7 +96,6 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     named = _named_ids(file, len(tokens), is_spm)
     types = _types(file, len(tokens))
     shown_ids = _shown_ids(ids)
-    end_ids = _end_ids(ids, shown_ids)
     control, user_defined = _special(ids, types, named, shown_ids)
     return Vocabulary(
         pre=pre,
@@ -111,12 +108,10 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         user_defined=user_defined,
         unused=frozenset(np.flatnonzero(types == TokenType.UNUSED).tolist()) - control,
         swallow_blanks=_swallowing(file, ids, control | user_defined),
-        bos=named.get("bos"),
-        eos=named.get("eos"),
-        eot=named.get("eot"),
-        end_ids=frozenset(end_ids | {i for name, i in named.items() if name != "bos"}),
-        adds_bos=_adds(file, "bos", is_spm or (pre is not None and pre.adds_bos), named),
-        adds_eos=_adds(file, "eos", False, named),
+        named=named,
+        end_ids=_end_ids(ids, shown_ids) | {i for name, i in named.items() if name != "bos"},
+        added_first=_added(file, "bos", pre.adds_bos if pre is not None else True, named),
+        added_last=_added(file, "eos", False, named),
         adds_space=is_spm and file.get("tokenizer.ggml.add_space_prefix", bool, True),
     )
 
@@ -158,7 +153,7 @@ def _ids(file: GgufFile, tokens: list[str]) -> dict[str, int]:
 
 
 def _named_ids(file: GgufFile, n_tokens: int, is_spm: bool) -> dict[str, int]:
-    """Return the ids of BOS, EOS, EOT and EOM that there are; SentencePiece: else BOS 1, EOS 2."""
+    """Read the ids of BOS, EOS, EOT and EOM that there are; SentencePiece: else BOS 1, EOS 2."""
     named = {"bos": 1, "eos": 2} if is_spm and n_tokens > 2 else {}
     for name in ("bos", "eos", "eot", "eom"):
         key = f"tokenizer.ggml.{name}_token_id"
@@ -209,12 +204,12 @@ def _shown_ids(ids: Mapping[str, int]) -> set[int]:
     return _ids_of((*_SHOWN, "<|end|>") if calls and leaves else _SHOWN, ids)
 
 
-def _end_ids(ids: Mapping[str, int], shown_ids: set[int]) -> set[int]:
+def _end_ids(ids: Mapping[str, int], shown_ids: set[int]) -> frozenset[int]:
     """Find the tokens that end a generation by their text."""
     ends = _ids_of(_ENDS.split(), ids)
     if {"[gMASK]", "<|observation|>"} <= ids.keys():  # GLM: the next to speak is someone else
         ends |= _ids_of(("<|user|>", "<|observation|>"), ids)
-    return ends - shown_ids
+    return frozenset(ends - shown_ids)
 
 
 def _special(
@@ -237,12 +232,13 @@ def _swallowing(file: GgufFile, ids: Mapping[str, int], special: frozenset[int])
     return special - _ids_of(_PHI3_KEEPS_BLANKS, ids) if is_phi3 else frozenset()
 
 
-def _adds(file: GgufFile, name: str, default: bool, named: Mapping[str, int]) -> bool:
+def _added(file: GgufFile, name: str, default: bool, named: Mapping[str, int]) -> list[int]:
+    """Return the named token if it is added to every text."""
     key = f"tokenizer.ggml.add_{name}_token"
     stated = file.get(key, bool, default and name in named)
     if stated and name not in named:
         file.refuse(f"asks for {key} but has no tokenizer.ggml.{name}_token_id")
-    return stated
+    return [named[name]] if stated else []
 
 
 def _merges(file: GgufFile, tokens: list[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
