@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from vkmoe.errors import GpuError, ModelFileError, PromptError, UsageError
 from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
-from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.loop import (
     CachedSequence,
     FinishReason,
@@ -36,6 +35,9 @@ from vkmoe.generate.loop import (
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.placement.loader import Progress
+
+if TYPE_CHECKING:
+    from vkmoe.generate.chat import ChatTemplate
 
 __all__ = [
     "LLM",
@@ -144,6 +146,8 @@ class LLM(Closing):
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """Return the model's chat template. Raises UnsupportedModelError if it has none."""
+        from vkmoe.generate.chat import ChatTemplate  # and with it Jinja, which few runs need
+
         return ChatTemplate.from_file(self.engine.model.file, self.tokenizer)
 
     # ----- generation -----

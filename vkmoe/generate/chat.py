@@ -1,8 +1,7 @@
 """This module writes a conversation as a prompt, by the Jinja template inside a model file.
 
 It owns what the template is given, the sandbox it runs in and what its failures mean. It does not
-own the conversation (the caller) nor tokens (tokenizer.py), and it imports Jinja only when a
-template is used.
+own the conversation (the caller) nor tokens (tokenizer.py).
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vkmoe.errors import PromptError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    from vkmoe.generate.tokenizer import Tokenizer
-    from vkmoe.gguf_file import GgufFile
+from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.gguf_file import GgufFile
 
 __all__ = ["ChatTemplate"]
 
@@ -33,8 +33,6 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile `source`. Raises UnsupportedModelError when it is empty or no valid Jinja."""
-        from jinja2 import TemplateError
-
         hint = "use `vkmoe generate` with a plain prompt"
         if not source:
             raise UnsupportedModelError("the model has no chat template", hint)
@@ -77,30 +75,26 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0]
 
 
+class _GenerationBlock(Extension):
+    """Lets `{% generation %}...{% endgeneration %}` only mark the assistant's text."""
+
+    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 def _sandbox() -> ImmutableSandboxedEnvironment:
     """Make an environment in which a template can neither change objects nor reach outside.
 
     It has the settings, filters and functions that Hugging Face transformers gives its templates.
     """
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationBlock(Extension):
-        """Lets `{% generation %}...{% endgeneration %}` only mark the assistant's text."""
-
-        tags = {"generation"}  # noqa: RUF012  # declared so by the base class
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", GenerationBlock],
+        extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -122,8 +116,6 @@ def _tojson(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
     raise TemplateError(message)
 
 
