@@ -13,7 +13,6 @@ import numpy as np
 
 from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trace
-from vkmoe.generate.loop import ObservedRunner
 from vkmoe.llm import LLM
 from vkmoe.placement.sizes import trace_header
 
@@ -45,11 +44,11 @@ def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> T
             for position, routing in zip(batch.positions, result.routing, strict=True):
                 writer.write(routing, position < n_prompt)
 
-        llm.runner = ObservedRunner(llm.engine, note)
+        llm.sequence.after_run = note
         try:
             llm.generate(tokens, max_tokens=n_reply, ignore_eos=True, seed=SEED)
         finally:
-            llm.runner = llm.engine
+            llm.sequence.after_run = None
     trace = read_trace(path)
     assert trace.n_tokens == n_prompt + n_reply - 1, trace.n_tokens
     return trace

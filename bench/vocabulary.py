@@ -37,7 +37,7 @@ with open_gguf(sys.argv[1]) as file:
     parsed = file.strings("tokenizer.ggml.tokens"), file.strings("tokenizer.ggml.merges")
     read = time.perf_counter()
     del parsed
-    Tokenizer.from_metadata(file.metadata)
+    Tokenizer.from_file(file)
 done = time.perf_counter()
 print(read - start, done - read, (peak() - before) / 1000)
 """

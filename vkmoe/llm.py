@@ -1,7 +1,7 @@
 """This module has the public class `LLM`: text in, text out, on a Vulkan device.
 
-Owns the engine, the tokenizer and what is in the KV cache. Options are the fields of `EngineConfig`
-and `SamplingConfig` (vkmoe/config.py).
+Owns the engine, the tokenizer and the sequence in the KV cache. Options are the fields of
+`EngineConfig` and `SamplingConfig` (vkmoe/config.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,27 +21,23 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import (
-    GpuError,
-    ModelFileError,
-    PromptError,
-    UnsupportedModelError,
-    UsageError,
-)
+from vkmoe.errors import GpuError, ModelFileError, PromptError, UsageError
 from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
-from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.loop import (
+    CachedSequence,
     FinishReason,
     Generation,
     GenerationStatistics,
     Piece,
-    TokenRunner,
 )
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.placement.loader import Progress
+
+if TYPE_CHECKING:
+    from vkmoe.generate.chat import ChatTemplate
 
 __all__ = [
     "LLM",
@@ -100,16 +96,15 @@ class LLM(Closing):
             model = open_model(model if model is not None else demo_model_path())
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
-            self.path, self._config = model.file.path, config
+            self._config = config
             self.tokenizer = read_tokenizer(model)
             records = RecordKeeper(config, model.spec, model.expert_tensors)
             self.engine = Engine(model, config, progress, seed=records.seed)
             unless_loaded.pop_all()
         self._records: RecordKeeper | None = records
-        self.runner: TokenRunner = self.engine  # runs the tokens of `stream`; may be wrapped
+        self.sequence = CachedSequence(self.engine)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
-        self._in_cache: list[int] = []  # tokens whose keys and values are in the KV cache
 
     # ----- facts -----
 
@@ -151,7 +146,9 @@ class LLM(Closing):
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """Return the model's chat template. Raises UnsupportedModelError if it has none."""
-        return ChatTemplate.from_metadata(self.engine.model.file.metadata, self.tokenizer)
+        from vkmoe.generate.chat import ChatTemplate  # and with it Jinja, which few runs need
+
+        return ChatTemplate.from_file(self.engine.model.file, self.tokenizer)
 
     # ----- generation -----
 
@@ -173,35 +170,19 @@ class LLM(Closing):
         sampling = _with_options(sampling or SamplingConfig(), options)
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}", "use 0 or more, or None for no limit")
+        if not all(stop):
+            raise UsageError("a stop string is empty", "leave the option out for no stop string")
         tokens = self._prompt_tokens(prompt)
         generation = Generation(
-            self.runner,
-            self.tokenizer,
-            self._in_cache,
-            tokens,
-            sampling,
-            max_tokens,
-            stop,
-            ignore_eos,
+            self.sequence, self.tokenizer, tokens, sampling, max_tokens, stop, ignore_eos
         )
         return generation.pieces(self._note_statistics)
 
     def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingConfig | None = None,
-        *,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        **options: Any,
+        self, prompt: Prompt, sampling: SamplingConfig | None = None, **options: Any
     ) -> GenerationResult:
-        """Generate a whole reply; see `stream`."""
-        pieces = list(
-            self.stream(
-                prompt, sampling, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, **options
-            )
-        )
+        """Generate a whole reply; all options are those of `stream`."""
+        pieces = list(self.stream(prompt, sampling, **options))
         statistics = self.last_statistics
         assert statistics is not None
         token_ids = [piece.token_id for piece in pieces if piece.token_id >= 0]
@@ -212,12 +193,11 @@ class LLM(Closing):
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Compute the logits after each token of a sequence: float32 [n_tokens, n_vocab]."""
         ids = self._prompt_tokens(tokens)
-        self._in_cache.clear()
         rows = np.empty((len(ids), self.spec.n_vocab), np.float32)
-        for position, token in enumerate(ids):
-            self.engine.run_token(token, position)
-            rows[position] = self.engine.full_logits()
-        self._in_cache.extend(ids)
+        self.sequence.tokens.clear()
+        for row, token in zip(rows, ids, strict=True):
+            self.sequence.run(token)
+            row[:] = self.engine.full_logits()
         return rows
 
     def close(self) -> None:
@@ -269,15 +249,12 @@ def read_tokenizer(model: ModelFile) -> Tokenizer:
     Raises ModelFileError, UnsupportedModelError; also for a tokenizer that knows tokens the model
     does not have.
     """
-    hint, path = "the file was converted wrongly or is damaged", model.file.path
-    try:
-        tokenizer = Tokenizer.from_metadata(model.file.metadata)
-    except (ModelFileError, UnsupportedModelError) as error:
-        raise type(error)(f"{path}: {error}", error.hint or hint) from error
+    tokenizer = Tokenizer.from_file(model.file)
     if tokenizer.n_vocab > model.spec.n_vocab:
         raise ModelFileError(
-            f"{path}: the tokenizer has {tokenizer.n_vocab} tokens, the model {model.spec.n_vocab}",
-            hint,
+            f"{model.file.path}: the tokenizer has {tokenizer.n_vocab} tokens, the model "
+            f"{model.spec.n_vocab}",
+            "the file was converted wrongly or is damaged",
         )
     return tokenizer
 

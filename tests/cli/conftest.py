@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.generate.conftest import tiny_metadata
+from tests.generate.conftest import tiny_metadata, tokenizer_of
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UnsupportedModelError
@@ -19,7 +19,6 @@ from vkmoe.experts.records.profiler import Served, Tally
 from vkmoe.experts.records.report import ExpertReport, Setup
 from vkmoe.facts import ON_DEVICE, Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
 from vkmoe.generate.chat import ChatTemplate
-from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.llm import GenerationStatistics, Piece
 
 DEVICE = DeviceInfo(
@@ -55,7 +54,7 @@ class FakeLLM:
         self, model: str | None, config: EngineConfig, *, progress: Callable[..., None] | None
     ) -> None:
         self.calls.append({"model": model, "config": config})
-        self.tokenizer = Tokenizer.from_metadata(self.vocabulary)
+        self.tokenizer = tokenizer_of(self.vocabulary)
         self.spec, self.device_info = FakeSpec(), DEVICE
         lines = (Allocation("things", "device", 5, "why"),)
         self.plan = MemoryPlan(1024, "f16", ON_DEVICE, lines)

@@ -232,7 +232,7 @@ def open_without_gpu(path: Path) -> None:
         decision = decide(EngineConfig(), model, DISCRETE_12)
         rope = model.spec.ropes[0]
         assert np.isfinite(rope_table(rope, min(64, decision.plan.ctx_size))).all()
-        Tokenizer.from_metadata(model.file.metadata)
+        Tokenizer.from_file(model.file)
 
 
 def sound(path: Path) -> bool:

@@ -194,12 +194,12 @@ def test_a_config_and_keywords_combine() -> None:
 def test_unusable_prompts_are_refused_before_anything_runs(
     llm: LLM, prompt: str | list[int], words: str
 ) -> None:
-    before = list(llm._in_cache)
+    before = list(llm.sequence.tokens)
     for call in (llm.generate, llm.stream):
         with pytest.raises(PromptError, match=words) as caught:
             call(prompt, max_tokens=1)
         assert caught.value.hint
-    assert llm._in_cache == before
+    assert llm.sequence.tokens == before
     if not isinstance(prompt, str):
         with pytest.raises(PromptError, match=words):
             llm.logits(prompt)
@@ -226,7 +226,7 @@ def check_statistics(result: GenerationResult, n_prompt: int, n_tokens: int) -> 
 
 
 def test_statistics_add_up(llm: LLM) -> None:
-    llm._in_cache.clear()
+    llm.sequence.tokens.clear()
     first = llm.generate(PROMPT, max_tokens=4, **GREEDY)
     check_statistics(first, len(PROMPT), 4)
     assert first.statistics.n_reused_tokens == 0
@@ -238,7 +238,6 @@ def test_statistics_add_up(llm: LLM) -> None:
 
 
 def test_facts_of_the_demo_model(demo: LLM) -> None:
-    assert demo.path == demo_model_path()
     assert demo.spec.architecture == "qwen3moe"
     assert demo.spec.experts is not None and demo.spec.experts.n_used < demo.spec.experts.n_experts
     weights = demo_model_path().stat().st_size

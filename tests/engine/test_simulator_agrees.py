@@ -72,7 +72,7 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
     """Two prompts one after the other through one cache."""
     config, model = EngineConfig(ctx_size=64, **options), demo_model_path()
     with Engine(model, config, seed=seed) as engine:
-        tokens = Tokenizer.from_metadata(engine.model.file.metadata).encode(TEXT)
+        tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)
         parts = [tokens[:34], tokens[200:224]]
         trace = joined([record(engine, part, tmp_path / "t.jsonl") for part in parts])
         assert trace.starts == (0, 34)

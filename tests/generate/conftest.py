@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import struct
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.gguf_file import samples as make
 from tests.needs import missing
 from vkmoe.generate.byte_level import byte_alphabet
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.generate.vocabulary import TokenType
+from vkmoe.gguf_file import GgufFile
+
+
+def file_of(metadata: Mapping[str, Any]) -> GgufFile:
+    """An open file without tensors that says `metadata`; nothing of it stays on disk."""
+    pairs = [make.pair(key, *in_bytes(value)) for key, value in metadata.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        return make.opened(Path(folder), make.file_bytes(pairs))
+
+
+def in_bytes(value: Any) -> tuple[int, bytes]:
+    """The kind of a metadata value and its bytes; all items of an array have one."""
+    if isinstance(value, list):
+        if any(isinstance(item, float) for item in value):
+            value = [float(item) for item in value]
+        pairs = [in_bytes(item) for item in value]
+        kind = pairs[0][0] if pairs else make.STRING
+        return make.ARRAY, make.array(kind, len(pairs), b"".join(raw for _, raw in pairs))
+    if isinstance(value, str):
+        return make.STRING, make.text(value)
+    kinds = ((bool, make.BOOL, "?"), (int, make.I64, "q"), (float, make.F64, "d"))
+    kind, code = next((kind, code) for type_, kind, code in kinds if isinstance(value, type_))
+    return kind, struct.pack(f"<{code}", value)
+
+
+def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a file that says `metadata`."""
+    return Tokenizer.from_file(file_of(metadata))
 
 
 def tiny_metadata(**changes: Any) -> dict[str, Any]:
@@ -63,7 +95,7 @@ def tokens_with(**places: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Tokenizer:
-    return Tokenizer.from_metadata(tiny_metadata())
+    return tokenizer_of(tiny_metadata())
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError
 from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.tokenizer import Tokenizer
 
+from .conftest import file_of
+
 FIXTURE: dict[str, Any] = json.loads(
     Path(__file__).with_name("chat_renderings.json").read_text(encoding="utf-8")
 )
@@ -111,21 +113,20 @@ def test_the_date_is_today() -> None:
 
 
 def test_special_tokens_come_from_the_vocabulary(tiny_tokenizer: Tokenizer) -> None:
-    metadata = {"tokenizer.chat_template": "{{ bos_token }}{{ eos_token }}"}
-    chat = ChatTemplate.from_metadata(metadata, tiny_tokenizer)
+    file = file_of({"tokenizer.chat_template": "{{ bos_token }}{{ eos_token }}"})
+    chat = ChatTemplate.from_file(file, tiny_tokenizer)
     assert chat.render(HELLO) == "<|endoftext|>" * 2
 
 
-@pytest.mark.parametrize("source", [None, ""])
-def test_a_model_without_a_template_is_an_error(source: str | None) -> None:
+def test_a_model_without_a_template_is_an_error(tiny_tokenizer: Tokenizer) -> None:
     with pytest.raises(UnsupportedModelError, match="no chat template") as caught:
-        ChatTemplate(source)
+        ChatTemplate.from_file(file_of({}), tiny_tokenizer)
     assert "vkmoe generate" in caught.value.hint
 
 
 def test_a_template_that_is_no_text_is_an_error(tiny_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ModelFileError, match="not text"):
-        ChatTemplate.from_metadata({"tokenizer.chat_template": 5}, tiny_tokenizer)
+    with pytest.raises(ModelFileError, match="chat_template' should be a string"):
+        ChatTemplate.from_file(file_of({"tokenizer.chat_template": 5}), tiny_tokenizer)
 
 
 @pytest.mark.parametrize(

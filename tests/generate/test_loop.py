@@ -1,4 +1,4 @@
-"""Prompts go on from where the model's state holds; a watched model reports every token."""
+"""Prompts go on from where the model's state holds; every token is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.config import SamplingConfig
-from vkmoe.generate.loop import Generation, ObservedRunner
+from vkmoe.errors import VkmoeError
+from vkmoe.generate.loop import CachedSequence, Generation
 from vkmoe.llm import LLM
 
 TOP = TopLogits(np.array([3], np.int32), np.array([1.5], np.float32), 34, 2.0)
@@ -25,7 +26,7 @@ class Runner:
 
     def run(self, batch: TokenBatch) -> RunResult:
         if 9 in batch.tokens:
-            raise RuntimeError("no")
+            raise VkmoeError("no")
         self.done += zip(batch.tokens, batch.positions, batch.wants_logits, strict=True)
         return RunResult(NO_ROUTING, NO_ROUTING, TOP if any(batch.wants_logits) else None)
 
@@ -36,21 +37,18 @@ class Runner:
         return np.arange(3, dtype=np.float32)
 
 
-def test_everything_goes_to_the_model_and_each_token_is_told_when_it_is_done() -> None:
+def test_every_token_is_reported_when_it_is_done() -> None:
     runner = Runner()
-    told: list[tuple[int, int]] = []
-    watched = ObservedRunner(
-        runner, lambda batch, result: told.append((batch.positions[0], len(runner.done)))
-    )
-    assert watched.ctx_size == 12
-    assert watched.full_logits().tolist() == [0, 1, 2]
-    assert watched.rewind(7) == 4
-    assert watched.run(TokenBatch.one(5, 0)).top is TOP
-    assert watched.run(TokenBatch.one(6, 1, with_logits=False)).top is None
-    with pytest.raises(RuntimeError):
-        watched.run(TokenBatch.one(9, 2))
+    sequence = CachedSequence(runner)
+    seen: list[tuple[int, int]] = []
+    sequence.after_run = lambda batch, _: seen.append((batch.positions[0], len(runner.done)))
+    assert sequence.run(5) is TOP
+    assert sequence.run(6, with_logits=False) is None
+    with pytest.raises(VkmoeError):
+        sequence.run(9)
     assert runner.done == [(5, 0, True), (6, 1, False)]
-    assert told == [(0, 1), (1, 2)]
+    assert seen == [(0, 1), (1, 2)]
+    assert sequence.tokens == [], "after a failure nothing is known"
 
 
 @pytest.mark.parametrize(("n_cached", "n_reused"), [(3, 0), (5, 4), (6, 4), (7, 4), (8, 4)])
@@ -58,15 +56,14 @@ def test_a_prompt_goes_on_from_where_the_state_holds(n_cached: int, n_reused: in
     """Recurrent layers can only go back to positions whose state was kept: here every fourth."""
     runner = Runner()
     prompt = list(range(10, 17))
-    cached = [*prompt, 33][:n_cached]
+    sequence = CachedSequence(runner)
+    sequence.tokens = [*prompt, 33][:n_cached]
     with LLM() as llm:
-        run = Generation(
-            runner, llm.tokenizer, cached, prompt, SamplingConfig(temp=0), 1, (), True
-        )  # fmt: skip
+        run = Generation(sequence, llm.tokenizer, prompt, SamplingConfig(temp=0), 1, (), True)
     next(run.pieces(lambda _: None))
     assert [position for _, position, _ in runner.done] == list(range(n_reused, len(prompt)))
     assert [token for token, _, _ in runner.done] == prompt[n_reused:]
-    assert cached == prompt and run.statistics(0).n_reused_tokens == n_reused
+    assert sequence.tokens == prompt and run.statistics(0).n_reused_tokens == n_reused
 
 
 @pytest.mark.parametrize("position", [0, 2, 4])

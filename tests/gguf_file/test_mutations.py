@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import tracemalloc
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +79,7 @@ def mutated(raw: bytes, rng: np.random.Generator) -> bytes:
 def touch_everything(path: Path) -> None:
     with open_gguf(path) as file:
         for key in file.metadata:
-            file.describe(key)
-            for get in (file.strings, file.numbers, lambda name: file.metadata[name]):
+            for get in (file.strings, file.numbers, partial(file.require, kind=str)):
                 try:
                     get(key)
                 except VkmoeError as error:

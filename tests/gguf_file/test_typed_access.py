@@ -86,9 +86,3 @@ def test_strings_are_strings(file: GgufFile, key: str) -> None:
 def test_numbers_are_numbers(file: GgufFile, key: str) -> None:
     with pytest.raises(ModelFileError, match=key):
         file.numbers(key)
-
-
-def test_describing_parses_no_array(file: GgufFile) -> None:
-    assert file.describe("bad words") == "array of 1 strings"
-    assert file.describe("numbers") == "array of 2 int32s"
-    assert file.describe("bad text") == "string of 3 bytes"

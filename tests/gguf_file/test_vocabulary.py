@@ -53,13 +53,6 @@ def test_opening_a_large_vocabulary(synthetic: Path) -> None:
     assert added < 100
 
 
-@pytest.mark.shared
-def test_opening_a_real_large_vocabulary(shared: Path) -> None:
-    counts, added = measured(shared / "vocab" / "ggml-vocab-qwen2.gguf")
-    assert counts == [151936, 151387, 151936]
-    assert added < 100
-
-
 def test_tokens_and_merges_arrive_as_they_were_written(synthetic: Path) -> None:
     with open_gguf(synthetic) as file:
         tokens = file.strings("tokenizer.ggml.tokens")

@@ -28,7 +28,7 @@ from vkmoe.cli.output import note, statistics_lines
 from vkmoe.cli.prompt import chosen_model, decoded
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
-from vkmoe.generate.chat import FINAL, ChannelText, ReplyChannels
+from vkmoe.generate.reply import FINAL, ChannelText, ReplyChannels
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM

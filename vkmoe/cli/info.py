@@ -105,7 +105,7 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
     from vkmoe.generate.tokenizer import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_metadata(file.metadata)
+        tokenizer = Tokenizer.from_file(file)
     except UnsupportedModelError as error:
         return [f"tokenizer     not usable: {error}"]
     named = [("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id), ("eot", tokenizer.eot_id)]

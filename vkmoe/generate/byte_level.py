@@ -1,21 +1,142 @@
-"""This module turns text into ids by merging a printable spelling of bytes (BPE), and back.
+"""This module turns text into ids by cutting it into words and merging bytes (BPE), and back.
 
-It owns that spelling and the use of the `tokenizers` package for it. It does not own special tokens
-or how text is cut into words (special_tokens.py, pretokenizer.py).
+It owns the table of `tokenizer.ggml.pre` names and what each means for the `tokenizers` package,
+and the printable spelling of bytes. Words are cut as in llama.cpp, for which the names were
+invented: no Unicode normalisation, and in the newer OpenAI and Mistral kinds combining marks are
+symbols. It does not own special tokens (tokenizer.py) or the vocabulary (vocabulary.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
+from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
+from tokenizers.pre_tokenizers import PreTokenizer
 
-from vkmoe.errors import ModelFileError, PromptError
-from vkmoe.generate.pretokenizer import PreTokenizerSpec
-from vkmoe.generate.vocabulary import Vocabulary
+from vkmoe.errors import PromptError
 
-__all__ = ["ByteLevelCodec", "byte_alphabet"]
+__all__ = ["PRE_TOKENIZERS", "ByteLevelCodec", "PreTokenizerSpec", "byte_alphabet"]
+
+# English endings in either case; spelled out, as (?i:s) would match the long s (U+017F) too.
+_ENDINGS = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+# Blanks to their last line end; blanks but the last before a word; other blanks. No quantifier
+# gives back what it took (*+, ++): the package's engine panics after ten million steps back.
+_BLANKS = r"(?:[^\S\r\n]*+[\r\n]++)++|\s+(?!\S)|\s+"
+_GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _words(letters: str, digits: str, rest: str) -> str:
+    """Match endings, a word with at most one leading other character, digits, symbols, blanks."""
+    return (
+        rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}| ?[^\s{rest}]+[\r\n]*|{_BLANKS}"
+    )
+
+
+def _cased(ending: str, digits: str) -> str:
+    """Match words that end before an ASCII capital after a small letter; a slash joins symbols.
+
+    Letters outside ASCII count as both. Capitals that no small letter follows are a word to the
+    last letter that counts as small, or whole.
+    """
+    both = r"[\p{L}&&[^A-Za-z]]"
+    words = rf"[\p{{L}}&&[^a-z]]*+[a-z][\p{{L}}&&[^A-Z]]*+|(?:[A-Z]*+{both}++)++|[A-Z]++"
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?(?:{words}){ending}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
+    )
+
+
+# Letters with case, without the scripts and additions that Unicode 11 or DeepSeek's list lacks.
+_DEEPSEEK_LETTERS = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2F}"
+    r"\x{A78F}-\x{AB6F}\x{10570}-\x{105BF}\x{10D50}-\x{10D8F}\x{16E40}-\x{1DFFF}]]"
+)
+_DEEPSEEK_MARKS = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3001}\x{3002}]"
+_ASIAN = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}&&\S]+"
+_DEEPSEEK3 = (
+    r"[!-/:-~&&[^A-Za-z]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    + _BLANKS
+)
+_LLAMA3 = _words(r"\p{L}", r"\p{N}{1,3}", r"\p{L}\p{N}")
+
+
+@dataclass(frozen=True)
+class PreTokenizerSpec:
+    """Describes one kind of pre-tokenization.
+
+    `patterns` are regular expressions (Oniguruma): each cuts the pieces the ones before it left
+    into its matches and what lies between them.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    aliases: str = ""  # other names that mean it
+    whole_words: bool = False  # a word that is a token is taken whole, without merging
+    adds_bos: bool = False  # what holds when the file does not say
+
+    def pre_tokenizer(self) -> PreTokenizer:
+        """Build the splitting step; its last stage maps bytes to printable characters."""
+        steps: list[PreTokenizer] = [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns
+        ]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        return pre_tokenizers.Sequence(steps)
+
+
+_KINDS = (
+    PreTokenizerSpec(
+        "gpt-2",
+        (_GPT2,),
+        "phi-2 olmo mpt jais gigachat a.x-4.0 mellum exaone4 trillion granite-docling",
+    ),
+    PreTokenizerSpec("default", (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", r"[0-9]{3}")),
+    PreTokenizerSpec(
+        "llama-bpe",
+        (_LLAMA3,),
+        "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        whole_words=True,
+        adds_bos=True,
+    ),
+    PreTokenizerSpec("chatglm-bpe", (_LLAMA3,), "smaug-bpe dbrx"),
+    PreTokenizerSpec("glm4", (_LLAMA3,), "glm5", whole_words=True),
+    PreTokenizerSpec(
+        "qwen2",
+        (_words(r"\p{L}", r"\p{N}", r"\p{L}\p{N}"),),
+        "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2 kormo f2llmv2",
+    ),
+    PreTokenizerSpec("qwen35", (_words(r"\p{L}\p{M}", r"\p{N}", r"\p{L}\p{M}\p{N}"),)),
+    PreTokenizerSpec(
+        "smollm",
+        (r"\p{N}", _GPT2),
+        "starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    ),
+    PreTokenizerSpec("tekken", (_cased("", r"\p{N}"),), whole_words=True, adds_bos=True),
+    PreTokenizerSpec(
+        "gpt-4o",
+        (_cased(f"(?:{_ENDINGS})?", r"\p{N}{1,3}"),),
+        "llama4 kanana2 talkie minimax-m2",
+    ),
+    PreTokenizerSpec(
+        "deepseek-llm",
+        (
+            r"[\r\n]",
+            rf"\s?{_DEEPSEEK_LETTERS}+",
+            rf"\s?{_DEEPSEEK_MARKS}+",
+            r"(?<!\s)\s++\z",
+            _ASIAN,
+            r"\p{N}+",
+        ),
+    ),
+    PreTokenizerSpec("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}")),
+    PreTokenizerSpec(
+        "deepseek-v3",
+        (r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", _DEEPSEEK3),
+        "hunyuan-dense joyai-llm hy_v4",
+    ),
+)
+PRE_TOKENIZERS = {name: kind for kind in _KINDS for name in (kind.name, *kind.aliases.split())}
 
 
 @lru_cache(maxsize=1)
@@ -25,53 +146,36 @@ def byte_alphabet() -> dict[str, int]:
     Printable Latin-1 bytes stand for themselves; the others, in order, for U+0100 upwards.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
     table = {chr(byte): byte for byte in printable}
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    table.update({chr(0x100 + i): byte for i, byte in enumerate(rest)})
-    return table
+    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 class ByteLevelCodec:
-    """Encodes plain text; raises ModelFileError for merges that do not fit the vocabulary."""
+    """Encodes plain text; `ids` are all tokens, and `merges` pairs that make one, best first."""
 
-    def __init__(self, vocabulary: Vocabulary, pre: PreTokenizerSpec) -> None:
-        try:
-            model = models.BPE(
-                vocab=vocabulary.ids, merges=vocabulary.merges, ignore_merges=pre.whole_words
-            )
-        except Exception as error:  # the package raises bare Exception
-            raise ModelFileError(
-                f"the model file's merges do not fit its vocabulary: {str(error).splitlines()[0]}",
-                "the file is damaged or was converted wrongly",
-            ) from error
-        self._backend = Backend(model)
+    def __init__(
+        self, ids: dict[str, int], merges: list[tuple[str, str]], pre: PreTokenizerSpec
+    ) -> None:
+        self._backend = Backend(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
         self._backend.pre_tokenizer = pre.pre_tokenizer()
         # Bytes without a token of their own: the package would drop them silently.
-        self._absent_bytes = frozenset(
-            byte for char, byte in byte_alphabet().items() if char not in vocabulary.ids
-        )
+        self._absent_bytes = {byte for char, byte in byte_alphabet().items() if char not in ids}
 
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Return the token ids of `text`, a piece between special tokens.
 
         Raises PromptError for bytes the vocabulary cannot spell.
         """
-        if self._absent_bytes:
-            self._check(text.encode())
+        if absent := self._absent_bytes.intersection(text.encode()):
+            raise PromptError(
+                f"the model's vocabulary has no token for byte 0x{min(absent):02x} of the prompt",
+                "leave that character out: this model cannot read it",
+            )
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def token_bytes(self, text: str) -> bytes:
         """Return the bytes that a token with this text stands for."""
         table = byte_alphabet()
-        return b"".join(
-            bytes((table[char],)) if char in table else char.encode("utf-8") for char in text
-        )
-
-    def _check(self, raw: bytes) -> None:
-        absent = self._absent_bytes.intersection(raw)
-        if absent:
-            raise PromptError(
-                f"the model's vocabulary has no token for byte 0x{min(absent):02x} of the prompt",
-                "leave that character out: this model cannot read it",
-            )
+        return b"".join(bytes((table[c],)) if c in table else c.encode() for c in text)

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.detokenizer import StopMatcher, StreamDetokenizer
+from vkmoe.generate.reply import MarkFinder
 from vkmoe.generate.sampler import Sampler, random_seed
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
 
 __all__ = [
+    "CachedSequence",
     "FinishReason",
     "Generation",
     "GenerationStatistics",
-    "ObservedRunner",
     "Piece",
     "TokenRunner",
 ]
@@ -90,31 +90,63 @@ class GenerationStatistics:
         return n_tokens / self.decode_seconds if n_tokens > 0 and self.decode_seconds else 0.0
 
 
+class CachedSequence:
+    """Runs the tokens of one sequence, and knows which of them are in the KV cache."""
+
+    def __init__(self, runner: TokenRunner) -> None:
+        self.runner = runner
+        self.tokens: list[int] = []  # those in the cache
+        self.after_run: Callable[[TokenBatch, RunResult], None] | None = None
+
+    def go_back(self, tokens: Sequence[int]) -> int:
+        """Forget what does not begin `tokens`. Returns how many need not be run again."""
+        n_common = 0
+        for ours, theirs in zip(tokens, self.tokens, strict=False):
+            if ours != theirs:
+                break
+            n_common += 1
+        n_kept = self.runner.rewind(n_common)
+        del self.tokens[n_kept:]
+        return n_kept
+
+    def run(self, token: int, with_logits: bool = True) -> TopLogits | None:
+        """Run the next token; after a failure nothing is known to be in the cache."""
+        batch = TokenBatch.one(token, len(self.tokens), with_logits)
+        try:
+            result = self.runner.run(batch)
+        except VkmoeError:
+            self.tokens.clear()
+            raise
+        self.tokens.append(token)
+        if self.after_run is not None:
+            self.after_run(batch, result)
+        return result.top
+
+
 class Generation:
-    """Runs the loop once. `cached` lists the tokens in the KV cache; it is kept true."""
+    """Runs the loop once."""
 
     def __init__(
         self,
-        runner: TokenRunner,
+        sequence: CachedSequence,
         tokenizer: Tokenizer,
-        cached: list[int],
         tokens: list[int],
         sampling: SamplingConfig,
         max_tokens: int | None,
         stop: Sequence[str],
         ignore_eos: bool,
     ) -> None:
-        self._runner = runner
-        self._cached = cached
+        self._sequence = sequence
         self._tokens = tokens
-        self.seed = sampling.seed if sampling.seed is not None else random_seed()
+        self._seed = sampling.seed if sampling.seed is not None else random_seed()
         end_ids = tokenizer.end_ids
-        self._sampler = Sampler(sampling, self.seed, banned=end_ids if ignore_eos else ())
+        self._sampler = Sampler(sampling, self._seed, banned=end_ids if ignore_eos else ())
         self._sampler.accept(tokens)
         self._end_ids = frozenset() if ignore_eos else end_ids
-        self._stops = StopMatcher(stop)
+        self._stops = MarkFinder(stop)
         self._text = StreamDetokenizer(tokenizer)
-        room = runner.ctx_size - len(tokens) + 1  # the last token's own state need not fit
+        # The last token's own state need not fit.
+        room = sequence.runner.ctx_size - len(tokens) + 1
         self._limit = room if max_tokens is None else min(max_tokens, room)
         self._reason: FinishReason = "interrupt"
         self._n_reused = self._n_generated = 0
@@ -124,12 +156,12 @@ class Generation:
         """Run the loop. `done` is called when it ends, is closed or is interrupted."""
         self._started = self._prompt_done = self._first_token = time.perf_counter()
         try:
-            top = self._run_prompt()
+            self._n_reused = self._sequence.go_back(self._tokens[:-1])
+            for token in self._tokens[self._n_reused : -1]:
+                self._sequence.run(token, with_logits=False)
+            top = self._run(self._tokens[-1])
             self._prompt_done = self._first_token = time.perf_counter()
             yield from self._decode(top)
-            rest = self._rest()
-            if rest:
-                yield Piece(-1, rest)
         finally:
             done(self)
 
@@ -143,50 +175,38 @@ class Generation:
             ttft_seconds=self._first_token - self._started,
             prompt_seconds=self._prompt_done - self._started,
             decode_seconds=time.perf_counter() - self._first_token,
-            seed=self.seed,
+            seed=self._seed,
             finish_reason=self._reason,
         )
 
     def _decode(self, top: TopLogits) -> Iterator[Piece]:
         """Choose, hand out, process: until an end token, a stop string or the limit."""
         while self._n_generated < self._limit:
-            token = self._choose(top)
+            token = self._sampler.sample(top, self._sequence.runner.full_logits)
+            self._sampler.accept([token])
             self._n_generated += 1
             if self._n_generated == 1:
                 self._first_token = time.perf_counter()
             if token in self._end_ids:
                 self._reason = "stop"
-                return
-            yield Piece(token, self._stops.feed(self._text.feed(token)))
-            if self._stops.stopped:
+                break
+            text, stop = self._stops.feed(self._text.feed(token))
+            yield Piece(token, text)
+            if stop is not None:
                 self._reason = "stop"
                 return
             if self._n_generated < self._limit:
-                top = self._run(token, len(self._cached))
-        self._reason = "length"
+                top = self._run(token)
+        else:
+            self._reason = "length"
+        # What was held back: an unfinished character, and what might have become a stop string.
+        text, stop = self._stops.feed(self._text.finish())
+        rest = text if stop is not None else text + self._stops.finish()
+        if rest:
+            yield Piece(-1, rest)
 
-    def _rest(self) -> str:
-        """Return the text held back for a stop string or an unfinished character."""
-        if self._stops.stopped:
-            return ""
-        return self._stops.feed(self._text.finish()) + self._stops.finish()
-
-    def _run_prompt(self) -> TopLogits:
-        """Process the part of the prompt that is not in the KV cache already."""
-        n_common = 0
-        for ours, theirs in zip(self._tokens[:-1], self._cached, strict=False):
-            if ours != theirs:
-                break
-            n_common += 1
-        n_kept = self._runner.rewind(n_common)
-        del self._cached[n_kept:]
-        self._n_reused = n_kept
-        for token in self._tokens[n_kept:-1]:
-            self._process(token, len(self._cached), with_logits=False)
-        return self._run(self._tokens[-1], len(self._tokens) - 1)
-
-    def _run(self, token: int, position: int) -> TopLogits:
-        top = self._process(token, position, with_logits=True)
+    def _run(self, token: int) -> TopLogits:
+        top = self._sequence.run(token)
         assert top is not None
         if top.has_nan:
             raise VkmoeError(
@@ -195,40 +215,3 @@ class Generation:
                 "run `vkmoe selftest`",
             )
         return top
-
-    def _process(self, token: int, position: int, with_logits: bool) -> TopLogits | None:
-        """Run one token and note it in the cache; after a failure nothing is known to be there."""
-        try:
-            top = self._runner.run(TokenBatch.one(token, position, with_logits)).top
-        except VkmoeError:
-            self._cached.clear()
-            raise
-        self._cached.append(token)
-        return top
-
-    def _choose(self, top: TopLogits) -> int:
-        token = self._sampler.sample(top, self._runner.full_logits)
-        self._sampler.accept([token])
-        return token
-
-
-class ObservedRunner:
-    """Wraps a `TokenRunner`, and calls `after(batch, result)` when a batch was run."""
-
-    def __init__(self, runner: TokenRunner, after: Callable[[TokenBatch, RunResult], None]) -> None:
-        self._runner, self._after = runner, after
-
-    @property
-    def ctx_size(self) -> int:
-        return self._runner.ctx_size
-
-    def run(self, batch: TokenBatch) -> RunResult:
-        result = self._runner.run(batch)
-        self._after(batch, result)
-        return result
-
-    def rewind(self, position: int) -> int:
-        return self._runner.rewind(position)
-
-    def full_logits(self) -> NDArray[np.float32]:
-        return self._runner.full_logits()

@@ -16,46 +16,27 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from vkmoe.errors import ModelFileError
 from vkmoe.generate.vocabulary import Vocabulary
 
 __all__ = ["SentencePieceCodec"]
 
 _BLANK = "\u2581"
-_MAX_TOKEN_LENGTH = 1000  # trying all splits takes the square of it
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SentencePieceCodec:
-    """Encodes plain text.
-
-    Raises ModelFileError for a vocabulary without all byte tokens or with an absurdly long token.
-    """
+    """Encodes plain text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        names = [f"<0x{byte:02X}>" for byte in range(256)]
-        absent = [name for name in names if name not in vocabulary.ids]
-        if absent:
-            raise ModelFileError(
-                f"the model file's vocabulary has no byte token {absent[0]} ({len(absent)} of 256 "
-                "are missing)",
-                "the file is damaged or was converted wrongly",
-            )
-        longest = max(range(len(vocabulary.tokens)), key=lambda i: len(vocabulary.tokens[i]))
-        if len(vocabulary.tokens[longest]) > _MAX_TOKEN_LENGTH:
-            raise ModelFileError(
-                f"the model file's token {longest} has {len(vocabulary.tokens[longest])} "
-                f"characters, more than {_MAX_TOKEN_LENGTH}",
-                "the file is damaged or was converted wrongly",
-            )
-        self._byte_ids = [vocabulary.ids[name] for name in names]
         self._adds_space = vocabulary.adds_space
-        self._n_tokens = len(vocabulary.tokens)
         self._ids = vocabulary.ids
+        self._byte_ids = vocabulary.byte_ids
         self._costs: list[float] = (-vocabulary.scores).tolist()
-        chars = _chars_without_token(vocabulary)
-        self._char_bytes = [char.encode() for char in chars]
-        ids = vocabulary.ids | {char: self._n_tokens + i for i, char in enumerate(chars)}
+        # A merge needs an id for each character of a token: those without get one after the others.
+        chars = sorted({char for text in vocabulary.tokens for char in text} - self._ids.keys())
+        added = {char: len(self._ids) + i for i, char in enumerate(chars)}
+        self._spelled = {i: self._spell(char) for char, i in added.items()}
+        ids = self._ids | added
         pairs = _merges(vocabulary, ids)
         self.has_equal_scores = _have_equal_scores(pairs, vocabulary)
         merges = [] if self.has_equal_scores else pairs
@@ -64,52 +45,39 @@ class SentencePieceCodec:
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Return the token ids of `text`, a piece between special tokens or at the start."""
         prefix = _BLANK if after_special and self._adds_space else ""
-        return self._encode_spelled(prefix + text.replace(" ", _BLANK))
-
-    def token_bytes(self, text: str) -> bytes:
-        """Return the bytes that a token with this text stands for."""
-        byte = _BYTE_TOKEN.fullmatch(text)
-        return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
-
-    def _encode_spelled(self, text: str) -> list[int]:
+        spelled = prefix + text.replace(" ", _BLANK)
         if self.has_equal_scores:
-            return self.encode_plainly(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        if not self._char_bytes:
-            return ids
-        spelled: list[int] = []
-        for i in ids:
-            if i < self._n_tokens:
-                spelled.append(i)
-            else:
-                spelled += (self._byte_ids[b] for b in self._char_bytes[i - self._n_tokens])
-        return spelled
+            return self.encode_plainly(spelled)
+        found = self._backend.encode(spelled, add_special_tokens=False).ids
+        return [i for token in found for i in self._spelled.get(token, (token,))]
 
     def encode_plainly(self, spelled: str) -> list[int]:
         """Return the token ids of text whose blanks are spelled already, without the package."""
         ids: list[int] = []
         for symbol in _merge_by_score(spelled, self._ids, self._costs):
             token = self._ids.get(symbol)
-            ids += [token] if token is not None else (self._byte_ids[b] for b in symbol.encode())
+            ids += self._spell(symbol) if token is None else [token]
         return ids
 
+    def token_bytes(self, text: str) -> bytes:
+        """Return the bytes that a token with this text stands for."""
+        byte = _BYTE_TOKEN.fullmatch(text)
+        return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
 
-def _chars_without_token(vocabulary: Vocabulary) -> list[str]:
-    """Return characters of longer tokens that have no token: a merge needs an id for them."""
-    return sorted({char for text in vocabulary.tokens for char in text} - vocabulary.ids.keys())
+    def _spell(self, char: str) -> list[int]:
+        return [self._byte_ids[byte] for byte in char.encode()]
 
 
-def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+def _merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return all pairs of tokens that make a token, the best score first.
 
     The scores of runs of blanks are equal. The longest comes first: a run then grows from its left
     end, as it does where equal pairs are taken from the left.
     """
-    tokens = vocabulary.tokens
-    lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    lengths = np.fromiter(map(len, vocabulary.tokens), dtype=np.int64)
     pairs: list[tuple[str, str]] = []
     for i in np.lexsort((-lengths, -vocabulary.scores)).tolist():
-        text = tokens[i]
+        text = vocabulary.tokens[i]
         for split in range(len(text) - 1, 0, -1):
             left, right = text[:split], text[split:]
             if left in ids and right in ids:
@@ -118,11 +86,13 @@ def _merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]
 
 
 def _have_equal_scores(pairs: list[tuple[str, str]], vocabulary: Vocabulary) -> bool:
-    """Return whether two tokens that merges make have one score; runs of blanks count as one."""
-    made = {vocabulary.ids[left + right] for left, right in pairs}
-    is_run = {i: not vocabulary.tokens[i].strip(_BLANK) for i in made}
-    scores = [vocabulary.scores[i] for i in made if not is_run[i]]
-    scores += {vocabulary.scores[i] for i in made if is_run[i]}
+    """Say whether two tokens that merges make have one score; runs of blanks count as one."""
+    score_of = {
+        left + right: vocabulary.scores[vocabulary.ids[left + right]] for left, right in pairs
+    }
+    runs = {text for text in score_of if not text.strip(_BLANK)}
+    scores = [score for text, score in score_of.items() if text not in runs]
+    scores += {score_of[text] for text in runs}
     return len(set(scores)) < len(scores)
 
 

@@ -1,21 +1,21 @@
 """This module turns text into token ids and back, by the vocabulary inside a model file.
 
 It owns encoding and decoding as a whole: special tokens, what is added around a text, the bytes of
-every token. It does not own reading the metadata (vocabulary.py), how plain text becomes ids
-(byte_level.py, sentencepiece.py) or streaming (detokenizer.py).
+every token, and the bytes of a character that is not finished yet. It does not own reading the
+metadata (vocabulary.py) or how plain text becomes ids (byte_level.py, sentencepiece.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import codecs
+from collections.abc import Iterable
 
 from vkmoe.generate.byte_level import ByteLevelCodec
 from vkmoe.generate.sentencepiece import SentencePieceCodec
-from vkmoe.generate.special_tokens import SpecialTokens
 from vkmoe.generate.vocabulary import Vocabulary, read_vocabulary
+from vkmoe.gguf_file import GgufFile
 
-__all__ = ["Tokenizer"]
+__all__ = ["StreamDetokenizer", "Tokenizer"]
 
 
 class Tokenizer:
@@ -26,85 +26,64 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        pre = vocabulary.pre
+        pre, tokens = vocabulary.pre, vocabulary.tokens
         self.pre_name = "SentencePiece" if pre is None else pre.name
-        self.n_vocab = len(vocabulary.tokens)
-        self.bos_id, self.eos_id = vocabulary.bos, vocabulary.eos
-        self.eot_id, self.eom_id = vocabulary.eot, vocabulary.eom
+        self.n_vocab = len(tokens)
+        self.bos_id, self.eos_id, self.eot_id = map(vocabulary.named.get, ("bos", "eos", "eot"))
         self.end_ids = vocabulary.end_ids
-        self.adds_bos, self.adds_eos = vocabulary.adds_bos, vocabulary.adds_eos
         self.adds_space = vocabulary.adds_space
         self.control_ids = vocabulary.control
         self.special_ids = vocabulary.control | vocabulary.user_defined
-        shown = {vocabulary.tokens[i] for i in vocabulary.user_defined}
-        self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see chat.py
+        shown = {tokens[i] for i in vocabulary.user_defined}
+        self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see reply.py
+        self._added_first, self._added_last = vocabulary.added_first, vocabulary.added_last
         self._unused_ids = vocabulary.unused
-        self._tokens = vocabulary.tokens
-        self._special = SpecialTokens(
-            vocabulary.tokens,
-            vocabulary.control,
-            vocabulary.user_defined,
-            vocabulary.swallow_blanks,
-        )
+        self._swallowing = vocabulary.swallow_blanks
+        self._tokens = tokens
+        self._longest_first = sorted(self.special_ids, key=lambda i: (-len(tokens[i].encode()), i))
         self._codec: ByteLevelCodec | SentencePieceCodec = (
-            SentencePieceCodec(vocabulary) if pre is None else ByteLevelCodec(vocabulary, pre)
+            SentencePieceCodec(vocabulary)
+            if pre is None
+            else ByteLevelCodec(vocabulary.ids, vocabulary.merges, pre)
         )
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_file(cls, file: GgufFile) -> Tokenizer:
         """Build the tokenizer that a GGUF file's metadata describes.
 
         Raises ModelFileError for damaged metadata, UnsupportedModelError for an unknown kind.
         """
-        return cls(read_vocabulary(metadata))
+        return cls(read_vocabulary(file))
 
-    def encode(
-        self, text: str | bytes, add_special: bool = True, parse_special: bool = True
-    ) -> list[int]:
-        """Return the token ids of `text`; what is no UTF-8 in it becomes the replacement character.
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Return the token ids of `text`; half surrogate pairs become replacement characters.
 
         `add_special` adds BOS and EOS where the model wants them, never a second one next to one
         the text spells out. With `parse_special` false, control tokens in the text are plain text.
         Raises PromptError for text that the vocabulary cannot spell.
         """
-        raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-        text = raw.decode("utf-8", "replace")
+        text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         ids: list[int] = []
         after_special = True
-        for part in self._special.cut(text, parse_special):
+        for part in self._cut(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids += self._codec.encode(part, after_special)
             after_special = isinstance(part, int)
-        if add_special and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        if add_special and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
-            ids.append(self.eos_id)
+        if add_special and ids[:1] != self._added_first:
+            ids = self._added_first + ids
+        if add_special and ids[-1:] != self._added_last:
+            ids = ids + self._added_last
         return ids
 
-    def decode(self, ids: Iterable[int], skip_control: bool = False) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become the replacement character.
 
         The blank that encoding puts before a text is taken away again.
         """
-        raw = bytearray()
-        after_special = True
-        for i in ids:
-            is_hidden = skip_control and i in self.control_ids
-            raw += b"" if is_hidden else self.piece(i, after_special)
-            after_special = i in self.special_ids
-        return raw.decode("utf-8", errors="replace")
-
-    def piece(self, token_id: int, after_special: bool) -> bytes:
-        """Return what a token adds to a text. Raises IndexError for an id that is not there.
-
-        `after_special`: the text starts here, or a special token stands before it.
-        """
-        raw = self.token_bytes(token_id)
-        if after_special and self.adds_space and token_id not in self.special_ids:
-            return raw.removeprefix(b" ")
-        return raw
+        stream = StreamDetokenizer(self, is_reply=False)
+        return "".join(map(stream.feed, ids)) + stream.finish()
 
     def token_text(self, token_id: int) -> str:
         """Return a token as the vocabulary spells it. Raises IndexError for an unknown id."""
@@ -112,11 +91,65 @@ class Tokenizer:
             raise IndexError(f"token id {token_id} is not one of {self.n_vocab}")
         return self._tokens[token_id]
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, none for an unused one. Raises IndexError likewise."""
+    def token_bytes(self, token_id: int, after_special: bool) -> bytes:
+        """Return what a token adds to a text. Raises IndexError for an unknown id.
+
+        `after_special`: the text starts here, or a special token stands before it.
+        """
         text = self.token_text(token_id)
         if token_id in self._unused_ids:
             return b""
         if token_id in self.special_ids:
-            return text.encode("utf-8")
-        return self._codec.token_bytes(text)
+            return text.encode()
+        raw = self._codec.token_bytes(text)
+        return raw.removeprefix(b" ") if after_special and self.adds_space else raw
+
+    def _cut(self, text: str, parse_special: bool) -> list[str | int]:
+        """Cut `text` into ids of special tokens and the non-empty texts between them.
+
+        As in llama.cpp, the longest token is looked for first, everywhere, then the next in what
+        is left.
+        """
+        parts: list[str | int] = [text]
+        for token_id in self._longest_first:
+            is_asked_for = parse_special or token_id not in self.control_ids
+            if is_asked_for and self._tokens[token_id] in text:
+                parts = [piece for part in parts for piece in self._cut_at(token_id, part)]
+        return [part for part in parts if part != ""]
+
+    def _cut_at(self, token_id: int, part: str | int) -> list[str | int]:
+        if isinstance(part, int):
+            return [part]
+        first, *others = part.split(self._tokens[token_id])
+        if token_id in self._swallowing:
+            others = [text.lstrip(" \t\n\v\f\r") for text in others]
+        return [first, *(piece for text in others for piece in (token_id, text))]
+
+
+class StreamDetokenizer:
+    """Turns ids into text, one at a time.
+
+    The pieces of `feed` and `finish` joined are the whole text. The replacement character appears
+    for bytes that can never become UTF-8, and at the very end. In a reply control tokens do not
+    show, and the blank before the first word of a SentencePiece model stays: the text goes on.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, is_reply: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.control_ids if is_reply else frozenset()
+        self._after_special = not is_reply
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that is certain after this token, often none. Mutates."""
+        if token_id >= self._tokenizer.n_vocab:
+            return ""  # models may have more rows than their vocabulary has tokens
+        after_special = self._after_special
+        self._after_special = token_id in self._tokenizer.special_ids
+        if token_id in self._hidden:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id, after_special))
+
+    def finish(self) -> str:
+        """Return what is left: a replacement character if the last character is incomplete."""
+        return self._decoder.decode(b"", final=True)

@@ -1,31 +1,49 @@
 """This module reads and checks what a GGUF file's metadata says about its vocabulary.
 
-It owns the `tokenizer.ggml.*` keys: their types, their meaning, their defaults and every way they
-can contradict each other. It does not own encoding or decoding (tokenizer.py), nor the file itself
-(vkmoe.gguf_file).
+It owns the `tokenizer.ggml.*` keys, their meaning, their defaults and every way they can contradict
+each other; and what a token's text tells where the file says nothing, as in llama.cpp, whose files
+these are. It does not own encoding or decoding (tokenizer.py), nor the types of keys (gguf_file).
 """
 
 from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.generate.pretokenizer import DEFAULT_NAME, PreTokenizerSpec, pre_tokenizer_spec
-from vkmoe.generate.special_tokens import CONTROL_TEXTS, end_texts, shown_texts
+from vkmoe.errors import UnsupportedModelError
+from vkmoe.generate.byte_level import PRE_TOKENIZERS, PreTokenizerSpec
+from vkmoe.gguf_file import GgufFile
+from vkmoe.gguf_file.header import shown
 
 __all__ = ["TokenType", "Vocabulary", "read_vocabulary"]
 
 log = logging.getLogger("vkmoe")
 
+# A token with one of these texts ends a generation, whatever the file declares.
+_ENDS = """
+    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>
+    <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>
+    <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
+    <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]
+    <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>
+"""
+_INFILLING = """
+    <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|>
+    <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|>
+    <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|>
+    <|prefix|> <|suffix|> <|middle|>
+"""
+# The channels of gpt-oss are part of its reply: without the marks they would run together.
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 # Tokens of Phi-3 that keep the blanks after them; its other special tokens swallow them.
 _PHI3_KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
+_MAX_PIECE_LENGTH = 1000  # trying all splits of a piece takes the square of it
 
 
 class TokenType(enum.IntEnum):
@@ -44,230 +62,216 @@ class Vocabulary:
     """Holds a checked vocabulary: every id below is smaller than `len(tokens)`.
 
     With `pre` it is a byte-level one and has `merges`, without it is a SentencePiece one and has
-    `scores`.
+    `scores` and `byte_ids`.
     """
 
     pre: PreTokenizerSpec | None
     tokens: list[str]  # all different, none empty
     ids: dict[str, int]  # token text -> id
-    merges: list[tuple[str, str]]  # best first
-    scores: npt.NDArray[np.float64]  # [tokens]: what is merged first; empty with `pre`
+    merges: list[tuple[str, str]]  # best first; the two together are a token
+    scores: npt.NDArray[np.float64]  # [tokens]: what is merged first
+    byte_ids: list[int]  # [256]
     control: frozenset[int]  # matched in text only where special tokens are asked for; hidden
     user_defined: frozenset[int]  # always matched in text, never merged; shown as they are
     unused: frozenset[int]  # without a text
     swallow_blanks: frozenset[int]  # special tokens after which blanks are dropped
-    bos: int | None
-    eos: int | None
-    eot: int | None
-    eom: int | None
+    named: dict[str, int]  # "bos", "eos", "eot", "eom": those that there are
     end_ids: frozenset[int]  # every token that ends a generation
-    adds_bos: bool
-    adds_eos: bool
+    added_first: list[int]  # BOS, where the model wants it before every text
+    added_last: list[int]  # likewise EOS
     adds_space: bool  # before a text at the start or after a special token
 
 
-def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """Read and check the vocabulary from a model file's metadata, a lazy mapping.
+def read_vocabulary(file: GgufFile) -> Vocabulary:
+    """Read and check the vocabulary in a model file's metadata.
 
     Raises ModelFileError for missing, malformed or contradicting metadata and
     UnsupportedModelError for a tokenizer model or pre-tokenizer vkmoe does not know.
     """
-    model = str(_required(metadata, "tokenizer.ggml.model"))
-    if model not in ("gpt2", "llama"):
-        raise UnsupportedModelError(
-            f"the model's tokenizer {model!r} is not known",
-            "vkmoe reads byte-level BPE ('gpt2') and SentencePiece ('llama') vocabularies",
-        )
-    pre = _pre_tokenizer(metadata) if model == "gpt2" else None
-    texts = _read_strings(metadata, "tokenizer.ggml.tokens")
+    is_spm = _is_sentencepiece(file)
+    pre = None if is_spm else _pre_tokenizer(file)
+    texts = file.strings("tokenizer.ggml.tokens")
     tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]  # llama.cpp's name
-    ids = _ids(tokens)
-    named = _named_ids(metadata, len(tokens), spm=pre is None)
-    types = _read_types(metadata, len(tokens))
-    control, user_defined = _special(tokens, ids, types, named)
+    ids = _ids(file, tokens)
+    named = _named_ids(file, len(tokens), is_spm)
+    types = _types(file, len(tokens))
+    shown_ids = _shown_ids(ids)
+    control, user_defined = _special(ids, types, named, shown_ids)
     return Vocabulary(
         pre=pre,
         tokens=tokens,
         ids=ids,
-        merges=_merges(metadata, tokens, ids) if pre is not None else [],
-        scores=_read_scores(metadata, len(tokens)) if pre is None else np.zeros(0),
+        merges=[] if is_spm else _merges(file, tokens, ids),
+        scores=_scores(file, len(tokens)) if is_spm else np.zeros(0),
+        byte_ids=_byte_ids(file, ids) if is_spm else [],
         control=control,
         user_defined=user_defined,
         unused=frozenset(np.flatnonzero(types == TokenType.UNUSED).tolist()) - control,
-        swallow_blanks=_swallowing(metadata, ids, control | user_defined),
-        end_ids=frozenset(
-            {ids[text] for text in end_texts(ids) if text in ids}
-            | {i for name, i in named.items() if i is not None and name != "bos"}
-        ),
-        adds_bos=_adds(metadata, "bos", pre is None or pre.adds_bos, named["bos"]),
-        adds_eos=_adds(metadata, "eos", False, named["eos"]),
-        adds_space=pre is None and _read_flag(metadata, "tokenizer.ggml.add_space_prefix", True),
-        **named,
+        swallow_blanks=_swallowing(file, ids, control | user_defined),
+        named=named,
+        end_ids=_end_ids(ids, shown_ids) | {i for name, i in named.items() if name != "bos"},
+        added_first=_added(file, "bos", pre.adds_bos if pre is not None else True, named),
+        added_last=_added(file, "eos", False, named),
+        adds_space=is_spm and file.get("tokenizer.ggml.add_space_prefix", bool, True),
     )
 
 
-def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizerSpec:
-    name = metadata.get("tokenizer.ggml.pre")
-    if name is None or (isinstance(name, str) and not name):
+def _is_sentencepiece(file: GgufFile) -> bool:
+    model = file.require("tokenizer.ggml.model", str)
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedModelError(
+            f"{file.path}: the model's tokenizer {shown(model)} is not known",
+            "vkmoe reads byte-level BPE ('gpt2') and SentencePiece ('llama') vocabularies",
+        )
+    return model == "llama"
+
+
+def _pre_tokenizer(file: GgufFile) -> PreTokenizerSpec:
+    name = file.get("tokenizer.ggml.pre", str, "")
+    if not name:
         log.warning(
             "the model file does not say how to cut text into words (no tokenizer.ggml.pre): "
             "the default is used, answers may be worse; a newer conversion of the model says it"
         )
-        name = DEFAULT_NAME
-    return pre_tokenizer_spec(str(name))
+    spec = PRE_TOKENIZERS.get(name or "default")
+    if spec is None:
+        raise UnsupportedModelError(
+            f"{file.path}: the model's pre-tokenizer {shown(name)} is not known",
+            f"known ones are: {', '.join(sorted(PRE_TOKENIZERS))}",
+        )
+    return spec
 
 
-def _ids(tokens: list[str]) -> dict[str, int]:
+def _ids(file: GgufFile, tokens: list[str]) -> dict[str, int]:
     if not tokens:
-        raise ModelFileError("the model file's vocabulary is empty (tokenizer.ggml.tokens)")
+        file.refuse("the vocabulary is empty (tokenizer.ggml.tokens)")
     ids = {text: i for i, text in enumerate(tokens)}
     if len(ids) != len(tokens):
-        first = next(i for i, text in enumerate(tokens) if ids[text] != i)
-        raise ModelFileError(
-            f"the model file's vocabulary names token {tokens[first][:40]!r} twice, "
-            f"as {first} and {ids[tokens[first]]}"
-        )
+        first, text = next((i, text) for i, text in enumerate(tokens) if ids[text] != i)
+        file.refuse(f"the vocabulary names token {shown(text)} twice, as {first} and {ids[text]}")
     return ids
 
 
-def _named_ids(metadata: Mapping[str, Any], n_tokens: int, spm: bool) -> dict[str, int | None]:
-    """Return the ids of BOS, EOS, EOT and EOM; SentencePiece: else BOS 1, EOS 2."""
-    named = {
-        name: _read_id(metadata, f"tokenizer.ggml.{name}_token_id", n_tokens)
-        for name in ("bos", "eos", "eot", "eom")
-    }
-    for name, token_id in (("bos", 1), ("eos", 2)):
-        if spm and named[name] is None and token_id < n_tokens:
-            named[name] = token_id
+def _named_ids(file: GgufFile, n_tokens: int, is_spm: bool) -> dict[str, int]:
+    """Read the ids of BOS, EOS, EOT and EOM that there are; SentencePiece: else BOS 1, EOS 2."""
+    named = {"bos": 1, "eos": 2} if is_spm and n_tokens > 2 else {}
+    for name in ("bos", "eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key in file.metadata:
+            named[name] = file.require(key, int)
+            if not 0 <= named[name] < n_tokens:
+                file.refuse(f"{key} is {named[name]}, but there are {n_tokens} tokens")
     return named
 
 
+def _types(file: GgufFile, n_tokens: int) -> npt.NDArray[np.generic]:
+    """Read the token types [n_tokens]; a file without them has only normal tokens."""
+    if "tokenizer.ggml.token_type" not in file.metadata:
+        return np.full(n_tokens, TokenType.NORMAL)
+    return _of_each(
+        file, "token_type", "token type", n_tokens, lambda types: np.isin(types, list(TokenType))
+    )
+
+
+def _scores(file: GgufFile, n_tokens: int) -> npt.NDArray[np.float64]:
+    return _of_each(file, "scores", "score", n_tokens, np.isfinite).astype(np.float64)
+
+
+def _of_each(
+    file: GgufFile,
+    name: str,
+    what: str,
+    n_tokens: int,
+    is_valid: Callable[[Any], npt.NDArray[np.bool_]],
+) -> npt.NDArray[np.generic]:
+    """Read `what` the file says of each token [n_tokens], all valid, under `name`."""
+    values = file.numbers(f"tokenizer.ggml.{name}")
+    if len(values) != n_tokens:
+        file.refuse(f"there are {n_tokens} tokens but {len(values)} {what}s")
+    wrong = np.flatnonzero(~is_valid(values))
+    if wrong.size:
+        file.refuse(f"token {wrong[0]} has the impossible {what} {values[wrong[0]]}")
+    return values
+
+
+def _ids_of(texts: Iterable[str], ids: Mapping[str, int]) -> set[int]:
+    return {ids[text] for text in texts if text in ids}
+
+
+def _shown_ids(ids: Mapping[str, int]) -> set[int]:
+    """Find marks that show in a reply. <|end|> only ends a message where others end it all."""
+    calls, leaves = ids.keys() & {"<|call|>", "<|calls|>"}, ids.keys() & {"<|return|>", "<|flush|>"}
+    return _ids_of((*_SHOWN, "<|end|>") if calls and leaves else _SHOWN, ids)
+
+
+def _end_ids(ids: Mapping[str, int], shown_ids: set[int]) -> frozenset[int]:
+    """Find the tokens that end a generation by their text."""
+    ends = _ids_of(_ENDS.split(), ids)
+    if {"[gMASK]", "<|observation|>"} <= ids.keys():  # GLM: the next to speak is someone else
+        ends |= _ids_of(("<|user|>", "<|observation|>"), ids)
+    return frozenset(ends - shown_ids)
+
+
 def _special(
-    tokens: list[str],
-    ids: dict[str, int],
-    types: npt.NDArray[np.int64],
-    named: Mapping[str, int | None],
+    ids: Mapping[str, int],
+    types: npt.NDArray[np.generic],
+    named: Mapping[str, int],
+    shown_ids: set[int],
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Find the ids of control and user-defined tokens: by type, declaration or text."""
-    by_type = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))
     user_defined = set(np.flatnonzero(types == TokenType.USER_DEFINED).tolist())
-    control = set(np.flatnonzero(by_type).tolist())
-    control |= {i for i in named.values() if i is not None} - user_defined
-    control |= {ids[text] for text in CONTROL_TEXTS if text in ids}
-    shown = {ids[text] for text in shown_texts(ids) if text in ids}
-    return frozenset(control - shown), frozenset((user_defined - control) | shown)
+    by_type = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))
+    control = set(np.flatnonzero(by_type).tolist()) | (set(named.values()) - user_defined)
+    control |= _ids_of((_ENDS + _INFILLING).split(), ids)
+    return frozenset(control - shown_ids), frozenset((user_defined - control) | shown_ids)
 
 
-def _swallowing(
-    metadata: Mapping[str, Any], ids: dict[str, int], special: frozenset[int]
-) -> frozenset[int]:
-    name = str(metadata.get("general.name", "")).lower()
-    if "phi3" not in name and "phi-3" not in name:
-        return frozenset()
-    return special - {ids[text] for text in _PHI3_KEEPS_BLANKS if text in ids}
+def _swallowing(file: GgufFile, ids: Mapping[str, int], special: frozenset[int]) -> frozenset[int]:
+    name = file.get("general.name", str, "").lower()
+    is_phi3 = "phi3" in name or "phi-3" in name
+    return special - _ids_of(_PHI3_KEEPS_BLANKS, ids) if is_phi3 else frozenset()
 
 
-def _adds(metadata: Mapping[str, Any], name: str, default: bool, token_id: int | None) -> bool:
+def _added(file: GgufFile, name: str, default: bool, named: Mapping[str, int]) -> list[int]:
+    """Return the named token if it is added to every text."""
     key = f"tokenizer.ggml.add_{name}_token"
-    stated = _read_flag(metadata, key, default and token_id is not None)
-    if stated and token_id is None:
-        raise ModelFileError(
-            f"the model file asks for {key} but has no tokenizer.ggml.{name}_token_id"
-        )
-    return stated
+    stated = file.get(key, bool, default and name in named)
+    if stated and name not in named:
+        file.refuse(f"asks for {key} but has no tokenizer.ggml.{name}_token_id")
+    return [named[name]] if stated else []
 
 
-def _merges(
-    metadata: Mapping[str, Any], tokens: list[str], ids: dict[str, int]
-) -> list[tuple[str, str]]:
+def _merges(file: GgufFile, tokens: list[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """Split "left right" at the first blank after the first character.
 
     The pairs are made of the vocabulary's own strings: copies would take tens of megabytes.
     """
     pairs: list[tuple[str, str]] = []
-    for line in _read_strings(metadata, "tokenizer.ggml.merges"):
+    for line in file.strings("tokenizer.ggml.merges"):
         split = line.find(" ", 1)
-        left, right = ids.get(line[:split]), ids.get(line[split + 1 :])
-        if split < 1 or left is None or right is None:
-            raise ModelFileError(
-                f"the model file's merge {len(pairs)} is not a pair of tokens: {line[:40]!r}"
+        left, right = line[:split], line[split + 1 :]
+        if split < 1 or left not in ids or right not in ids or left + right not in ids:
+            file.refuse(
+                f"merge {len(pairs)} is not a pair of tokens that make a token: {shown(line)}"
             )
-        pairs.append((tokens[left], tokens[right]))
+        pairs.append((tokens[ids[left]], tokens[ids[right]]))
     return pairs
 
 
-# ----- single keys: the type and length that each must have -----
+def _byte_ids(file: GgufFile, ids: Mapping[str, int]) -> list[int]:
+    """Find the tokens of single bytes, with which SentencePiece spells what has no token [256].
 
-
-def _required(metadata: Mapping[str, Any], key: str) -> Any:
-    """Return the value of `key`; raises ModelFileError where there is none."""
-    value = metadata.get(key)
-    if value is None:
-        raise ModelFileError(
-            f"the model file has no {key}", "it holds no usable tokenizer; convert the model again"
+    Refuses absurdly long tokens too.
+    """
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    absent = [name for name in names if name not in ids]
+    if absent:
+        file.refuse(
+            f"the vocabulary has no byte token {absent[0]} ({len(absent)} of 256 are missing)"
         )
-    return value
-
-
-def _read_strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    """Read a list of strings that must be there."""
-    values = _required(metadata, key)
-    if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
-        raise ModelFileError(f"the model file's {key} is not a list of strings")
-    return values
-
-
-def _read_types(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.int64]:
-    """Read the token types [n_tokens]; a file without them has only normal tokens."""
-    key = "tokenizer.ggml.token_type"
-    if key not in metadata:
-        return np.full(n_tokens, TokenType.NORMAL, dtype=np.int64)
-    try:
-        types = np.asarray(metadata.get(key), dtype=np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ModelFileError(f"the model file's {key} is not a list of integers") from error
-    if types.shape != (n_tokens,):
-        raise ModelFileError(f"the model file has {n_tokens} tokens but {types.size} token types")
-    known = (types >= min(TokenType)) & (types <= max(TokenType))
-    if not known.all():
-        i = int(np.argmin(known))
-        raise ModelFileError(f"the model file gives token {i} the unknown type {types[i]}")
-    return types
-
-
-def _read_scores(metadata: Mapping[str, Any], n_tokens: int) -> npt.NDArray[np.float64]:
-    """Read the scores [n_tokens], all finite; raises ModelFileError where there are none."""
-    key = "tokenizer.ggml.scores"
-    try:
-        scores = np.asarray(_required(metadata, key), dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ModelFileError(f"the model file's {key} is not a list of numbers") from error
-    if scores.shape != (n_tokens,):
-        raise ModelFileError(f"the model file has {n_tokens} tokens but {scores.size} scores")
-    finite = np.isfinite(scores)
-    if not finite.all():
-        i = int(np.argmin(finite))
-        raise ModelFileError(f"the model file gives token {i} the score {scores[i]}")
-    return scores
-
-
-def _read_id(metadata: Mapping[str, Any], key: str, n_tokens: int) -> int | None:
-    """Read a token id, or None where the file has no such key."""
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ModelFileError(f"the model file's {key} is not an integer")
-    if not 0 <= value < n_tokens:
-        raise ModelFileError(f"the model file's {key} is {value}, but it has {n_tokens} tokens")
-    return int(value)
-
-
-def _read_flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Read true or false; `default` where the file has no such key."""
-    stated = metadata.get(key)
-    if stated is None:
-        return default
-    if not isinstance(stated, bool | np.bool_):
-        raise ModelFileError(f"the model file's {key} is not true or false")
-    return bool(stated)
+    longest = max(ids, key=len)
+    if len(longest) > _MAX_PIECE_LENGTH:
+        file.refuse(
+            f"token {ids[longest]} has {len(longest)} characters, more than {_MAX_PIECE_LENGTH}"
+        )
+    return [ids[name] for name in names]

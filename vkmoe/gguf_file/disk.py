@@ -60,7 +60,9 @@ def map_file(path: Path) -> MappedFile:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            raise ModelFileError(f"{path} is a directory, not a GGUF file", _directory_hint(path))
+            inside = min(path.glob("*.gguf"), default=None)
+            hint = f"did you mean {inside}?" if inside else "name the .gguf file itself"
+            raise ModelFileError(f"{path} is a directory, not a GGUF file", hint)
         if not stat.S_ISREG(mode):
             raise ModelFileError(f"{path} is not a regular file", "vkmoe maps files into memory")
         with open(path, "rb") as stream:
@@ -69,7 +71,10 @@ def map_file(path: Path) -> MappedFile:
                 raise ModelFileError(f"{path} is empty", "download or convert the model again")
             return MappedFile(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), path, stamp)
     except FileNotFoundError:
-        raise ModelFileError(f"{path} does not exist", _missing_hint(path)) from None
+        hint = f"{path.parent} does not exist either"
+        raise ModelFileError(
+            f"{path} does not exist", "check the spelling" if path.parent.is_dir() else hint
+        ) from None
     except PermissionError:
         raise ModelFileError(
             f"{path} cannot be read: permission denied", f"try: ls -l {path}"
@@ -77,18 +82,6 @@ def map_file(path: Path) -> MappedFile:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ModelFileError(f"{str(path)!r} cannot be opened: {reason}") from None
-
-
-def _directory_hint(path: Path) -> str:
-    try:
-        names = sorted(name for name in os.listdir(path) if name.endswith(".gguf"))
-    except OSError:
-        names = []
-    return f"did you mean {path / names[0]}?" if names else "name the .gguf file itself"
-
-
-def _missing_hint(path: Path) -> str:
-    return "check the spelling" if path.parent.is_dir() else f"{path.parent} does not exist either"
 
 
 class PositionedFile(Closing):
@@ -106,13 +99,10 @@ class PositionedFile(Closing):
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise ModelFileError(f"{path} cannot be opened again: {error.strerror}") from None
-        try:
-            _advise(self._descriptor, 0, 0, "POSIX_FADV_RANDOM")  # only what is asked for
-            if FileStamp.of(self._descriptor) != stamp:
-                self._refuse("is not the file that was opened before")
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        self._advise(0, 0, "POSIX_FADV_RANDOM")  # only what is asked for
+        if FileStamp.of(self._descriptor) != stamp:
+            self.close()
+            self._refuse("is not the file that was opened before")
 
     def read_into(self, out: Bytes, offset: int, what: str) -> None:
         """Fill `out` (uint8, one dimension, contiguous) with the bytes from `offset` on.
@@ -120,13 +110,16 @@ class PositionedFile(Closing):
         Raises ModelFileError, saying that `what` was asked for, if they are not there, cannot be
         read, or may be others than before; `out` is undefined then.
         """
-
         done, target = 0, out.data
         with self._held(what) as descriptor:
             while done < out.size:
                 n_bytes = os.preadv(descriptor, [target[done:]], offset + done)
                 if n_bytes == 0:
-                    self._cut_off(descriptor, offset, out.size, what)
+                    left = FileStamp.of(descriptor).n_bytes
+                    self._refuse(
+                        f"ends after {left} bytes, {self._stamp.n_bytes} before; {what} is at "
+                        f"bytes {offset} to {offset + out.size}"
+                    )
                 done += n_bytes
             if FileStamp.of(descriptor) != self._stamp:
                 self._refuse(f"was written to before {what} could be read")
@@ -175,22 +168,10 @@ class PositionedFile(Closing):
                 os.close(self._descriptor)
 
     def _advise(self, offset: int, n_bytes: int, advice: str) -> None:
+        """Give the kernel a hint about the file's pages, where the system takes such."""
         with suppress(ModelFileError), self._held("") as descriptor:
-            _advise(descriptor, offset, n_bytes, advice)
-
-    def _cut_off(self, descriptor: int, offset: int, n_bytes: int, what: str) -> NoReturn:
-        left = FileStamp.of(descriptor).n_bytes
-        self._refuse(
-            f"ends after {left} bytes, {self._stamp.n_bytes} before; {what} is at bytes {offset} "
-            f"to {offset + n_bytes}"
-        )
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, offset, n_bytes, getattr(os, advice))
 
     def _refuse(self, complaint: str) -> NoReturn:
         raise ModelFileError(f"{self._path} {complaint}", _CHANGED_HINT)
-
-
-def _advise(descriptor: int, offset: int, n_bytes: int, advice: str) -> None:
-    """Give the kernel a hint about the file's pages; systems and files without them do nothing."""
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(descriptor, offset, n_bytes, getattr(os, advice))

@@ -10,32 +10,22 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vkmoe.gguf_file.disk import MappedFile, PositionedFile, map_file
-from vkmoe.gguf_file.header import (
-    Cursor,
-    Entry,
-    Header,
-    TensorInfo,
-    Value,
-    describe_value,
-    read_header,
-    read_value,
-    refuse,
-    shown,
-)
+from vkmoe.closing import Closing
+from vkmoe.gguf_file.disk import PositionedFile, map_file
+from vkmoe.gguf_file.header import Part, TensorInfo, Value, refuse, shown
 
 __all__ = ["GgufFile", "open_gguf"]
 
 Scalar = TypeVar("Scalar", int, float, bool, str)
-_WRONG_KIND_HINT = "the file was converted wrongly or is meant for another program"
+_WRONG_FILE_HINT = "the file was converted wrongly or is meant for another program"
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "a bool", str: "a string"}
 
 
@@ -45,80 +35,33 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     Raises ModelFileError, with one clear line, for any file that is not sound.
     """
     given = Path(path)
-    first = _Part(map_file(given))
-    paths = _part_paths(given, first.integer)
+    first = Part(map_file(given))
+    paths = _part_paths(first)
     if len(paths) == 1:
         return GgufFile(given, [first])
-    parts = []
-    for index, part_path in enumerate(paths):
-        part = _Part(map_file(part_path), index)
-        _check_part(part_path, index, len(paths), part.integer)
-        parts.append(part)
+    parts = [Part(map_file(path), index) for index, path in enumerate(paths)]
+    for index, part in enumerate(parts):
+        stated, number = part.integer("split.count"), part.integer("split.no")
+        if (stated, number) != (len(parts), index):
+            refuse(
+                part.path,
+                f"should be part {index + 1} of {len(parts)} but says split.no = {number}, "
+                f"split.count = {stated}",
+                _PARTS_HINT,
+            )
     return GgufFile(given, parts)
 
 
-class _Part:
-    """Holds one mapped file and its header."""
-
-    def __init__(self, mapped: MappedFile, index: int = 0) -> None:
-        self.buffer, self.path, self.stamp = mapped
-        self.label = str(mapped.path)
-        self.header: Header = read_header(self.buffer, self.label, index)
-
-    def value(self, key: str, entry: Entry) -> Value:
-        return read_value(Cursor(self.buffer, self.label, entry.at), entry.kind, key)
-
-    def integer(self, key: str) -> int | None:
-        """Read the whole number under `key`, or None if there is no such key."""
-        entry = self.header.entries.get(key)
-        if entry is None:
-            return None
-        value = self.value(key, entry)
-        if isinstance(value, bool) or not isinstance(value, int):
-            refuse(self.label, f"{key} is not a whole number", _WRONG_KIND_HINT)
-        return value
-
-
-class _Metadata(Mapping[str, Value]):
-    """Shows the metadata as a mapping that parses a value each time it is asked for."""
-
-    def __init__(self, part: _Part) -> None:
-        self._part = part
-
-    def __getitem__(self, key: str) -> Value:
-        return self._part.value(key, self._part.header.entries[key])
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._part.header.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._part.header.entries)
-
-    def __len__(self) -> int:
-        return len(self._part.header.entries)
-
-
-class GgufFile:
+class GgufFile(Closing):
     """Reads an open model. Use it in a `with`, or call `close`; views of tensors outlive both."""
 
-    def __init__(self, path: Path, parts: list[_Part]) -> None:
+    def __init__(self, path: Path, parts: list[Part]) -> None:
         self.path = path
-        self.version = parts[0].header.version
+        self.version = parts[0].version
         self.paths = tuple(part.path for part in parts)
-        self.metadata: Mapping[str, Value] = _Metadata(parts[0])
+        self.metadata: Mapping[str, Value] = parts[0]
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_merged(parts))
-        self._parts: list[_Part] | None = parts
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._parts: list[Part] | None = parts
 
     def close(self) -> None:
         """Let go of the file.  Each mapping is undone when the last view of its tensors is gone."""
@@ -161,15 +104,13 @@ class GgufFile:
 
         A float may be stored as a whole number; floats must be finite.
         """
-        if key not in self.metadata:
-            refuse(str(self.path), f"has no metadata key {shown(key)}", _WRONG_KIND_HINT)
-        value = self.metadata[key]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = self._required(key)
+        if kind is float and type(value) is int:
             value = float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not isinstance(value, kind) or type(value) is not kind:
             self._wrong_kind(key, _KIND_WORDS[kind])
         if isinstance(value, float) and not math.isfinite(value):
-            refuse(str(self.path), f"metadata key {shown(key)} is {value}", _WRONG_KIND_HINT)
+            self.refuse(f"metadata key {shown(key)} is {value}")
         return value
 
     def get(self, key: str, kind: type[Scalar], default: Scalar) -> Scalar:
@@ -178,37 +119,32 @@ class GgufFile:
 
     def strings(self, key: str) -> list[str]:
         """Read the array of strings under `key`, every one of which must be valid UTF-8."""
-        value = self._array(key)
+        value = self._required(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value[:1]):
             self._wrong_kind(key, "an array of strings")
         return value  # type: ignore[return-value]  # arrays are of one kind: the first item tells
 
     def numbers(self, key: str) -> npt.NDArray[np.generic]:
         """Read the array of numbers or bools under `key`, in the file's own width."""
-        value = self._array(key)
+        value = self._required(key)
         if not isinstance(value, np.ndarray):
             self._wrong_kind(key, "an array of numbers")
         return value
 
-    def describe(self, key: str) -> str:
-        """Describe what lies under `key` without parsing arrays: "array of 3 strings"."""
-        part = self._open_parts()[0]
-        entry = part.header.entries[key]
-        return describe_value(Cursor(part.buffer, part.label, entry.at), entry.kind, key)
+    def refuse(self, message: str) -> NoReturn:
+        """Raise ModelFileError about what the metadata says."""
+        refuse(self.path, message, _WRONG_FILE_HINT)
 
-    def _array(self, key: str) -> Value:
+    def _required(self, key: str) -> Value:
         if key not in self.metadata:
-            refuse(str(self.path), f"has no metadata key {shown(key)}", _WRONG_KIND_HINT)
+            self.refuse(f"has no metadata key {shown(key)}")
         return self.metadata[key]
 
     def _wrong_kind(self, key: str, wanted: str) -> NoReturn:
-        refuse(
-            str(self.path),
-            f"metadata key {shown(key)} should be {wanted} but is {self.describe(key)}",
-            _WRONG_KIND_HINT,
-        )
+        found = self._open_parts()[0].describe(key)
+        self.refuse(f"metadata key {shown(key)} should be {wanted} but is {found}")
 
-    def _open_parts(self) -> list[_Part]:
+    def _open_parts(self) -> list[Part]:
         assert self._parts is not None, f"{self.path} is closed"
         return self._parts
 
@@ -216,17 +152,17 @@ class GgufFile:
         return self._open_parts()[tensor.part].buffer
 
 
-def _merged(parts: list[_Part]) -> dict[str, TensorInfo]:
+def _merged(parts: list[Part]) -> dict[str, TensorInfo]:
     """Merge all parts' tensors by name; refuse a name that comes twice or a wrong total."""
     tensors: dict[str, TensorInfo] = {}
     for part in parts:
-        for tensor in part.header.tensors:
+        for tensor in part.tensors:
             if tensor.name in tensors:
-                refuse(part.label, f"tensor {shown(tensor.name)} is also in another part")
+                refuse(part.path, f"tensor {shown(tensor.name)} comes twice")
             tensors[tensor.name] = tensor
     stated = parts[0].integer("split.tensors.count") if len(parts) > 1 else None
     if stated is not None and stated != len(tensors):
-        refuse(parts[0].label, f"announces {stated} tensors, its parts hold {len(tensors)}")
+        refuse(parts[0].path, f"announces {stated} tensors, its parts hold {len(tensors)}")
     return tensors
 
 
@@ -235,38 +171,26 @@ def _merged(parts: list[_Part]) -> dict[str, TensorInfo]:
 _NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _PARTS_HINT = "keep all parts in one directory under their original names"
 
-_Lookup = Callable[[str], int | None]
 
+def _part_paths(part: Part) -> list[Path]:
+    """List the files of the model that `part`, any one of them, belongs to, first part first.
 
-def _part_paths(path: Path, lookup: _Lookup) -> list[Path]:
-    """List the files of the model that `path` belongs to, first part first.
-
-    `lookup` reads an integer from the metadata of `path`.  Any part may be given.
     Raises ModelFileError if the name and the metadata disagree or a part is missing.
     """
+    path, stated = part.path, part.integer("split.count")
     found = _NAME.fullmatch(path.name)
     named = int(found["count"]) if found else 1
-    stated = lookup("split.count")
     if stated is None and named > 1:
-        refuse(str(path), f"is named as one of {named} parts but has no split.count", _PARTS_HINT)
+        refuse(path, f"is named as one of {named} parts but has no split.count", _PARTS_HINT)
     if max(stated or 1, 1) != named:
-        refuse(str(path), f"says it is one of {stated} parts, which its name does not", _PARTS_HINT)
+        refuse(path, f"says it is one of {stated} parts, which its name does not", _PARTS_HINT)
     if found is None or named == 1:
         return [path]
-    names = [f"{found['stem']}-{index:05d}-of-{named:05d}.gguf" for index in range(1, named + 1)]
-    for name in names:
-        if not (path.parent / name).exists():
-            refuse(str(path), f"part {name} of {named} is missing from {path.parent}", _PARTS_HINT)
-    return [path.parent / name for name in names]
-
-
-def _check_part(path: Path, index: int, count: int, lookup: _Lookup) -> None:
-    """Refuse `path` unless its metadata says that it is part `index` (from 0) of `count`."""
-    stated_count, stated_index = lookup("split.count"), lookup("split.no")
-    if stated_count != count or stated_index != index:
-        refuse(
-            str(path),
-            f"should be part {index + 1} of {count} but says split.no = {stated_index}, "
-            f"split.count = {stated_count}",
-            _PARTS_HINT,
-        )
+    paths = [
+        path.with_name(f"{found['stem']}-{number:05d}-of-{named:05d}.gguf")
+        for number in range(1, named + 1)
+    ]
+    for other in paths:
+        if not other.exists():
+            refuse(path, f"part {other.name} of {named} is missing from {path.parent}", _PARTS_HINT)
+    return paths

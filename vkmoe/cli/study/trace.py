@@ -130,7 +130,6 @@ def _recording(
 ) -> Iterator[None]:
     """Write the routing of every token the model runs; at the end say what there is."""
     from vkmoe.experts.study.trace import TraceWriter
-    from vkmoe.generate.loop import ObservedRunner
 
     n_prompt = len(llm.tokenizer.encode(prompt))
     header = replace(header, n_prompt_tokens=n_prompt)
@@ -146,8 +145,8 @@ def _recording(
                 writer.write(routing, position < n_prompt)
                 show_done(position + 1)
 
-        llm.runner = ObservedRunner(llm.engine, record)
-        stack.callback(setattr, llm, "runner", llm.engine)
+        llm.sequence.after_run = record
+        stack.callback(setattr, llm.sequence, "after_run", None)
         try:
             yield
         finally:
