@@ -12,16 +12,8 @@ from vkmoe.facts import READ_IN_PLACE, DeviceInfo, ExpertMode
 from vkmoe.gpu.arena import Arena, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.memory_types import Intent
-from vkmoe.placement.allocations import (
-    GRANULARITY,
-    allocated,
-    arena_bytes,
-    heap_of,
-    is_mapped,
-    layout_bytes,
-    tensor_heap,
-)
-from vkmoe.placement.misses import N_LANDING
+from vkmoe.placement.cache_choice import N_LANDING
+from vkmoe.placement.memory import GRANULARITY, allocated, allocation, is_mapped, layout_bytes
 from vkmoe.placement.pools import SlotLayout, split_slots
 
 CAP = 64 << 10
@@ -59,7 +51,7 @@ def test_an_arena_takes_what_was_computed(
 
 
 def test_no_spans_take_nothing() -> None:
-    assert arena_bytes(DISCRETE_12, []) == 0
+    assert layout_bytes([lay_out_spans(DISCRETE_12, [])]) == 0
 
 
 def test_allocations_are_rounded_up() -> None:
@@ -78,8 +70,9 @@ def test_allocations_are_rounded_up() -> None:
     ids=lambda item: getattr(item, "name", None),
 )
 def test_intents_have_heaps(info: DeviceInfo, heaps: dict[Intent, int]) -> None:
-    assert {intent: heap_of(info, intent) for intent in heaps} == heaps
-    assert tensor_heap(info) == 0
+    lines = {intent: allocation(info, "item", intent, "reason") for intent in heaps}
+    assert {intent: line.heap for intent, line in lines.items()} == heaps
+    assert allocation(info, "item", "device", "reason", "tensors").heap == 0
 
 
 def test_memory_that_is_not_mapped() -> None:
@@ -125,13 +118,11 @@ def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, mode: Expert
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("n_slots", [1, 5, 21_399, 21_400])
 def test_landing_slots_are_of_the_same_arenas(n_slots: int, mode: ExpertMode) -> None:
-    """Their bytes are what the arenas take more; layers without slots have nowhere to land."""
+    """Layers without slots have nowhere to land."""
     layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
-    own, landing = layout.own_bytes((n_slots,) * 3), layout.landing_bytes((n_slots,) * 3)
     n_landing = N_LANDING if mode.promote else 0
-    assert own + landing == layout.n_bytes((n_slots,) * 3)
     without = replace(layout, mode=READ_IN_PLACE)
-    assert own + landing == without.own_bytes((n_slots + n_landing,) * 3)
+    assert layout.n_bytes((n_slots,) * 3) == without.own_bytes((n_slots + n_landing,) * 3)
     assert layout.n_bytes((0, 0, 0)) == 0
 
 
@@ -139,4 +130,4 @@ def test_gathered_experts_have_room_for_the_largest() -> None:
     for mode in MODES.values():
         layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
         assert layout.n_gathered == (8 if mode.gathers else 0)
-        assert layout.gather_bytes == arena_bytes(DISCRETE_12, [100_096] * layout.n_gathered)
+        assert layout.gathered == lay_out_spans(DISCRETE_12, [100_096] * layout.n_gathered)

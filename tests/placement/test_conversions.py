@@ -13,22 +13,22 @@ from tests.engine.tiny import Tensor, model_path, rewrite
 from tests.gpu.invented import DISCRETE_12, GIB, LAVAPIPE, MIB
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.facts import Conversion, DeviceInfo, ExpertMode, MemoryPlan, WeightBytes
+from vkmoe.facts import READ_IN_PLACE, Conversion, DeviceInfo, ExpertMode, MemoryPlan, WeightBytes
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
-from vkmoe.placement import conversions as subject
-from vkmoe.placement.conversions import (
+from vkmoe.placement import sizes as subject
+from vkmoe.placement.plan import plan
+from vkmoe.placement.sizes import (
     CONVERTING_BYTES,
     N_THREADS,
     conversion_line,
     conversions,
     expected_seconds,
     growth_words,
+    in_time,
+    weight_bytes,
 )
-from vkmoe.placement.plan import plan
-from vkmoe.placement.sizes import weight_bytes
-from vkmoe.placement.words import in_time
 from vkmoe.quants import TYPES, lay_out
 
 from .invented_models import SCRATCH, SPEC, WEIGHTS, expert_bytes
@@ -47,7 +47,8 @@ def tensors(tmp_path: Path) -> Iterator[ModelTensors]:
 def planned(
     info: DeviceInfo, weights: WeightBytes, ram: int, config: EngineConfig | None = None
 ) -> MemoryPlan:
-    return plan(config or EngineConfig(), SPEC, info, weights, SCRATCH, ram)
+    config = config or EngineConfig()
+    return plan(config, SPEC, info, weights, SCRATCH, ram, lambda: READ_IN_PLACE)
 
 
 # ----- what there is -----
@@ -176,7 +177,7 @@ def test_a_plan_has_a_line_for_converting(info: DeviceInfo) -> None:
 
 def test_what_cannot_fit_is_refused_with_figures_and_the_conversion_as_a_reason() -> None:
     """Trunk or experts; without a conversion nothing is said of one."""
-    trunk = WeightBytes(14 * GIB, 0, conversions=(replace(TRUNK, loaded_bytes=13 * GIB),))
+    trunk = WeightBytes((14 * GIB,), 0, conversions=(replace(TRUNK, loaded_bytes=13 * GIB),))
     experts = replace(expert_bytes(9_000_000), conversions=(EXPERTS,))
     one = EngineConfig(expert_slots=128)
     for weights, config, needs in (

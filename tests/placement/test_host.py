@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vkmoe.placement.host import FALLBACK_BYTES, available_bytes
+from vkmoe.placement.memory import FALLBACK_BYTES, available_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 UNLIMITED_V1 = 9223372036854771712  # what version 1 says where there is no limit

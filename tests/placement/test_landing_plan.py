@@ -8,20 +8,13 @@ import pytest
 
 from tests.gpu.invented import DISCRETE_12, GIB, MIB
 from tests.models.changed_specs import with_experts
-from vkmoe.config import EngineConfig
 from vkmoe.facts import READ_IN_PLACE, ExpertMode, MemoryPlan, WeightBytes
-from vkmoe.placement.plan import device_budget, plan
+from vkmoe.placement.memory import device_budget
 
-from .invented_models import MIXED, N_USED, SCRATCH, SPEC, WEIGHTS
+from .invented_models import MIXED, N_USED, SPEC, WEIGHTS, planned
 
 PROMOTE, GATHER = ExpertMode("cache", promote=True), ExpertMode("cache", "gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
-
-
-def planned(
-    weights: WeightBytes = WEIGHTS, mode: ExpertMode = READ_IN_PLACE, **asked: Any
-) -> MemoryPlan:
-    return plan(EngineConfig(**asked), SPEC, DISCRETE_12, weights, SCRATCH, 40 * GIB, mode)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -34,13 +27,15 @@ def bytes_of(made: MemoryPlan, item: str) -> int:
 def test_landing_slots_come_on_top_of_slots_asked_for(
     weights: WeightBytes, mode: ExpertMode
 ) -> None:
-    plain, made = (planned(weights, mode=w, expert_slots=9) for w in (READ_IN_PLACE, mode))
+    plain, made = (
+        planned(DISCRETE_12, weights, mode=w, expert_slots=9) for w in (READ_IN_PLACE, mode)
+    )
     assert plain.expert_slots == made.expert_slots == (9,) * 48
     assert (plain.landing_slots, made.landing_slots) == (0, 2)
     assert bytes_of(made, "expert slots") == bytes_of(plain, "expert slots")
     landing = bytes_of(made, "landing slots, 2 in each layer")
     assert abs(landing - 2 * sum(weights.spans)) < MIB
-    assert made.n_gathered == (N_USED if mode is GATHER else 0)
+    assert bool(made.layout("gathered experts").runs) == (mode is GATHER)
     if mode is GATHER:
         gathered = bytes_of(made, f"gathered experts, {N_USED} at a time")
         assert 0 <= gathered - N_USED * max(weights.spans) < MIB
@@ -53,7 +48,7 @@ def test_landing_slots_are_a_part_of_a_size(
     weights: WeightBytes, asked: dict[str, Any], mode: ExpertMode
 ) -> None:
     """Two slots fewer in each layer, where nothing is gathered."""
-    plain, made = (planned(weights, mode=w, **asked) for w in (READ_IN_PLACE, mode))
+    plain, made = (planned(DISCRETE_12, weights, mode=w, **asked) for w in (READ_IN_PLACE, mode))
     assert made.total("device") <= device_budget(DISCRETE_12, 40 * GIB)
     both = bytes_of(made, "expert slots") + bytes_of(made, "landing slots")
     if asked:
@@ -66,14 +61,14 @@ def test_landing_slots_are_a_part_of_a_size(
 @pytest.mark.parametrize("mode", [PROMOTE, GATHER], ids=["promote", "gather"])
 def test_a_layer_has_no_more_landing_slots_than_a_token_uses_experts(mode: ExpertMode) -> None:
     one = with_experts(SPEC, n_used=1)
-    config = EngineConfig(expert_slots=9)
-    made = plan(config, one, DISCRETE_12, WEIGHTS, SCRATCH, 40 * GIB, mode)
+    made = planned(DISCRETE_12, mode=mode, spec=one, expert_slots=9)
     landing = bytes_of(made, "landing slots, 1 in each layer")
     assert made.landing_slots == 1 and abs(landing - sum(WEIGHTS.spans)) < MIB
 
 
 def test_without_room_for_slots_there_is_nowhere_to_land() -> None:
-    made = planned(expert_cache="400MiB", mode=GATHER)
-    assert (made.mode.experts_in, made.landing_slots, made.n_gathered) == ("host", 0, 0)
+    made = planned(DISCRETE_12, expert_cache="400MiB", mode=GATHER)
+    assert (made.mode.experts_in, made.landing_slots) == ("host", 0)
+    assert not made.layouts("gathered experts")
     assert "beside 2 to land in" in made.lines[-1].reason
-    assert planned(expert_cache="400MiB").expert_slots[-1] == 2
+    assert planned(DISCRETE_12, expert_cache="400MiB").expert_slots[-1] == 2

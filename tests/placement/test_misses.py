@@ -10,7 +10,7 @@ from tests.gpu.invented import APU, DISCRETE_12
 from vkmoe.config import EngineConfig
 from vkmoe.facts import DeviceInfo, ExpertMode
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.placement.misses import cache_mode
+from vkmoe.placement.cache_choice import cache_mode
 
 AUTO = EngineConfig()
 LARGE, SMALL = 2_800_000, 1_900_000

@@ -20,13 +20,23 @@ from tests.gpu.invented import (
 from tests.models.changed_specs import with_mixer
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.facts import DeviceInfo, Heap, LatentSpec, MemoryPlan, ModelSpec, RopeSpec, WeightBytes
-from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, device_budget, plan
+from vkmoe.facts import (
+    READ_IN_PLACE,
+    DeviceInfo,
+    Heap,
+    LatentSpec,
+    MemoryPlan,
+    ModelSpec,
+    RopeSpec,
+    WeightBytes,
+)
+from vkmoe.placement.memory import device_budget
+from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, plan
 
 from .invented_models import DENSE, N_EXPERTS, SCRATCH, SPEC, WEIGHTS, expert_bytes
 
 RAM = 32 * GIB
-DENSE_WEIGHTS = WeightBytes(GIB, 0)
+DENSE_WEIGHTS = WeightBytes((GIB,), 0)
 KV_BYTES_PER_TOKEN = 2 * 48 * 4 * 128 * 2
 
 # An APU whose firmware gives the GPU a part of the RAM, and the driver a little more of the rest.
@@ -45,7 +55,7 @@ def planned(
     info: DeviceInfo, config: EngineConfig | None = None, weights: WeightBytes = WEIGHTS,
     ram: int = RAM, spec: ModelSpec = SPEC,
 ) -> MemoryPlan:  # fmt: skip
-    return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram)
+    return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram, lambda: READ_IN_PLACE)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -182,7 +192,7 @@ def test_experts_that_fit_nowhere() -> None:
 
 def test_a_trunk_that_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryError, match="without its experts") as caught:
-        planned(SMALL_WINDOW, weights=WeightBytes(9 * GIB, 0))
+        planned(SMALL_WINDOW, weights=WeightBytes((9 * GIB,), 0))
     assert "smaller model" in caught.value.hint
     with pytest.raises(OutOfMemoryError, match="KV cache 7,680 MiB") as caught:
         planned(SMALL_WINDOW, EngineConfig(ctx_size=40960, kv_type="f32"))
@@ -221,7 +231,7 @@ def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
     found = [
         next(line.n_bytes for line in made.lines if line.item.startswith("KV cache"))
         for made in (
-            plan(EngineConfig(ctx_size=4096), spec, DISCRETE_12, WEIGHTS, SCRATCH, RAM)
+            planned(DISCRETE_12, EngineConfig(ctx_size=4096), spec=spec)
             for spec in (latent, grouped)
         )
     ]

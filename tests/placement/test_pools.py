@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.gpu.invented import AMD, APU, DEVICES, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_WINDOW
-from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.facts import (
     READ_IN_PLACE,
@@ -18,16 +16,14 @@ from vkmoe.facts import (
     ExpertMode,
     Heap,
     MemoryPlan,
-    ModelSpec,
     WeightBytes,
 )
-from vkmoe.placement.conversions import N_THREADS
-from vkmoe.placement.host import available_bytes
-from vkmoe.placement.plan import device_budget, plan
-from vkmoe.placement.pools import host_pools, host_slot_bytes, most_host_slots
+from vkmoe.placement.memory import available_bytes, device_budget
+from vkmoe.placement.pools import SlotLayout, host_pools
+from vkmoe.placement.sizes import N_THREADS
 from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
 
-from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS, expert_bytes
+from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, WEIGHTS, expert_bytes, planned
 
 N_ALL = 48 * N_EXPERTS
 LARGE = expert_bytes(6_826_240)  # 39 GiB of experts
@@ -36,13 +32,6 @@ ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False))
 APU_96 = replace(APU, heaps=(Heap(64 * GIB, True), Heap(32 * GIB, False)))
 GATHER = ExpertMode("cache", "gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
-
-
-def planned(
-    info: DeviceInfo, weights: WeightBytes = WEIGHTS, ram: int = 40 * GIB,
-    mode: ExpertMode = READ_IN_PLACE, spec: ModelSpec = SPEC, **asked: Any,
-) -> MemoryPlan:  # fmt: skip
-    return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram, mode)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -194,7 +183,9 @@ def test_two_sizes_get_their_proportional_share() -> None:
 
 def test_a_rare_size_has_room_for_a_token_s_experts() -> None:
     """One layer of 48 has larger experts: its share would be 3 places."""
-    weights = WeightBytes(GIB, 128 * (47 * 1_000_192 + 4_000_000), (1_000_192,) * 47 + (4_000_000,))
+    weights = WeightBytes(
+        (GIB,), 128 * (47 * 1_000_192 + 4_000_000), (1_000_192,) * 47 + (4_000_000,)
+    )
     made = planned(DISCRETE_12, weights, host_pool="200MiB", expert_slots=1)
     assert made.host_slots[1] == N_USED and made.host_slots[0] > 100
     common, rare = host_pools(made.host_slots, weights.spans, N_USED)
@@ -255,7 +246,7 @@ def test_where_all_experts_are_on_the_card_a_pool_changes_nothing_and_says_so() 
 
 
 def test_a_dense_model_has_no_pool() -> None:
-    made = planned(DISCRETE_12, WeightBytes(GIB, 0), spec=DENSE, host_pool="2GiB")
+    made = planned(DISCRETE_12, WeightBytes((GIB,), 0), spec=DENSE, host_pool="2GiB")
     assert made.notes == ("--host-pool 2GiB has no effect: the model has no experts",)
     assert made.executor == "fused"
 
@@ -295,14 +286,13 @@ def test_what_reading_takes_is_what_the_threads_have() -> None:
 @pytest.mark.parametrize("n_bytes", [23 * MIB, 100 * MIB, 3 * GIB, 18 * GIB])
 def test_places_are_the_most_that_fit(weights: WeightBytes, n_bytes: int) -> None:
     """A place more of every size would not fit; the arenas of a device agree (test_allocations)."""
-    places = most_host_slots(DISCRETE_12, n_bytes, weights.spans, N_EXPERTS, N_USED)
+    layout = SlotLayout(DISCRETE_12, weights.spans, N_EXPERTS, N_USED)
+    places = layout.most_host_slots(n_bytes)
     if places is None:
-        least = (N_USED,) * len(set(weights.spans))
-        assert host_slot_bytes(DISCRETE_12, least, weights.spans) > n_bytes
+        assert layout.least_host_bytes > n_bytes
         return
-    assert host_slot_bytes(DISCRETE_12, places, weights.spans) <= n_bytes
-    more = tuple(n + 1 for n in places)
-    assert sum(places) == N_ALL or host_slot_bytes(DISCRETE_12, more, weights.spans) > n_bytes
+    assert layout.host_bytes(places) <= n_bytes
+    assert sum(places) == N_ALL or layout.host_bytes([n + 1 for n in places]) > n_bytes
 
 
 @pytest.mark.parametrize("info", [DISCRETE_12, APU, LAVAPIPE], ids=lambda info: info.name)

@@ -43,9 +43,8 @@ from vkmoe.models.weights import (
     ModelWeights,
 )
 from vkmoe.ops.matvec import Matrix
-from vkmoe.placement.conversions import N_THREADS, conversion_line
 from vkmoe.placement.plan import Decision
-from vkmoe.placement.sizes import expert_shape, span_parts
+from vkmoe.placement.sizes import N_THREADS, conversion_line, expert_shape, span_parts
 from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import device_row_bytes, lay_out
 

@@ -20,8 +20,7 @@ from vkmoe.experts.store.copies import Copy, Upload
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.expert_spans import SpanMatrix
-from vkmoe.placement.conversions import N_THREADS
-from vkmoe.placement.sizes import expert_shape, span_parts
+from vkmoe.placement.sizes import N_THREADS, expert_shape, span_parts
 from vkmoe.quants import TYPES, lay_out, to_device
 
 __all__ = ["READING_BYTES", "STAGING_BYTES", "FileReads", "SpanReader"]
