@@ -24,6 +24,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.store.slots import Landings, Slot
+from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import demo_model_path
 from vkmoe.ops.expert_spans import kept_bytes
 from vkmoe.placement import expert_memory
@@ -218,10 +219,10 @@ def test_what_landed_is_its_home_byte_for_byte(
     config = EngineConfig(ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss)
     kept: list[int] = []
     real = Landings.keep
-    with Engine(model, config, checks=True) as engine:
+    with Engine(model, config, checks=True) as engine, Transfer(engine.device) as transfer:
         layers = engine.model.tensors.layers
         weights = [kept_bytes(expert_shape(layer.block)) for layer in layers]
-        cache, read = engine.cache, engine._transfer.read
+        cache, read = engine.cache, transfer.read
         assert cache is not None
 
         def keep(self: Landings, moves: Sequence[Move]) -> list[Slot]:
