@@ -486,7 +486,6 @@ class MemoryPlan:
     executor: Executor = "fused"
     executor_reason: str = ""
     notes: tuple[str, ...] = ()  # options that have no effect, and why
-    conversions: tuple[Conversion, ...] = ()
 
     def layouts(self, name: BufferName) -> tuple[ArenaLayout, ...]:
         """Return how the buffers of a name lie; () where there are none."""

@@ -81,7 +81,7 @@ def cache_pools(
 
     `slot_bytes` are those of an expert in each MoE layer.
     """
-    if not plan.mode.in_cache or spec.experts is None:
+    if not plan.expert_slots or spec.experts is None:
         return ()
     n_used = spec.experts.n_used
     return make_pools(plan.expert_slots, slot_bytes, n_used, config.expert_allocation)
@@ -103,7 +103,13 @@ def cache_settings(
     settings = CacheSettings(config.expert_policy, config.expert_half_life)
     if experts is None:
         return settings
-    _check_ids(config.resident_ids, name, experts.n_experts)
+    for expert in config.resident_ids:
+        if expert >= experts.n_experts:
+            raise UsageError(
+                f"--expert-resident-ids names expert {expert}; "
+                f"{name} has {experts.n_experts} in each layer, from 0 to {experts.n_experts - 1}",
+                "leave that id out",
+            )
     if plan.mode.on_device:
         return settings
     pins = _pins(config, experts.n_used, plan.expert_slots)
@@ -118,16 +124,6 @@ def cache_settings(
         # A copy that begins between two tokens and overlaps one is there for the one after it.
         lag=2 if overlaps else 1,
     )
-
-
-def _check_ids(ids: Sequence[int], name: str, n_experts: int) -> None:
-    for expert in ids:
-        if expert >= n_experts:
-            raise UsageError(
-                f"--expert-resident-ids names expert {expert}; "
-                f"{name} has {n_experts} in each layer, from 0 to {n_experts - 1}",
-                "leave that id out",
-            )
 
 
 def _pins(config: EngineConfig, n_used: int, slots: Sequence[int]) -> tuple[Pins, ...]:

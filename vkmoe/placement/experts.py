@@ -81,9 +81,9 @@ def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
     Raises UsageError where --executor does not allow it.
     """
     if not made.host_slots:
-        if config.executor is None:
-            return made
-        return replace(made, executor=config.executor, executor_reason="as --executor")
+        default = "every expert is where the device can read it"
+        reason = "as --executor" if config.executor else default
+        return replace(made, executor=config.executor or "fused", executor_reason=reason)
     if config.executor == "fused":
         cause = f"--host-pool {config.host_pool.strip()}" if config.host_pool else "the host pool"
         raise UsageError(

@@ -44,7 +44,7 @@ from vkmoe.models.weights import (
     ModelWeights,
 )
 from vkmoe.ops.matvec import Matrix
-from vkmoe.placement.plan import Decision
+from vkmoe.placement.plan import Decision, table_shape
 from vkmoe.placement.sizes import N_THREADS, conversion_line, expert_shape, span_parts
 from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import device_row_bytes, lay_out
@@ -123,7 +123,7 @@ def load_weights(
     what will be converted.
     """
     file, spec, tensors, plan = model.file, model.spec, model.tensors, decision.plan
-    if line := conversion_line(plan):
+    if line := conversion_line(decision.weights.conversions, plan):
         log.info("%s", line)
     sizes, pools = decision.weights, decision.host_pools
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
@@ -138,7 +138,7 @@ def load_weights(
         experts = memory.enter_context(
             closing(Arena(device, expert_intent, "experts", plan.layout("experts")))
         )
-        shape = decision.table
+        shape = table_shape(spec, sizes)
         table = memory.enter_context(
             ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing)
         )

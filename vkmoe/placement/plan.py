@@ -58,6 +58,7 @@ __all__ = [
     "decide",
     "plan",
     "predictor_lines",
+    "table_shape",
 ]
 
 
@@ -74,7 +75,6 @@ class Decision:
     weights: WeightBytes
     plan: MemoryPlan
     link: LinkSpeed | None  # None where it was not measured: no expert crosses one
-    table: TableShape  # of the expert table
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of slots in host memory; () where all experts have a home
     overlaps: bool  # experts are copied while tokens are computed
@@ -92,14 +92,11 @@ def decide(
     """Decide with the host memory that is available now.
 
     `measure_link` is called where experts can miss. `overlaps`: experts are copied while tokens are
-    computed (`copies_overlap`). Raises UsageError and OutOfMemoryError for the reasons that `plan`
-    does, and what `measure_link` raises.
+    computed (`copies_overlap`). Raises what `plan` and `measure_link` raise.
     """
-    spec, tuning = model.spec, tuning or choose_tuning(device)
-    ctx_size = context_size(config, spec)
-    attention = attention_kernels(spec, ctx_size, config.kv_type, tuning)
+    spec, tuning, sizes = model.spec, tuning or choose_tuning(device), weight_bytes(model.tensors)
+    attention = attention_kernels(spec, context_size(config, spec), config.kv_type, tuning)
     workspace = Workspace(spec, tuning, attention)
-    sizes = weight_bytes(model.tensors)
     link: LinkSpeed | None = None
 
     def mode_of_cache() -> ExpertMode:
@@ -121,7 +118,6 @@ def decide(
         weights=sizes,
         plan=replace(made, lines=(*made.lines, *learning)),
         link=link,
-        table=table_shape(spec, sizes),
         pools=cache_pools(config, spec, made, sizes.spans),
         host_pools=host_pools(made.host_slots, sizes.spans, n_used),
         overlaps=overlaps,
@@ -180,14 +176,7 @@ def plan(
     ctx_size = context_size(config, spec)
     lines = tuple(_fixed_lines(config, spec, device, weights, scratch))
     budget = device_budget(device, available_host_bytes)
-    base = MemoryPlan(
-        ctx_size,
-        config.kv_type,
-        ON_DEVICE,
-        lines,
-        executor_reason="every expert is where the device can read it",
-        conversions=weights.conversions,
-    )
+    base = MemoryPlan(ctx_size, config.kv_type, ON_DEVICE, lines)
     try:
         room = _room(lines, device, budget, available_host_bytes)
         if room.device < 0:
@@ -273,11 +262,8 @@ def _fixed_lines(
     item, reason = "weights used by every token", "read for each token"
     yield allocation(device, item, "device", reason, "weights", [trunk], n_bytes)
     item = f"KV cache, {ctx_size} tokens, {kv_type}"
-    reason = (
-        "as --ctx-size"
-        if config.ctx_size
-        else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
-    )
+    default = f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
+    reason = "as --ctx-size" if config.ctx_size else default
     caches = [lay_out_spans(device, _cache_bytes(spec, ctx_size, kv_type))]
     yield allocation(device, item, "device", reason, "KV cache", caches)
     item, reason = "rotary table", "one entry per position"
@@ -296,8 +282,7 @@ def _fixed_lines(
     )
     for item, intent, reason, name, buffers in whole:
         if buffers:
-            layouts = [ArenaLayout(tuple(buffers))]
-            yield allocation(device, item, intent, reason, name, layouts)
+            yield allocation(device, item, intent, reason, name, [ArenaLayout(tuple(buffers))])
     if found := weights.conversions:
         reason = growth_words(found) or "for a moment"
         yield allocation(device, "converting weights", "host", reason, n_bytes=CONVERTING_BYTES)

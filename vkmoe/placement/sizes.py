@@ -167,9 +167,8 @@ def _joined(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def conversion_line(plan: MemoryPlan) -> str:
+def conversion_line(found: Sequence[Conversion], plan: MemoryPlan) -> str:
     """Say in a line what is converted to what, bytes and expected seconds; empty for nothing."""
-    found = plan.conversions
     if not found:
         return ""
     n_slots, n_experts = sum(plan.host_slots), plan.sizing.n_total if plan.sizing else 0

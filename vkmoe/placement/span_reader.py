@@ -37,25 +37,20 @@ class _Source(NamedTuple):
     matrix: SpanMatrix
 
     @property
-    def type(self) -> str:
-        """Name the type in the file; types without kernels and biases have another in the span."""
-        return self.stack.type
-
-    @property
     def n_bytes(self) -> int:
         """Count the bytes of one expert, in the file."""
         return self.matrix.n_rows * self.row_bytes
 
     @property
     def row_bytes(self) -> int:
-        return TYPES[self.type].row_bytes(self.matrix.n_columns)
+        """Count the bytes of a row in the file; on the device it may have another type."""
+        return TYPES[self.stack.type].row_bytes(self.matrix.n_columns)
 
     @property
     def is_kept(self) -> bool:
         """Say whether rows lie on the device as in the file: they come back as they are then."""
-        rows = np.empty((0, self.row_bytes), np.uint8)
-        same_type = self.matrix.type == self.type
-        return same_type and to_device(self.type, rows, self.matrix.n_columns) is rows
+        rows, kind = np.empty((0, self.row_bytes), np.uint8), self.matrix.type
+        return kind == self.stack.type and to_device(kind, rows, self.matrix.n_columns) is rows
 
     def place(self, expert: int) -> tuple[TensorInfo, int]:
         """Find the tensor an expert's rows lie in, and where in its part of the file they begin."""
@@ -134,7 +129,7 @@ class SpanReader(Closing):
             piece = staging[: len(target) * row_bytes]
             file.read_into(piece, offset + start * row_bytes, what)
             rows = piece.reshape(len(target), row_bytes)
-            lay_out(source.type, matrix.type, rows, matrix.n_columns, target)
+            lay_out(source.stack.type, matrix.type, rows, matrix.n_columns, target)
 
     def _staged(self, n_bytes: int) -> Bytes:
         """Return this thread's staging, made at first use."""
