@@ -191,10 +191,6 @@ class Engine(Closing):
         """Return how often each expert was used lately, decayed: [n MoE layers * n_experts]."""
         return self._experts.residency.counts.values()
 
-    def memory(self) -> dict[str, int]:
-        """Count the bytes planned by place ("device", "host")."""
-        return {place: self.plan.total(place) for place in ("device", "host")}
-
     def program(self, with_logits: bool = True) -> Program:
         """Return the program a token replays."""
         return self._programs.program(with_logits)

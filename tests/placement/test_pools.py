@@ -1,4 +1,4 @@
-"""Host pools that do not hold all experts, and who runs them, on devices that are not here."""
+"""Slots on a device, and pools that do not hold all experts, on devices that are not here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.invented import AMD, APU, DEVICES, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_WINDOW
+from tests.gpu.invented import (
+    AMD,
+    APU,
+    DEVICES,
+    DISCRETE_12,
+    GIB,
+    LAVAPIPE,
+    MIB,
+    SMALL_WINDOW,
+)
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.facts import (
     READ_IN_PLACE,
@@ -18,8 +27,13 @@ from vkmoe.facts import (
     MemoryPlan,
     WeightBytes,
 )
-from vkmoe.placement.memory import available_bytes, device_budget
-from vkmoe.placement.pools import SlotLayout, host_pools
+from vkmoe.gpu.arena import lay_out_spans
+from vkmoe.placement.cache_choice import N_LANDING
+from vkmoe.placement.memory import (
+    available_bytes,
+    device_budget,
+)
+from vkmoe.placement.pools import SlotLayout, host_pools, split_slots
 from vkmoe.placement.sizes import N_THREADS
 from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
 
@@ -285,7 +299,7 @@ def test_what_reading_takes_is_what_the_threads_have() -> None:
 @one_and_two_sizes
 @pytest.mark.parametrize("n_bytes", [23 * MIB, 100 * MIB, 3 * GIB, 18 * GIB])
 def test_places_are_the_most_that_fit(weights: WeightBytes, n_bytes: int) -> None:
-    """A place more of every size would not fit; the arenas of a device agree (test_allocations)."""
+    """A place more of every size would not fit; the arenas of a device agree (test_memory)."""
     layout = SlotLayout(DISCRETE_12, weights.spans, N_EXPERTS, N_USED)
     places = layout.most_host_slots(n_bytes)
     if places is None:
@@ -316,3 +330,58 @@ def test_every_choice_is_planned_within_bounds_or_refused(info: DeviceInfo) -> N
             check(made, info, weights, ram)
         assert all(line.n_bytes >= 0 and line.reason for line in made.lines)
     assert n_planned > 10
+
+
+# ----- slots on a device -----
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "slots"),
+    [(-1, (0, 0)), (0, (0, 0)), (3 * 256 - 1, (0, 0)), (3 * 256, (1, 1)), (4 * 256, (2, 1)),
+     (5 * 256, (2, 1)), (6 * 256, (2, 2)), (30 * 256, (8, 8))],
+)  # fmt: skip
+def test_bytes_are_split_evenly(n_bytes: int, slots: tuple[int, ...]) -> None:
+    """A layer of 256 and one of 512 bytes per slot, 8 experts."""
+    assert split_slots(n_bytes, (256, 512), 8) == slots
+
+
+def test_a_rest_may_be_enough_for_a_later_layer_only() -> None:
+    assert split_slots(2 * 768 + 256, (512, 256), 8) == (2, 3)
+
+
+MODES = {
+    "read": READ_IN_PLACE,
+    "promote": ExpertMode("cache", promote=True),
+    "gather": ExpertMode("cache", "gather"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("n_bytes", [0, 10_000, 600_000, 5_000_000, 5_065_536, 1 << 30, 3 << 30])
+def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, mode: ExpertMode) -> None:
+    """With the slots that each layer has to land in."""
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+    slots = layout.largest(n_bytes)
+    if not any(slots):
+        assert layout.n_bytes((1, 1, 1)) > n_bytes
+        return
+    assert layout.n_bytes(slots) <= n_bytes
+    assert layout.n_bytes(tuple(n + 1 for n in slots)) > n_bytes
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("n_slots", [1, 5, 21_399, 21_400])
+def test_landing_slots_are_of_the_same_arenas(n_slots: int, mode: ExpertMode) -> None:
+    """Layers without slots have nowhere to land."""
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+    n_landing = N_LANDING if mode.promote else 0
+    without = replace(layout, mode=READ_IN_PLACE)
+    assert layout.n_bytes((n_slots,) * 3) == without.own_bytes((n_slots + n_landing,) * 3)
+    assert layout.n_bytes((0, 0, 0)) == 0
+
+
+def test_gathered_experts_have_room_for_the_largest() -> None:
+    for mode in MODES.values():
+        layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+        assert layout.n_gathered == (8 if mode.gathers else 0)
+        assert layout.gathered == lay_out_spans(DISCRETE_12, [100_096] * layout.n_gathered)

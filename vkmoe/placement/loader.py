@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
@@ -129,15 +130,14 @@ def load_weights(
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
     ropes = {rope: rope_table(rope, plan.ctx_size) for rope in spec.ropes}
-    expert_intent: Intent = "device" if plan.mode.on_device else "host"
     with ExitStack() as memory:  # kept unless something fails
+
+        def arena(intent: Intent, name: BufferName) -> Arena:
+            return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
+
         reader = memory.enter_context(SpanReader(file, tensors)) if pools else None
-        trunk = memory.enter_context(
-            closing(Arena(device, "device", "weights", plan.layout("weights")))
-        )
-        experts = memory.enter_context(
-            closing(Arena(device, expert_intent, "experts", plan.layout("experts")))
-        )
+        trunk = arena("device", "weights")
+        experts = arena("device" if plan.mode.on_device else "host", "experts")
         shape = table_shape(spec, sizes)
         table = memory.enter_context(
             ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing)

@@ -68,18 +68,13 @@ class SpanReader(Closing):
     def __init__(self, file: GgufFile, tensors: ModelTensors) -> None:
         self._layers: list[tuple[_Source, ...]] = []
         self.span_bytes: list[int] = []  # of an expert [n MoE layers]
-        self._n_experts = 1
+        self.n_experts = 1  # of a layer
         for block in tensors.expert_layers:
-            self._n_experts = block.n_experts
+            self.n_experts = block.n_experts
             self._layers.append(tuple(_Source(*part) for part in span_parts(block)))
             self.span_bytes.append(expert_shape(block).span_bytes)
         self._staging = threading.local()
         self._files = file.reopen()
-
-    @property
-    def n_keys(self) -> int:
-        """Count the experts of all layers."""
-        return self._n_experts * len(self._layers)
 
     def read(self, number: int, out: Bytes) -> None:
         """Bring the span of an expert (keys.py) into `out`: uint8 [span_bytes].
@@ -87,7 +82,7 @@ class SpanReader(Closing):
         `out` is written in full and never read, so it may be GPU memory. Raises ModelFileError if
         the file was cut off, written to, or cannot be read; `out` is undefined then.
         """
-        layer, expert = divmod(number, self._n_experts)
+        layer, expert = divmod(number, self.n_experts)
         sources, end = self._layers[layer], 0
         assert out.size == self.span_bytes[layer], (number, out.size)
         for source in sources:
