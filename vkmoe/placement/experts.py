@@ -30,14 +30,7 @@ from vkmoe.placement.cache_choice import promotes
 from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 
-__all__ = ["ExpertRoom", "Room", "place_experts"]
-
-
-class Room(NamedTuple):
-    """Holds bytes left for experts; where they share memory, pool and device have the same."""
-
-    device: int
-    pool: PoolRoom
+__all__ = ["ExpertRoom", "place_experts"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,8 @@ class ExpertRoom:
     experts: ExpertSpec | None
     weights: WeightBytes
     device: DeviceInfo
-    room: Room
+    free: int  # bytes of the device
+    pool: PoolRoom
     base: MemoryPlan
 
 
@@ -121,8 +115,8 @@ class _PlacedExperts:
 
     def __init__(self, given: ExpertRoom, experts: ExpertSpec, mode: ExpertMode) -> None:
         self._config, self._flag = given.config, _cache_flag(given.config)
-        self._device, self._room, self._base = given.device, given.room, given.base
-        self._shared = given.device.is_uma
+        self._device, self._shared = given.device, given.device.is_uma
+        self._free, self._room, self._base = given.free, given.pool, given.base
         n_experts, spans = experts.n_experts, given.weights.spans
         self._layout = SlotLayout(given.device, spans, n_experts, experts.n_used, mode)
         in_order = [size for size in spans for _ in range(n_experts)]
@@ -135,13 +129,13 @@ class _PlacedExperts:
     def all_on_device(self) -> bool:
         """Say whether all experts are wanted on the device, and fit there."""
         few_in_place = self._shared and self._asked is None and self._pools.wants_few
-        return self._wants_all and self._total <= self._room.device and not few_in_place
+        return self._wants_all and self._total <= self._free and not few_in_place
 
     def plan(self) -> MemoryPlan:
         if self.all_on_device:
             return self._resident()
         asked, pool = self._asked, self._pool()
-        free = self._room.device - (pool.taken_bytes if self._shared else 0)
+        free = self._free - (pool.taken_bytes if self._shared else 0)
         if asked is None:
             slots = () if self._shared else self._largest(free)
         elif self._wants_all or self._needed(asked.slots) > free:
@@ -165,10 +159,10 @@ class _PlacedExperts:
 
     def _pool(self) -> PoolPlan:
         """Decide the host pool; without a size asked for it leaves slots room in shared memory."""
-        room = self._room.pool
+        room = self._room
         if not self._shared or self._pools.wants_few:
             return self._pools.decide(room)
-        if self._total <= self._room.device:
+        if self._total <= self._free:
             return self._pools.all
         slots = self._needed(self._asked.slots) if self._asked else 0
         slots = min(slots, max(0, room.most - self._pools.least_bytes))
@@ -188,7 +182,7 @@ class _PlacedExperts:
         reason = (
             "the device shares the host's memory: read in place"
             if self._shared
-            else f"all fit in the {in_mib(self._room.device)} that are free"
+            else f"all fit in the {in_mib(self._free)} that are free"
         )
         slots = (layout.n_experts,) * len(layout.span_bytes)
         idle = not self._shared or self._pools.wants_few
@@ -207,7 +201,7 @@ class _PlacedExperts:
         reason = (
             f"{self._flag} is {too_few}: read in place"
             if asked
-            else f"{in_mib(self._room.device)} are free on the device: read in place over the bus"
+            else f"{in_mib(self._free)} are free on the device: read in place over the bus"
         )
         lines = (
             pool.lines(self._device, reason) if pool.slots else (self._all_experts("host", reason),)

@@ -38,7 +38,7 @@ from vkmoe.models.workspace import Workspace, attention_kernels
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings
-from vkmoe.placement.experts import ExpertRoom, Room, place_experts
+from vkmoe.placement.experts import ExpertRoom, place_experts
 from vkmoe.placement.memory import (
     allocation,
     available_bytes,
@@ -175,19 +175,20 @@ def plan(
     """
     ctx_size = context_size(config, spec)
     lines = tuple(_fixed_lines(config, spec, device, weights, scratch))
-    budget = device_budget(device, available_host_bytes)
     base = MemoryPlan(ctx_size, config.kv_type, ON_DEVICE, lines)
+    budget = device_budget(device, available_host_bytes)
+    free = budget - base.total("device") - (base.total("host") if device.is_uma else 0)
     try:
-        room = _room(lines, device, budget, available_host_bytes)
-        if room.device < 0:
+        if free < 0:
             caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
             raise OutOfMemoryError(
-                f"{spec.name} needs {in_mib(budget - room.device)} of {device.name}'s memory "
+                f"{spec.name} needs {in_mib(budget - free)} of {device.name}'s memory "
                 f"without its experts (weights {in_mib(weights.trunk)}, KV cache "
                 f"{in_mib(caches)}); {in_mib(budget)} can be used",
                 "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
             )
-        given = ExpertRoom(config, spec.experts, weights, device, room, base)
+        pool = _pool_room(base, device, free, available_host_bytes)
+        given = ExpertRoom(config, spec.experts, weights, device, free, pool, base)
         return place_experts(given, mode_of_cache)
     except OutOfMemoryError as error:
         if growth := growth_words(weights.conversions):
@@ -196,20 +197,16 @@ def plan(
         raise
 
 
-def _room(
-    lines: Sequence[Allocation], device: DeviceInfo, budget: int, available_host_bytes: int
-) -> Room:
-    """Find what the budgets leave for experts; below 0 where not even these lines fit."""
-    on_device = sum(line.n_bytes for line in lines if line.place == "device")
-    on_host = sum(line.n_bytes for line in lines if line.place == "host")
-    free, unasked = budget - on_device, available_host_bytes * 70 // 100
+def _pool_room(
+    base: MemoryPlan, device: DeviceInfo, free: int, available_host_bytes: int
+) -> PoolRoom:
+    """Find what is left of host memory; where it is shared, all that is `free` on the device."""
+    on_host, unasked = base.total("host"), available_host_bytes * 70 // 100
     if device.is_uma:
-        free -= on_host
-        return Room(free, PoolRoom(min(free, unasked - on_device - on_host), free))
+        return PoolRoom(min(free, unasked - base.total("device") - on_host), free)
     heaps = [heap.size for heap in device.heaps if not heap.device_local]
     heap = max(heaps, default=available_host_bytes)
-    pool = PoolRoom(min(unasked, heap) - on_host, min(available_host_bytes, heap) - on_host)
-    return Room(free, pool)
+    return PoolRoom(min(unasked, heap) - on_host, min(available_host_bytes, heap) - on_host)
 
 
 def context_size(config: EngineConfig, spec: ModelSpec) -> int:

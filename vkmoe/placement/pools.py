@@ -50,15 +50,18 @@ class SlotLayout:
 
     def own_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of `slots[layer]` slots alone."""
-        return layout_bytes(self._arenas(slots, 0))
+        return layout_bytes(self.arenas(slots, landing=False))
 
     def n_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of these slots and their landing slots."""
         return layout_bytes(self.arenas(slots))
 
-    def arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
-        """Lay out these slots and their landing slots."""
-        return self._arenas(slots, self.n_landing)
+    def arenas(self, slots: Sequence[int], landing: bool = True) -> tuple[ArenaLayout, ...]:
+        """Lay out these slots, with their landing slots."""
+        n_of_size: Counter[int] = Counter()
+        for n_slots, size in zip(slots, self.span_bytes, strict=True):
+            n_of_size[size] += n_slots + self.n_landing * (landing and n_slots > 0)
+        return self.host_arenas(tuple(n_of_size.values()))
 
     @property
     def n_gathered(self) -> int:
@@ -87,12 +90,6 @@ class SlotLayout:
             if excess <= 0 or not any(slots):
                 return slots
             usable -= excess
-
-    def _arenas(self, slots: Sequence[int], n_landing: int) -> tuple[ArenaLayout, ...]:
-        n_of_size: Counter[int] = Counter()
-        for n_slots, size in zip(slots, self.span_bytes, strict=True):
-            n_of_size[size] += n_slots + n_landing if n_slots else 0
-        return self.host_arenas(tuple(n_of_size.values()))
 
     # ----- in a host pool -----
 
@@ -209,29 +206,19 @@ class PoolPlan:
 
 
 class PoolPlanner:
-    """Decides how large the host pool is; `whole` is the arena of all experts."""
+    """Decides how large the host pool is; `whole` is the arena of all experts.
+
+    `wants_few`: one was asked for that does not hold `all` of them.
+    """
 
     def __init__(self, config: EngineConfig, layout: SlotLayout, whole: ArenaLayout) -> None:
-        self._layout, self._whole, self._total = layout, whole, layout_bytes([whole])
+        self._layout, self._total = layout, layout_bytes([whole])
         self._option = f"--host-pool {config.host_pool.strip()}" if config.host_pool else ""
         self._asked = config.host_pool_bytes
         self._least = layout.least_host_bytes
-
-    @property
-    def wants_few(self) -> bool:
-        """Say whether a pool was asked for that does not hold all experts."""
-        return self._asked is not None and self._asked < self._total
-
-    @property
-    def all(self) -> PoolPlan:
-        """Make the plan of a pool of all experts."""
-        n_all = self._layout.n_experts * len(self._layout.span_bytes)
-        return PoolPlan((), (self._whole,), n_all)
-
-    @property
-    def least_bytes(self) -> int:
-        """Count the bytes of the smallest pool there can be, and of what reading takes."""
-        return self._least + READING_BYTES
+        self.least_bytes = self._least + READING_BYTES  # of the smallest pool, and reading
+        self.wants_few = self._asked is not None and self._asked < self._total
+        self.all = PoolPlan((), (whole,), layout.n_experts * len(layout.span_bytes))
 
     def decide(self, room: PoolRoom) -> PoolPlan:
         """Plan the pool.

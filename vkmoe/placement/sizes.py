@@ -20,7 +20,7 @@ import numpy as np
 from vkmoe.experts.study.trace import TraceHeader
 from vkmoe.facts import Conversion, MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.gpu.arena import round_up
-from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors, TrunkTensor
+from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.placement.memory import in_mib
@@ -53,18 +53,16 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     """Count the bytes the weights take in device layout, rounded as they are placed."""
     spans = [(block.n_experts, expert_shape(block).span_bytes) for block in tensors.expert_layers]
     return WeightBytes(
-        pieces=tuple(_trunk_bytes(tensor) for tensor in tensors.trunk),
+        pieces=tuple(
+            expert_shape(tensor).span_bytes
+            if isinstance(tensor, FeedForwardTensors)
+            else round_up(tensor.n_bytes)
+            for tensor in tensors.trunk
+        ),
         experts=sum(n_experts * n_bytes for n_experts, n_bytes in spans),
         spans=tuple(n_bytes for _, n_bytes in spans),
         conversions=conversions(tensors),
     )
-
-
-def _trunk_bytes(tensor: TrunkTensor) -> int:
-    """Count the bytes that something takes which every token reads, rounded up."""
-    if isinstance(tensor, FeedForwardTensors):
-        return expert_shape(tensor).span_bytes
-    return round_up(tensor.n_bytes)
 
 
 def expert_shape(block: FeedForwardTensors) -> ExpertShape:
