@@ -7,11 +7,11 @@ numbers. The module looks at no file and no device: what was found there is in f
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
+from decimal import Decimal
 from functools import cached_property
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -92,8 +92,7 @@ def long_flag(flags: tuple[str, ...], value: Any = True) -> str:
 # ----- sizes and ids, written as text -----
 
 _MAX_SIZE = 1 << 62
-_SIZE = re.compile(r"(?=\.?\d)(\d*)(\.\d*)?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
-_MAX_DIGITS = 19  # of _MAX_SIZE; Python refuses to read thousands of them
+_SIZE = re.compile(r"(?=\.?\d)(\d*\.?\d*)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtpe", 1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
@@ -106,17 +105,14 @@ def parse_size(text: str) -> int:
     UsageError for anything else, for less than one byte and more than 2^62.
     """
     match = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(match[3].lower()) if match else None
+    unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise UsageError(f"{text!r} is not a size", "write it as 6GiB, 500MiB or in bytes")
-    whole, fraction = match[1].lstrip("0"), match[2] or ""
-    value = _MAX_SIZE + 1 if len(whole) > _MAX_DIGITS else int(whole or "0") * unit
-    if len(fraction) > 1:
-        value += math.floor(float(fraction) * unit)
+    value = Decimal(match[1]) * unit
     if not 1 <= value <= _MAX_SIZE:
-        verdict = "too large, more than 2^62 bytes" if value else "less than one byte"
+        verdict = "too large, more than 2^62 bytes" if value > 1 else "less than one byte"
         raise UsageError(f"{text!r} is {verdict}", "leave it out for what the device has room for")
-    return value
+    return int(value)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -94,14 +94,8 @@ class Engine(Closing):
         self._table = loaded.table
         self._experts = memory.follow(loaded, seed)
         # ----- programs -----
-        decoder = Decoder(
-            self.spec,
-            self.tuning,
-            memory.extend(loaded),
-            self.workspace,
-            caches.addresses,
-            plan.mode,
-        )
+        weights, space = memory.extend(loaded), self.workspace
+        decoder = Decoder(self.spec, self.tuning, weights, space, caches.addresses, plan.mode)
         self._backend = Backend(self.device)
         self._next_position = 0
         speed = submit_speed(self.device.info, self.link, plan.mode)

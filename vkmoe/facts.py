@@ -404,17 +404,14 @@ class ExpertMode:
 
     @property
     def on_device(self) -> bool:
-        """Say whether no expert ever misses."""
         return self.experts_in == "device"
 
     @property
     def in_cache(self) -> bool:
-        """Say whether experts come to slots on the device and leave them."""
         return self.experts_in == "cache"
 
     @property
     def gathers(self) -> bool:
-        """Say whether a kernel of its own brings missed experts to the device."""
         return self.miss == "gather"
 
     @property

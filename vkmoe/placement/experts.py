@@ -179,11 +179,8 @@ class _PlacedExperts:
 
     def _resident(self) -> MemoryPlan:
         layout = self._layout
-        reason = (
-            "the device shares the host's memory: read in place"
-            if self._shared
-            else f"all fit in the {in_mib(self._free)} that are free"
-        )
+        fits = f"all fit in the {in_mib(self._free)} that are free"
+        reason = "the device shares the host's memory: read in place" if self._shared else fits
         slots = (layout.n_experts,) * len(layout.span_bytes)
         idle = not self._shared or self._pools.wants_few
         return replace(
@@ -198,14 +195,10 @@ class _PlacedExperts:
         asked, n_landing = self._asked, self._layout.n_landing
         beside = f" beside {n_landing} to land in" if n_landing else ""
         too_few = f"not enough for one slot in each layer{beside}"
-        reason = (
-            f"{self._flag} is {too_few}: read in place"
-            if asked
-            else f"{in_mib(self._free)} are free on the device: read in place over the bus"
-        )
-        lines = (
-            pool.lines(self._device, reason) if pool.slots else (self._all_experts("host", reason),)
-        )
+        free = f"{in_mib(self._free)} are free on the device: read in place over the bus"
+        reason = f"{self._flag} is {too_few}: read in place" if asked else free
+        whole = (self._all_experts("host", reason),)
+        lines = pool.lines(self._device, reason) if pool.slots else whole
         return replace(
             self._base,
             mode=ExpertMode("host"),

@@ -25,7 +25,7 @@ from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
-from vkmoe.facts import ModelSpec, RopeSpec
+from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
@@ -112,10 +112,7 @@ class LoadedWeights(Closing):
 
 
 def load_weights(
-    device: Device,
-    model: ModelFile,
-    decision: Decision,
-    progress: Progress | None = None,
+    device: Device, model: ModelFile, decision: Decision, progress: Progress | None = None
 ) -> LoadedWeights:
     """Place and copy all weights; the table leads to the experts' homes, and is not published.
 
@@ -129,7 +126,6 @@ def load_weights(
     sizes, pools = decision.weights, decision.host_pools
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
-    ropes = {rope: rope_table(rope, plan.ctx_size) for rope in spec.ropes}
     with ExitStack() as memory:  # kept unless something fails
 
         def arena(intent: Intent, name: BufferName) -> Arena:
@@ -144,7 +140,7 @@ def load_weights(
         )
         with Placer(file, device, trunk, progressing) as placer:
             loader = _Loader(placer, None if pools else experts, table)
-            weights = loader.load(spec, tensors, ropes)
+            weights = loader.load(spec, tensors, plan.ctx_size)
         if reader is not None:
             reader.drop_pages()
         kept = memory.pop_all()
@@ -159,20 +155,19 @@ class _Loader:
         self._placer, self._experts, self._table = placer, experts, table
         self.homes: list[list[Placement]] = []
 
-    def load(
-        self, spec: ModelSpec, tensors: ModelTensors, ropes: Mapping[RopeSpec, NDArray[np.float32]]
-    ) -> ModelWeights:
+    def load(self, spec: ModelSpec, tensors: ModelTensors, ctx_size: int) -> ModelWeights:
         placer = self._placer
         embeddings = placer.matrix(tensors.embeddings)
         tied = tensors.output is tensors.embeddings
         parts = [self._parts(layer) for layer in tensors.layers]
         output_gain = placer.vector(tensors.output_gain)
         output = embeddings if tied else placer.matrix(tensors.output)
-        tables = {
-            rope: placer.place(table.view(np.uint8).reshape(-1)) for rope, table in ropes.items()
+        ropes = {
+            rope: placer.place(rope_table(rope, ctx_size).view(np.uint8).reshape(-1))
+            for rope in spec.ropes
         }
         layers = [
-            LayerWeights(*pair, rope_table=tables[layer.mixer.rope])
+            LayerWeights(*pair, rope_table=ropes[layer.mixer.rope])
             for pair, layer in zip(parts, spec.layers, strict=True)
         ]
         return ModelWeights(embeddings, output_gain, output, tuple(layers), self._table.range)
