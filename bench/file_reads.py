@@ -74,7 +74,7 @@ def _results(
     rng = random.Random(0)
     size, span_bytes = model.stat().st_size, max(reader.span_bytes)
     spans = [np.empty(n, np.uint8) for n in reader.span_bytes]
-    per_layer = reader.n_keys // len(spans)
+    per_layer = reader.n_experts
     n_bytes = min(n_experts * span_bytes, size)
 
     def timed(descriptor: int, read: Callable[[], int]) -> float:
@@ -86,7 +86,7 @@ def _results(
         return n_read / (time.perf_counter() - started) / 1e9
 
     def experts() -> int:
-        keys = [rng.randrange(reader.n_keys) for _ in range(n_experts)]
+        keys = [rng.randrange(per_layer * len(spans)) for _ in range(n_experts)]
         for key in keys:
             reader.read(key, spans[key // per_layer])
         return sum(spans[key // per_layer].size for key in keys)

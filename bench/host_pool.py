@@ -84,7 +84,7 @@ def _expert_bytes(model: Path) -> int:
         if not any(layer.has_experts for layer in file.tensors.layers):
             raise VkmoeError(f"{model.name} has no experts", "give a mixture-of-experts model")
         with SpanReader(file.file, file.tensors) as reader:
-            return sum(reader.span_bytes) * reader.n_keys // len(reader.span_bytes)
+            return sum(reader.span_bytes) * reader.n_experts
 
 
 def _pieces(model: Path, options: argparse.Namespace) -> list[list[int]]:

@@ -51,7 +51,7 @@ def main() -> None:
     with Engine(options.model, config, clock.note) as engine:
         ready = time.perf_counter()
         peak = _peak_bytes()
-        plan = engine.memory()
+        plan = engine.plan
         uma = engine.device.info.is_uma
     print(
         json.dumps(
@@ -63,7 +63,7 @@ def main() -> None:
                 "total_s": ready - opened,
                 "weight_bytes": clock.n_bytes,
                 "peak_bytes": peak,
-                "planned_host_bytes": plan["host"] + (plan["device"] if uma else 0),
+                "planned_host_bytes": plan.total("host") + (plan.total("device") if uma else 0),
             }
         )
     )

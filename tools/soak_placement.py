@@ -36,7 +36,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
 from vkmoe.llm import demo_model_path
-from vkmoe.placement.pools import host_slot_bytes, least_host_slots
+from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 
 N_SCRIPTS = 5  # whose right logits are computed once for all cases
@@ -179,10 +179,10 @@ def _right(name: str, mixed: Path, n_tokens: int) -> Right:
         if experts is None:
             sys.exit(f"{model} has no experts")
         spans = weight_bytes(tensors).spans
-        least = host_slot_bytes(engine.device.info, least_host_slots(spans, experts.n_used), spans)
+        layout = SlotLayout(engine.device.info, spans, experts.n_experts, experts.n_used)
         facts = ModelFacts(
             engine.n_vocab, len(spans), experts.n_experts, experts.n_used,
-            sum(spans) * experts.n_experts, least,
+            sum(spans) * experts.n_experts, layout.least_host_bytes,
         )  # fmt: skip
         scripts = [script(facts, number, n_tokens, CTX_SIZE) for number in range(N_SCRIPTS)]
         return Right(

@@ -30,7 +30,6 @@ class TokenBatch(NamedTuple):
     tokens: tuple[int, ...]  # [n_tokens]
     positions: tuple[int, ...]  # [n_tokens], counted from 0
     wants_logits: tuple[bool, ...]  # [n_tokens]
-    sequence: int = 0
 
     @classmethod
     def one(cls, token: int, position: int, with_logits: bool = True) -> TokenBatch:

@@ -7,12 +7,12 @@ numbers. The module looks at no file and no device: what was found there is in f
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
-from functools import cached_property, partial
+from decimal import Decimal
+from functools import cached_property
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -34,6 +34,7 @@ __all__ = [
     "Pins",
     "SamplingConfig",
     "environment_name",
+    "flags_of",
     "long_flag",
     "parse_ids",
     "parse_size",
@@ -68,6 +69,12 @@ def _option(
     return field(default=default, metadata=metadata)
 
 
+def flags_of(item: Field[Any]) -> tuple[str, ...]:
+    """List the flags of the option that a field declares."""
+    flags: tuple[str, ...] = item.metadata["flags"]
+    return flags or ("--" + item.name.replace("_", "-"),)
+
+
 def environment_name(field_name: str) -> str:
     """Name the environment variable that sets an option: `ctx_size` -> `VKMOE_CTX_SIZE`."""
     return "VKMOE_" + field_name.upper()
@@ -85,40 +92,34 @@ def long_flag(flags: tuple[str, ...], value: Any = True) -> str:
 # ----- sizes and ids, written as text -----
 
 _MAX_SIZE = 1 << 62
-_SIZE = re.compile(r"(?=\.?\d)(\d*)(\.\d*)?\s*([a-z]*)", re.IGNORECASE | re.ASCII)
-_MAX_DIGITS = 19  # of _MAX_SIZE; Python refuses to read thousands of them
+_SIZE = re.compile(r"(?=\.?\d)(\d*\.?\d*)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtpe", 1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
 
-def parse_size(text: str, flag: str = "--expert-cache") -> int:
+def parse_size(text: str) -> int:
     """Read a size such as "6GiB", "1.5 g", "500 MB" or "1048576" as bytes.
 
     KiB, MiB, GiB and so on and single letters are powers of 1024; KB, MB, GB of 1000. Raises
-    UsageError with `flag` for anything else, for less than one byte and more than 2^62.
+    UsageError for anything else, for less than one byte and more than 2^62.
     """
     match = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(match[3].lower()) if match else None
+    unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise UsageError(f"{flag}: {text!r} is not a size", "write it as 6GiB, 500MiB or in bytes")
-    whole, fraction = match[1].lstrip("0"), match[2] or ""
-    value = _MAX_SIZE + 1 if len(whole) > _MAX_DIGITS else int(whole or "0") * unit
-    if len(fraction) > 1:
-        value += math.floor(float(fraction) * unit)
+        raise UsageError(f"{text!r} is not a size", "write it as 6GiB, 500MiB or in bytes")
+    value = Decimal(match[1]) * unit
     if not 1 <= value <= _MAX_SIZE:
-        verdict = "too large, more than 2^62 bytes" if value else "less than one byte"
-        raise UsageError(
-            f"{flag}: {text!r} is {verdict}", "leave it out for what the device has room for"
-        )
-    return value
+        verdict = "too large, more than 2^62 bytes" if value > 1 else "less than one byte"
+        raise UsageError(f"{text!r} is {verdict}", "leave it out for what the device has room for")
+    return int(value)
 
 
-def parse_ids(text: str, flag: str = "--expert-resident-ids") -> tuple[int, ...]:
+def parse_ids(text: str) -> tuple[int, ...]:
     """Read a list of expert ids such as "1, 2,,3"; they come out distinct and in their order.
 
-    Empty pieces and blanks do not matter. Raises UsageError with `flag` and the piece that is no
-    id, and when there is none at all.
+    Empty pieces and blanks do not matter. Raises UsageError with the piece that is no id, and when
+    there is none at all.
     """
     pieces = [piece.strip() for piece in text.split(",")]
     for piece in pieces:
@@ -126,12 +127,12 @@ def parse_ids(text: str, flag: str = "--expert-resident-ids") -> tuple[int, ...]
         if piece and not (number and len(piece.lstrip("0")) < 10):
             verdict = "too large for an expert's id" if number else "not an expert's id"
             raise UsageError(
-                f"{flag}: in {text!r}, {piece!r} is {verdict}",
+                f"in {text!r}, {piece!r} is {verdict}",
                 "write whole numbers from 0 with commas between them, such as 1,2,3",
             )
     ids = tuple(dict.fromkeys(int(piece.lstrip("0") or "0") for piece in pieces if piece))
     if not ids:
-        raise UsageError(f"{flag}: {text!r} names no expert", "write ids such as 1,2,3")
+        raise UsageError(f"{text!r} names no expert", "write ids such as 1,2,3")
     return ids
 
 
@@ -166,51 +167,36 @@ class SamplingConfig:
     The order is: penalties, top-k, top-p, min-p, temperature, draw.
     """
 
-    temp: float = _option(
-        0.8, "Temperature; 0 always takes the most likely token.", "--temp", minimum=0
-    )
-    top_k: int = _option(
-        40, "Keep only the k most likely tokens; 0 keeps all.", "--top-k", minimum=0
-    )
+    temp: float = _option(0.8, "Temperature; 0 always takes the most likely token.", minimum=0)
+    top_k: int = _option(40, "Keep only the k most likely tokens; 0 keeps all.", minimum=0)
     top_p: float = _option(
         0.95,
         "Keep the smallest set of tokens whose probability reaches p; 1 keeps all.",
-        "--top-p",
         minimum=0,
         maximum=1,
     )
     min_p: float = _option(
         0.05,
         "Drop tokens less likely than this times the most likely one; 0 drops none.",
-        "--min-p",
         minimum=0,
         maximum=1,
     )
     repeat_penalty: float = _option(
         1.0,
         "Divide the logits of recent tokens by this (multiply negative ones); 1 is off.",
-        "--repeat-penalty",
         minimum=0.01,
     )
     repeat_last_n: int = _option(
-        64,
-        "How many recent tokens the penalties look at; -1 means all.",
-        "--repeat-last-n",
-        minimum=-1,
+        64, "How many recent tokens the penalties look at; -1 means all.", minimum=-1
     )
     presence_penalty: float = _option(
-        0.0, "Subtract this from the logit of every recent token once.", "--presence-penalty"
+        0.0, "Subtract this from the logit of every recent token once."
     )
     frequency_penalty: float = _option(
-        0.0,
-        "Subtract this from the logit of a recent token for each time it occurred.",
-        "--frequency-penalty",
+        0.0, "Subtract this from the logit of a recent token for each time it occurred."
     )
     seed: int | None = _option(
-        None,
-        "Seed of the random draw. Default: a random one, printed at the end.",
-        "--seed",
-        minimum=0,
+        None, "Seed of the random draw. Default: a random one, printed at the end.", minimum=0
     )
 
     def __post_init__(self) -> None:
@@ -225,7 +211,6 @@ class EngineConfig:
         None,
         "Vulkan device: its index or part of its name (see `vkmoe devices`). "
         "Default: discrete before integrated before CPU.",
-        "--device",
     )
     ctx_size: int | None = _option(
         None,
@@ -235,12 +220,11 @@ class EngineConfig:
         "--ctx-size",
         minimum=1,
     )
-    kv_type: KvType = _option("f16", "Number format of the KV cache.", "--kv-type")
+    kv_type: KvType = _option("f16", "Number format of the KV cache.")
     validation: bool = _option(
         False,
         "Run under the Vulkan validation layer with synchronisation validation "
         "(slow; for finding driver and vkmoe bugs).",
-        "--validation",
     )
 
     # ----- the expert cache -----
@@ -250,7 +234,6 @@ class EngineConfig:
         "(GB = 10^9, GiB or G = 2^30); the other experts are read from host memory. "
         "Default: what weights, KV cache and activations leave of the device; none where it shares "
         "the host's memory, and reads all in place.",
-        "--expert-cache",
         metavar="SIZE",
         check=parse_size,
     )
@@ -267,30 +250,25 @@ class EngineConfig:
         "Which expert leaves the device when another needs its slot: the one unused for longest "
         "(lru), the least used that was not used again soon (slru), or the one with the least "
         "frequent and recent uses (lfru).",
-        "--expert-policy",
     )
     expert_allocation: SlotSharing = _option(
         "layer",
         "Whether each layer keeps its own slots, or layers with experts of one size share them.",
-        "--expert-allocation",
     )
     expert_half_life: float = _option(
         64.0,
         "Tokens after which a use of an expert counts half; fewer follow a new subject sooner.",
-        "--expert-half-life",
         minimum=1,
     )
     moe_warmpin: int | None = _option(
         None,
         "Experts of each layer to keep on the device once their uses are known: the most used, in "
         "at most half of the slots; 0: none. Default: as many as a token uses, where not all fit.",
-        "--moe-warmpin",
         minimum=0,
     )
     moe_warmpin_after: int = _option(
         64,
         "Tokens after which --moe-warmpin chooses, and after as many more chooses anew.",
-        "--moe-warmpin-after",
         minimum=1,
     )
     expert_resident_selection: ResidentSelection | None = _option(
@@ -299,25 +277,21 @@ class EngineConfig:
         "from the start, or those used most (frequency) once --expert-warmup-tokens have passed, "
         "from the start those of --expert-profile. Default: none, manual with "
         "--expert-resident-ids.",
-        "--expert-resident-selection",
     )
     expert_num_resident: int | None = _option(
         None,
         "How many experts of each layer --expert-resident-selection keeps. Default: all slots.",
-        "--expert-num-resident",
         minimum=1,
     )
     expert_warmup_tokens: int = _option(
         4096,
         "Tokens after which --expert-resident-selection frequency chooses, once; until then the "
         "cache has no residents but those of a profile.",
-        "--expert-warmup-tokens",
         minimum=1,
     )
     expert_resident_ids: str | None = _option(
         None,
         "Experts to keep on the device, the same of every layer, such as 1,2,3.",
-        "--expert-resident-ids",
         metavar="IDS",
         check=parse_ids,
     )
@@ -328,23 +302,20 @@ class EngineConfig:
         "Host memory for experts, such as 8GiB; those it has no room for stay in the file and are "
         "read when they are needed. Default: the least of all experts, 70 % of the memory that is "
         "free, and the memory that the device can reach.",
-        "--host-pool",
         metavar="SIZE",
-        check=partial(parse_size, flag="--host-pool"),
+        check=parse_size,
     )
     executor: Executor | None = _option(
         None,
         "Give a token to the device as a whole (fused), or stop at each router until the chosen "
         "experts are there (stepped; slower). Default: fused, where the host pool holds all "
         "experts.",
-        "--executor",
     )
     miss: Literal["auto", MissWay] = _option(
         "auto",
         "How an expert without a slot is served: kernels read it in host memory (read), or a copy "
         "kernel brings it over first, in the same submit (gather). auto: as the measured speeds "
         "favour.",
-        "--miss",
     )
     promote_on_read: bool | None = _option(
         None,
@@ -357,7 +328,6 @@ class EngineConfig:
         "How experts are guessed before they are needed: those of the last tokens (previous), "
         "those that used to follow them (correlation), those used most (frequency), or not at all "
         "(none). Default: correlation; none where copies overlap tokens that run in one piece.",
-        "--expert-predictor",
     )
     moe_predict_prefetch: bool | None = _option(
         None,
@@ -375,7 +345,6 @@ class EngineConfig:
         None,
         "Copy experts into slots while the token runs (overlap), or between two tokens (wait). "
         "Default: overlap, where the device has a queue for copies.",
-        "--expert-copies",
     )
 
     # ----- what is kept of a run -----
@@ -383,13 +352,11 @@ class EngineConfig:
         None,
         "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
         "written at the end.",
-        "--expert-profile",
         metavar="FILE",
     )
     expert_stats: str | None = _option(
         None,
         "Write hit rates by layer to this file at the end, as text, and as JSON beside it.",
-        "--expert-stats",
         metavar="FILE",
     )
 
@@ -407,17 +374,24 @@ class EngineConfig:
     @cached_property
     def host_pool_bytes(self) -> int | None:
         """Return the bytes of `host_pool`, or None where it was not given."""
-        return None if self.host_pool is None else parse_size(self.host_pool, "--host-pool")
+        return None if self.host_pool is None else parse_size(self.host_pool)
 
     @cached_property
     def resident_ids(self) -> tuple[int, ...]:
         """List the ids of `expert_resident_ids`, distinct, in order; () where none were given."""
         return () if self.expert_resident_ids is None else parse_ids(self.expert_resident_ids)
 
-    @cached_property
+    @property
     def residents(self) -> Pins | None:
         """Return the pins of the experts that are to be kept for good, or None."""
-        return _residents(self)
+        selection, n = self.expert_resident_selection, self.expert_num_resident or 0
+        if self.expert_resident_ids is not None:
+            n_ids = len(self.resident_ids)
+            return Pins("ids", n_ids, self.resident_ids, flag="--expert-resident-ids")
+        flag = "--expert-num-resident" if n else "--expert-resident-selection"
+        if selection == "first_n":
+            return Pins("first", n, flag=flag)
+        return Pins("use", n, after=self.expert_warmup_tokens, flag=flag) if selection else None
 
     @property
     def warm_pins(self) -> Pins | None:
@@ -441,6 +415,8 @@ class EngineConfig:
 
 # ----- what makes a config wrong -----
 
+_SEE_HELP = "see --help for its meaning"
+
 
 def _check_fields(config: EngineConfig | SamplingConfig) -> None:
     """Check the type of every field, and its range, choices or form as text.
@@ -449,70 +425,42 @@ def _check_fields(config: EngineConfig | SamplingConfig) -> None:
     """
     hints = get_type_hints(type(config))
     for item in fields(config):
-        value, kinds = getattr(config, item.name), _kinds(hints[item.name])
+        hint, value = hints[item.name], getattr(config, item.name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if value is None and NoneType in kinds:
             continue
         if bool in kinds:
-            _check_switch(item.name, value)
+            if not isinstance(value, bool):
+                raise UsageError(f"{item.name} is {value!r}", "use True or False")
         elif int in kinds or float in kinds:
-            _check_number(item.name, value, whole=int in kinds)
-            _check_range(item, value)
+            _check_number(item, value, whole=int in kinds)
         elif str in kinds:
             _check_text(item, value)
-        elif choices := [word for kind in kinds if _is_literal(kind) for word in get_args(kind)]:
-            _check_choice(item.name, value, choices)
+        elif value not in (choices := [word for kind in kinds for word in get_args(kind)]):
+            words = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise UsageError(f"{item.name} is {value!r}", f"use {words}")
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """List the members of `A | B`; any other type alone."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _is_literal(kind: Any) -> bool:
-    return get_origin(kind) is Literal
-
-
-def _check_switch(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r}", "use True or False")
-
-
-def _check_number(name: str, value: Any, whole: bool) -> None:
+def _check_number(item: Field[Any], value: Any, whole: bool) -> None:
     sound = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     # The comparison is false for nan and infinity too.
     if not sound or not (whole or abs(value) <= sys.float_info.max):
         noun = "a whole number" if whole else "a finite number"
-        raise UsageError(f"{name} is {value!r}, not {noun}", "see --help for its meaning")
-
-
-def _check_range(item: Field[Any], value: float) -> None:
-    low, high = item.metadata.get("minimum"), item.metadata.get("maximum")
+        raise UsageError(f"{item.name} is {value!r}, not {noun}", _SEE_HELP)
+    low, high = item.metadata["minimum"], item.metadata["maximum"]
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise UsageError(f"{item.name} is {value}, must be {bounds}", "see --help for its meaning")
+        raise UsageError(f"{item.name} is {value}, must be {bounds}", _SEE_HELP)
 
 
 def _check_text(item: Field[Any], value: Any) -> None:
     if not isinstance(value, str):
-        raise UsageError(f"{item.name} is {value!r}, not text", "see --help for its meaning")
-    if (check := item.metadata.get("check")) is not None:
-        check(value)
-
-
-def _check_choice(name: str, value: Any, choices: list[Any]) -> None:
-    if value not in choices:
-        words = [str(choice) for choice in choices]
-        raise UsageError(f"{name} is {value!r}", f"use {', '.join(words[:-1])} or {words[-1]}")
-
-
-def _check_expert_choices(config: EngineConfig) -> None:
-    """Refuse options of the expert cache that contradict each other, naming both."""
-    _check_predictor(config)
-    _residents(config)
-    if config.expert_cache is not None and config.expert_slots is not None:
-        raise UsageError(
-            "--expert-cache and --expert-slots both say how much is cached", "give one of them"
-        )
+        raise UsageError(f"{item.name} is {value!r}, not text", _SEE_HELP)
+    try:
+        if (check := item.metadata["check"]) is not None:
+            check(value)
+    except UsageError as error:
+        raise UsageError(f"{long_flag(flags_of(item))}: {error}", error.hint) from None
 
 
 def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
@@ -520,7 +468,8 @@ def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
     return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
 
 
-def _check_predictor(config: EngineConfig) -> None:
+def _check_expert_choices(config: EngineConfig) -> None:
+    """Refuse options of the expert cache that contradict each other, naming both."""
     predictor, prefetch = config.expert_predictor, config.moe_predict_prefetch
     if predictor_contradicts(predictor, prefetch):
         raise UsageError(
@@ -528,40 +477,33 @@ def _check_predictor(config: EngineConfig) -> None:
             f"--{'' if prefetch else 'no-'}moe-predict-prefetch",
             "leave one of them out",
         )
+    _check_residents(config)
+    if config.expert_cache is not None and config.expert_slots is not None:
+        raise UsageError(
+            "--expert-cache and --expert-slots both say how much is cached", "give one of them"
+        )
 
 
-def _residents(config: EngineConfig) -> Pins | None:
-    """Return the pins of the four options of residents; raises UsageError where they contradict."""
+def _check_residents(config: EngineConfig) -> None:
     selection, n = config.expert_resident_selection, config.expert_num_resident
-    flag = "--expert-resident-selection" if n is None else "--expert-num-resident"
-    if config.expert_resident_ids is not None:
-        return _named_residents(config)
-    if selection == "manual":
-        raise UsageError(
-            "--expert-resident-selection manual needs --expert-resident-ids",
-            "name the experts, such as --expert-resident-ids 1,2,3",
-        )
-    if n is not None and selection is None:
-        raise UsageError(
-            f"--expert-num-resident {n} needs --expert-resident-selection",
-            "choose first_n or frequency",
-        )
-    if selection == "first_n":
-        return Pins("first", n or 0, flag=flag)
-    return Pins("use", n or 0, after=config.expert_warmup_tokens, flag=flag) if selection else None
-
-
-def _named_residents(config: EngineConfig) -> Pins:
-    selection, n_ids = config.expert_resident_selection, len(config.resident_ids)
-    if selection not in (None, "manual"):
+    ids, n_ids = config.expert_resident_ids, len(config.resident_ids)
+    if ids is not None and selection not in (None, "manual"):
         raise UsageError(
             f"--expert-resident-ids contradicts --expert-resident-selection {selection}",
             "leave one of them out; ids go with manual",
         )
-    if config.expert_num_resident not in (None, n_ids):
+    if ids is not None and n not in (None, n_ids):
         raise UsageError(
-            f"--expert-num-resident {config.expert_num_resident} contradicts the {n_ids} experts "
-            "of --expert-resident-ids",
+            f"--expert-num-resident {n} contradicts the {n_ids} experts of --expert-resident-ids",
             "leave out --expert-num-resident",
         )
-    return Pins("ids", n_ids, config.resident_ids, flag="--expert-resident-ids")
+    if ids is None and selection == "manual":
+        raise UsageError(
+            "--expert-resident-selection manual needs --expert-resident-ids",
+            "name the experts, such as --expert-resident-ids 1,2,3",
+        )
+    if ids is None and n is not None and selection is None:
+        raise UsageError(
+            f"--expert-num-resident {n} needs --expert-resident-selection",
+            "choose first_n or frequency",
+        )

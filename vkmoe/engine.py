@@ -21,11 +21,10 @@ from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.records.profiler import ExpertProfiler
 from vkmoe.experts.store.cache import ExpertCache
-from vkmoe.facts import MemoryPlan, ModelSpec
+from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.transfer import Transfer
+from vkmoe.gpu.program import Program
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.models.workspace import KvCaches
@@ -34,7 +33,7 @@ from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
-from vkmoe.placement.plan import decide
+from vkmoe.placement.plan import Decision, decide
 
 __all__ = ["Engine"]
 
@@ -63,67 +62,50 @@ class Engine(Closing):
         `checks` makes a wrong read of an expert visible, and looks for contradictions after every
         token (slow; for tests).
         """
-        self._cleanup = ExitStack()
-        try:
-            self._open(model, config, progress, tuning, seed, checks)
-        except BaseException:
-            self._cleanup.close()
-            raise
+        with ExitStack() as self._cleanup:
+            opened = model if isinstance(model, ModelFile) else open_model(model)
+            self.model = self._cleanup.enter_context(opened)
+            self.spec: ModelSpec = opened.spec
+            self.device = self._cleanup.enter_context(Device(config.device, config.validation))
+            overlaps = copies_overlap(config, self.device.native.has_upload_queue)
+            info, measure = self.device.info, lambda: link_of_misses(self.device)
+            decision = decide(config, opened, info, tuning, measure, overlaps)
+            self.tuning, self.workspace = decision.tuning, decision.workspace
+            self.link, self.plan = decision.link, decision.plan
+            self._load(decision, progress, seed, checks)
+            self._cleanup = self._cleanup.pop_all()
 
-    def _open(
+    def _load(
         self,
-        model: Path | ModelFile,
-        config: EngineConfig,
+        decision: Decision,
         progress: Progress | None,
-        tuning: Tuning | None,
         seed: NDArray[np.float64] | None,
         checks: bool,
     ) -> None:
-        # ----- what the file says -----
-        opened = model if isinstance(model, ModelFile) else open_model(model)
-        self.model = self._cleanup.enter_context(opened)
-        self.spec: ModelSpec = opened.spec
-        # ----- what the device says, and what is decided -----
-        self.device = self._cleanup.enter_context(Device(config.device, config.validation))
-        overlaps = copies_overlap(config, self.device.native.has_upload_queue)
-        decision = decide(
-            config, opened, self.device.info, tuning, lambda: link_of_misses(self.device), overlaps
-        )
-        self.tuning, self.workspace, self.link = decision.tuning, decision.workspace, decision.link
-        self.plan: MemoryPlan = decision.plan
+        """Take the memory that was decided, fill it, and record the programs."""
         # ----- memory -----
+        plan, enter = self.plan, self._cleanup.enter_context
         kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
-        layout, states = self.plan.layout("KV cache"), [kind.state_bytes for kind in kinds]
-        caches = self._cleanup.enter_context(KvCaches(self.device, layout, states))
-        memory = self._cleanup.enter_context(ExpertMemory(self.device, decision, checks))
-        loaded = load_weights(self.device, opened, decision, progress)
-        self._cleanup.callback(loaded.close)
+        states = [kind.state_bytes for kind in kinds]
+        caches = enter(KvCaches(self.device, plan.layout("KV cache"), states))
+        memory = enter(ExpertMemory(self.device, decision, checks))
+        loaded = enter(load_weights(self.device, self.model, decision, progress))
         self._stop_before_freeing(memory)
         self._table = loaded.table
         self._experts = memory.follow(loaded, seed)
         # ----- programs -----
-        decoder = Decoder(
-            self.spec,
-            self.tuning,
-            memory.extend(loaded),
-            self.workspace,
-            caches.addresses,
-            self.plan.mode,
-        )
-        self._record(decoder, submit_speed(self.device.info, self.link, self.plan.mode))
+        weights, space = memory.extend(loaded), self.workspace
+        decoder = Decoder(self.spec, self.tuning, weights, space, caches.addresses, plan.mode)
+        self._backend = Backend(self.device)
+        self._next_position = 0
+        speed = submit_speed(self.device.info, self.link, plan.mode)
+        self._programs = enter(TokenPrograms(self._backend, decoder, plan.executor, speed))
         self._stop_before_freeing(memory)
 
     def _stop_before_freeing(self, memory: ExpertMemory) -> None:
         """Stop submits and threads before what was entered so far is freed: they may use it."""
         self._cleanup.callback(self.device.finish)
         self._cleanup.callback(memory.stop)
-
-    def _record(self, decoder: Decoder, bytes_per_second: float | None) -> None:
-        self._backend = Backend(self.device)
-        self._transfer = self._cleanup.enter_context(Transfer(self.device))
-        self._next_position = 0
-        programs = TokenPrograms(self._backend, decoder, self.plan.executor, bytes_per_second)
-        self._programs = self._cleanup.enter_context(programs)
 
     # ----- running -----
 
@@ -203,18 +185,9 @@ class Engine(Closing):
         """Return how often each expert was used lately, decayed: [n MoE layers * n_experts]."""
         return self._experts.residency.counts.values()
 
-    def memory(self) -> dict[str, int]:
-        """Count the bytes planned by place ("device", "host")."""
-        return {place: self.plan.total(place) for place in ("device", "host")}
-
     def program(self, with_logits: bool = True) -> Program:
         """Return the program a token replays."""
         return self._programs.program(with_logits)
-
-    def tensor_values(self, ref: TensorRef) -> NDArray[np.uint32]:
-        """Read the words of a workspace tensor after the last token (for tests and debugging)."""
-        source = self._backend.tensor(ref)
-        return self._transfer.read(source, 0, ref.n_bytes).view(np.uint32)
 
     def run_tokens(self, tokens: Sequence[int], position: int) -> TopLogits:
         """Process tokens from `position` on; return the last one's largest logits."""

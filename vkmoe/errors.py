@@ -1,15 +1,4 @@
-"""This module owns the error tree of vkmoe: what the user did or has, never our own bugs.
-
-    VkmoeError                 one line that says what was asked and what is there, and a hint
-    ├── UsageError             options that contradict each other or are malformed (exit code 2)
-    ├── ModelFileError         a GGUF file that cannot be read: missing, damaged or hostile
-    ├── UnsupportedModelError  a sound file that asks for something vkmoe does not do
-    ├── PromptError            a prompt that is empty, undecodable or longer than the context
-    └── GpuError               anything Vulkan says no to
-        ├── NoDriverError      no Vulkan loader, no driver, or no permission on the render node
-        ├── NoDeviceError      no device matches, or none has what vkmoe needs
-        ├── OutOfMemoryError   an allocation failed or would not fit
-        └── DeviceLostError    the driver reset the device; nothing after it can be trusted
+"""This module owns the error tree of vkmoe: what the user did or has.
 
 Our own bugs stay plain asserts and ordinary Python exceptions.
 """

@@ -353,15 +353,17 @@ class Conversion:
 class WeightBytes:
     """Counts the bytes of the weights in device layout, rounded as they will be allocated.
 
-    `spans` are the bytes of one expert in each MoE layer, `pieces` those of the trunk in the order
-    they are placed; empty where they are not known. All but those of `conversions` keep their type.
+    All but those of `conversions` keep their type.
     """
 
-    trunk: int
+    pieces: tuple[int, ...]  # of the trunk, in the order they are placed
     experts: int
-    spans: tuple[int, ...] = ()
-    pieces: tuple[int, ...] = ()
+    spans: tuple[int, ...] = ()  # of one expert in each MoE layer
     conversions: tuple[Conversion, ...] = ()
+
+    @property
+    def trunk(self) -> int:
+        return sum(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -402,17 +404,14 @@ class ExpertMode:
 
     @property
     def on_device(self) -> bool:
-        """Say whether no expert ever misses."""
         return self.experts_in == "device"
 
     @property
     def in_cache(self) -> bool:
-        """Say whether experts come to slots on the device and leave them."""
         return self.experts_in == "cache"
 
     @property
     def gathers(self) -> bool:
-        """Say whether a kernel of its own brings missed experts to the device."""
         return self.miss == "gather"
 
     @property
@@ -481,11 +480,9 @@ class MemoryPlan:
     sizing: CacheSizing | None = None
     host_slots: tuple[int, ...] = ()  # () where there are homes for all
     landing_slots: int = 0  # of each layer that has slots, besides these
-    n_gathered: int = 0  # of the largest size, on the device; 0: misses are read at home
     executor: Executor = "fused"
     executor_reason: str = ""
     notes: tuple[str, ...] = ()  # options that have no effect, and why
-    conversions: tuple[Conversion, ...] = ()
 
     def layouts(self, name: BufferName) -> tuple[ArenaLayout, ...]:
         """Return how the buffers of a name lie; () where there are none."""

@@ -123,7 +123,7 @@ class LLM(Closing):
     @property
     def memory(self) -> dict[str, int]:
         """Count the bytes planned by place: "device" and "host"."""
-        return self.engine.memory()
+        return {place: self.plan.total(place) for place in ("device", "host")}
 
     @property
     def expert_statistics(self) -> ExpertReport:

@@ -22,7 +22,7 @@ from vkmoe.gpu.transfer import Transfer
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import choose_tuning
-from vkmoe.placement.host import available_bytes
+from vkmoe.placement.memory import available_bytes
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native

@@ -14,6 +14,7 @@ from vkmoe.config import (
     EngineConfig,
     SamplingConfig,
     environment_name,
+    flags_of,
     long_flag,
 )
 
@@ -69,7 +70,7 @@ def configured(fake: type[FakeLLM], name: str) -> Any:
 
 
 def flag_of(item: dataclasses.Field[Any]) -> str:
-    return long_flag(item.metadata["flags"])
+    return long_flag(flags_of(item))
 
 
 def test_every_field_has_a_case_here() -> None:
@@ -88,7 +89,7 @@ def test_flag_and_variable_set_the_field(
 ) -> None:
     text, value, _ = GIVEN[item.name]
     beside = BESIDE.get(item.name, {})
-    flag = long_flag(item.metadata["flags"], value)
+    flag = long_flag(flags_of(item), value)
     words = [flag] if isinstance(value, bool) else [flag, text]
     assert run("generate", "-p", "x", *words, **beside).code == 0
     assert configured(fake, item.name) == value

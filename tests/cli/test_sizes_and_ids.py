@@ -36,10 +36,7 @@ def test_sizes(text: str, n_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
-    assert str(caught.value).startswith("--expert-cache: ")
-    assert repr(text)[:80] in str(caught.value) and caught.value.hint
-    with pytest.raises(UsageError, match=r"^--other: "):
-        parse_size(text, "--other")
+    assert str(caught.value).startswith(repr(text)[:80]) and caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -75,7 +72,6 @@ def test_what_is_no_id_is_named(text: str, piece: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_ids(text)
     assert f"{piece!r} is not an expert's id" in str(caught.value)
-    assert "--expert-resident-ids" in str(caught.value)
 
 
 def test_an_id_that_is_too_large_is_not_called_malformed() -> None:
@@ -86,5 +82,5 @@ def test_an_id_that_is_too_large_is_not_called_malformed() -> None:
 
 @pytest.mark.parametrize("text", ["", " ", ",", " , ,"])
 def test_a_list_without_ids_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--expert-resident-ids: .* names no expert"):
+    with pytest.raises(UsageError, match="names no expert"):
         parse_ids(text)

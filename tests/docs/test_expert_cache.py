@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.make_help import page
-from vkmoe.config import EngineConfig
+from vkmoe.config import EngineConfig, flags_of
 from vkmoe.experts.decide.sizing import size_cache, sizing_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -23,7 +23,7 @@ def expert_flags() -> list[str]:
     found = [
         flag
         for item in fields(EngineConfig)
-        for flags in item.metadata["flags"]
+        for flags in flags_of(item)
         for flag in flags.split("/")
         if flag not in OTHERS
     ]

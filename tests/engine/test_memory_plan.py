@@ -12,7 +12,7 @@ from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.llm import LLM
 from vkmoe.placement import plan
-from vkmoe.placement.allocations import allocated
+from vkmoe.placement.memory import allocated
 
 N_TOKENS = 12
 PLACEHOLDER = 4  # bytes of the tensor that kernels without tensors are given
@@ -154,7 +154,7 @@ def test_slots_of_several_sizes_are_planned(
     with LLM(mixed, ctx_size=32, expert_slots=2, **options) as llm:
         assert llm.plan.mode.experts_in == "cache"
         assert bool(llm.plan.landing_slots) == options.get("promote_on_read", False)
-        assert bool(llm.plan.n_gathered) == (options.get("miss") == "gather")
+        assert bool(llm.plan.layout("gathered experts").runs) == (options.get("miss") == "gather")
         assert bool(llm.plan.host_slots) == ("host_pool" in options)
         check(llm)
         check_lines(llm, asked)

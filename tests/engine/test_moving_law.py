@@ -24,10 +24,11 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.store.slots import Landings
+from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import demo_model_path
 from vkmoe.ops.expert_spans import kept_bytes
 from vkmoe.placement import expert_memory
-from vkmoe.placement.pools import host_slot_bytes, least_host_slots
+from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import expert_shape, weight_bytes
 
 N_TOKENS = 14
@@ -103,12 +104,9 @@ def pools(model: Path) -> dict[str, str | None]:
     """The sizes of `--host-pool`: none asked for, half of the experts, and the least there is."""
     with Engine(model, EngineConfig(ctx_size=32)) as engine:
         experts = next(line for line in engine.plan.lines if line.item == "experts")
-        spans, spec = (
-            weight_bytes(engine.model.tensors).spans,
-            engine.spec.experts,
-        )
+        spans, spec = weight_bytes(engine.model.tensors).spans, engine.spec.experts
         assert spec is not None
-        least = host_slot_bytes(engine.device.info, least_host_slots(spans, spec.n_used), spans)
+        least = SlotLayout(engine.device.info, spans, spec.n_experts, spec.n_used).least_host_bytes
     return {"all": None, "half": str(experts.n_bytes // 2), "top-k": str(least)}
 
 
@@ -221,10 +219,10 @@ def test_what_landed_is_its_home_byte_for_byte(
     config = EngineConfig(ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss)
     kept: list[int] = []
     real = Landings.keep
-    with Engine(model, config, checks=True) as engine:
+    with Engine(model, config, checks=True) as engine, Transfer(engine.device) as transfer:
         layers = engine.model.tensors.layers
         weights = [kept_bytes(expert_shape(layer.block)) for layer in layers]
-        cache, read = engine.cache, engine._transfer.read
+        cache, read = engine.cache, transfer.read
         assert cache is not None
 
         def keep(self: Landings, moves: Sequence[Move]) -> None:

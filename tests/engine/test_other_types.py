@@ -17,6 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.llm import LLM
+from vkmoe.placement.sizes import weight_bytes
 
 TOKENS = [(7 * i * i + 3) % 299 for i in range(12)]
 # All at home, or in and out of a pool over the file and of slots over that.
@@ -78,7 +79,8 @@ def test_what_is_converted_is_told_before_it_begins(
 
     with LLM(converted, ctx_size=32, host_pool="64KiB", progress=progress) as llm:
         check(llm)
-        kinds = {(item.file_type, item.loaded_type) for item in llm.plan.conversions}
+        found = weight_bytes(llm.engine.model.tensors).conversions
+        kinds = {(item.file_type, item.loaded_type) for item in found}
     assert kinds == {(kind, "Q8_0") for kind in UNEVEN.values()}
     assert set(told) == {1}, "before the first byte"
     assert caplog.messages[0].startswith("converting 2 tensors of F64 to Q8_0, 2 of Q4_1 to Q8_0, ")

@@ -14,7 +14,7 @@ from tests.engine.caches import assert_same_bits, rows
 from tests.engine.tiny import expected, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.placement.pools import host_slot_bytes, least_host_slots
+from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 
 N_TOKENS = 12
@@ -28,10 +28,10 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 def least_pool(engine: Engine) -> str:
     """The smallest `--host-pool` that the model runs with: the rest is read from the file."""
-    assert engine.spec.experts is not None
-    spans = weight_bytes(engine.model.tensors).spans
-    places = least_host_slots(spans, engine.spec.experts.n_used)
-    return str(host_slot_bytes(engine.device.info, places, spans))
+    spans, spec = weight_bytes(engine.model.tensors).spans, engine.spec.experts
+    assert spec is not None
+    layout = SlotLayout(engine.device.info, spans, spec.n_experts, spec.n_used)
+    return str(layout.least_host_bytes)
 
 
 @pytest.mark.parametrize("name", KINDS)

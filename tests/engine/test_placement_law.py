@@ -23,6 +23,7 @@ from vkmoe.engine import Engine
 from vkmoe.errors import GpuError
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.store.copies import Uploads
+from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import demo_model_path
 
 POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
@@ -186,7 +187,8 @@ def test_enough_slots_for_all_move_nothing_after_the_start(
 
 
 def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
-    with Engine(model, EngineConfig(ctx_size=64, expert_slots=3), checks=True) as engine:
+    config = EngineConfig(ctx_size=64, expert_slots=3)
+    with Engine(model, config, checks=True) as engine, Transfer(engine.device) as transfer:
         rows(engine, tokens_of(engine.n_vocab))
         cache = engine.cache
         assert cache is not None and cache.residency.present.any()
@@ -195,6 +197,6 @@ def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
             layer, expert = cache._space.split(key)
             home, slot = cache._homes[key], cache._tier.slot(key).memory
             n_bytes = cache._memory.span_bytes[layer]
-            read = engine._transfer.read
+            read = transfer.read
             assert (read(slot.buffer, slot.offset, n_bytes)
                     == read(home.buffer, home.offset, n_bytes)).all(), (layer, expert)  # fmt: skip

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.models.changed_specs import of_layers
+from vkmoe.config import EngineConfig
 from vkmoe.facts import (
+    READ_IN_PLACE,
     AttentionSpec,
     DenseSpec,
+    DeviceInfo,
+    ExpertMode,
     ExpertSpec,
     LayerSpec,
+    MemoryPlan,
     ModelSpec,
     RopeSpec,
     WeightBytes,
 )
-from vkmoe.placement.plan import Scratch
+from vkmoe.placement.plan import Scratch, plan
 
-__all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes"]
+__all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes",
+           "planned"]  # fmt: skip
 
 MIB, GIB = 1 << 20, 1 << 30
 N_LAYERS, N_EXPERTS, N_USED = 48, 128, 8
@@ -31,8 +39,16 @@ SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000)
 def expert_bytes(*spans: int, trunk: int = GIB) -> WeightBytes:
     """Weights with these bytes per expert in successive layers, in turn for all layers."""
     in_turn = spans * (N_LAYERS // len(spans))
-    return WeightBytes(trunk, N_EXPERTS * sum(in_turn), in_turn)
+    return WeightBytes((trunk,), N_EXPERTS * sum(in_turn), in_turn)
 
 
 WEIGHTS = expert_bytes(2_971_136)  # 17,409 MiB of experts
 MIXED = expert_bytes(2_500_096, 3_442_176)  # as much, in two sizes in turn
+
+
+def planned(
+    info: DeviceInfo, weights: WeightBytes = WEIGHTS, ram: int = 40 * GIB,
+    mode: ExpertMode = READ_IN_PLACE, spec: ModelSpec = SPEC, **asked: Any,
+) -> MemoryPlan:  # fmt: skip
+    """The plan for what was asked; `mode` is that of a cache."""
+    return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram, lambda: mode)

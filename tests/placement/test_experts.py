@@ -1,4 +1,4 @@
-"""Where experts go, and how many slots there are, on devices that are not here."""
+"""Where experts go, how many slots there are and where experts land, on invented devices."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from typing import Any
 import pytest
 
 from tests.gpu.invented import AMD, APU, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_WINDOW
-from vkmoe.config import EngineConfig
+from tests.models.changed_specs import with_experts
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.facts import CacheSizing, DeviceInfo, Heap, MemoryPlan, ModelSpec, WeightBytes
-from vkmoe.placement.plan import device_budget, plan
+from vkmoe.facts import (
+    READ_IN_PLACE,
+    CacheSizing,
+    DeviceInfo,
+    ExpertMode,
+    Heap,
+    MemoryPlan,
+    WeightBytes,
+)
+from vkmoe.placement.memory import device_budget
 
 from .invented_models import (
     DENSE,
     MIXED,
     N_EXPERTS,
     N_USED,
-    SCRATCH,
     SPEC,
     WEIGHTS,
     expert_bytes,
+    planned,
 )
 
 RAM = 40 * GIB
@@ -30,14 +38,6 @@ TIGHT = replace(DISCRETE_12, heaps=(Heap(3 * GIB, True), Heap(64 * GIB, False)))
 PACKED = replace(DISCRETE_12, heaps=(Heap(2460 * MIB, True), Heap(64 * GIB, False)))
 SIZES = {"one size": WEIGHTS, "two sizes": MIXED}
 one_and_two_sizes = pytest.mark.parametrize("weights", SIZES.values(), ids=SIZES)
-
-
-def planned(
-    info: DeviceInfo, weights: WeightBytes = WEIGHTS, ram: int = RAM, spec: ModelSpec = SPEC,
-    **asked: Any,
-) -> MemoryPlan:  # fmt: skip
-    config = EngineConfig(**asked)
-    return plan(config, spec, info, weights, SCRATCH, ram)
 
 
 def slot_bytes(made: MemoryPlan, weights: WeightBytes) -> int:
@@ -92,7 +92,7 @@ def test_layers_get_the_same_and_the_first_ones_one_more(weights: WeightBytes) -
 
 def test_what_is_left_over_goes_to_the_first_layers_it_is_enough_for() -> None:
     """Of 2 x 30 MB and 2 x 10 MB per layer, the rest is enough for a small slot only."""
-    weights = WeightBytes(GIB, 4 * 20_000_000 * N_EXPERTS, (30_000_128, 10_000_128) * 2)
+    weights = WeightBytes((GIB,), 4 * 20_000_000 * N_EXPERTS, (30_000_128, 10_000_128) * 2)
     n_bytes = 5 * sum(weights.spans) + 15_000_000
     made = planned(DISCRETE_12, weights, expert_cache=str(n_bytes))
     assert made.expert_slots == (5, 6, 5, 5)
@@ -113,16 +113,8 @@ def test_few_slots_are_below_what_is_recommended() -> None:
     assert 0 < sizing.ratio < 1 and sizing.remedy
 
 
-def test_experts_of_unknown_size_stay_at_home() -> None:
-    unknown = WeightBytes(GIB, WEIGHTS.experts)
-    made = planned(DISCRETE_12, unknown)
-    assert made.mode.experts_in == "host" and sizing_of(made).status == "unknown_expert_size"
-    assert planned(ROOMY, unknown).mode.experts_in == "device"
-    assert planned(DISCRETE_12, unknown, expert_slots=9).mode.experts_in == "host"
-
-
 def test_a_model_without_experts_has_an_empty_cache() -> None:
-    made = planned(DISCRETE_12, WeightBytes(GIB, 0), spec=DENSE, expert_slots=9)
+    made = planned(DISCRETE_12, WeightBytes((GIB,), 0), spec=DENSE, expert_slots=9)
     assert (made.mode.experts_in, made.expert_slots) == ("device", ())
     assert sizing_of(made).status == "empty" and "--expert-slots" in sizing_of(made).remedy
 
@@ -227,12 +219,9 @@ def test_without_room_for_any_slot_the_hint_is_to_ask_for_none() -> None:
 
 
 def test_homes_that_do_not_fit_in_host_memory() -> None:
-    """They take turns (test_pools.py); where sizes are not known, that cannot be."""
+    """They take turns (test_pools.py)."""
     for n_slots in (None, 8):
         assert planned(DISCRETE_12, ram=20 * GIB, expert_slots=n_slots).host_slots
-    unknown = WeightBytes(GIB, WEIGHTS.experts)
-    with pytest.raises(OutOfMemoryError, match=r"experts need 17,4\d\d MiB.*12 GB discrete"):
-        planned(DISCRETE_12, unknown, ram=20 * GIB)
 
 
 def test_a_context_takes_its_room_from_the_slots() -> None:
@@ -243,3 +232,65 @@ def test_a_context_takes_its_room_from_the_slots() -> None:
 
 def test_small_experts_all_fit() -> None:
     assert planned(DISCRETE_12, expert_bytes(1_000_192)).mode.experts_in == "device"
+
+
+# ----- where missed experts land or are gathered -----
+
+PROMOTE, GATHER = ExpertMode("cache", promote=True), ExpertMode("cache", "gather", promote=True)
+
+
+def bytes_of(made: MemoryPlan, item: str) -> int:
+    (found,) = (line.n_bytes for line in made.lines if line.item.startswith(item))
+    return found
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("mode", [PROMOTE, GATHER], ids=["promote", "gather"])
+def test_landing_slots_come_on_top_of_slots_asked_for(
+    weights: WeightBytes, mode: ExpertMode
+) -> None:
+    plain, made = (
+        planned(DISCRETE_12, weights, mode=w, expert_slots=9) for w in (READ_IN_PLACE, mode)
+    )
+    assert plain.expert_slots == made.expert_slots == (9,) * 48
+    assert (plain.landing_slots, made.landing_slots) == (0, 2)
+    assert bytes_of(made, "expert slots") == bytes_of(plain, "expert slots")
+    landing = bytes_of(made, "landing slots, 2 in each layer")
+    assert abs(landing - 2 * sum(weights.spans)) < MIB
+    assert bool(made.layout("gathered experts").runs) == (mode is GATHER)
+    if mode is GATHER:
+        gathered = bytes_of(made, f"gathered experts, {N_USED} at a time")
+        assert 0 <= gathered - N_USED * max(weights.spans) < MIB
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("asked", [{}, {"expert_cache": "3GiB"}], ids=["left over", "3 GiB"])
+@pytest.mark.parametrize("mode", [PROMOTE, GATHER], ids=["promote", "gather"])
+def test_landing_slots_are_a_part_of_a_size(
+    weights: WeightBytes, asked: dict[str, Any], mode: ExpertMode
+) -> None:
+    """Two slots fewer in each layer, where nothing is gathered."""
+    plain, made = (planned(DISCRETE_12, weights, mode=w, **asked) for w in (READ_IN_PLACE, mode))
+    assert made.total("device") <= device_budget(DISCRETE_12, 40 * GIB)
+    both = bytes_of(made, "expert slots") + bytes_of(made, "landing slots")
+    if asked:
+        assert both <= 3 * GIB
+    n_fewer = sum(plain.expert_slots) - sum(made.expert_slots)
+    n_expected = 2 * 48 + (N_USED if mode is GATHER and not asked else 0)
+    assert n_expected - 2 <= n_fewer <= n_expected + 4
+
+
+@pytest.mark.parametrize("mode", [PROMOTE, GATHER], ids=["promote", "gather"])
+def test_a_layer_has_no_more_landing_slots_than_a_token_uses_experts(mode: ExpertMode) -> None:
+    one = with_experts(SPEC, n_used=1)
+    made = planned(DISCRETE_12, mode=mode, spec=one, expert_slots=9)
+    landing = bytes_of(made, "landing slots, 1 in each layer")
+    assert made.landing_slots == 1 and abs(landing - sum(WEIGHTS.spans)) < MIB
+
+
+def test_without_room_for_slots_there_is_nowhere_to_land() -> None:
+    made = planned(DISCRETE_12, expert_cache="400MiB", mode=GATHER)
+    assert (made.mode.experts_in, made.landing_slots) == ("host", 0)
+    assert not made.layouts("gathered experts")
+    assert "beside 2 to land in" in made.lines[-1].reason
+    assert planned(DISCRETE_12, expert_cache="400MiB").expert_slots[-1] == 2

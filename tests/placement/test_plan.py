@@ -1,11 +1,15 @@
-"""The memory plan, on devices that are not here."""
+"""The memory plan, on devices that are not here, and what is decided around it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.engine.tiny import model_path
 from tests.gpu.invented import (
     APU,
     DEVICES,
@@ -20,13 +24,36 @@ from tests.gpu.invented import (
 from tests.models.changed_specs import with_mixer
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.facts import DeviceInfo, Heap, LatentSpec, MemoryPlan, ModelSpec, RopeSpec, WeightBytes
-from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, device_budget, plan
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.predict import Correlation
+from vkmoe.experts.decide.settings import CacheSettings
+from vkmoe.facts import (
+    READ_IN_PLACE,
+    Allocation,
+    DeviceInfo,
+    Heap,
+    LatentSpec,
+    MemoryPlan,
+    ModelSpec,
+    RopeSpec,
+    WeightBytes,
+)
+from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.models.model_file import open_model
+from vkmoe.placement.memory import device_budget
+from vkmoe.placement.plan import (
+    DEFAULT_CTX_SIZE,
+    Decision,
+    context_size,
+    decide,
+    plan,
+    predictor_lines,
+)
 
-from .invented_models import DENSE, N_EXPERTS, SCRATCH, SPEC, WEIGHTS, expert_bytes
+from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SCRATCH, SPEC, WEIGHTS, expert_bytes
 
 RAM = 32 * GIB
-DENSE_WEIGHTS = WeightBytes(GIB, 0)
+DENSE_WEIGHTS = WeightBytes((GIB,), 0)
 KV_BYTES_PER_TOKEN = 2 * 48 * 4 * 128 * 2
 
 # An APU whose firmware gives the GPU a part of the RAM, and the driver a little more of the rest.
@@ -45,7 +72,7 @@ def planned(
     info: DeviceInfo, config: EngineConfig | None = None, weights: WeightBytes = WEIGHTS,
     ram: int = RAM, spec: ModelSpec = SPEC,
 ) -> MemoryPlan:  # fmt: skip
-    return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram)
+    return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram, lambda: READ_IN_PLACE)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -182,7 +209,7 @@ def test_experts_that_fit_nowhere() -> None:
 
 def test_a_trunk_that_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryError, match="without its experts") as caught:
-        planned(SMALL_WINDOW, weights=WeightBytes(9 * GIB, 0))
+        planned(SMALL_WINDOW, weights=WeightBytes((9 * GIB,), 0))
     assert "smaller model" in caught.value.hint
     with pytest.raises(OutOfMemoryError, match="KV cache 7,680 MiB") as caught:
         planned(SMALL_WINDOW, EngineConfig(ctx_size=40960, kv_type="f32"))
@@ -221,7 +248,7 @@ def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
     found = [
         next(line.n_bytes for line in made.lines if line.item.startswith("KV cache"))
         for made in (
-            plan(EngineConfig(ctx_size=4096), spec, DISCRETE_12, WEIGHTS, SCRATCH, RAM)
+            planned(DISCRETE_12, EngineConfig(ctx_size=4096), spec=spec)
             for spec in (latent, grouped)
         )
     ]
@@ -231,3 +258,71 @@ def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
     assert context_size(EngineConfig(ctx_size=largest), replace(latent, context_length=10**7))
     with pytest.raises(UsageError, match=r"4 GiB"):
         context_size(EngineConfig(ctx_size=largest + 1), replace(latent, context_length=10**7))
+
+
+# ----- what is decided around the plan -----
+
+GUESSING = CacheSettings(predictor="correlation")
+
+
+def decided_for(measure: Callable[[], LinkSpeed | None], **asked: Any) -> Decision:
+    """The decision for a tiny model."""
+    with open_model(model_path("moe_plain")) as file:
+        config = EngineConfig(ctx_size=16, **asked)
+        return decide(config, file, LAVAPIPE, measure_link=measure)
+
+
+def decided_lines(**asked: Any) -> list[Allocation]:
+    """Of a predictor, in the plan for a tiny model."""
+    plan = decided_for(lambda: None, **asked).plan
+    return [line for line in plan.lines if "predictor" in line.item]
+
+
+@pytest.mark.parametrize(
+    ("asked", "n_measured"), [({}, 0), ({"expert_slots": 4}, 1), ({"expert_cache": "1KiB"}, 1)]
+)
+def test_the_link_is_measured_once_where_experts_miss(
+    asked: dict[str, Any], n_measured: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was measured decides how, and the log says why."""
+    links: list[LinkSpeed] = []
+
+    def measure() -> LinkSpeed:
+        links.append(LinkSpeed(1e9, 9e9, 8e9))
+        return links[0]
+
+    caplog.set_level("INFO", "vkmoe")
+    decided = decided_for(measure, miss="gather", **asked)
+    assert (len(links), decided.link) == (n_measured, links[0] if links else None)
+    assert decided.plan.mode.gathers == decided.plan.mode.in_cache == ("expert_slots" in asked)
+    assert ("are gathered: as --miss" in caplog.text) == decided.plan.mode.in_cache
+
+
+def test_the_predictor_has_the_bytes_that_its_line_says() -> None:
+    (line,) = predictor_lines(GUESSING, SPEC, N_LAYERS, LAVAPIPE)
+    made = Correlation(KeySpace(N_LAYERS, N_EXPERTS), 256.0)
+    arrays = [value for value in vars(made).values() if isinstance(value, np.ndarray)]
+    taken = sum(array.nbytes for array in arrays)
+    assert line.place == "host" and 0.99 * taken < line.n_bytes <= taken
+    assert line.n_bytes > 3 << 20, "of 48 layers of 128 experts"
+
+
+def test_a_predictor_that_is_off_or_remembers_no_pairs_has_no_line() -> None:
+    for settings in (CacheSettings(), replace(GUESSING, predictor="previous")):
+        assert predictor_lines(settings, SPEC, N_LAYERS, LAVAPIPE) == ()
+    assert predictor_lines(GUESSING, DENSE, 0, LAVAPIPE) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "n_lines"),
+    [
+        ({"expert_slots": 4}, 1),
+        ({"expert_slots": 4, "moe_predict_prefetch": False}, 0),
+        ({"expert_slots": 4, "expert_predictor": "previous"}, 0),
+        ({"host_pool": "192KiB"}, 1),
+        ({}, 0),
+        ({"expert_predictor": "correlation"}, 0),
+    ],
+)
+def test_only_what_runs_is_in_the_plan(asked: dict[str, Any], n_lines: int) -> None:
+    assert len(decided_lines(**asked)) == n_lines

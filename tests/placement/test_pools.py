@@ -1,16 +1,23 @@
-"""Host pools that do not hold all experts, and who runs them, on devices that are not here."""
+"""Slots on a device, and pools that do not hold all experts, on devices that are not here."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.gpu.invented import AMD, APU, DEVICES, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_WINDOW
-from vkmoe.config import EngineConfig
+from tests.gpu.invented import (
+    AMD,
+    APU,
+    DEVICES,
+    DISCRETE_12,
+    GIB,
+    LAVAPIPE,
+    MIB,
+    SMALL_WINDOW,
+)
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.facts import (
     READ_IN_PLACE,
@@ -18,16 +25,19 @@ from vkmoe.facts import (
     ExpertMode,
     Heap,
     MemoryPlan,
-    ModelSpec,
     WeightBytes,
 )
-from vkmoe.placement.conversions import N_THREADS
-from vkmoe.placement.host import available_bytes
-from vkmoe.placement.plan import device_budget, plan
-from vkmoe.placement.pools import host_pools, host_slot_bytes, most_host_slots
+from vkmoe.gpu.arena import lay_out_spans
+from vkmoe.placement.cache_choice import N_LANDING
+from vkmoe.placement.memory import (
+    available_bytes,
+    device_budget,
+)
+from vkmoe.placement.pools import SlotLayout, host_pools, split_slots
+from vkmoe.placement.sizes import N_THREADS
 from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
 
-from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS, expert_bytes
+from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, WEIGHTS, expert_bytes, planned
 
 N_ALL = 48 * N_EXPERTS
 LARGE = expert_bytes(6_826_240)  # 39 GiB of experts
@@ -36,13 +46,6 @@ ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False))
 APU_96 = replace(APU, heaps=(Heap(64 * GIB, True), Heap(32 * GIB, False)))
 GATHER = ExpertMode("cache", "gather", promote=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
-
-
-def planned(
-    info: DeviceInfo, weights: WeightBytes = WEIGHTS, ram: int = 40 * GIB,
-    mode: ExpertMode = READ_IN_PLACE, spec: ModelSpec = SPEC, **asked: Any,
-) -> MemoryPlan:  # fmt: skip
-    return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram, mode)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -194,7 +197,9 @@ def test_two_sizes_get_their_proportional_share() -> None:
 
 def test_a_rare_size_has_room_for_a_token_s_experts() -> None:
     """One layer of 48 has larger experts: its share would be 3 places."""
-    weights = WeightBytes(GIB, 128 * (47 * 1_000_192 + 4_000_000), (1_000_192,) * 47 + (4_000_000,))
+    weights = WeightBytes(
+        (GIB,), 128 * (47 * 1_000_192 + 4_000_000), (1_000_192,) * 47 + (4_000_000,)
+    )
     made = planned(DISCRETE_12, weights, host_pool="200MiB", expert_slots=1)
     assert made.host_slots[1] == N_USED and made.host_slots[0] > 100
     common, rare = host_pools(made.host_slots, weights.spans, N_USED)
@@ -255,7 +260,7 @@ def test_where_all_experts_are_on_the_card_a_pool_changes_nothing_and_says_so() 
 
 
 def test_a_dense_model_has_no_pool() -> None:
-    made = planned(DISCRETE_12, WeightBytes(GIB, 0), spec=DENSE, host_pool="2GiB")
+    made = planned(DISCRETE_12, WeightBytes((GIB,), 0), spec=DENSE, host_pool="2GiB")
     assert made.notes == ("--host-pool 2GiB has no effect: the model has no experts",)
     assert made.executor == "fused"
 
@@ -294,15 +299,14 @@ def test_what_reading_takes_is_what_the_threads_have() -> None:
 @one_and_two_sizes
 @pytest.mark.parametrize("n_bytes", [23 * MIB, 100 * MIB, 3 * GIB, 18 * GIB])
 def test_places_are_the_most_that_fit(weights: WeightBytes, n_bytes: int) -> None:
-    """A place more of every size would not fit; the arenas of a device agree (test_allocations)."""
-    places = most_host_slots(DISCRETE_12, n_bytes, weights.spans, N_EXPERTS, N_USED)
+    """A place more of every size would not fit; the arenas of a device agree (test_memory)."""
+    layout = SlotLayout(DISCRETE_12, weights.spans, N_EXPERTS, N_USED)
+    places = layout.most_host_slots(n_bytes)
     if places is None:
-        least = (N_USED,) * len(set(weights.spans))
-        assert host_slot_bytes(DISCRETE_12, least, weights.spans) > n_bytes
+        assert layout.least_host_bytes > n_bytes
         return
-    assert host_slot_bytes(DISCRETE_12, places, weights.spans) <= n_bytes
-    more = tuple(n + 1 for n in places)
-    assert sum(places) == N_ALL or host_slot_bytes(DISCRETE_12, more, weights.spans) > n_bytes
+    assert layout.host_bytes(places) <= n_bytes
+    assert sum(places) == N_ALL or layout.host_bytes([n + 1 for n in places]) > n_bytes
 
 
 @pytest.mark.parametrize("info", [DISCRETE_12, APU, LAVAPIPE], ids=lambda info: info.name)
@@ -326,3 +330,58 @@ def test_every_choice_is_planned_within_bounds_or_refused(info: DeviceInfo) -> N
             check(made, info, weights, ram)
         assert all(line.n_bytes >= 0 and line.reason for line in made.lines)
     assert n_planned > 10
+
+
+# ----- slots on a device -----
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "slots"),
+    [(-1, (0, 0)), (0, (0, 0)), (3 * 256 - 1, (0, 0)), (3 * 256, (1, 1)), (4 * 256, (2, 1)),
+     (5 * 256, (2, 1)), (6 * 256, (2, 2)), (30 * 256, (8, 8))],
+)  # fmt: skip
+def test_bytes_are_split_evenly(n_bytes: int, slots: tuple[int, ...]) -> None:
+    """A layer of 256 and one of 512 bytes per slot, 8 experts."""
+    assert split_slots(n_bytes, (256, 512), 8) == slots
+
+
+def test_a_rest_may_be_enough_for_a_later_layer_only() -> None:
+    assert split_slots(2 * 768 + 256, (512, 256), 8) == (2, 3)
+
+
+MODES = {
+    "read": READ_IN_PLACE,
+    "promote": ExpertMode("cache", promote=True),
+    "gather": ExpertMode("cache", "gather"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("n_bytes", [0, 10_000, 600_000, 5_000_000, 5_065_536, 1 << 30, 3 << 30])
+def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, mode: ExpertMode) -> None:
+    """With the slots that each layer has to land in."""
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+    slots = layout.largest(n_bytes)
+    if not any(slots):
+        assert layout.n_bytes((1, 1, 1)) > n_bytes
+        return
+    assert layout.n_bytes(slots) <= n_bytes
+    assert layout.n_bytes(tuple(n + 1 for n in slots)) > n_bytes
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("n_slots", [1, 5, 21_399, 21_400])
+def test_landing_slots_are_of_the_same_arenas(n_slots: int, mode: ExpertMode) -> None:
+    """Layers without slots have nowhere to land."""
+    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+    n_landing = N_LANDING if mode.promote else 0
+    without = replace(layout, mode=READ_IN_PLACE)
+    assert layout.n_bytes((n_slots,) * 3) == without.own_bytes((n_slots + n_landing,) * 3)
+    assert layout.n_bytes((0, 0, 0)) == 0
+
+
+def test_gathered_experts_have_room_for_the_largest() -> None:
+    for mode in MODES.values():
+        layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+        assert layout.n_gathered == (8 if mode.gathers else 0)
+        assert layout.gathered == lay_out_spans(DISCRETE_12, [100_096] * layout.n_gathered)

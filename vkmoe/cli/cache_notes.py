@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from vkmoe.config import EngineConfig, long_flag
+from vkmoe.config import EngineConfig, flags_of, long_flag
 from vkmoe.facts import MemoryPlan
 
 __all__ = ["cache_notes", "dependent_notes", "idle_notes"]
@@ -109,7 +109,7 @@ def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
 def _given(config: EngineConfig, names: tuple[str, ...]) -> list[str]:
     """Return the flags of the options that differ from their default."""
     return [
-        long_flag(item.metadata["flags"], getattr(config, item.name))
+        long_flag(flags_of(item), getattr(config, item.name))
         for item in fields(config)
         if item.name in names and getattr(config, item.name) != item.default
     ]

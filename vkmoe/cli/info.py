@@ -88,8 +88,7 @@ def _file_lines(file: GgufFile) -> list[str]:
 
 def _conversion_lines(tensors: ModelTensors) -> list[str]:
     """List what has a type without kernels, and what loading makes of it."""
-    from vkmoe.placement.conversions import conversions, expected_seconds
-    from vkmoe.placement.words import in_time
+    from vkmoe.placement.sizes import conversions, expected_seconds, in_time
 
     return [
         f"converted     {item.n_tensors} tensor{'s' * (item.n_tensors > 1)}"

@@ -11,7 +11,6 @@ import functools
 import inspect
 import math
 import os
-import re
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vkmoe.config import environment_name, long_flag, predictor_contradicts
+from vkmoe.config import environment_name, flags_of, long_flag, predictor_contradicts
 from vkmoe.errors import UsageError
 
 __all__ = [
@@ -93,7 +92,6 @@ def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
 # them name the value; nor does it refuse `nan`. It adds the flag and the variable to each error.
 _TRUE = ("1", "true", "t", "yes", "y", "on", "enabled")
 _FALSE = ("0", "false", "f", "no", "n", "off", "disabled")
-_FLAG = re.compile(r"^--[a-z-]+: ")  # of a check's message, which typer names already
 
 
 def _placeholder(kind: Any) -> str | None:
@@ -160,8 +158,7 @@ def _checked(check: Callable[[str], object]) -> Callable[[Any], str]:
         try:
             check(str(value))
         except UsageError as error:
-            words = _FLAG.sub("", str(error))
-            raise typer.BadParameter(f"{words} ({error.hint}).") from error
+            raise typer.BadParameter(f"{error} ({error.hint}).") from error
         return str(value)
 
     return read
@@ -262,10 +259,9 @@ def _fields(config: type[Any], names: list[str]) -> Iterator[Parameter]:
     for item in dataclasses.fields(config):
         if item.name not in names:
             continue
-        flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
         more = {name: item.metadata[name] for name in _PASSED_ON}
         hint = hints[item.name]
-        annotation = Annotated[hint, option(*flags, kind=_plain_type(hint), **more)]  # type: ignore[valid-type,unused-ignore]
+        annotation = Annotated[hint, option(*flags_of(item), kind=_plain_type(hint), **more)]  # type: ignore[valid-type,unused-ignore]
         yield Parameter(
             item.name, Parameter.KEYWORD_ONLY, default=item.default, annotation=annotation
         )

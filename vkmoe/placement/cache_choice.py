@@ -1,4 +1,5 @@
-"""Turns what was asked and planned into the expert cache's settings and pools.
+"""Turns what was asked, planned and measured into how the expert cache works: how misses are
+served, its settings and its pools.
 
 Pure. Raises UsageError for pins that the model or the slots do not have.
 """
@@ -8,12 +9,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vkmoe.choices import MissWay
 from vkmoe.config import EngineConfig, Pins
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
-from vkmoe.facts import ExpertSpec, MemoryPlan, ModelSpec
+from vkmoe.facts import DeviceInfo, ExpertMode, ExpertSpec, MemoryPlan, ModelSpec
+from vkmoe.gpu.link_speed import LinkSpeed
 
-__all__ = ["cache_pools", "cache_settings", "copies_overlap"]
+__all__ = [
+    "N_LANDING",
+    "cache_mode",
+    "cache_pools",
+    "cache_settings",
+    "copies_overlap",
+    "promotes",
+]
+
+N_LANDING = 2  # slots of a layer in which experts land while they are read, at most
+# Read speed over gather speed. Gathering costs a dispatch, and two passes more over device memory:
+# it pays where reading in place has less than four fifths of its speed.
+READS_WELL, READS_BADLY = 0.9, 0.8
+SMALLEST_GATHERED = 2_000_000  # bytes of an expert; a dispatch more costs what less would save
+
+
+def promotes(config: EngineConfig, device: DeviceInfo) -> bool:
+    """Decide whether missed experts of a cache stay where they land.
+
+    By default they do where they cross a link: there it saves their copy. Where the device shares
+    the host's memory, a copy costs about as much as the stores of a kernel.
+    """
+    return not device.is_uma if config.promote_on_read is None else config.promote_on_read
+
+
+def cache_mode(
+    config: EngineConfig, device: DeviceInfo, link: LinkSpeed | None, span_bytes: int
+) -> ExpertMode:
+    """Decide whether misses are read over the link by the matvec, or gathered ahead of it.
+
+    The cache's largest expert has `span_bytes`; `link` is None where it is not measured.
+    """
+    way: MissWay = "read"
+    if config.miss != "auto":
+        way, reason = config.miss, "as --miss"
+    elif device.is_uma:
+        reason = "the device shares the host's memory"
+    elif link is None or not link.gather_bytes_per_second:
+        reason = "the link was not measured"
+    else:
+        read, gather = link.read_bytes_per_second, link.gather_bytes_per_second
+        reason = f"{read / 1e9:.1f} GB/s read in place, {gather / 1e9:.1f} gathered"
+        if read >= READS_WELL * gather:
+            pass  # there is nothing to gain
+        elif read >= READS_BADLY * gather:
+            reason += ": too little to gain by gathering"
+        elif span_bytes < SMALLEST_GATHERED:
+            reason += ", but experts are too small to gain by gathering"
+        else:
+            way = "gather"
+    return ExpertMode("cache", way, promotes(config, device), reason)
 
 
 def copies_overlap(config: EngineConfig, has_queue: bool) -> bool:
@@ -28,7 +81,7 @@ def cache_pools(
 
     `slot_bytes` are those of an expert in each MoE layer.
     """
-    if not plan.mode.in_cache or spec.experts is None:
+    if not plan.expert_slots or spec.experts is None:
         return ()
     n_used = spec.experts.n_used
     return make_pools(plan.expert_slots, slot_bytes, n_used, config.expert_allocation)
@@ -47,34 +100,30 @@ def cache_settings(
     small host pool. Raises UsageError for an id that the model does not have, for more residents
     than slots, and for a --moe-warmpin that residents leave no slot.
     """
-    plain = CacheSettings(config.expert_policy, config.expert_half_life)
+    settings = CacheSettings(config.expert_policy, config.expert_half_life)
     if experts is None:
-        return plain
-    _check_ids(config.resident_ids, name, experts.n_experts)
+        return settings
+    for expert in config.resident_ids:
+        if expert >= experts.n_experts:
+            raise UsageError(
+                f"--expert-resident-ids names expert {expert}; "
+                f"{name} has {experts.n_experts} in each layer, from 0 to {experts.n_experts - 1}",
+                "leave that id out",
+            )
     if plan.mode.on_device:
-        return plain
-    slots = plan.expert_slots if plan.mode.in_cache else ()
-    pins = _pins(config, experts.n_used, slots)
-    settings = replace(
-        plain,
+        return settings
+    pins = _pins(config, experts.n_used, plan.expert_slots)
+    if plan.mode.in_cache:
+        settings = replace(settings, pins=pins, admission=config.expert_admission)
+    elif not plan.host_slots:
+        return settings
+    return replace(
+        settings,
         predictor=config.predictor(overlaps, plan.executor == "stepped"),
         executor=plan.executor,
         # A copy that begins between two tokens and overlaps one is there for the one after it.
         lag=2 if overlaps else 1,
     )
-    if plan.mode.in_cache:
-        return replace(settings, pins=pins, admission=config.expert_admission)
-    return settings if plan.host_slots else plain
-
-
-def _check_ids(ids: Sequence[int], name: str, n_experts: int) -> None:
-    for expert in ids:
-        if expert >= n_experts:
-            raise UsageError(
-                f"--expert-resident-ids names expert {expert}; "
-                f"{name} has {n_experts} in each layer, from 0 to {n_experts - 1}",
-                "leave that id out",
-            )
 
 
 def _pins(config: EngineConfig, n_used: int, slots: Sequence[int]) -> tuple[Pins, ...]:

@@ -6,7 +6,7 @@ not own the weights that stay where they are.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,23 +41,15 @@ class ExpertMemory(Closing):
         self._device, self._decision, self._checks = device, decision, checks
         plan = decision.plan
         with ExitStack() as cleanup:
-            self.slots = cleanup.enter_context(
-                SlotManager(device, decision.pools, checks, plan.landing_slots)
-            )
-            self._host_slots = cleanup.enter_context(
-                SlotManager(device, decision.host_pools, checks, intent="host")
-            )
-            gathered = plan.layout("gathered experts")
-            arena = Arena(device, "device", "gathered experts", gathered)
-            cleanup.callback(arena.close)
-            self._scratch = [
-                arena.place(run.span_bytes) for run in gathered.runs for _ in range(run.n_spans)
-            ]
-            self._scratch_ranges = tuple(
-                memory_range(chunk.address, chunk.size) for chunk in arena.chunks
-            )
-            self._threads = ExitStack()
-            cleanup.callback(self._threads.close)
+            enter, pools = cleanup.enter_context, decision.host_pools
+            self.slots = enter(SlotManager(device, decision.pools, checks, plan.landing_slots))
+            self._host_slots = enter(SlotManager(device, pools, checks, intent="host"))
+            layout = plan.layout("gathered experts")
+            arena = enter(closing(Arena(device, "device", "gathered experts", layout)))
+            sizes = [run.span_bytes for run in layout.runs for _ in range(run.n_spans)]
+            self._scratch = [arena.place(n_bytes) for n_bytes in sizes]
+            self._scratch_ranges = tuple(memory_range(x.address, x.size) for x in arena.chunks)
+            self._threads = enter(ExitStack())
             self._cleanup = cleanup.pop_all()
 
     def extend(self, loaded: LoadedWeights) -> ModelWeights:

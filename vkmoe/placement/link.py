@@ -1,7 +1,7 @@
 """Measures how fast experts cross the link, if there is one: read in place, copied, and gathered.
 
 Also says by which of these speeds the work of a submit is bounded. Which way misses are served is
-the subject of misses.py.
+the subject of cache_choice.py.
 """
 
 from __future__ import annotations

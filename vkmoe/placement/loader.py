@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -21,9 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import BufferName
+from vkmoe.closing import Closing
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable
-from vkmoe.facts import ModelSpec, RopeSpec
+from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
@@ -43,9 +45,8 @@ from vkmoe.models.weights import (
     ModelWeights,
 )
 from vkmoe.ops.matvec import Matrix
-from vkmoe.placement.conversions import N_THREADS, conversion_line
-from vkmoe.placement.plan import Decision
-from vkmoe.placement.sizes import expert_shape, span_parts
+from vkmoe.placement.plan import Decision, table_shape
+from vkmoe.placement.sizes import N_THREADS, conversion_line, expert_shape, span_parts
 from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import device_row_bytes, lay_out
 
@@ -73,8 +74,8 @@ class Progressing:
             self._progress(min(self._done, self._total), self._total)
 
 
-@dataclass
-class LoadedWeights:
+@dataclass(frozen=True)
+class LoadedWeights(Closing):
     """Holds the weights and what owns their memory.
 
     With a `reader`, not all experts are in host memory: no address is in the table (all are 0), no
@@ -84,9 +85,9 @@ class LoadedWeights:
     weights: ModelWeights
     table: ExpertTable
     homes: list[list[Placement]]  # of the routed experts [n MoE layers][n_experts]; [] with reader
-    arenas: list[Arena]
     progress: Progressing
-    reader: SpanReader | None = None
+    reader: SpanReader | None
+    memory: ExitStack
 
     def fill(self, reads: Sequence[Copy]) -> None:
         """Read experts (by number) into slots of the host pool, by several threads.
@@ -107,18 +108,11 @@ class LoadedWeights:
 
     def close(self) -> None:
         """Free all; may be called twice."""
-        if self.reader is not None:
-            self.reader.close()
-        self.table.close()
-        for arena in self.arenas:
-            arena.close()
+        self.memory.close()
 
 
 def load_weights(
-    device: Device,
-    model: ModelFile,
-    decision: Decision,
-    progress: Progress | None = None,
+    device: Device, model: ModelFile, decision: Decision, progress: Progress | None = None
 ) -> LoadedWeights:
     """Place and copy all weights; the table leads to the experts' homes, and is not published.
 
@@ -127,60 +121,53 @@ def load_weights(
     what will be converted.
     """
     file, spec, tensors, plan = model.file, model.spec, model.tensors, decision.plan
-    if line := conversion_line(plan):
+    if line := conversion_line(decision.weights.conversions, plan):
         log.info("%s", line)
     sizes, pools = decision.weights, decision.host_pools
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     progressing = Progressing(sizes.trunk + (in_pools if pools else sizes.experts), progress)
-    reader = SpanReader(file, tensors) if pools else None
-    ropes = {rope: rope_table(rope, plan.ctx_size) for rope in spec.ropes}
-    expert_intent: Intent = "device" if plan.mode.on_device else "host"
-    with ExitStack() as unless_loaded:
+    with ExitStack() as memory:  # kept unless something fails
+
+        def arena(intent: Intent, name: BufferName) -> Arena:
+            return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
+
+        reader = memory.enter_context(SpanReader(file, tensors)) if pools else None
+        trunk = arena("device", "weights")
+        experts = arena("device" if plan.mode.on_device else "host", "experts")
+        shape = table_shape(spec, sizes)
+        table = memory.enter_context(
+            ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing)
+        )
+        with Placer(file, device, trunk, progressing) as placer:
+            loader = _Loader(placer, None if pools else experts, table)
+            weights = loader.load(spec, tensors, plan.ctx_size)
         if reader is not None:
-            unless_loaded.callback(reader.close)
-        trunk = Arena(device, "device", "weights", plan.layout("weights"))
-        unless_loaded.callback(trunk.close)
-        experts = Arena(device, expert_intent, "experts", plan.layout("experts"))
-        unless_loaded.callback(experts.close)
-        arenas, shape = [trunk, experts], decision.table
-        table = ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing)
-        unless_loaded.callback(table.close)
-        placer = Placer(file, device, trunk, progressing)
-        unless_loaded.callback(placer.abandon)
-        loader = _Loader(placer, arenas, table, in_file=bool(pools))
-        weights = loader.load(spec, tensors, ropes)
-        unless_loaded.pop_all()
-    placer.finish()
-    if reader is not None:
-        reader.drop_pages()
-    return LoadedWeights(weights, table, loader.homes, arenas, progressing, reader)
+            reader.drop_pages()
+        kept = memory.pop_all()
+    return LoadedWeights(weights, table, loader.homes, progressing, reader, kept)
 
 
 class _Loader:
     """Places the tensors of a model in the order of `ModelTensors.trunk`."""
 
-    def __init__(
-        self, placer: Placer, arenas: list[Arena], table: ExpertTable, in_file: bool
-    ) -> None:
-        """Begin with nothing placed; `in_file`: routed experts stay there."""
-        self._placer, self._table, self._in_file = placer, table, in_file
-        self._trunk, self._experts = arenas
+    def __init__(self, placer: Placer, experts: Arena | None, table: ExpertTable) -> None:
+        """Begin with nothing placed; without an arena routed experts stay in the file."""
+        self._placer, self._experts, self._table = placer, experts, table
         self.homes: list[list[Placement]] = []
 
-    def load(
-        self, spec: ModelSpec, tensors: ModelTensors, ropes: Mapping[RopeSpec, NDArray[np.float32]]
-    ) -> ModelWeights:
+    def load(self, spec: ModelSpec, tensors: ModelTensors, ctx_size: int) -> ModelWeights:
         placer = self._placer
         embeddings = placer.matrix(tensors.embeddings)
         tied = tensors.output is tensors.embeddings
         parts = [self._parts(layer) for layer in tensors.layers]
         output_gain = placer.vector(tensors.output_gain)
         output = embeddings if tied else placer.matrix(tensors.output)
-        tables = {
-            rope: placer.place(table.view(np.uint8).reshape(-1)) for rope, table in ropes.items()
+        ropes = {
+            rope: placer.place(rope_table(rope, ctx_size).view(np.uint8).reshape(-1))
+            for rope in spec.ropes
         }
         layers = [
-            LayerWeights(*pair, rope_table=tables[layer.mixer.rope])
+            LayerWeights(*pair, rope_table=ropes[layer.mixer.rope])
             for pair, layer in zip(parts, spec.layers, strict=True)
         ]
         return ModelWeights(embeddings, output_gain, output, tuple(layers), self._table.range)
@@ -188,10 +175,8 @@ class _Loader:
     def _parts(
         self, layer: LayerTensors
     ) -> tuple[AttentionWeights | LatentWeights, FeedForwardWeights]:
-        if layer.has_experts:
-            block = self._expert_block(layer.block)
-        else:
-            block = self._placer.block(layer.block)
+        place = self._expert_block if layer.has_experts else self._placer.block
+        block = place(layer.block)
         mixer = layer.mixer.weights(**self._placed(layer.mixer.tensors))
         others = self._placed(layer.feed_forward.tensors)
         return mixer, layer.feed_forward.weights(block=block, **others)
@@ -199,7 +184,7 @@ class _Loader:
     def _expert_block(self, experts: FeedForwardTensors) -> Block:
         """Place the homes of a layer's experts, unless they stay in the file."""
         shape = expert_shape(experts)
-        if self._in_file:
+        if self._experts is None:
             return Block(shape)
         spans = self._placer.spans(experts, self._experts)
         for expert, span in enumerate(spans):
@@ -250,7 +235,7 @@ class _Kind(NamedTuple):
         return max(1, n_bytes // self.row_bytes)
 
 
-class Placer:
+class Placer(Closing):
     """Copies tensors one after another; several threads lay rows out, mapped memory in place."""
 
     def __init__(
@@ -261,13 +246,8 @@ class Placer:
         self._transfer = Transfer(device)
         self._pool = ThreadPoolExecutor(N_THREADS, "load")
 
-    def finish(self) -> None:
-        """Wait for all copies."""
-        self._pool.shutdown()
-        self._transfer.close()
-
-    def abandon(self) -> None:
-        """Leave out all copies that have not begun."""
+    def close(self) -> None:
+        """Wait for the copies that have begun; after an error, leave out the others."""
         self._pool.shutdown(cancel_futures=True)
         self._transfer.close()
 
@@ -346,12 +326,12 @@ class Placer:
         """
 
         def work(piece: _Rows) -> Bytes | None:
-            rows, n_bytes = piece.data, len(piece.data) * kind.row_bytes
-            if not piece.place.buffer.mapped:
-                return lay_out(kind.file_type, kind.type, rows, kind.n_columns)
-            out = piece.place.buffer.view()[piece.start : piece.start + n_bytes]
-            lay_out(*kind[:2], rows, kind.n_columns, out.reshape(len(rows), -1))
-            return None
+            rows, place, out = piece.data, piece.place.buffer, None
+            if place.mapped:
+                out = place.view()[piece.start : piece.start + len(rows) * kind.row_bytes]
+                out = out.reshape(len(rows), -1)
+            laid_out = lay_out(kind.file_type, kind.type, rows, kind.n_columns, out)
+            return laid_out if out is None else None
 
         ahead: deque[tuple[_Rows, Future[Bytes | None]]] = deque()
         for piece in pieces:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from vkmoe.choices import KvType
+from vkmoe.choices import BufferName, KvType
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
@@ -22,8 +21,8 @@ from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.store.table import N_VERSIONS, TableShape
 from vkmoe.facts import (
     ON_DEVICE,
-    READ_IN_PLACE,
     Allocation,
+    ArenaLayout,
     DeviceInfo,
     ExpertMode,
     MemoryPlan,
@@ -32,45 +31,39 @@ from vkmoe.facts import (
 )
 from vkmoe.gpu.arena import lay_out_spans, round_up
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.gpu.memory_types import memory_type_candidates
+from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.models.model_file import ModelFile
 from vkmoe.models.workspace import Workspace, attention_kernels
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.placement.allocations import (
+from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings
+from vkmoe.placement.experts import ExpertRoom, place_experts
+from vkmoe.placement.memory import (
     allocation,
-    buffer,
+    available_bytes,
+    device_budget,
+    in_mib,
     is_mapped,
     layout_bytes,
-    tensor_heap,
 )
-from vkmoe.placement.cache_choice import cache_pools, cache_settings
-from vkmoe.placement.conversions import CONVERTING_BYTES, growth_words
-from vkmoe.placement.experts import ExpertRoom, Room, all_on_device, place_experts
-from vkmoe.placement.host import available_bytes
-from vkmoe.placement.misses import cache_mode, promotes
 from vkmoe.placement.pools import PoolRoom, host_pools
-from vkmoe.placement.sizes import weight_bytes
-from vkmoe.placement.words import in_mib
+from vkmoe.placement.sizes import CONVERTING_BYTES, growth_words, weight_bytes
 
 __all__ = [
     "DEFAULT_CTX_SIZE",
     "Decision",
-    "Planner",
     "Scratch",
     "context_size",
     "decide",
-    "device_budget",
     "plan",
     "predictor_lines",
+    "table_shape",
 ]
 
 
 log = logging.getLogger("vkmoe")
 DEFAULT_CTX_SIZE = 8192
-MIB, GIB = 1 << 20, 1 << 30
-RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the rest of the machine
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,6 @@ class Decision:
     weights: WeightBytes
     plan: MemoryPlan
     link: LinkSpeed | None  # None where it was not measured: no expert crosses one
-    table: TableShape  # of the expert table
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of slots in host memory; () where all experts have a home
     overlaps: bool  # experts are copied while tokens are computed
@@ -100,37 +92,34 @@ def decide(
     """Decide with the host memory that is available now.
 
     `measure_link` is called where experts can miss. `overlaps`: experts are copied while tokens are
-    computed (`copies_overlap`). Raises UsageError and OutOfMemoryError for the reasons that `plan`
-    does, and what `measure_link` raises.
+    computed (`copies_overlap`). Raises what `plan` and `measure_link` raise.
     """
-    spec, tuning = model.spec, tuning or choose_tuning(device)
-    ctx_size = context_size(config, spec)
-    attention = attention_kernels(spec, ctx_size, config.kv_type, tuning)
+    spec, tuning, sizes = model.spec, tuning or choose_tuning(device), weight_bytes(model.tensors)
+    attention = attention_kernels(spec, context_size(config, spec), config.kv_type, tuning)
     workspace = Workspace(spec, tuning, attention)
-    sizes = weight_bytes(model.tensors)
+    link: LinkSpeed | None = None
+
+    def mode_of_cache() -> ExpertMode:
+        nonlocal link
+        link = measure_link()
+        return cache_mode(config, device, link, max(sizes.spans))
+
     scratch = _scratch(workspace, spec.n_layers)
-    planner = Planner(config, spec, device, sizes, scratch, available_bytes())
-    link = measure_link() if planner.experts_miss else None
-    mode = cache_mode(config, device, link, max(sizes.spans, default=0))
-    decided = planner.plan(mode)
-    if link is not None and decided.mode.in_cache:
-        way = "gathered" if mode.gathers else "read in place"
-        log.info("experts without a slot are %s: %s", way, mode.reason)
-    pools = cache_pools(config, spec, decided, sizes.spans)
+    made = plan(config, spec, device, sizes, scratch, available_bytes(), mode_of_cache)
+    if link is not None and made.mode.in_cache:
+        way = "gathered" if made.mode.gathers else "read in place"
+        log.info("experts without a slot are %s: %s", way, made.mode.reason)
     n_used = spec.experts.n_used if spec.experts else 0
-    homes = host_pools(decided.host_slots, sizes.spans, n_used)
-    settings = cache_settings(config, spec.name, spec.experts, decided, overlaps)
+    settings = cache_settings(config, spec.name, spec.experts, made, overlaps)
     learning = predictor_lines(settings, spec, len(sizes.spans), device)
-    decided = replace(decided, lines=(*decided.lines, *learning))
     return Decision(
         tuning=tuning,
         workspace=workspace,
         weights=sizes,
-        plan=decided,
+        plan=replace(made, lines=(*made.lines, *learning)),
         link=link,
-        table=table_shape(spec, sizes),
-        pools=pools,
-        host_pools=homes,
+        pools=cache_pools(config, spec, made, sizes.spans),
+        host_pools=host_pools(made.host_slots, sizes.spans, n_used),
         overlaps=overlaps,
         cache_settings=settings,
     )
@@ -176,130 +165,48 @@ def plan(
     weights: WeightBytes,
     scratch: Scratch,
     available_host_bytes: int,
-    mode: ExpertMode = READ_IN_PLACE,
+    mode_of_cache: Callable[[], ExpertMode],
 ) -> MemoryPlan:
-    """Make the plan of a `Planner`, and raise what it raises."""
-    return Planner(config, spec, device, weights, scratch, available_host_bytes).plan(mode)
+    """Decide context, expert placement and every line of memory. Pure.
 
-
-class Planner:
-    """Decides context, expert placement and every line of memory. Pure.
-
-    Lines are upper bounds of what will be allocated, rounding included. Raises UsageError for a
-    context the model cannot have and options that exclude each other here, OutOfMemoryError when it
-    cannot fit.
+    Lines are upper bounds of what will be allocated, rounding included. `mode_of_cache` is called
+    where experts will be anywhere but on the device. Raises UsageError for a context the model
+    cannot have and options that exclude each other here, OutOfMemoryError when it cannot fit.
     """
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        spec: ModelSpec,
-        device: DeviceInfo,
-        weights: WeightBytes,
-        scratch: Scratch,
-        available_host_bytes: int,
-    ) -> None:
-        self._conversions = weights.conversions
-        ctx_size = context_size(config, spec)
-        reason = (
-            "as --ctx-size"
-            if config.ctx_size
-            else f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
-        )
-        fixed = _FixedLines(spec, device, weights, scratch)
-        lines = tuple(fixed.all(ctx_size, config.kv_type, reason))
-        budget = device_budget(device, available_host_bytes)
-        room = _room(lines, device, budget, available_host_bytes)
-        base = MemoryPlan(
-            ctx_size,
-            config.kv_type,
-            ON_DEVICE,
-            lines,
-            executor_reason="every expert is where the device can read it",
-            conversions=weights.conversions,
-        )
-        self._given = ExpertRoom(config, spec.experts, weights, device, room, base)
-        if room.device < 0:
+    ctx_size = context_size(config, spec)
+    lines = tuple(_fixed_lines(config, spec, device, weights, scratch))
+    base = MemoryPlan(ctx_size, config.kv_type, ON_DEVICE, lines)
+    budget = device_budget(device, available_host_bytes)
+    free = budget - base.total("device") - (base.total("host") if device.is_uma else 0)
+    try:
+        if free < 0:
             caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
-            with self._with_growth():
-                raise self._too_large(spec.name, budget, caches)
-
-    @property
-    def experts_miss(self) -> bool:
-        """Say whether experts will be anywhere but on the device."""
-        given = self._given
-        return not all_on_device(given, promotes(given.config, given.device))
-
-    def plan(self, mode: ExpertMode) -> MemoryPlan:
-        """Decide; `mode` is that of the experts, should they come to lie in a cache."""
-        with self._with_growth():
-            return place_experts(self._given, mode)
-
-    def _too_large(self, name: str, budget: int, caches: int) -> OutOfMemoryError:
-        """Say that the `budget` does not even hold what is not an expert, `caches` a part of it."""
-        given, trunk = self._given, self._given.weights.trunk
-        return OutOfMemoryError(
-            f"{name} needs {in_mib(budget - given.room.device)} of {given.device.name}'s memory "
-            f"without its experts (weights {in_mib(trunk)}, KV cache {in_mib(caches)}); "
-            f"{in_mib(budget)} can be used",
-            "lower --ctx-size" if caches > trunk else "choose a smaller model",
-        )
-
-    @contextmanager
-    def _with_growth(self) -> Iterator[None]:
-        """Add to an error that weights without kernels take more than in the file."""
-        try:
-            yield
-        except OutOfMemoryError as error:
-            if growth := growth_words(self._conversions):
-                others = "; a file in a type that vkmoe runs as it is needs less"
-                raise OutOfMemoryError(
-                    f"{error}; weights are {growth}", error.hint + others
-                ) from None
-            raise
+            raise OutOfMemoryError(
+                f"{spec.name} needs {in_mib(budget - free)} of {device.name}'s memory "
+                f"without its experts (weights {in_mib(weights.trunk)}, KV cache "
+                f"{in_mib(caches)}); {in_mib(budget)} can be used",
+                "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
+            )
+        pool = _pool_room(base, device, free, available_host_bytes)
+        given = ExpertRoom(config, spec.experts, weights, device, free, pool, base)
+        return place_experts(given, mode_of_cache)
+    except OutOfMemoryError as error:
+        if growth := growth_words(weights.conversions):
+            others = "; a file in a type that vkmoe runs as it is needs less"
+            raise OutOfMemoryError(f"{error}; weights are {growth}", error.hint + others) from None
+        raise
 
 
-def _room(
-    lines: Sequence[Allocation], device: DeviceInfo, budget: int, available_host_bytes: int
-) -> Room:
-    """Find what the budgets leave for experts; below 0 where not even these lines fit."""
-    on_device = sum(line.n_bytes for line in lines if line.place == "device")
-    on_host = sum(line.n_bytes for line in lines if line.place == "host")
-    free = budget - on_device
+def _pool_room(
+    base: MemoryPlan, device: DeviceInfo, free: int, available_host_bytes: int
+) -> PoolRoom:
+    """Find what is left of host memory; where it is shared, all that is `free` on the device."""
+    on_host, unasked = base.total("host"), available_host_bytes * 70 // 100
     if device.is_uma:
-        free -= on_host
-        unasked = min(free, available_host_bytes * 70 // 100 - on_device - on_host)
-        return Room(free, PoolRoom(unasked, free), shared=True)
+        return PoolRoom(min(free, unasked - base.total("device") - on_host), free)
     heaps = [heap.size for heap in device.heaps if not heap.device_local]
-    unasked, most = (
-        min(n_bytes, max(heaps, default=available_host_bytes)) - on_host
-        for n_bytes in (available_host_bytes * 70 // 100, available_host_bytes)
-    )
-    return Room(free, PoolRoom(unasked, most), shared=False)
-
-
-def device_budget(device: DeviceInfo, available_host_bytes: int) -> int:
-    """Count the bytes of device memory vkmoe may use; integrated and CPU devices share the host's.
-
-    What an integrated device can use of it ends at its heaps, which can be smaller than RAM. A CPU
-    device has no other limit than the host's: Mesa 22.3 reports 2 GiB of heap on any machine.
-    """
-    if device.is_uma:
-        shared = max(0, available_host_bytes - RESERVE_BYTES[device.type])
-        return shared if device.is_cpu else min(shared, _heaps_in_use(device))
-    local = [heap for heap in device.heaps if heap.device_local]
-    heap = max(local or device.heaps, key=lambda item: item.size)
-    free = heap.size - 512 * MIB
-    if heap.budget:
-        free = min(free, heap.budget - (heap.usage or 0))
-    return max(0, free * 95 // 100)
-
-
-def _heaps_in_use(device: DeviceInfo) -> int:
-    """Count the bytes free, less 5 %, in the heaps that `device` memory falls back through."""
-    types = memory_type_candidates(device, "device")
-    heaps = [device.heaps[index] for index in {device.memory_types[item].heap for item in types}]
-    return sum(max(0, heap.size - (heap.usage or 0)) for heap in heaps) * 95 // 100
+    heap = max(heaps, default=available_host_bytes)
+    return PoolRoom(min(unasked, heap) - on_host, min(available_host_bytes, heap) - on_host)
 
 
 def context_size(config: EngineConfig, spec: ModelSpec) -> int:
@@ -337,57 +244,42 @@ def table_shape(spec: ModelSpec, weights: WeightBytes) -> TableShape:
     return TableShape(max(1, len(weights.spans)), spec.experts.n_experts, spec.experts.n_used)
 
 
-class _FixedLines:
-    """Makes the lines for all that a model needs whatever is decided about its experts."""
-
-    def __init__(
-        self, spec: ModelSpec, device: DeviceInfo, weights: WeightBytes, scratch: Scratch
-    ) -> None:
-        self._spec, self._device = spec, device
-        self._weights, self._scratch = weights, scratch
-
-    def all(self, ctx_size: int, kv_type: KvType, reason: str) -> Iterator[Allocation]:
-        spec, scratch, device = self._spec, self._scratch, self._device
-        table = table_shape(spec, self._weights)
-        ropes = [round_up(ctx_size * rope.dim * 4) for rope in spec.ropes]
-        weights, rotary = self._trunk(ropes)
-        yield weights
-        item = f"KV cache, {ctx_size} tokens, {kv_type}"
-        layout = [lay_out_spans(device, _cache_bytes(spec, ctx_size, kv_type))]
-        yield allocation(device, item, "device", reason, "KV cache", layout)
-        yield rotary
+def _fixed_lines(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: DeviceInfo,
+    weights: WeightBytes,
+    scratch: Scratch,
+) -> Iterator[Allocation]:
+    """Make the lines for all that a model needs whatever is decided about its experts."""
+    ctx_size, kv_type = context_size(config, spec), config.kv_type
+    ropes = [round_up(ctx_size * rope.dim * 4) for rope in spec.ropes]
+    trunk = lay_out_spans(device, [*weights.pieces, *ropes])  # rotary tables are behind weights
+    n_bytes = layout_bytes([trunk]) - sum(ropes)
+    item, reason = "weights used by every token", "read for each token"
+    yield allocation(device, item, "device", reason, "weights", [trunk], n_bytes)
+    item = f"KV cache, {ctx_size} tokens, {kv_type}"
+    default = f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
+    reason = "as --ctx-size" if config.ctx_size else default
+    caches = [lay_out_spans(device, _cache_bytes(spec, ctx_size, kv_type))]
+    yield allocation(device, item, "device", reason, "KV cache", caches)
+    item, reason = "rotary table", "one entry per position"
+    yield allocation(device, item, "device", reason, "weights", n_bytes=sum(ropes))
+    table_bytes = table_shape(spec, weights).n_bytes
+    lanes = [] if is_mapped(device, "device") else [STAGING_BYTES] * N_LANES  # of the loader
+    lanes += [] if is_mapped(device, "bar") else [table_bytes] * N_LANES
+    whole: tuple[tuple[str, Intent, str, BufferName, Sequence[int]], ...] = (
         # One more: the placeholder of kernels without tensors.
-        tensors, why = buffer(*scratch.tensors, 4), "one token at a time"
-        line = allocation(device, "activations", "device", why, "tensors", tensors)
-        yield replace(line, heap=tensor_heap(device))
-        versions = buffer(N_VERSIONS * table.n_bytes)
-        yield allocation(device, "expert table", "bar", "two versions", "expert table", versions)
-        params, why = buffer(scratch.params), "written for each token"
-        yield allocation(device, "parameters", "host", why, "params", params)
-        results, why = buffer(scratch.results), "read back after each token"
-        yield allocation(device, "results", "readback", why, "readback", results)
-        logits, why = buffer(4 * spec.n_vocab), "read back when asked for"
-        yield allocation(device, "logits", "readback", why, "readback", logits)
-        if lanes := self._staging(table.n_bytes):
-            reason = "device memory is not mapped"
-            yield allocation(device, "staging", "host", reason, "staging", buffer(*lanes))
-        if found := self._weights.conversions:
-            reason = growth_words(found) or "for a moment"
-            yield allocation(device, "converting weights", "host", reason, n_bytes=CONVERTING_BYTES)
-
-    def _trunk(self, ropes: Sequence[int]) -> tuple[Allocation, Allocation]:
-        """Make the lines of the arena of the trunk, and of the rotary tables behind it."""
-        device = self._device
-        weights, rope_bytes = self._weights, sum(ropes)
-        pieces = (*weights.pieces, *ropes) if weights.pieces else (weights.trunk + rope_bytes,)
-        layout, why = lay_out_spans(device, pieces), "read for each token"
-        n_bytes = layout_bytes([layout]) - rope_bytes
-        item = "weights used by every token"
-        trunk = allocation(device, item, "device", why, "weights", [layout], n_bytes)
-        item, why = "rotary table", "one entry per position"
-        return trunk, allocation(device, item, "device", why, "weights", n_bytes=rope_bytes)
-
-    def _staging(self, table_bytes: int) -> list[int]:
-        """List the loader's lanes, and those of the table's writes."""
-        lanes = [] if is_mapped(self._device, "device") else [STAGING_BYTES] * N_LANES
-        return lanes + ([] if is_mapped(self._device, "bar") else [table_bytes] * N_LANES)
+        ("activations", "device", "one token at a time", "tensors", (*scratch.tensors, 4)),
+        ("expert table", "bar", "two versions", "expert table", [N_VERSIONS * table_bytes]),
+        ("parameters", "host", "written for each token", "params", [scratch.params]),
+        ("results", "readback", "read back after each token", "readback", [scratch.results]),
+        ("logits", "readback", "read back when asked for", "readback", [4 * spec.n_vocab]),
+        ("staging", "host", "device memory is not mapped", "staging", lanes),
+    )
+    for item, intent, reason, name, buffers in whole:
+        if buffers:
+            yield allocation(device, item, intent, reason, name, [ArenaLayout(tuple(buffers))])
+    if found := weights.conversions:
+        reason = growth_words(found) or "for a moment"
+        yield allocation(device, "converting weights", "host", reason, n_bytes=CONVERTING_BYTES)

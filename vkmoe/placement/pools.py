@@ -8,6 +8,7 @@ subject of experts.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,35 +16,32 @@ from typing import NamedTuple
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, ExpertMode
+from vkmoe.facts import READ_IN_PLACE, Allocation, ArenaLayout, DeviceInfo, ExpertMode
 from vkmoe.gpu.arena import lay_out_spans
-from vkmoe.placement.allocations import allocation, layout_bytes
-from vkmoe.placement.misses import N_LANDING
+from vkmoe.placement.cache_choice import N_LANDING
+from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.span_reader import READING_BYTES
-from vkmoe.placement.words import in_mib, size_option
 
-__all__ = [
-    "PoolPlan",
-    "PoolPlanner",
-    "PoolRoom",
-    "SlotLayout",
-    "host_pools",
-    "host_slot_bytes",
-    "least_host_slots",
-    "most_host_slots",
-    "split_slots",
-]
+__all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout", "host_pools", "split_slots"]
+
+_SMALLER = "close other programs, or choose a smaller model or quantisation"
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Counts what slots take on a device: their own bytes, those to land in, and room to gather."""
+    """Counts what slots take: on a device their own bytes, those to land in, and room to gather; in
+    a host pool one number of slots for each size of expert, in the order of their first layers.
+
+    All bytes are bounds of what is allocated: one arena for each size.
+    """
 
     device: DeviceInfo
     span_bytes: Sequence[int]  # of an expert in each MoE layer
     n_experts: int
     n_used: int
-    mode: ExpertMode  # of a cache
+    mode: ExpertMode = READ_IN_PLACE  # of a cache
+
+    # ----- on the device -----
 
     @property
     def n_landing(self) -> int:
@@ -51,20 +49,19 @@ class SlotLayout:
         return min(N_LANDING, self.n_used) if self.mode.promote else 0
 
     def own_bytes(self, slots: Sequence[int]) -> int:
-        """Bound the bytes of `slots[layer]` slots as allocated: one arena for each size."""
-        return layout_bytes(self._arenas(slots, 0))
-
-    def landing_bytes(self, slots: Sequence[int]) -> int:
-        """Bound the bytes of the landing slots besides, in the same arenas."""
-        return self.n_bytes(slots) - self.own_bytes(slots)
+        """Bound the bytes of `slots[layer]` slots alone."""
+        return layout_bytes(self.arenas(slots, landing=False))
 
     def n_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of these slots and their landing slots."""
         return layout_bytes(self.arenas(slots))
 
-    def arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
-        """Lay out these slots and their landing slots: an arena for each size of slot."""
-        return self._arenas(slots, self.n_landing)
+    def arenas(self, slots: Sequence[int], landing: bool = True) -> tuple[ArenaLayout, ...]:
+        """Lay out these slots, with their landing slots."""
+        n_of_size: Counter[int] = Counter()
+        for n_slots, size in zip(slots, self.span_bytes, strict=True):
+            n_of_size[size] += n_slots + self.n_landing * (landing and n_slots > 0)
+        return self.host_arenas(tuple(n_of_size.values()))
 
     @property
     def n_gathered(self) -> int:
@@ -72,14 +69,14 @@ class SlotLayout:
         return self.n_used if self.mode.gathers else 0
 
     @property
-    def gather_bytes(self) -> int:
-        """Bound the bytes of those slots, each for the largest expert."""
-        return layout_bytes([self.gathered])
+    def gathered(self) -> ArenaLayout:
+        """Lay out the slots that all layers share, each for the largest expert."""
+        return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
 
     @property
-    def gathered(self) -> ArenaLayout:
-        """Lay out the slots that all layers share."""
-        return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
+    def gather_bytes(self) -> int:
+        """Bound the bytes of those slots."""
+        return layout_bytes([self.gathered])
 
     def largest(self, n_bytes: int) -> tuple[int, ...]:
         """Find the most slots of each layer that fit in `n_bytes`; all 0 if not one each.
@@ -94,12 +91,43 @@ class SlotLayout:
                 return slots
             usable -= excess
 
-    def _arenas(self, slots: Sequence[int], n_landing: int) -> tuple[ArenaLayout, ...]:
-        n_of_size: dict[int, int] = {}
-        for n_slots, size in zip(slots, self.span_bytes, strict=True):
-            n_all = n_slots + n_landing if n_slots else 0
-            n_of_size[size] = n_of_size.get(size, 0) + n_all
-        return tuple(lay_out_spans(self.device, [size] * n) for size, n in n_of_size.items())
+    # ----- in a host pool -----
+
+    def host_arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
+        """Lay out host slots: so many of each size."""
+        sizes = zip(dict.fromkeys(self.span_bytes), slots, strict=True)
+        return tuple(lay_out_spans(self.device, [size] * n) for size, n in sizes)
+
+    def host_bytes(self, slots: Sequence[int]) -> int:
+        """Bound the bytes of host slots."""
+        return layout_bytes(self.host_arenas(slots))
+
+    @property
+    def least_host_slots(self) -> tuple[int, ...]:
+        """Count the slots of each size that one layer needs."""
+        return (self.n_used,) * len(set(self.span_bytes))
+
+    @property
+    def least_host_bytes(self) -> int:
+        """Bound the bytes of those."""
+        return self.host_bytes(self.least_host_slots)
+
+    def most_host_slots(self, n_bytes: int) -> tuple[int, ...] | None:
+        """Find the most host slots that `n_bytes` hold; None if not even the least do."""
+        n_of_size = [self.n_experts * n_layers for n_layers in Counter(self.span_bytes).values()]
+        n_all = sum(n_of_size)
+
+        def slots(share: int) -> tuple[int, ...]:
+            return tuple(max(self.n_used, n * share // n_all) for n in n_of_size)
+
+        fits, too_many = -1, n_all + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.host_bytes(slots(middle)) <= n_bytes:
+                fits = middle
+            else:
+                too_many = middle
+        return slots(fits) if fits >= 0 else None
 
 
 def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tuple[int, ...]:
@@ -123,56 +151,13 @@ def host_pools(
     """
     if not slots:
         return ()
-    sizes = dict.fromkeys(span_bytes)
     pools = []
-    for size, capacity in zip(sizes, slots, strict=True):
+    for size, capacity in zip(dict.fromkeys(span_bytes), slots, strict=True):
         layers = tuple(i for i, other in enumerate(span_bytes) if other == size)
         # A lower floor would keep slots from the layer whose experts are needed together.
         floor = n_used if capacity >= n_used * len(layers) else 0
         pools.append(PoolSpec(layers, capacity, floor, size))
     return tuple(pools)
-
-
-def most_host_slots(
-    device: DeviceInfo, n_bytes: int, span_bytes: Sequence[int], n_experts: int, n_used: int
-) -> tuple[int, ...] | None:
-    """Find the most slots of each size, in the order of their first layers, that `n_bytes` hold.
-
-    None if not even the least do. What allocations add is counted.
-    """
-    sizes = dict.fromkeys(span_bytes)
-    n_of_size = [n_experts * sum(other == size for other in span_bytes) for size in sizes]
-    n_all = sum(n_of_size)
-
-    def slots(share: int) -> tuple[int, ...]:
-        return tuple(max(n_used, n * share // n_all) for n in n_of_size)
-
-    fits, too_many = -1, n_all + 1
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if host_slot_bytes(device, slots(middle), span_bytes) <= n_bytes:
-            fits = middle
-        else:
-            too_many = middle
-    return slots(fits) if fits >= 0 else None
-
-
-def least_host_slots(span_bytes: Sequence[int], n_used: int) -> tuple[int, ...]:
-    """Count the slots of each size that one layer needs."""
-    return (n_used,) * len(set(span_bytes))
-
-
-def host_slot_bytes(device: DeviceInfo, slots: Sequence[int], span_bytes: Sequence[int]) -> int:
-    """Count the bytes of slots as they are allocated, at most."""
-    return layout_bytes(_slot_arenas(device, slots, span_bytes))
-
-
-def _slot_arenas(
-    device: DeviceInfo, slots: Sequence[int], span_bytes: Sequence[int]
-) -> tuple[ArenaLayout, ...]:
-    """Lay out host slots: one arena for each size."""
-    sizes = dict.fromkeys(span_bytes)
-    return tuple(lay_out_spans(device, [size] * n) for size, n in zip(sizes, slots, strict=True))
 
 
 class PoolRoom(NamedTuple):
@@ -221,87 +206,66 @@ class PoolPlan:
 
 
 class PoolPlanner:
-    """Decides how large the host pool is; `whole` is the arena of all experts."""
+    """Decides how large the host pool is; `whole` is the arena of all experts.
+
+    `wants_few`: one was asked for that does not hold `all` of them.
+    """
 
     def __init__(self, config: EngineConfig, layout: SlotLayout, whole: ArenaLayout) -> None:
-        self._layout, self._whole, self._total = layout, whole, layout_bytes([whole])
-        self._text = config.host_pool.strip() if config.host_pool is not None else ""
+        self._layout, self._total = layout, layout_bytes([whole])
+        self._option = f"--host-pool {config.host_pool.strip()}" if config.host_pool else ""
         self._asked = config.host_pool_bytes
-
-    @property
-    def wants_few(self) -> bool:
-        """Say whether a pool was asked for that does not hold all experts."""
-        return self._asked is not None and self._asked < self._total
-
-    @property
-    def all(self) -> PoolPlan:
-        """Make the plan of a pool of all experts."""
-        n_all = self._layout.n_experts * len(self._layout.span_bytes)
-        return PoolPlan((), (self._whole,), n_all)
-
-    @property
-    def least_bytes(self) -> int:
-        """Count the bytes of the smallest pool there can be, and of what reading takes."""
-        return self._least_bytes + READING_BYTES
+        self._least = layout.least_host_bytes
+        self.least_bytes = self._least + READING_BYTES  # of the smallest pool, and reading
+        self.wants_few = self._asked is not None and self._asked < self._total
+        self.all = PoolPlan((), (whole,), layout.n_experts * len(layout.span_bytes))
 
     def decide(self, room: PoolRoom) -> PoolPlan:
         """Plan the pool.
 
         Raises OutOfMemoryError or UsageError where a layer's used experts do not fit.
         """
+        layout = self._layout
         if self._asked is None and self._total <= room.unasked:
             return self.all
         if self._asked is not None:
             n_bytes = min(self._asked, self._total)
             if n_bytes + READING_BYTES * self.wants_few > room.most:
                 raise self._too_much(n_bytes, room)
-            if n_bytes == self._total:
+            if not self.wants_few:
                 return self.all
-            slots, reason = self._most(n_bytes), "as --host-pool"
+            slots, reason = layout.most_host_slots(n_bytes), "as --host-pool"
         else:
-            slots = self._most(room.unasked - READING_BYTES)
+            slots = layout.most_host_slots(room.unasked - READING_BYTES)
             if slots is None and self.least_bytes <= room.most:
-                slots = least_host_slots(self._layout.span_bytes, self._layout.n_used)
+                slots = layout.least_host_slots
             reason = "what host memory allows"
         if slots is None:
             raise self._too_little(room)
-        layouts = _slot_arenas(self._layout.device, slots, self._layout.span_bytes)
         reason += "; the others are read from the file"
-        return PoolPlan(slots, layouts, self.all.n_all, reason)
-
-    def _most(self, n_bytes: int) -> tuple[int, ...] | None:
-        layout = self._layout
-        sizes, n_experts, n_used = layout.span_bytes, layout.n_experts, layout.n_used
-        return most_host_slots(layout.device, n_bytes, sizes, n_experts, n_used)
-
-    @property
-    def _least_bytes(self) -> int:
-        layout = self._layout
-        slots = least_host_slots(layout.span_bytes, layout.n_used)
-        return host_slot_bytes(layout.device, slots, layout.span_bytes)
+        return PoolPlan(slots, layout.host_arenas(slots), self.all.n_all, reason)
 
     def _too_much(self, n_bytes: int, room: PoolRoom) -> OutOfMemoryError:
         largest = size_option(room.most - READING_BYTES, at_most=True)
+        fits = room.most >= self.least_bytes
         return OutOfMemoryError(
-            f"--host-pool {self._text} needs {in_mib(n_bytes)}; {in_mib(room.most)} of host memory "
+            f"{self._option} needs {in_mib(n_bytes)}; {in_mib(room.most)} of host memory "
             "can be used for experts",
-            f"use --host-pool {largest} or less, or leave it out"
-            if room.most >= self.least_bytes
-            else "close other programs, or choose a smaller model or quantisation",
+            f"use --host-pool {largest} or less, or leave it out" if fits else _SMALLER,
         )
 
     def _too_little(self, room: PoolRoom) -> VkmoeError:
-        least, n_used = size_option(self._least_bytes, at_most=False), self._layout.n_used
         needs = (
-            f"the {n_used} experts of a layer that a token uses need {in_mib(self._least_bytes)}"
+            f"the {self._layout.n_used} experts of a layer that a token uses need "
+            f"{in_mib(self._least)}"
         )
         if self._asked is not None:
+            least = size_option(self._least, at_most=False)
             return UsageError(
-                f"--host-pool {self._text} is too small: {needs}",
-                f"use --host-pool {least} or more",
+                f"{self._option} is too small: {needs}", f"use --host-pool {least} or more"
             )
         return OutOfMemoryError(
             f"{needs} of host memory, the least --host-pool there can be; {in_mib(room.most)} can "
             "be used",
-            "close other programs, or choose a smaller model or quantisation",
+            _SMALLER,
         )

@@ -1,68 +1,90 @@
-"""Counts the bytes of a model's weights in device layout, and lays out an expert's span.
+"""Counts the bytes of a model's weights in device layout, lays out an expert's span, and says what
+is converted while a model loads, and how long that takes, which a short trial finds out.
 
-Pure: from shapes and types alone, so that a plan can be made without a device. A trace of the
-routing states the sizes of experts: its header is made here too.
+All but the trial is from shapes and types alone, so that a plan can be made without a device. A
+trace of the routing states the sizes of experts: its header is made here too. Which types become
+which, and how, is the subject of quants/convert.py.
 """
 
 from __future__ import annotations
 
-from vkmoe.experts.study.trace import TraceHeader
-from vkmoe.facts import ModelSpec, WeightBytes
-from vkmoe.gpu.arena import round_up
-from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors, TrunkTensor
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
-from vkmoe.placement.conversions import conversions
-from vkmoe.quants import device_row_bytes, loaded_type
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
 
-__all__ = ["expert_shape", "span_parts", "trace_header", "weight_bytes"]
+import numpy as np
+
+from vkmoe.experts.study.trace import TraceHeader
+from vkmoe.facts import Conversion, MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.gpu.arena import round_up
+from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors
+from vkmoe.models.trunk_tensors import FileMatrix
+from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.placement.memory import in_mib
+from vkmoe.quants import TYPES, device_row_bytes, lay_out, loaded_type
+
+__all__ = [
+    "CONVERTING_BYTES",
+    "N_THREADS",
+    "conversion_line",
+    "conversions",
+    "expected_seconds",
+    "expert_shape",
+    "growth_words",
+    "in_time",
+    "span_parts",
+    "trace_header",
+    "weight_bytes",
+]
+
+N_THREADS = 4  # that lay out, convert or read rows while a model loads
+# What converting takes besides the weights: of each thread the rows it works on, as float32 and
+# in what decoding makes of them, and converted rows on their way to memory that is not mapped.
+CONVERTING_BYTES = 24 << 20
+SAMPLE_COLUMNS, SAMPLE_ROWS = 2048, 64  # of the trial, for each thread
+
+# ----- in device layout -----
 
 
 def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     """Count the bytes the weights take in device layout, rounded as they are placed."""
     spans = [(block.n_experts, expert_shape(block).span_bytes) for block in tensors.expert_layers]
-    pieces = [_trunk_bytes(tensor) for tensor in tensors.trunk]
     return WeightBytes(
-        trunk=sum(pieces),
+        pieces=tuple(
+            expert_shape(tensor).span_bytes
+            if isinstance(tensor, FeedForwardTensors)
+            else round_up(tensor.n_bytes)
+            for tensor in tensors.trunk
+        ),
         experts=sum(n_experts * n_bytes for n_experts, n_bytes in spans),
         spans=tuple(n_bytes for _, n_bytes in spans),
-        pieces=tuple(pieces),
         conversions=conversions(tensors),
     )
 
 
-def _trunk_bytes(tensor: TrunkTensor) -> int:
-    """Count the bytes that something takes which every token reads, rounded up."""
-    if isinstance(tensor, FeedForwardTensors):
-        return expert_shape(tensor).span_bytes
-    return round_up(tensor.n_bytes)
-
-
 def expert_shape(block: FeedForwardTensors) -> ExpertShape:
-    """Lay out the span of one expert: gate, up, down and their biases, each rounded up."""
-    matrices: list[SpanMatrix] = []
-    end = 0
-    for source in (*block.matrices, *block.biases):
-        matrices.append(_span_matrix(source, end, is_bias=source in block.biases))
-        end += round_up(matrices[-1].n_bytes)
-    gate, up, down, *biases = matrices
+    """Lay out the span of one expert."""
+    gate, up, down, *biases = (matrix for _, matrix in span_parts(block))
+    last = biases[-1] if biases else down
     offsets = SpanBiases(*(bias.offset for bias in biases)) if biases else None
-    return ExpertShape(gate, up, down, end, offsets)
+    return ExpertShape(gate, up, down, last.offset + round_up(last.n_bytes), offsets)
 
 
 def span_parts(block: FeedForwardTensors) -> list[tuple[ExpertMatrix, SpanMatrix]]:
-    """List what fills a span: every matrix and vector of biases, and where in the span it goes."""
-    shape = expert_shape(block)
-    parts = list(zip(block.matrices, (shape.gate, shape.up, shape.down), strict=True))
-    for source, offset in zip(block.biases, shape.biases or (), strict=True):
-        parts.append((source, _span_matrix(source, offset, is_bias=True)))
+    """List what fills a span, each rounded up, and where it goes: gate, up, down, their biases."""
+    parts: list[tuple[ExpertMatrix, SpanMatrix]] = []
+    end = 0
+    for number, source in enumerate((*block.matrices, *block.biases)):
+        is_bias = number >= len(block.matrices)  # float32 on the device, whatever the file has
+        kind = "F32" if is_bias else loaded_type(source.type)
+        row_bytes = device_row_bytes(kind, source.n_columns)
+        matrix = SpanMatrix(kind, end, source.n_rows, source.n_columns, row_bytes)
+        parts.append((source, matrix))
+        end += round_up(matrix.n_bytes)
     return parts
-
-
-def _span_matrix(source: ExpertMatrix, offset: int, is_bias: bool) -> SpanMatrix:
-    """Place one matrix in a span. Biases are used as float32, whatever the file has."""
-    kind = "F32" if is_bias else loaded_type(source.type)
-    row_bytes = device_row_bytes(kind, source.n_columns)
-    return SpanMatrix(kind, offset, source.n_rows, source.n_columns, row_bytes)
 
 
 def trace_header(spec: ModelSpec, tensors: ModelTensors, n_prompt_tokens: int = 0) -> TraceHeader:
@@ -77,3 +99,130 @@ def trace_header(spec: ModelSpec, tensors: ModelTensors, n_prompt_tokens: int = 
         weight_bytes(tensors).spans,
         n_prompt_tokens,
     )
+
+
+# ----- what is converted -----
+
+
+def conversions(tensors: ModelTensors) -> tuple[Conversion, ...]:
+    """Find all tensors that will change their type, added up by kind and sorted by it."""
+    kinds: dict[tuple[str, str, bool], Conversion] = {}
+    for item in _matrices(tensors):
+        kind = item.file_type, item.loaded_type, item.of_experts
+        if item.loaded_type != item.file_type:
+            kinds[kind] = _sum(kinds[kind], item) if kind in kinds else item
+    return tuple(kinds[kind] for kind in sorted(kinds))
+
+
+def _matrices(tensors: ModelTensors) -> Iterator[Conversion]:
+    """Describe what becomes of each matrix of a model."""
+    blocks = [(block, True) for block in tensors.expert_layers]
+    for tensor in tensors.trunk:
+        if isinstance(tensor, FeedForwardTensors):
+            blocks.append((tensor, False))
+        elif isinstance(tensor, FileMatrix):
+            types = tensor.tensor.type, tensor.type
+            yield _conversion(*types, False, 1, tensor.n_rows, tensor.n_columns)
+    for block, of_experts in blocks:
+        for matrix in block.matrices:
+            types, n_tensors = (matrix.type, loaded_type(matrix.type)), len(matrix.parts)
+            n_rows = matrix.n_experts * matrix.n_rows
+            yield _conversion(*types, of_experts, n_tensors, n_rows, matrix.n_columns)
+
+
+def _conversion(
+    file_type: str, kind: str, of_experts: bool, n_tensors: int, n_rows: int, n_columns: int
+) -> Conversion:
+    block, n_weights = TYPES[file_type], n_rows * n_columns
+    file_bytes = n_weights // block.block_weights * block.block_bytes
+    loaded_bytes = n_rows * device_row_bytes(kind, n_columns)
+    return Conversion(file_type, kind, of_experts, n_tensors, n_weights, file_bytes, loaded_bytes)
+
+
+def _sum(one: Conversion, other: Conversion) -> Conversion:
+    """Add up conversions of one kind."""
+    return replace(
+        one,
+        n_tensors=one.n_tensors + other.n_tensors,
+        n_weights=one.n_weights + other.n_weights,
+        file_bytes=one.file_bytes + other.file_bytes,
+        loaded_bytes=one.loaded_bytes + other.loaded_bytes,
+    )
+
+
+def growth_words(found: Sequence[Conversion]) -> str:
+    """Say why weights take more than their file, for plans and errors; empty where they do not."""
+    growth = sum(item.loaded_bytes - item.file_bytes for item in found)
+    if growth <= 0:
+        return ""
+    before = _joined(sorted({item.file_type for item in found}))
+    after = _joined(sorted({item.loaded_type for item in found}))
+    return f"{in_mib(growth)} more than in the file, as {after} instead of {before}"
+
+
+def _joined(words: list[str]) -> str:
+    """Join words as a list in a sentence."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def conversion_line(found: Sequence[Conversion], plan: MemoryPlan) -> str:
+    """Say in a line what is converted to what, bytes and expected seconds; empty for nothing."""
+    if not found:
+        return ""
+    n_slots, n_experts = sum(plan.host_slots), plan.sizing.n_total if plan.sizing else 0
+    again = n_slots > 0 and any(item.of_experts for item in found)
+    seconds = expected_seconds(found, n_slots / max(1, n_experts) if again else 1.0)
+    n_tensors: Counter[tuple[str, str]] = Counter()
+    for item in found:
+        n_tensors[item.file_type, item.loaded_type] += item.n_tensors
+    counts = [f"{n:,} of {before} to {after}" for (before, after), n in n_tensors.items()]
+    word = "tensor" if next(iter(n_tensors.values())) == 1 else "tensors"
+    counts[0] = counts[0].replace(" of", f" {word} of", 1)  # once is enough
+    file_bytes = sum(item.file_bytes for item in found)
+    loaded_bytes = sum(item.loaded_bytes for item in found)
+    return (
+        f"converting {_joined(counts)}: {in_mib(file_bytes)} -> {in_mib(loaded_bytes)}, "
+        f"about {in_time(seconds)}"
+        + ("; experts again each time they are read from the file" if again else "")
+    )
+
+
+# ----- how long that takes -----
+
+
+def expected_seconds(found: Iterable[Conversion], expert_share: float = 1.0) -> float:
+    """Estimate the seconds that converting will take, by a short trial of each type.
+
+    `expert_share` of the routed experts are converted. Reading the file is not included.
+    """
+    return sum(
+        item.n_weights
+        * (expert_share if item.of_experts else 1)
+        / _weights_per_second(item.file_type, item.loaded_type)
+        for item in found
+    )
+
+
+def in_time(seconds: float) -> str:
+    """Write a time for people: whole seconds, minutes or hours, and at least a second."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600):,} h"
+
+
+@cache
+def _weights_per_second(file_type: str, kind: str) -> float:
+    """Measure the speed of all threads together."""
+    target = kind if kind != "F16" else "F32"  # of which only the rounding differs
+    shape = SAMPLE_ROWS, TYPES[file_type].row_bytes(SAMPLE_COLUMNS)
+    sample = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+    def convert(_: int) -> None:
+        lay_out(file_type, target, sample, SAMPLE_COLUMNS)
+
+    convert(0)  # what is done once only
+    with ThreadPoolExecutor(N_THREADS) as threads:
+        began = time.perf_counter()
+        list(threads.map(convert, range(N_THREADS)))
+    n_weights = N_THREADS * SAMPLE_ROWS * SAMPLE_COLUMNS
+    return n_weights / max(time.perf_counter() - began, 1e-9)

@@ -20,8 +20,7 @@ from vkmoe.experts.store.copies import Copy, Upload
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.expert_spans import SpanMatrix
-from vkmoe.placement.conversions import N_THREADS
-from vkmoe.placement.sizes import expert_shape, span_parts
+from vkmoe.placement.sizes import N_THREADS, expert_shape, span_parts
 from vkmoe.quants import TYPES, lay_out, to_device
 
 __all__ = ["READING_BYTES", "STAGING_BYTES", "FileReads", "SpanReader"]
@@ -38,25 +37,20 @@ class _Source(NamedTuple):
     matrix: SpanMatrix
 
     @property
-    def type(self) -> str:
-        """Name the type in the file; types without kernels and biases have another in the span."""
-        return self.stack.type
-
-    @property
     def n_bytes(self) -> int:
         """Count the bytes of one expert, in the file."""
         return self.matrix.n_rows * self.row_bytes
 
     @property
     def row_bytes(self) -> int:
-        return TYPES[self.type].row_bytes(self.matrix.n_columns)
+        """Count the bytes of a row in the file; on the device it may have another type."""
+        return TYPES[self.stack.type].row_bytes(self.matrix.n_columns)
 
     @property
     def is_kept(self) -> bool:
         """Say whether rows lie on the device as in the file: they come back as they are then."""
-        rows = np.empty((0, self.row_bytes), np.uint8)
-        same_type = self.matrix.type == self.type
-        return same_type and to_device(self.type, rows, self.matrix.n_columns) is rows
+        rows, kind = np.empty((0, self.row_bytes), np.uint8), self.matrix.type
+        return kind == self.stack.type and to_device(kind, rows, self.matrix.n_columns) is rows
 
     def place(self, expert: int) -> tuple[TensorInfo, int]:
         """Find the tensor an expert's rows lie in, and where in its part of the file they begin."""
@@ -74,18 +68,13 @@ class SpanReader(Closing):
     def __init__(self, file: GgufFile, tensors: ModelTensors) -> None:
         self._layers: list[tuple[_Source, ...]] = []
         self.span_bytes: list[int] = []  # of an expert [n MoE layers]
-        self._n_experts = 1
+        self.n_experts = 1  # of a layer
         for block in tensors.expert_layers:
-            self._n_experts = block.n_experts
+            self.n_experts = block.n_experts
             self._layers.append(tuple(_Source(*part) for part in span_parts(block)))
             self.span_bytes.append(expert_shape(block).span_bytes)
         self._staging = threading.local()
         self._files = file.reopen()
-
-    @property
-    def n_keys(self) -> int:
-        """Count the experts of all layers."""
-        return self._n_experts * len(self._layers)
 
     def read(self, number: int, out: Bytes) -> None:
         """Bring the span of an expert (keys.py) into `out`: uint8 [span_bytes].
@@ -93,7 +82,7 @@ class SpanReader(Closing):
         `out` is written in full and never read, so it may be GPU memory. Raises ModelFileError if
         the file was cut off, written to, or cannot be read; `out` is undefined then.
         """
-        layer, expert = divmod(number, self._n_experts)
+        layer, expert = divmod(number, self.n_experts)
         sources, end = self._layers[layer], 0
         assert out.size == self.span_bytes[layer], (number, out.size)
         for source in sources:
@@ -135,7 +124,7 @@ class SpanReader(Closing):
             piece = staging[: len(target) * row_bytes]
             file.read_into(piece, offset + start * row_bytes, what)
             rows = piece.reshape(len(target), row_bytes)
-            lay_out(source.type, matrix.type, rows, matrix.n_columns, target)
+            lay_out(source.stack.type, matrix.type, rows, matrix.n_columns, target)
 
     def _staged(self, n_bytes: int) -> Bytes:
         """Return this thread's staging, made at first use."""

@@ -260,8 +260,7 @@ def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> Cac
 def _transfers_of(config: EngineConfig) -> Transfers:
     """Say how experts get into slots: by copies that are waited for, unless asked otherwise."""
     from vkmoe.experts.study.replay import Transfers
-    from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.misses import N_LANDING
+    from vkmoe.placement.cache_choice import N_LANDING, copies_overlap
 
     late = copies_overlap(config, has_queue=False)
     return Transfers(late, N_LANDING if config.promote_on_read else 0)
