@@ -32,7 +32,7 @@ def demo_llm() -> Iterator[LLM]:
 def _loaded(demo_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo model is loaded once, and each command begins with an empty context."""
     demo_llm._in_cache.clear()
-    monkeypatch.setattr("vkmoe.cli.loading._load", lambda *_: nullcontext(demo_llm))
+    monkeypatch.setattr("vkmoe.cli.notes._load", lambda *_: nullcontext(demo_llm))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_no_trace_takes_the_place_of_what_is_needed(
     message: str,
     overwrite: tuple[str, ...],
 ) -> None:
-    monkeypatch.setattr("vkmoe.cli.loading._load", None)
+    monkeypatch.setattr("vkmoe.cli.notes._load", None)
     monkeypatch.chdir(tmp_path)
     model = shutil.copy(model_path("moe_plain"), "blob")
     Path("link").symlink_to("blob")
@@ -207,7 +207,7 @@ def test_mistakes_are_said_before_a_model_is_loaded(
     code: int,
     message: str,
 ) -> None:
-    monkeypatch.setattr("vkmoe.cli.loading._load", None)
+    monkeypatch.setattr("vkmoe.cli.notes._load", None)
     monkeypatch.chdir(tmp_path)
     done = run("trace", *arguments)
     assert (done.code, done.out) == (code, "")

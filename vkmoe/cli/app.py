@@ -25,8 +25,8 @@ from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
 from vkmoe.cli.selftest import selftest
-from vkmoe.cli.study.simulate import simulate
-from vkmoe.cli.study.trace import trace
+from vkmoe.cli.simulate import simulate
+from vkmoe.cli.trace import trace
 from vkmoe.errors import VkmoeError
 
 __all__ = ["main", "root"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vkmoe.cli.notes import cpu_notes, note
 from vkmoe.cli.options import Json, option
-from vkmoe.cli.output import cpu_notes, note
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
@@ -40,7 +40,7 @@ def devices(
         return
     for item in found:
         typer.echo(_line(item, item is chosen))
-    for line in cpu_notes(chosen, found) if chosen is not None else []:
+    for line in cpu_notes(chosen) if chosen is not None else ():
         note(line)
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vkmoe.cli.cache_notes import idle_notes
-from vkmoe.cli.options import Model, Positional, config_options
-from vkmoe.cli.prompt import chosen_model
+from vkmoe.cli.notes import idle_notes
+from vkmoe.cli.options import Model, Positional, chosen_model, config_options
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 

@@ -1,7 +1,8 @@
 """This module makes command-line options, of the config dataclasses and of what commands share.
 
 Every option is also an environment variable, `VKMOE_` and its name. An empty variable counts as not
-set; a malformed one is a usage error that names the variable and the flag.
+set; a malformed one is a usage error that names the variable and the flag. It also finds the model
+and the prompt, of which there must be one each; what is typed wins over variables.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import inspect
 import math
 import os
 import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from vkmoe.config import environment_name, long_flag, predictor_contradicts
-from vkmoe.errors import UsageError
+from vkmoe.errors import PromptError, UsageError
 
 __all__ = [
     "IgnoreEos",
@@ -33,9 +36,11 @@ __all__ = [
     "Stop",
     "Verbose",
     "check_output",
+    "chosen_model",
     "config_options",
     "option",
-    "typed",
+    "read_prompt",
+    "split_words",
 ]
 
 _PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
@@ -71,7 +76,7 @@ def option(
     )
 
 
-def typed(context: typer.Context, name: str) -> bool:
+def _typed(context: typer.Context, name: str) -> bool:
     """Return whether a parameter was given on the command line, not by its variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -79,7 +84,7 @@ def typed(context: typer.Context, name: str) -> bool:
 
 def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
     """Take the texts typed, or the lines of the variable, which typer would split at blanks."""
-    if not typed(context, "stop"):
+    if not _typed(context, "stop"):
         variable = os.environ.get(environment_name("stop"))
         stop = variable.split("\n") if variable else []
     if not all(stop):
@@ -210,6 +215,60 @@ def check_output(verbose: bool, quiet: bool) -> None:
         raise UsageError("--verbose and --quiet contradict each other", "give one of them")
 
 
+# ----- the model and the prompt -----
+
+
+def split_words(words: Sequence[str]) -> tuple[str | None, bool]:
+    """Return the positional MODEL, and whether a `-` asks for standard input, in any order."""
+    models = [word for word in words if word != "-"]
+    if len(models) > 1:
+        raise UsageError(
+            f"more than one model given: {', '.join(models)}", 'a prompt needs -p: -p "some text"'
+        )
+    return (models[0] if models else None), "-" in words
+
+
+def chosen_model(
+    context: typer.Context, positional: str | None, option_value: str | None
+) -> str | None:
+    """Choose MODEL or -m; None for the demo model. Raises UsageError for two of them."""
+    if positional is not None and option_value is not None and _typed(context, "model"):
+        raise UsageError(
+            f"two models given: {positional} and -m {option_value}", "name the model once"
+        )
+    return positional if positional is not None else option_value
+
+
+def read_prompt(context: typer.Context, text: str | None, file: str | None, stdin: bool) -> str:
+    """Read the prompt from TEXT, a file or standard input; what is no UTF-8 is replaced.
+
+    Raises UsageError unless there is exactly one source, PromptError if it is empty or unreadable.
+    """
+    given = {"prompt": text, "file": file, "stdin": "-" if stdin else None}
+    sources = {name: value for name, value in given.items() if value is not None}
+    typed = {name: sources[name] for name in sources if name == "stdin" or _typed(context, name)}
+    if len(typed or sources) != 1:
+        raise UsageError(
+            f"{'more than one' if sources else 'no'} prompt given",
+            "give exactly one of -p TEXT, -f FILE and - (standard input)",
+        )
+    ((name, value),) = (typed or sources).items()
+    if name == "prompt":
+        data = os.fsencode(value)
+    elif value == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        try:
+            data = Path(value).read_bytes()
+        except OSError as error:
+            raise PromptError(
+                f"the prompt file {value} cannot be read: {error.strerror}"
+            ) from error
+    if not data:
+        raise PromptError("the prompt is empty", "give at least one character")
+    return data.decode("utf-8", "replace")
+
+
 # ----- the options of a config -----
 
 
@@ -227,14 +286,11 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
         if isinstance(config, type) and dataclasses.is_dataclass(config):
             names = [known.name for known in dataclasses.fields(config)]
             configs[item.name] = config, [name for name in names if not extras or name in extras[0]]
-    contexts = [
-        item.name for item in signature.parameters.values() if item.annotation is typer.Context
-    ]
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        if contexts:
-            _drop_rivals(values[contexts[0]], values)
+        if "context" in values:
+            _drop_rivals(values["context"], values)
         for name, (config, names) in configs.items():
             values[name] = config(**{field_name: values.pop(field_name) for field_name in names})
         function(**values)
@@ -251,7 +307,7 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
     """Forget what a variable says where the command line says something else."""
     for first, second, contradict in _RIVALS:
         if first in values and second in values and contradict(values[first], values[second]):
-            given = [name for name in (first, second) if typed(context, name)]
+            given = [name for name in (first, second) if _typed(context, name)]
             if len(given) == 1:
                 values[second if given[0] == first else first] = None
 

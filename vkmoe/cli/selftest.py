@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, option
-from vkmoe.cli.output import note
 from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:

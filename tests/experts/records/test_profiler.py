@@ -47,9 +47,9 @@ def test_counts_equal_a_plain_loop(profiler: ExpertProfiler) -> None:
     assert np.array_equal(profiler.counts, [uses, hits])
     assert profiler.counts.dtype == np.uint64
     for layer in range(SPACE.n_layers):
-        found = profiler.served(layer).total
-        assert found == Tally(int(uses[layer].sum()), int(hits[layer].sum()))
-        assert found.hit_rate == pytest.approx(hits[layer].sum() / uses[layer].sum())
+        tally = profiler.served(layer).total
+        assert tally == Tally(int(uses[layer].sum()), int(hits[layer].sum()))
+        assert tally.hit_rate == pytest.approx(hits[layer].sum() / uses[layer].sum())
     assert profiler.total() == Tally(50 * SPACE.n_layers * N_USED, int(hits.sum()))
 
 

@@ -122,12 +122,12 @@ def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
 
 def _refuse_foreign(outputs: Sequence[tuple[str, Path]]) -> None:
     """Refuse statistics whose second file would replace one that holds something else."""
-    (asked, *beside) = [path for option, path in outputs if option == STATS] or [None]
-    for path in beside:
+    paths = [path for option, path in outputs if option == STATS]
+    for path in paths[1:]:
         head = _head(path)
         if head and FORMAT.encode() not in head:
             raise UsageError(
-                f"{STATS} {asked} would overwrite {path} too, which holds something else",
+                f"{STATS} {paths[0]} would overwrite {path} too, which holds something else",
                 "give another name, or move that file away",
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,7 +51,7 @@ class ProfiledModel:
 
 
 def profiled_model(
-    spec: ModelSpec, n_moe_layers: int, tensors: Iterable[TensorInfo]
+    spec: ModelSpec, n_moe_layers: int, tensors: Sequence[TensorInfo]
 ) -> ProfiledModel:
     """Describe the model with experts whose expert tensors are `tensors`.
 
@@ -71,7 +71,7 @@ def profiled_model(
         n_moe_layers,
         spec.experts.n_experts,
         spec.experts.n_used,
-        ", ".join(sorted({kind for *_, kind in parts})),
+        ", ".join(sorted({tensor.type for tensor in tensors})),
         hashlib.sha256(text.encode()).hexdigest(),
     )
 

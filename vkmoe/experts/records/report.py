@@ -321,13 +321,13 @@ def _placement(report: ExpertReport) -> str:
 def _table(report: ExpertReport) -> Iterator[str]:
     if not report.layers:
         return
-    rows = [("layer", "slots", "uses", "hit rate", "before", "after", "pinned", "most used (uses)")]
+    rows = [["layer", "slots", "uses", "hit rate", "before", "after", "pinned", "most used (uses)"]]
     for layer in report.layers:
         rates = [_percent(tally.hit_rate if tally else None) for tally in layer.served]
         pinned = " ".join(map(str, layer.pinned)) or "-"
         top = ", ".join(f"{expert} ({n_uses})" for expert, n_uses in layer.top) or SILENT
         counts = str(layer.layer), str(layer.n_slots), str(layer.served.total.n_uses)
-        rows.append((*counts, *rates, pinned, top))
+        rows.append([*counts, *rates, pinned, top])
     yield from table(rows, n_left=2)
 
 

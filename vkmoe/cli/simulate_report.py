@@ -1,18 +1,22 @@
-"""This module says what `vkmoe simulate` found: as a table for people, and as values for JSON.
+"""This module says what `vkmoe simulate` found: as a table, as values for JSON, and as a picture.
 
-It owns words, units and columns; the figures are those of a Sweep.
+It owns words, units and columns; the figures are those of a Sweep. The picture needs matplotlib,
+the extra `plot`.
 """
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.sizing import recommended_slots
+from vkmoe.experts.records.report import table
 from vkmoe.experts.study.replay import (
     Rung,
     SimulationResult,
@@ -22,7 +26,10 @@ from vkmoe.experts.study.replay import (
 )
 from vkmoe.experts.study.trace import Trace
 
-__all__ = ["as_document", "as_text"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["as_document", "as_text", "draw"]
 
 _WIDTH = 80
 _GOOD_LENGTH = 500  # tokens; the first use of each expert counts for little by then
@@ -69,7 +76,7 @@ def _hit_lines(sweep: Sweep) -> Iterator[str]:
         coverage = f"{100 * rung.slots / n_experts:.0f} %"
         cells = [f"{marked}{rung.slots:3}", coverage, *(f"{100 * rate:.1f}" for rate in rates)]
         rows.append([*cells, _size(main.read_bytes), _size(main.copied_bytes)])
-    yield from _table(titles, rows)
+    yield from (f"  {line}" for line in table([titles, *rows]))
     if any(_is_rule_of_thumb(sweep, rung.slots) for rung in sweep.rungs):
         yield "* twice the experts of a token"
 
@@ -109,14 +116,6 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
 
 
-def _table(titles: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """Lay out columns as narrow as their cells, two blanks before each."""
-    table = [titles, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        yield "".join(f"  {cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-
-
 def _size(n_bytes: float) -> str:
     """Show bytes in at most nine characters."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
@@ -150,7 +149,6 @@ def as_document(sweep: Sweep) -> dict[str, Any]:
         "n_sequences": len(trace.starts),
         "main_policy": sweep.main,
         "bend_of_curve": bend_of_curve(sweep),
-        "twice_active": 2 * header.n_used,
         "slots": [_rung_values(sweep, rung) for rung in sweep.rungs],
     }
 
@@ -174,7 +172,6 @@ def _rung_values(sweep: Sweep, rung: Rung) -> dict[str, Any]:
 def _result_values(result: SimulationResult, best: Counts) -> dict[str, Any]:
     return {
         **_hit_values(result.layer_hits, result.trace),
-        "decode_hit_rate": result.decode_rate,
         "misses": misses(result, best)._asdict(),
         "read_bytes_per_token": result.read_bytes,
         "copied_bytes_per_token": result.copied_bytes,
@@ -189,3 +186,84 @@ def _hit_values(hits: Counts, trace: Trace) -> dict[str, Any]:
         "worst_layer_hit_rate": float(rates.min()),
         "hits_per_layer": hits.tolist(),
     }
+
+
+# ----- the picture -----
+
+# Colours that differ to any colour vision (Okabe and Ito's palette).
+COLOURS = {"lru": "#0072B2", "slru": "#D55E00", "lfru": "#009E73"}
+CAUSES = {"first use": "#999999", "too few slots": "#56B4E9", "policy": "#D55E00"}
+
+
+def draw(sweep: Sweep, path: Path) -> None:
+    """Write the picture; the ending of `path` says in which format. Raises OSError."""
+    # No window is opened, and a backend that is not there would keep matplotlib from loading.
+    os.environ["MPLBACKEND"] = "agg"
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    header = sweep.trace.header
+    figure.suptitle(
+        f"{ascii(header.model[:60])[1:-1]}: {header.n_used} of {header.n_experts} experts per token"
+        f"\nMoE layers: {header.n_layers}, tokens: {sweep.trace.n_tokens}"
+    )
+    _hit_rates(left, sweep)
+    _causes(right, sweep)
+    figure.savefig(path, dpi=140)
+
+
+def _hit_rates(axes: Axes, sweep: Sweep) -> None:
+    header, rungs = sweep.trace.header, sweep.rungs
+    slots = [rung.slots for rung in rungs]
+    n_uses = sweep.trace.n_tokens * header.n_used
+    best = [100 * rung.own_best.mean() / n_uses for rung in rungs]
+    axes.plot(slots, best, "k--", label="best possible (Belady)")
+    axes.fill_between(slots, best, 100, color="0.93", linewidth=0)
+    for policy in rungs[0].own:
+        rates = [100 * rung.own[policy].hit_rate for rung in rungs]
+        axes.plot(slots, rates, "o-", color=COLOURS[policy], label=policy, markersize=4)
+    main = COLOURS[sweep.main]
+    worst = [100 * rung.own[sweep.main].worst_rate for rung in rungs]
+    shared = [100 * rung.shared.hit_rate for rung in rungs]
+    axes.plot(slots, worst, "v:", color=main, label=f"{sweep.main}, worst layer", markersize=4)
+    axes.plot(slots, shared, "+-.", color=main, label=f"{sweep.main}, slots shared", alpha=0.7)
+    axes.plot([0, header.n_experts], [0, 100], color="0.6", lw=0.8, label="experts picked blindly")
+    axes.axvline(2 * header.n_used, color="0.4", lw=0.8, ls=(0, (1, 2)))
+    axes.annotate(
+        "2 x active", (2 * header.n_used, 2), xytext=(3, 0), textcoords="offset points", fontsize=8
+    )
+    bend = bend_of_curve(sweep)
+    if bend not in (None, header.n_experts):
+        height = 100 * sweep.curve[bend].hit_rate
+        axes.plot([bend], [height], "o", mfc="none", mec="k", markersize=11, label="suggested")
+    axes.set(
+        xlabel=f"slots per layer (of {header.n_experts})",
+        ylabel="hit rate (% of expert uses)",
+        title="Hit rate by slots",
+        xlim=(0, header.n_experts * 1.02),
+        ylim=(0, 101),
+    )
+    axes.set_xticks(slots)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, loc="lower right")
+
+
+def _causes(axes: Axes, sweep: Sweep) -> None:
+    """Draw the misses of the main policy by cause, as stacked bars."""
+    n_uses = sweep.trace.routing.size
+    splits = [misses(rung.own[sweep.main], rung.own_best) for rung in sweep.rungs]
+    places, bottom = np.arange(len(splits)), np.zeros(len(splits))
+    for cause, name in zip(CAUSES, ("compulsory", "capacity", "policy"), strict=True):
+        heights = np.array([100 * getattr(split, name) / n_uses for split in splits])
+        heights = np.maximum(heights, 0)  # pins can beat what is best on demand
+        axes.bar(places, heights, 0.7, bottom, color=CAUSES[cause], label=cause)
+        bottom += heights
+    axes.set_xticks(places, [str(rung.slots) for rung in sweep.rungs])
+    axes.set(
+        xlabel="slots per layer",
+        ylabel="misses (% of expert uses)",
+        title=f"Why {sweep.main} misses",
+    )
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(fontsize=8)

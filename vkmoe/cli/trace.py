@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vkmoe.cli.generate import INTERRUPTED, reply_limits, write_reply
-from vkmoe.cli.loading import opened
+from vkmoe.cli.notes import counting, note, opened
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
@@ -20,11 +20,12 @@ from vkmoe.cli.options import (
     Stop,
     Verbose,
     check_output,
+    chosen_model,
     config_options,
     option,
+    read_prompt,
+    split_words,
 )
-from vkmoe.cli.output import counting, note
-from vkmoe.cli.prompt import chosen_model, prompt_source, read_prompt, split_words
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError, VkmoeError
 
@@ -73,7 +74,7 @@ def trace(
     check_output(verbose, quiet)
     positional, stdin = split_words(words or [])
     chosen = chosen_model(context, positional, model)
-    text = read_prompt(prompt_source(context, prompt, file, stdin))
+    text = read_prompt(context, prompt, file, stdin)
     limits = reply_limits(max_tokens, stop, ignore_eos)
     path = _free_path(output, overwrite, file, engine)
     with (
@@ -88,8 +89,11 @@ def trace(
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
     """Check the file to write before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.records.keeper import record_outputs
-    from vkmoe.experts.records.writing import check_outputs, reason_against_writing
+    from vkmoe.experts.records.keeper import (
+        check_outputs,
+        reason_against_writing,
+        record_outputs,
+    )
 
     if output == "-":
         raise UsageError(
