@@ -48,7 +48,7 @@ def test_the_routing_of_prompt_and_reply_is_recorded(run: Run, demo_llm: LLM, pa
     # The last token of a reply is chosen, but not run.
     assert trace.is_prompt.tolist() == [True] * n_prompt + [False] * 4
     header = trace.header
-    assert (header.model, header.n_prompt_tokens) == (demo_llm.spec.name, n_prompt)
+    assert header.model == demo_llm.spec.name
     assert (header.n_layers, header.n_experts, header.n_used) == (6, 32, 4)
     assert demo_llm.engine.profiler is not None
     assert header.layer_numbers == demo_llm.engine.profiler.layer_numbers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,7 +136,6 @@ def _recording(
     from vkmoe.generate.loop import ObservedRunner
 
     n_prompt = len(llm.tokenizer.encode(prompt))
-    header = replace(header, n_prompt_tokens=n_prompt)
     writer: TraceWriter | None = None
     with ExitStack() as stack:
         show_done = stack.enter_context(_prompt_progress(n_prompt, quiet))

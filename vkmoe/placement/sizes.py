@@ -65,7 +65,7 @@ def _span_matrix(source: ExpertMatrix, offset: int, is_bias: bool) -> SpanMatrix
     return SpanMatrix(kind, offset, source.n_rows, source.n_columns, row_bytes)
 
 
-def trace_header(spec: ModelSpec, tensors: ModelTensors, n_prompt_tokens: int = 0) -> TraceHeader:
+def trace_header(spec: ModelSpec, tensors: ModelTensors) -> TraceHeader:
     """Make the header of a trace. Must hold: the model has experts."""
     assert spec.experts is not None, spec.name
     return TraceHeader(
@@ -75,5 +75,4 @@ def trace_header(spec: ModelSpec, tensors: ModelTensors, n_prompt_tokens: int = 
         spec.experts.n_experts,
         spec.experts.n_used,
         weight_bytes(tensors).spans,
-        n_prompt_tokens,
     )
