@@ -96,8 +96,9 @@ def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
 
 # typer could read these types too, but what its errors say depends on its version, and not all of
 # them name the value; nor does it refuse `nan`. It adds the flag and the variable to each error.
-_TRUE = ("1", "true", "t", "yes", "y", "on", "enabled")
-_FALSE = ("0", "false", "f", "no", "n", "off", "disabled")
+_SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on", "enabled"), True) | dict.fromkeys(
+    ("0", "false", "f", "no", "n", "off", "disabled"), False
+)
 _FLAG = re.compile(r"^--[a-z-]+: ")  # of a check's message, which typer names already
 
 
@@ -110,66 +111,54 @@ def _placeholder(kind: Any) -> str | None:
 
 def _reader(
     kind: Any,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    check: Callable[[str], object] | None = None,
+    minimum: float | None,
+    maximum: float | None,
+    check: Callable[[str], object] | None,
 ) -> Callable[[Any], Any] | None:
-    """Make a function from text (or the default) to int, float, bool or one of a Literal's words.
+    """Make a function from text (or the default) to a value, as `option` describes them.
 
-    It raises typer.BadParameter. Bounds are inclusive; words may be in capitals. None for a str
-    without `check`, which needs no reading.
+    It raises typer.BadParameter. None for a text without `check`, which needs no reading.
     """
-    if typing.get_origin(kind) is Literal:
-        return _one_of({word: word for word in typing.get_args(kind)})
-    if kind is bool:
-        return _one_of(dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False))
+    if kind is str:
+        return None if check is None else lambda value: _checked(value, check)
     if kind in (int, float):
-        return _number(kind, minimum, maximum)
-    assert kind is str, f"no command-line form for {kind}"
-    return None if check is None else _checked(check)
+        return lambda value: _number(value, kind, minimum, maximum)
+    words = _SWITCH if kind is bool else {word: word for word in typing.get_args(kind)}
+    return lambda value: _meaning(value, words)
 
 
-def _one_of(meanings: dict[str, Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        text = str(value).strip().lower()
-        if text not in meanings:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(meanings)}.")
-        return meanings[text]
-
-    return read
+def _meaning(value: Any, words: dict[str, Any]) -> Any:
+    """Look a word up, which may be in capitals."""
+    text = str(value).strip().lower()
+    if text not in words:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(words)}.")
+    return words[text]
 
 
 def _number(
-    kind: type[int] | type[float], minimum: float | None, maximum: float | None
-) -> Callable[[Any], float]:
-    noun = "a whole number" if kind is int else "a number"
-
-    def read(value: Any) -> float:
-        try:
-            result = kind(value)
-        except ValueError:
-            result = math.nan
-        if result != result or result in (math.inf, -math.inf):
-            raise typer.BadParameter(f"{value!r} is not {noun}.")
-        if minimum is not None and result < minimum:
-            raise typer.BadParameter(f"{value!r} is less than {minimum:g}.")
-        if maximum is not None and result > maximum:
-            raise typer.BadParameter(f"{value!r} is more than {maximum:g}.")
-        return result
-
-    return read
+    value: Any, kind: type[int] | type[float], minimum: float | None, maximum: float | None
+) -> float:
+    try:
+        result = kind(value)
+    except ValueError:
+        result = math.nan
+    if result != result or result in (math.inf, -math.inf):
+        noun = "a whole number" if kind is int else "a number"
+        raise typer.BadParameter(f"{value!r} is not {noun}.")
+    if minimum is not None and result < minimum:
+        raise typer.BadParameter(f"{value!r} is less than {minimum:g}.")
+    if maximum is not None and result > maximum:
+        raise typer.BadParameter(f"{value!r} is more than {maximum:g}.")
+    return result
 
 
-def _checked(check: Callable[[str], object]) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        try:
-            check(str(value))
-        except UsageError as error:
-            words = _FLAG.sub("", str(error))
-            raise typer.BadParameter(f"{words} ({error.hint}).") from error
-        return str(value)
-
-    return read
+def _checked(value: Any, check: Callable[[str], object]) -> str:
+    try:
+        check(str(value))
+    except UsageError as error:
+        words = _FLAG.sub("", str(error))
+        raise typer.BadParameter(f"{words} ({error.hint}).") from error
+    return str(value)
 
 
 # ----- the options that commands share -----
@@ -281,11 +270,15 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
     """
     signature = inspect.signature(function, eval_str=True)
     configs: dict[str, tuple[type[Any], list[str]]] = {}
+    parameters: list[Parameter] = []
     for item in signature.parameters.values():
         config, *extras = typing.get_args(item.annotation) or (item.annotation,)
         if isinstance(config, type) and dataclasses.is_dataclass(config):
-            names = [known.name for known in dataclasses.fields(config)]
-            configs[item.name] = config, [name for name in names if not extras or name in extras[0]]
+            options = [known for known in _fields(config) if not extras or known.name in extras[0]]
+            configs[item.name] = config, [known.name for known in options]
+            parameters += options
+        else:
+            parameters.append(item.replace(kind=Parameter.KEYWORD_ONLY))
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
@@ -295,11 +288,7 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
             values[name] = config(**{field_name: values.pop(field_name) for field_name in names})
         function(**values)
 
-    parameters: list[Parameter] = []
-    for item in signature.parameters.values():
-        parameters += _fields(*configs[item.name]) if item.name in configs else [item]
-    keywords = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in parameters]
-    command.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 
 
@@ -312,12 +301,10 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
                 values[second if given[0] == first else first] = None
 
 
-def _fields(config: type[Any], names: list[str]) -> Iterator[Parameter]:
-    """Make one parameter of a command for each of these fields of a config dataclass."""
+def _fields(config: type[Any]) -> Iterator[Parameter]:
+    """Make one parameter of a command for each field of a config dataclass."""
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
-        if item.name not in names:
-            continue
         flags = item.metadata["flags"] or ("--" + item.name.replace("_", "-"),)
         more = {name: item.metadata[name] for name in _PASSED_ON}
         hint = hints[item.name]

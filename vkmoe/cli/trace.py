@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -137,8 +137,8 @@ def _recording(
 
     n_prompt = len(llm.tokenizer.encode(prompt))
     writer: TraceWriter | None = None
-    with ExitStack() as stack:
-        show_done = stack.enter_context(_prompt_progress(n_prompt, quiet))
+    with ExitStack() as stack, ExitStack() as bar:
+        show = bar.enter_context(counting("prompt", shown=not quiet))
 
         def record(batch: TokenBatch, result: RunResult) -> None:
             nonlocal writer
@@ -146,7 +146,10 @@ def _recording(
                 writer = stack.enter_context(TraceWriter(path, header))
             for position, routing in zip(batch.positions, result.routing, strict=True):
                 writer.write(routing, position < n_prompt)
-                show_done(position + 1)
+                if position + 1 < n_prompt:
+                    show(position + 1, n_prompt)
+                else:
+                    bar.close()  # the reply begins
 
         llm.runner = ObservedRunner(llm.engine, record)
         stack.callback(setattr, llm, "runner", llm.engine)
@@ -156,18 +159,3 @@ def _recording(
             if writer is not None and not quiet:
                 size = path.stat().st_size
                 note(f"routing of {writer.n_tokens} tokens is in {path}, {size / 2**10:,.1f} KiB")
-
-
-@contextmanager
-def _prompt_progress(n_prompt: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Make a function of the tokens done that draws a bar until the reply begins."""
-    with ExitStack() as bar:
-        show = bar.enter_context(counting("prompt", shown=not quiet))
-
-        def show_done(n_done: int) -> None:
-            if n_done < n_prompt:
-                show(n_done, n_prompt)
-            else:
-                bar.close()
-
-        yield show_done

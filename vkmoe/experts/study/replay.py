@@ -79,19 +79,14 @@ class SimulationResult:
         return np.asarray(self.hits.sum(axis=0), np.int64)
 
     @property
-    def layer_rates(self) -> NDArray[np.float64]:
-        """Return hits per use of each layer, from 0 to 1."""
-        return self.layer_hits / (self.trace.n_tokens * self.trace.header.n_used)
-
-    @property
     def hit_rate(self) -> float:
         """Return hits per use of all layers, from 0 to 1."""
-        return float(self.layer_rates.mean())
+        return float(self.hits.mean()) / self.trace.header.n_used
 
     @property
     def worst_rate(self) -> float:
         """Return hits per use of the layer with the fewest."""
-        return float(self.layer_rates.min())
+        return int(self.layer_hits.min()) / (self.trace.n_tokens * self.trace.header.n_used)
 
     @property
     def read_bytes(self) -> float:

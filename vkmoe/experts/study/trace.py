@@ -237,10 +237,10 @@ class _Reader:
 
     def _token(self, rows: Any, header: TraceHeader) -> NDArray[np.uint32]:
         """Return the checked ids of a token, [n_layers, n_used]."""
-        rows, ids = rows if isinstance(rows, list) else [], []
+        rows = rows if isinstance(rows, list) else []
         widths = [len(row) if isinstance(row, list) else -1 for row in rows]
-        if widths == [header.n_used] * header.n_layers:
-            ids = list(chain.from_iterable(rows))
+        is_whole = widths == [header.n_used] * header.n_layers
+        ids = list(chain.from_iterable(rows)) if is_whole else []
         if set(map(type, ids)) != {int}:
             self._refuse(f"needs {header.n_used} ids in each of {header.n_layers} layers")
         for bad in (min(ids), max(ids)):
