@@ -20,7 +20,6 @@ from vkmoe.cli.options import (
     Quiet,
     Stop,
     Verbose,
-    check_output,
     chosen_model,
     config_options,
     option,
@@ -64,7 +63,6 @@ def chat(
 
     What gpt-oss thinks before it answers goes to stderr; --quiet hides it.
     """
-    check_output(verbose, quiet)
     chosen = chosen_model(context, positional, model)
     names = template_names(chat_template_kwargs)
     limits = reply_limits(max_tokens, stop, ignore_eos)
@@ -146,7 +144,10 @@ class Conversation:
         """Write the answer to stdout and thoughts to stderr. Returns what was answered."""
         for channel, text in parts:
             if channel == FINAL:
-                self._end_thoughts()
+                if self._thinks:
+                    sys.stderr.write("\n\n")  # a line between thoughts and answer
+                    sys.stderr.flush()
+                self._thinks = False
                 sys.stdout.write(text)
                 sys.stdout.flush()
             elif self.shows_thoughts:
@@ -154,13 +155,6 @@ class Conversation:
                 sys.stderr.write(text)
                 sys.stderr.flush()
         return [text for channel, text in parts if channel == FINAL]
-
-    def _end_thoughts(self) -> None:
-        """Put a line between thoughts and answer."""
-        if self._thinks:
-            sys.stderr.write("\n\n")
-            sys.stderr.flush()
-        self._thinks = False
 
 
 def _loop(talk: Conversation, shows_statistics: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,13 +19,14 @@ from vkmoe.cli.options import (
     Json,
     MaxTokens,
     Model,
+    Prompt,
+    PromptFile,
     Quiet,
     Stop,
     Verbose,
-    check_output,
+    Words,
     chosen_model,
     config_options,
-    option,
     read_prompt,
     split_words,
 )
@@ -43,12 +44,10 @@ INTERRUPTED = 130
 def generate(
     context: typer.Context,
     *,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)] = None,
+    words: Words = None,
     model: Model = None,
-    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt.")] = None,
-    file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
-    ] = None,
+    prompt: Prompt = None,
+    file: PromptFile = None,
     max_tokens: MaxTokens = 256,
     stop: Stop = None,
     ignore_eos: IgnoreEos = False,
@@ -63,7 +62,6 @@ def generate(
     Without MODEL the built-in demo model is used, which writes Python. The text goes to stdout,
     statistics to stderr. Ctrl-C ends the text early, prints the statistics and exits with 130.
     """
-    check_output(verbose, quiet)
     positional, stdin = split_words(words or [])
     chosen = chosen_model(context, positional, model)
     text = read_prompt(context, prompt, file, stdin)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from vkmoe.config import EngineConfig, long_flag
-from vkmoe.errors import VkmoeError
+from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo, MemoryPlan
@@ -100,9 +100,11 @@ def opened(
 ) -> Iterator[LLM]:
     """Load the model. Without `quiet`, stderr tells about progress and a missing GPU.
 
-    `file` is the model's, where it is open already. Raises VkmoeError at the end of a run under
-    validation that was not silent.
+    `file` is the model's, where it is open already. Raises UsageError where both were asked for,
+    VkmoeError at the end of a run under validation that was not silent.
     """
+    if verbose and quiet:
+        raise UsageError("--verbose and --quiet contradict each other", "give one of them")
     if model is None and not quiet:
         note("no model given: using the built-in demo model, which writes Python")
     with (

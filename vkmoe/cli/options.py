@@ -32,10 +32,12 @@ __all__ = [
     "MaxTokens",
     "Model",
     "Positional",
+    "Prompt",
+    "PromptFile",
     "Quiet",
     "Stop",
     "Verbose",
-    "check_output",
+    "Words",
     "chosen_model",
     "config_options",
     "option",
@@ -165,6 +167,11 @@ def _checked(value: Any, check: Callable[[str], object]) -> str:
 
 # Hidden from the list of options, where typer would show its type; the usage line has its metavar.
 Positional = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)]
+Prompt = Annotated[str | None, option("-p", "--prompt", help="The prompt.")]
+PromptFile = Annotated[
+    str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
+]
 Model = Annotated[
     str | None, option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
 ]
@@ -196,12 +203,6 @@ Verbose = Annotated[
 Quiet = Annotated[
     bool, option("-q", "--quiet", kind=bool, help="Print errors and the result only.")
 ]
-
-
-def check_output(verbose: bool, quiet: bool) -> None:
-    """Raise UsageError when both were asked for."""
-    if verbose and quiet:
-        raise UsageError("--verbose and --quiet contradict each other", "give one of them")
 
 
 # ----- the model and the prompt -----

@@ -6,8 +6,6 @@ It owns what is asked and the order of the work; simulate_report.py has what com
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,15 +94,11 @@ def simulate(
         counts = [int(n) for n in _listed("--slots", slots, known, hint)]
     if not quiet:
         _note_idle(config, policies)
-    began = time.perf_counter()
     sweep = _replay(trace, counts, policies, config, quiet)
-    seconds = time.perf_counter() - began
     if as_json:
         typer.echo(json.dumps(as_document(sweep), indent=2))
     else:
         typer.echo(as_text(sweep), nl=False)
-    if sys.stderr.isatty() and not quiet:
-        note(f"the replays took {seconds:.1f} s")
     if plot is not None:
         draw(sweep, Path(plot))
         if not quiet:

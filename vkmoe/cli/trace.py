@@ -15,10 +15,12 @@ from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
     Model,
+    Prompt,
+    PromptFile,
     Quiet,
     Stop,
     Verbose,
-    check_output,
+    Words,
     chosen_model,
     config_options,
     option,
@@ -41,12 +43,10 @@ __all__ = ["trace"]
 def trace(
     context: typer.Context,
     *,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)] = None,
+    words: Words = None,
     model: Model = None,
-    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt.")] = None,
-    file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
-    ] = None,
+    prompt: Prompt = None,
+    file: PromptFile = None,
     output: Annotated[
         str, option("-o", "--output", metavar="FILE", help="The trace, a file of JSON lines.")
     ] = "trace.jsonl",
@@ -70,7 +70,6 @@ def trace(
     """
     from vkmoe.placement.sizes import trace_header
 
-    check_output(verbose, quiet)
     positional, stdin = split_words(words or [])
     chosen = chosen_model(context, positional, model)
     text = read_prompt(context, prompt, file, stdin)

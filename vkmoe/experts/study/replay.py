@@ -246,12 +246,10 @@ def first_uses(
     So many misses no cache avoids that is filled on demand.
     """
     used = np.zeros((space.n_layers, space.n_experts), np.bool_)
-    for token in routing:
-        np.put_along_axis(used, token.astype(np.int64), True, axis=1)
+    used.reshape(-1)[space.keys_of(routing)] = True
     if initial is not None:
         used &= ~initial
-    counts: NDArray[np.int64] = np.count_nonzero(used, axis=1)
-    return counts
+    return np.asarray(np.count_nonzero(used, axis=1), np.int64)
 
 
 def _next_uses(
