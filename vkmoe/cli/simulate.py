@@ -185,8 +185,7 @@ def _replay(
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
         return _settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
 
-    # By default copies are waited for.
-    late = copies_overlap(config, has_queue=False)
+    late = copies_overlap(config, has_queue=False)  # only where that is asked for
     wanted = Wanted(
         counts,
         policies,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.sizing import recommended_slots
 from vkmoe.experts.records.report import table
-from vkmoe.experts.study.replay import (
-    Rung,
-    SimulationResult,
-    Sweep,
-    bend_of_curve,
-    misses,
-)
+from vkmoe.experts.study.replay import Rung, SimulationResult, Sweep, bend_of_curve, misses
 from vkmoe.experts.study.trace import Trace
 
 if TYPE_CHECKING:
@@ -61,7 +56,8 @@ def _trace_lines(trace: Trace) -> Iterator[str]:
 
 
 def _hit_lines(sweep: Sweep) -> Iterator[str]:
-    policies, n_experts = list(sweep.rungs[0].own), sweep.trace.header.n_experts
+    policies, header = list(sweep.rungs[0].own), sweep.trace.header
+    twice = 2 * header.n_used
     yield from _wrapped(
         "Hit rate in %, each layer with slots of its own; best is Belady's optimum, which knows "
         f"the future. With {sweep.main}: if layers with experts of one size share their slots "
@@ -72,12 +68,12 @@ def _hit_lines(sweep: Sweep) -> Iterator[str]:
     for rung in sweep.rungs:
         main, best = rung.own[sweep.main], rung.own_best.sum() / sweep.trace.routing.size
         rates = [*(result.hit_rate for result in rung.own.values()), best, rung.shared.hit_rate]
-        marked = "* " if _is_rule_of_thumb(sweep, rung.slots) else ""
-        coverage = f"{100 * rung.slots / n_experts:.0f} %"
+        marked = "* " if rung.slots == twice else ""
+        coverage = f"{100 * rung.slots / header.n_experts:.0f} %"
         cells = [f"{marked}{rung.slots:3}", coverage, *(f"{100 * rate:.1f}" for rate in rates)]
         rows.append([*cells, _size(main.read_bytes), _size(main.copied_bytes)])
     yield from (f"  {line}" for line in table([titles, *rows]))
-    if any(_is_rule_of_thumb(sweep, rung.slots) for rung in sweep.rungs):
+    if twice in (rung.slots for rung in sweep.rungs):
         yield "* twice the experts of a token"
 
 
@@ -85,22 +81,23 @@ def _advice_lines(sweep: Sweep) -> Iterator[str]:
     header, slots = sweep.trace.header, bend_of_curve(sweep)
     least = recommended_slots(header.n_experts, header.n_used)
     if slots is None:
-        yield from _wrapped(
+        advice = (
             f"{_counted(sweep.trace.n_tokens, 'token')}: too short a trace to suggest a number of "
             f"slots. Record {_GOOD_LENGTH} or more."
         )
     elif slots == header.n_experts:
-        yield from _wrapped(
+        advice = (
             f"No number of slots stands out: fewer than all {slots} serve no larger share of the "
             "uses than of the experts. Give as many as fit."
         )
     else:
         size = _size(slots * sum(header.span_bytes))
-        yield from _wrapped(
+        advice = (
             f"Suggested by this trace: --expert-slots {slots} ({size}), "
             f"{100 * sweep.curve[slots].hit_rate:.0f} % hits with {sweep.main}. Up to there a slot "
             "brings more than an average one, beyond it less."
         )
+    yield from _wrapped(advice)
     yield from _wrapped(
         f'The "recommended at least {least}" of `vkmoe info` and at the start of a run is a rule '
         "of thumb for any text, twice the experts of a token (arXiv:2505.16056)."
@@ -124,10 +121,6 @@ def _size(n_bytes: float) -> str:
     return f"{n_bytes / 2**10:.1f} KiB"
 
 
-def _is_rule_of_thumb(sweep: Sweep, slots: int) -> bool:
-    return slots == 2 * sweep.trace.header.n_used
-
-
 # ----- the same for JSON -----
 
 
@@ -138,12 +131,7 @@ def as_document(sweep: Sweep) -> dict[str, Any]:
     """
     trace, header = sweep.trace, sweep.trace.header
     return {
-        "model": header.model,
-        "architecture": header.architecture,
-        "layer_numbers": list(header.layer_numbers),
-        "n_experts": header.n_experts,
-        "n_used": header.n_used,
-        "span_bytes": list(header.span_bytes),
+        **asdict(header),
         "n_tokens": trace.n_tokens,
         "n_prompt_tokens": int(trace.is_prompt.sum()),
         "n_sequences": len(trace.starts),
@@ -192,7 +180,11 @@ def _hit_values(hits: Counts, trace: Trace) -> dict[str, Any]:
 
 # Colours that differ to any colour vision (Okabe and Ito's palette).
 COLOURS = {"lru": "#0072B2", "slru": "#D55E00", "lfru": "#009E73"}
-CAUSES = {"first use": "#999999", "too few slots": "#56B4E9", "policy": "#D55E00"}
+CAUSES = {  # fields of Misses: label and colour
+    "compulsory": ("first use", "#999999"),
+    "capacity": ("too few slots", "#56B4E9"),
+    "policy": ("policy", "#D55E00"),
+}
 
 
 def draw(sweep: Sweep, path: Path) -> None:
@@ -254,10 +246,10 @@ def _causes(axes: Axes, sweep: Sweep) -> None:
     n_uses = sweep.trace.routing.size
     splits = [misses(rung.own[sweep.main], rung.own_best) for rung in sweep.rungs]
     places, bottom = np.arange(len(splits)), np.zeros(len(splits))
-    for cause, name in zip(CAUSES, ("compulsory", "capacity", "policy"), strict=True):
+    for name, (label, colour) in CAUSES.items():
         heights = np.array([100 * getattr(split, name) / n_uses for split in splits])
         heights = np.maximum(heights, 0)  # pins can beat what is best on demand
-        axes.bar(places, heights, 0.7, bottom, color=CAUSES[cause], label=cause)
+        axes.bar(places, heights, 0.7, bottom, color=colour, label=label)
         bottom += heights
     axes.set_xticks(places, [str(rung.slots) for rung in sweep.rungs])
     axes.set(

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.study.trace import Trace
@@ -103,14 +102,6 @@ class SimulationResult:
         return float(counts @ np.array(self.trace.header.span_bytes)) / self.trace.n_tokens
 
 
-class Misses(NamedTuple):
-    """Splits misses by where they come from; together they are all misses."""
-
-    compulsory: int  # first use of an expert that was not there from the start
-    capacity: int  # any others that Belady's optimum with as many slots has too
-    policy: int  # the rest. Negative where pins and residents beat what can be had on demand
-
-
 def simulate(
     trace: Trace,
     settings: CacheSettings,
@@ -121,8 +112,8 @@ def simulate(
     """Replay a trace on an empty cache; `seed` is a profile's counts, as `Residency` takes them.
 
     In stepped mode a layer is a submit, so that guesses of the next one are there in time.
-    All sequences go through one cache, one after the other. A cache with room for all experts of
-    all layers is none: they are resident in place, and every use is a hit.
+    All sequences go through one cache. One with room for all experts of all layers is none: they
+    are resident in place, and every use is a hit.
     """
     space, n_used = trace.space, trace.header.n_used
     if _holds_all(trace, pools):
@@ -146,19 +137,16 @@ class _Replay:
 
     def __init__(self, residency: Residency, transfers: Transfers) -> None:
         self.residency, self._transfers = residency, transfers
-        self._stepped = residency.settings.executor == "stepped"
         self._n_experts = residency.space.n_experts
-        self._late: list[Move] = []
-        self.copied: list[int] = []
+        self._late = residency.start()
+        self.copied = [move.key for move in self._late]
         self.n_landed = 0
-        moves = residency.start()
-        residency.arrived(moves)
-        self.copied += [move.key for move in moves]
+        self._arrive()
 
     def token(self, routing: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Run a token; returns its hits [n_layers]."""
         residency, transfers = self.residency, self._transfers
-        if self._stepped:
+        if residency.settings.executor == "stepped":
             hits = np.stack([self._layer(layer, ids) for layer, ids in enumerate(routing)])
         else:
             hits = residency.hits(routing)
@@ -300,6 +288,14 @@ def ceiling(
     return np.asarray(hits.sum(axis=0), np.int64)
 
 
+class Misses(NamedTuple):
+    """Splits misses by where they come from; together they are all misses."""
+
+    compulsory: int  # first use of an expert that was not there from the start
+    capacity: int  # any others that Belady's optimum with as many slots has too
+    policy: int  # the rest. Negative where pins and residents beat what can be had on demand
+
+
 def misses(result: SimulationResult, best: NDArray[np.int64]) -> Misses:
     """Split a result's misses; `best` [n_layers] is the `ceiling` of the same pools and start."""
     trace = result.trace
@@ -363,11 +359,9 @@ class Wanted:
 
 def ladder(n_experts: int, n_used: int) -> tuple[int, ...]:
     """Return slots per layer worth a look: what a token uses, doubled up to half, 3/4, all."""
-    counts = {n_experts, max(1, n_experts // 2), max(1, n_experts * 3 // 4)}
-    n = n_used
-    while n <= n_experts // 2:
-        counts.add(n)
-        n *= 2
+    doubled = (n_used << power for power in range(n_experts.bit_length()))
+    counts = {n_experts, n_experts // 2, n_experts * 3 // 4}
+    counts.update(count for count in doubled if count <= n_experts // 2)
     return tuple(sorted(count for count in counts if count >= n_used))
 
 
