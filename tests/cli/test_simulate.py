@@ -120,7 +120,6 @@ def test_the_table_says_the_same(run: Run, path: str) -> None:
         ]
         assert table[rung["slots"]] == [f"{100 * rung['slots'] / 16:.0f} %", *cells]
     assert "* twice the experts" in done.out and "  *   8  " in done.out
-    assert 'The "recommended at least 8"' in done.out
     assert done.err == ""
     assert "*" not in run("simulate", path, "--slots", "9").out
 

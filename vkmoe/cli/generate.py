@@ -67,9 +67,7 @@ def generate(
     text = read_prompt(context, prompt, file, stdin)
     limits = reply_limits(max_tokens, stop, ignore_eos)
     with opened(chosen, engine, verbose, quiet) as llm:
-        reason = write_reply(llm, text, sampling, limits, as_json, quiet)
-    if reason == "interrupt":
-        raise typer.Exit(INTERRUPTED)
+        write_reply(llm, text, sampling, limits, as_json, quiet)
 
 
 def reply_limits(max_tokens: int, stop: list[str] | None, ignore_eos: bool) -> dict[str, Any]:
@@ -88,8 +86,8 @@ def write_reply(
     limits: dict[str, Any],
     as_json: bool,
     quiet: bool,
-) -> str:
-    """Stream the reply, then the statistics; returns why it ended."""
+) -> None:
+    """Stream the reply, then the statistics. Raises typer.Exit after Ctrl-C."""
     texts: list[str] = []
     token_ids: list[int] = []
     interrupted = False
@@ -113,7 +111,8 @@ def write_reply(
         typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
     if not quiet:
         note_statistics(llm, reason)
-    return reason
+    if reason == "interrupt":
+        raise typer.Exit(INTERRUPTED)
 
 
 def note_statistics(llm: LLM, reason: str) -> None:

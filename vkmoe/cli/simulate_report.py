@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.decide.sizing import recommended_slots
 from vkmoe.experts.records.report import table
 from vkmoe.experts.study.replay import Rung, SimulationResult, Sweep, bend_of_curve, misses
 from vkmoe.experts.study.trace import Trace
@@ -74,12 +73,11 @@ def _hit_lines(sweep: Sweep) -> Iterator[str]:
         rows.append([*cells, _size(main.read_bytes), _size(main.copied_bytes)])
     yield from (f"  {line}" for line in table([titles, *rows]))
     if twice in (rung.slots for rung in sweep.rungs):
-        yield "* twice the experts of a token"
+        yield "* twice the experts of a token: a rule of thumb for any text (arXiv:2505.16056)"
 
 
 def _advice_lines(sweep: Sweep) -> Iterator[str]:
     header, slots = sweep.trace.header, bend_of_curve(sweep)
-    least = recommended_slots(header.n_experts, header.n_used)
     if slots is None:
         advice = (
             f"{_counted(sweep.trace.n_tokens, 'token')}: too short a trace to suggest a number of "
@@ -98,10 +96,6 @@ def _advice_lines(sweep: Sweep) -> Iterator[str]:
             "brings more than an average one, beyond it less."
         )
     yield from _wrapped(advice)
-    yield from _wrapped(
-        f'The "recommended at least {least}" of `vkmoe info` and at the start of a run is a rule '
-        "of thumb for any text, twice the experts of a token (arXiv:2505.16056)."
-    )
 
 
 def _counted(count: int, thing: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vkmoe.cli.generate import INTERRUPTED, reply_limits, write_reply
+from vkmoe.cli.generate import reply_limits, write_reply
 from vkmoe.cli.notes import counting, note, opened
 from vkmoe.cli.options import (
     IgnoreEos,
@@ -80,9 +80,7 @@ def trace(
         opened(chosen, engine, verbose, quiet, file=source) as llm,
         _recording(llm, path, trace_header(source.spec, source.tensors), text, quiet),
     ):
-        reason = write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
-    if reason == "interrupt":
-        raise typer.Exit(INTERRUPTED)
+        write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
 
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
@@ -100,8 +98,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
     path = Path(output)
     outputs = [("--output", path), *record_outputs(engine)]
     check_outputs(outputs, [prompt] if prompt is not None else [])
-    reason = reason_against_writing(path)
-    if reason is not None:
+    if reason := reason_against_writing(path):
         raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
     if path.is_file() and not overwrite:
         raise UsageError(

@@ -50,7 +50,7 @@ def test_counts_equal_a_plain_loop(profiler: ExpertProfiler) -> None:
         tally = profiler.served(layer).total
         assert tally == Tally(int(uses[layer].sum()), int(hits[layer].sum()))
         assert tally.hit_rate == pytest.approx(hits[layer].sum() / uses[layer].sum())
-    assert profiler.total() == Tally(50 * SPACE.n_layers * N_USED, int(hits.sum()))
+    assert profiler.served().total == Tally(50 * SPACE.n_layers * N_USED, int(hits.sum()))
 
 
 @pytest.mark.parametrize("read_every", [1, 7, 31, 32, 33, 200])
@@ -75,7 +75,9 @@ def test_when_it_is_asked_does_not_change_the_counts(
             profiler.mark_warm()
             marked = int(hits.sum())
         if n_tokens % read_every == 0:
-            assert profiler.total() == Tally(n_tokens * SPACE.n_layers * N_USED, int(hits.sum()))
+            assert profiler.served().total == Tally(
+                n_tokens * SPACE.n_layers * N_USED, int(hits.sum())
+            )
             assert profiler.top_experts(1, 1)[0] == (uses[1].argmax(), uses[1].max())
             if n_tokens > 100:
                 n_after = (n_tokens - 100) * SPACE.n_layers * N_USED
@@ -85,14 +87,14 @@ def test_when_it_is_asked_does_not_change_the_counts(
 
 
 def test_nothing_recorded_has_no_rate(profiler: ExpertProfiler) -> None:
-    assert profiler.total().hit_rate is None and profiler.served(1).total.hit_rate is None
+    assert profiler.served().total.hit_rate is None and profiler.served(1).total.hit_rate is None
     assert profiler.served() == Served(Tally(0, 0), None, None)
 
 
 def test_a_rate_of_zero_is_a_rate(profiler: ExpertProfiler) -> None:
     routing, found = token(np.random.default_rng(2))
     profiler.record(routing, np.zeros_like(found))
-    assert profiler.total().hit_rate == 0.0
+    assert profiler.served().total.hit_rate == 0.0
 
 
 def test_warm_pinning_splits_the_counts(profiler: ExpertProfiler) -> None:

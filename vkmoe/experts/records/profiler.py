@@ -103,10 +103,6 @@ class ExpertProfiler:
         after = Tally(total.n_uses - before.n_uses, total.n_hits - before.n_hits)
         return Served(total, before, after)
 
-    def total(self) -> Tally:
-        """Return the tally of all layers."""
-        return self.served().total
-
     def top_experts(self, layer: int, n: int) -> tuple[tuple[int, int], ...]:
         """Return (id, uses) of the `n` most used experts of a layer; ties to the lower id."""
         uses = self.counts[0, layer]

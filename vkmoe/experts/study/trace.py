@@ -55,14 +55,6 @@ class TraceHeader:
     def space(self) -> KeySpace:
         return KeySpace(self.n_layers, self.n_experts)
 
-    def difference(self, other: TraceHeader) -> str | None:
-        """Say how the model of `other` differs from ours; None: both are of one model."""
-        for item in fields(self):
-            ours, theirs = getattr(self, item.name), getattr(other, item.name)
-            if ours != theirs:
-                return f"{item.name} {_shown(ours)} in one, {_shown(theirs)} in the other"
-        return None
-
     def document(self) -> dict[str, Any]:
         """Return the header line."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -95,12 +87,14 @@ def joined(traces: Sequence[Trace]) -> Trace:
     """
     first = traces[0]
     for trace in traces[1:]:
-        difference = first.header.difference(trace.header)
-        if difference is not None:
-            raise VkmoeError(
-                f"{first.source} and {trace.source} are of different models: {difference}",
-                "simulate the traces of one model at a time",
-            )
+        for item in fields(TraceHeader):
+            ours, theirs = getattr(first.header, item.name), getattr(trace.header, item.name)
+            if ours != theirs:
+                raise VkmoeError(
+                    f"{first.source} and {trace.source} are of different models: "
+                    f"{item.name} {_shown(ours)} in one, {_shown(theirs)} in the other",
+                    "simulate the traces of one model at a time",
+                )
     offsets = np.cumsum([0, *(trace.n_tokens for trace in traces[:-1])])
     starts = zip(traces, offsets.tolist(), strict=True)
     return Trace(
