@@ -167,13 +167,6 @@ MAX_WAITING = 256  # copies whose computing may not all be known yet
 SLACK_NS = 1_000_000  # that two clocks may drift apart between two tokens
 
 
-class _Copy(NamedTuple):
-    """Times a copy by the clock of its queue, and by when the host began it and saw it done."""
-
-    interval: Interval
-    host: Interval
-
-
 class Overlap:
     """Adds up how long was copied, and how much of that time something was computed.
 
@@ -188,7 +181,8 @@ class Overlap:
         self.n_unknown = 0  # copies that are in neither
         self._comparable = comparable
         self._computed: deque[Interval] = deque(maxlen=MAX_COMPUTED)  # disjoint, ascending
-        self._waiting: deque[_Copy] = deque()
+        # Copies by the clock of their queue, and by when the host began them and saw them done.
+        self._waiting: deque[tuple[Interval, Interval]] = deque()
         # The device's clock less the host's is at least and at most this, by the last token.
         self._offset: Interval | None = None
 
@@ -227,37 +221,32 @@ class Overlap:
         if interval is None or interval[1] < interval[0]:
             self.n_unknown += 1
             return
-        self._waiting.append(_Copy(interval, host))
+        self._waiting.append((interval, host))
         if len(self._waiting) > MAX_WAITING:
-            self._add(self._waiting.popleft())
+            interval, host = self._waiting.popleft()
+            self._add(interval, host)
 
     def _settle(self, all_of_them: bool = False) -> None:
         """Add up the copies behind whose end something was computed, or all that wait."""
         known_until = self._computed[-1][0] if self._computed else 0
         waiting, self._waiting = self._waiting, deque()
-        for copy in waiting:
-            if all_of_them or copy.interval[1] <= known_until:
-                self._add(copy)
+        for interval, host in waiting:
+            if all_of_them or interval[1] <= known_until:
+                self._add(interval, host)
             else:
-                self._waiting.append(copy)
+                self._waiting.append((interval, host))
 
-    def _add(self, copy: _Copy) -> None:
-        begin, end = copy.interval
+    def _add(self, interval: Interval, host: Interval) -> None:
+        begin, end = interval
         if len(self._computed) == MAX_COMPUTED and begin < self._computed[0][0]:
             self.n_unknown += 1  # what was computed then is forgotten
             return
-        if not self._fits(copy):
-            self._comparable = False
+        if self._offset is not None:
+            least, most = self._offset
+            if begin - host[0] < least - SLACK_NS or end - host[1] > most + SLACK_NS:
+                self._comparable = False  # it cannot have run when the host saw it
         self.copied_ns += end - begin
         for first, last in reversed(self._computed):
             if last <= begin:
                 break
             self.overlapped_ns += max(0, min(end, last) - max(begin, first))
-
-    def _fits(self, copy: _Copy) -> bool:
-        """Return whether a copy can have run when the host saw it, by the clock of the tokens."""
-        if self._offset is None:
-            return True
-        least, most = self._offset
-        (begin, end), (started, collected) = copy
-        return begin - started >= least - SLACK_NS and end - collected <= most + SLACK_NS
