@@ -63,6 +63,7 @@ def write(records: RecordKeeper) -> None:
         ("run.1", "run.1", "run.1.json"),
         ("a.b/.txt", "a.b/.txt", "a.b/.txt.json"),
         ("stats.log", "stats.log", "stats.log.json"),
+        ("/", "/", "/.json"),
     ],
 )
 def test_text_and_json_lie_side_by_side(path: str, text: str, document: str) -> None:
@@ -353,7 +354,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
 
 def test_what_was_foreseen_is_what_happens(path: Path) -> None:
     folder = path.parent
-    for bad in (folder, folder / "none" / "x", path / "x"):
+    for bad in (Path("/"), Path(""), folder, folder / "none" / "x", path / "x"):
         assert reason_against_writing(bad)
         with pytest.raises(OSError):
             write_whole(bad, "newer")

@@ -112,8 +112,8 @@ def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
     outputs = []
     if config.expert_stats is not None:
         path = Path(config.expert_stats)
-        other = {".json": path.with_suffix(".txt"), ".txt": path.with_suffix(".json")}
-        beside = other.get(path.suffix, Path(f"{path}.json"))
+        other = {".json": ".txt", ".txt": ".json"}.get(path.suffix)
+        beside = path.with_suffix(other) if other else Path(f"{path}.json")
         outputs += [(STATS, each) for each in (path, beside)[: 1 if _is_stream(path) else 2]]
     if config.expert_profile is not None:
         outputs.append((PROFILE, Path(config.expert_profile)))
@@ -147,7 +147,7 @@ def write_whole(path: Path, text: str) -> None:
             stream.write(data)
         return
     target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name[:40]}.{os.getpid()}")
+    beside = target.parent / f".{target.name[:40]}.{os.getpid()}"
     try:
         beside.write_bytes(data)
         if target.is_file():
