@@ -47,17 +47,13 @@ def info(
 
     path = chosen_model(context, positional, model)
     with open_gguf(path if path is not None else demo_model_path()) as file:
-        _show(_file_lines(file))  # at once: what comes next may be unsupported
+        typer.echo("\n".join(_file_lines(file)))  # at once: what comes next may be unsupported
         spec = read_spec(file)
-        _show(spec_lines(spec))
+        typer.echo("\n".join(spec_lines(spec)))
         tensors = read_tensors(file, spec)
-        _show([*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)])
-        _show(_plan_lines(ModelFile(file, spec, tensors), engine))
-
-
-def _show(lines: list[str]) -> None:
-    for line in lines:
-        typer.echo(line)
+        lines = [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]
+        typer.echo("\n".join(lines))
+        typer.echo("\n".join(_plan_lines(ModelFile(file, spec, tensors), engine)))
 
 
 def _file_lines(file: GgufFile) -> list[str]:

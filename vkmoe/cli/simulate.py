@@ -87,11 +87,7 @@ def simulate(
     if plot is not None:
         _check_plotting(plot, traces)
     trace = _read(traces, quiet)
-    counts = _ladder(trace, config)
-    if slots is not None:
-        known = [str(n + 1) for n in range(trace.header.n_experts)]
-        hint = f"write numbers of experts from 1 to {len(known)}, such as 4,8,16"
-        counts = [int(n) for n in _listed("--slots", slots, known, hint)]
+    counts = _ladder(trace, config) if slots is None else _slots(slots, trace.header.n_experts)
     if not quiet:
         _note_idle(config, policies)
     sweep = _replay(trace, counts, policies, config, quiet)
@@ -117,6 +113,12 @@ def _listed(flag: str, text: str, known: Sequence[str], hint: str) -> list[Any]:
     if not words:
         raise UsageError(f"{flag} is {text!r}: it names none", hint)
     return [word for word in known if word in words]
+
+
+def _slots(text: str, n_experts: int) -> list[int]:
+    known = [str(n + 1) for n in range(n_experts)]
+    hint = f"write numbers of experts from 1 to {n_experts}, such as 4,8,16"
+    return [int(word) for word in _listed("--slots", text, known, hint)]
 
 
 def _note_idle(config: EngineConfig, policies: list[PolicyName]) -> None:

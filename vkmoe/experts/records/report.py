@@ -163,10 +163,6 @@ def make_report(
         )
         for i, number in enumerate(profiler.layer_numbers)
     )
-    copies = None
-    if overlap is not None:
-        hidden = overlap.fraction  # which adds up what is known by now
-        copies = CopyTimes(overlap.copied_ns, hidden, overlap.n_unknown)
     return ExpertReport(
         setup,
         profiler.n_tokens,
@@ -175,9 +171,15 @@ def make_report(
         layers,
         counters,
         pool,
-        copies if copies and (copies.copied_ns or copies.n_unknown) else None,
+        _copy_times(overlap) if overlap is not None else None,
         replace(predictions) if predictions and predictions.n_hinted else None,
     )
+
+
+def _copy_times(overlap: Overlap) -> CopyTimes | None:
+    hidden = overlap.fraction  # which adds up what is known by now
+    times = CopyTimes(overlap.copied_ns, hidden, overlap.n_unknown)
+    return times if times.copied_ns or times.n_unknown else None
 
 
 def as_document(report: ExpertReport) -> dict[str, Any]:
