@@ -99,7 +99,7 @@ class CachedArm:
 
 def _counted(engine: Engine) -> Counts:
     assert engine.profiler is not None and engine.cache is not None
-    total, moved = engine.profiler.total(), engine.cache.counters
+    total, moved = engine.profiler.served().total, engine.cache.counters
     guesses = engine.cache.residency.predictions
     return Counts(
         engine.profiler.n_tokens,

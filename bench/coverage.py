@@ -150,7 +150,7 @@ class _Arm:
 
 def _counted(engine: Engine) -> _Counts:
     assert engine.profiler is not None
-    total, cache = engine.profiler.total(), engine.cache
+    total, cache = engine.profiler.served().total, engine.cache
     moved = (cache.counters.missed_bytes, cache.counters.n_uploads) if cache else (0, 0)
     return _Counts(engine.profiler.n_tokens, total.n_uses, total.n_hits, *moved)
 

@@ -164,7 +164,7 @@ def _measure(
     assert profiler is not None
     repeats: dict[str, list[list[_Times]]] = {name: [] for name in engines}
     used: list[NDArray[np.uint32]] = []
-    before = profiler.total()
+    before = profiler.served().total
     for number, text in enumerate(texts):
         first = len(used)
         for name, engine in engines.items():
@@ -178,8 +178,8 @@ def _measure(
             if number:
                 repeats[name].append(times)
         if not number:
-            before = profiler.total()
-    after = profiler.total()
+            before = profiler.served().total
+    after = profiler.served().total
     hits = Tally(after.n_uses - before.n_uses, after.n_hits - before.n_hits)
     return _Run(repeats, used, hits)
 

@@ -36,8 +36,7 @@ def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> T
     """
     n_prompt = len(tokens)
     llm.logits(tokens[-1:])  # or the beginning that the prompts share would not be run again
-    tensors = llm.engine.model.tensors
-    header = trace_header(llm.spec, tensors, n_prompt)
+    header = trace_header(llm.spec, llm.engine.model.tensors)
     with TraceWriter(path, header) as writer:
 
         def note(batch: TokenBatch, result: RunResult) -> None:

@@ -142,7 +142,7 @@ def _differ(right: Right, case: Case, number: int) -> str:
             _check_memory(engine)
         engine.settle()
         assert engine.profiler is not None
-        rate = f"{engine.profiler.hit_rate() or 0:6.1%} hits"
+        rate = f"{engine.profiler.served().total.hit_rate or 0:6.1%} hits"
         cache = engine.cache
         if cache is not None:
             done = cache.counters

@@ -18,8 +18,7 @@ from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.execute.recorder import TokenPrograms
-from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.records.profiler import ExpertProfiler
+from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend

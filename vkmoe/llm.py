@@ -201,7 +201,7 @@ class LLM(Closing):
         return rows
 
     def close(self) -> None:
-        """Free the device, then write what `expert_stats` and `expert_profile` ask for.
+        """Write what `expert_stats` and `expert_profile` ask for, and free the device.
 
         May be called twice. Raises VkmoeError if a file cannot be written; while another exception
         is on its way, that is logged instead.
@@ -209,13 +209,9 @@ class LLM(Closing):
         records, self._records = self._records, None
         try:
             if records is not None:
-                records.take(self.expert_statistics, self.engine.expert_counts())
+                records.write(self.expert_statistics, self.engine.expert_counts())
         finally:
-            try:
-                self.engine.close()
-            finally:
-                if records is not None:
-                    records.write()
+            self.engine.close()
 
     # ----- inside -----
 

@@ -125,12 +125,6 @@ def test_a_model_without_a_template_cannot_chat(run: Run, fake: type[FakeLLM]) -
     assert done == (1, "", "error: the model has no chat template\nhint: use vkmoe generate\n")
 
 
-def test_input_that_is_no_utf8_is_one_line(run: Run, fake: type[FakeLLM]) -> None:
-    done = run("chat", "-q", stdin=b"a\xff\n")
-    assert done.code == 1
-    assert done.err.startswith("error: the prompt on standard input is not valid UTF-8 (byte 1)")
-
-
 def test_statistics_on_request(run: Run, fake: type[FakeLLM]) -> None:
     assert "tok/s" not in run("chat", stdin=b"hi\n").err
     assert "tok/s" in run("chat", "-v", stdin=b"hi\n").err

@@ -175,7 +175,7 @@ def test_no_way_of_moving_changes_a_bit(
     with Engine(model, config_of(row, model, pools), checks=True) as engine:
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
         assert engine.cache is not None and engine.profiler is not None
-        counters, hit_rate = engine.cache.counters, engine.profiler.hit_rate()
+        counters, hit_rate = engine.cache.counters, engine.profiler.served().total.hit_rate
         assert (engine.cache.pool is None) == (asked["pool"] == "all")
         assert counters.n_landed > 0 or not asked["promote"]
         n_moved = counters.n_uploads + counters.n_landed

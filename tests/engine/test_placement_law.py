@@ -98,7 +98,7 @@ def test_slots_policy_and_residents_do_not_matter(cached: tuple[Engine, int], wa
         policy = policy_of(index, turn)
         cache = recache(engine, CacheSettings(policy, **choice))
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
-        hit_rate = engine.profiler.hit_rate() if engine.profiler else None
+        hit_rate = engine.profiler.served().total.hit_rate if engine.profiler else None
         assert hit_rate is not None and 0 < hit_rate < 1, (policy, choice)
         assert cache.counters.n_uploads > 0
 
@@ -158,7 +158,7 @@ def test_a_warm_start_does_not_matter(model: Path, wanted: Rows) -> None:
     with Engine(model, config, seed=counts, checks=True) as engine:
         assert engine.cache is not None and engine.profiler is not None
         first = rows(engine, tokens_of(engine.n_vocab)[:1])
-        assert engine.profiler.hits.sum() > 0, "the first token found nothing"
+        assert engine.profiler.counts[1].sum() > 0, "the first token found nothing"
         assert_same_bits(first, wanted[:1])
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
 
@@ -183,7 +183,7 @@ def test_enough_slots_for_all_move_nothing_after_the_start(
         written = engine._table.n_writes
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
         assert engine.cache is None and engine._table.n_writes == written == 1
-        assert engine.profiler is not None and engine.profiler.hit_rate() == 1.0
+        assert engine.profiler is not None and engine.profiler.served().total.hit_rate == 1.0
 
 
 def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:

@@ -44,8 +44,8 @@ def assert_agrees(engine: Engine, result: SimulationResult) -> None:
     assert profiler is not None and profiler.n_tokens == trace.n_tokens
     uses = [np.bincount(layer.ravel(), minlength=profiler.space.n_experts)
             for layer in trace.routing.transpose(1, 0, 2)]  # fmt: skip
-    assert np.array_equal(profiler.uses, uses)
-    assert profiler.hits.sum(axis=1).tolist() == result.layer_hits.tolist()
+    assert np.array_equal(profiler.counts[0], uses)
+    assert profiler.counts[1].sum(axis=1).tolist() == result.layer_hits.tolist()
     if engine.cache is not None:
         assert engine.cache.counters.missed_bytes == round(result.read_bytes * trace.n_tokens)
 

@@ -30,7 +30,7 @@ def trace_of(
     """A trace of `routing` [n_tokens, n_layers, n_used]."""
     n_tokens, n_layers, n_used = routing.shape
     return Trace(
-        header(n_layers, n_experts, n_used, n_prompt_tokens=n_prompt),
+        header(n_layers, n_experts, n_used),
         routing,
         np.arange(n_tokens) < n_prompt,
         tuple(starts),

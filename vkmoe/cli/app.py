@@ -10,7 +10,6 @@ import io
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,16 +21,16 @@ from typer.core import TyperArgument, TyperCommand
 
 from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
-from vkmoe.cli.generate import generate
+from vkmoe.cli.generate import INTERRUPTED, generate
 from vkmoe.cli.info import info
 from vkmoe.cli.selftest import selftest
-from vkmoe.cli.study.simulate import simulate
-from vkmoe.cli.study.trace import trace
+from vkmoe.cli.simulate import simulate
+from vkmoe.cli.trace import trace
 from vkmoe.errors import VkmoeError
 
 __all__ = ["main", "root"]
 
-_EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 130, 141
+_EXIT_PIPE_CLOSED = 141
 # The parent of all errors of usage, for which typer has no public name.
 _WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 
@@ -139,10 +138,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         command = error.ctx.command_path if error.ctx else "vkmoe"
         return _fail(error.format_message(), f"see `{command} --help`", 2)
     except KeyboardInterrupt:
-        return _fail("interrupted", "", _EXIT_INTERRUPTED)
-    except _Stopped as wish:
-        assert isinstance(wish.code, int)
-        return _fail(f"ended by {wish.name}", "", wish.code)
+        return _fail("interrupted", "", INTERRUPTED)
+    except _Stopped as stopped:
+        return _fail(f"ended by {stopped.signal.name}", "", 128 + stopped.signal)
     except VkmoeError as error:
         return _fail(str(error), error.hint, error.exit_code)
     except BrokenPipeError:
@@ -150,7 +148,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except MemoryError:
         return _fail("out of memory", "close other programs, or take a smaller model", 1)
     except OSError as error:
-        return _fail(_os_message(error), "", 1)
+        name = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{name}{error.strerror or error}", "", 1)
     except Exception as error:  # a bug of ours: one line still, and where to look
         text = " ".join(str(error).split()) or "no message"
         return _fail(
@@ -171,43 +170,37 @@ def _fail(message: str, hint: str, exit_code: int) -> int:
     return exit_code
 
 
-def _os_message(error: OSError) -> str:
-    name = f"{error.filename}: " if error.filename else ""
-    return f"{name}{error.strerror or error}"
-
-
 # ----- signals: they end a command in order, and what a run leaves behind is written -----
 
-_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
-)  # Windows has no SIGHUP
 
-
-class _Stopped(SystemExit):
-    """Says that a signal asked the process to end; the code is a shell's, 128 and the signal's."""
+class _Stopped(BaseException):
+    """Says that a signal asked the process to end."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.name = signal.Signals(number).name
+        self.signal = signal.Signals(number)
 
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Raise _Stopped in the main thread on the first signal; later ones are ignored.
+    """Raise _Stopped on the first SIGTERM or SIGHUP; later ones are ignored.
 
-    A signal that is ignored already (nohup) or has another handler is left alone.
+    A signal that is ignored already (nohup) or has another handler is left alone. When the
+    terminal is gone, output goes nowhere instead of failing.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     terminals = [number for number in (1, 2) if os.isatty(number)]
-    ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    ours = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in ours:
             signal.signal(each, signal.SIG_IGN)  # a second one would tear the files
-        if number != signal.SIGTERM:
-            _let_go(terminals)
+        if number == signal.SIGHUP:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in terminals:
+                os.dup2(nowhere, descriptor)
         raise _Stopped(number)
 
     for number in ours:
@@ -217,11 +210,3 @@ def _stopped_by_signals() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _let_go(descriptors: list[int]) -> None:
-    """Send output nowhere when the terminal is gone, instead of failing."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in descriptors:
-        os.dup2(nowhere, number)
-    os.close(nowhere)

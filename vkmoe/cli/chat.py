@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.generate import reply_limits
-from vkmoe.cli.loading import opened
+from vkmoe.cli.generate import note_statistics, reply_limits
+from vkmoe.cli.notes import note, opened
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
@@ -20,12 +20,10 @@ from vkmoe.cli.options import (
     Quiet,
     Stop,
     Verbose,
-    check_output,
+    chosen_model,
     config_options,
     option,
 )
-from vkmoe.cli.output import note, statistics_lines
-from vkmoe.cli.prompt import chosen_model, decoded
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
 from vkmoe.generate.reply import FINAL, ChannelText, ReplyChannels
@@ -65,7 +63,6 @@ def chat(
 
     What gpt-oss thinks before it answers goes to stderr; --quiet hides it.
     """
-    check_output(verbose, quiet)
     chosen = chosen_model(context, positional, model)
     names = template_names(chat_template_kwargs)
     limits = reply_limits(max_tokens, stop, ignore_eos)
@@ -111,14 +108,19 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget everything but the system message."""
-        self.messages = [] if self.system is None else [_message("system", self.system)]
+        self.messages = []
+        if self.system is not None:
+            self._add("system", self.system)
+
+    def _add(self, role: str, content: str) -> None:
+        self.messages.append({"role": role, "content": content})
 
     def reply(self, text: str) -> None:
         """Answer one message on stdout; Ctrl-C keeps what was answered so far.
 
         Raises PromptError, with the message taken back, when it cannot be answered.
         """
-        self.messages.append(_message("user", text))
+        self._add("user", text)
         channels, answer = ReplyChannels(self.llm.tokenizer.has_channels), []
         self._thinks = False
         try:
@@ -136,13 +138,16 @@ class Conversation:
             self.messages.pop()
             raise
         typer.echo()
-        self.messages.append(_message("assistant", "".join(answer)))
+        self._add("assistant", "".join(answer))
 
     def _show(self, parts: Sequence[ChannelText]) -> list[str]:
         """Write the answer to stdout and thoughts to stderr. Returns what was answered."""
         for channel, text in parts:
             if channel == FINAL:
-                self._end_thoughts()
+                if self._thinks:
+                    sys.stderr.write("\n\n")  # a line between thoughts and answer
+                    sys.stderr.flush()
+                self._thinks = False
                 sys.stdout.write(text)
                 sys.stdout.flush()
             elif self.shows_thoughts:
@@ -150,13 +155,6 @@ class Conversation:
                 sys.stderr.write(text)
                 sys.stderr.flush()
         return [text for channel, text in parts if channel == FINAL]
-
-    def _end_thoughts(self) -> None:
-        """Put a line between thoughts and answer."""
-        if self._thinks:
-            sys.stderr.write("\n\n")
-            sys.stderr.flush()
-        self._thinks = False
 
 
 def _loop(talk: Conversation, shows_statistics: bool) -> None:
@@ -176,17 +174,15 @@ def _loop(talk: Conversation, shows_statistics: bool) -> None:
             except PromptError as error:
                 note(f"error: {error}")
                 note(f"hint: {error.hint or 'try /clear'}")
-            statistics = talk.llm.last_statistics
-            if shows_statistics and statistics is not None:
-                for line in statistics_lines(talk.llm, statistics, statistics.finish_reason):
-                    note(line)
+            if shows_statistics and (statistics := talk.llm.last_statistics) is not None:
+                note_statistics(talk.llm, statistics.finish_reason)
 
 
 def _next_message() -> str | None:
     """Read one line of standard input without its end; None when there is no more."""
     if not sys.stdin.isatty():
         line = sys.stdin.buffer.readline()
-        return decoded(line, "on standard input").rstrip("\r\n") if line else None
+        return line.decode("utf-8", "replace").rstrip("\r\n") if line else None
     import readline  # noqa: F401  # gives input() its line editing
 
     prompt = "> " if sys.stdout.isatty() else ""  # input() would write it into a redirected stdout
@@ -200,7 +196,3 @@ def _next_message() -> str | None:
             return None
         except KeyboardInterrupt:
             note("\n/exit or Ctrl-D ends the conversation")
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

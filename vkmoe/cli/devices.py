@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vkmoe.cli.notes import cpu_notes, note
 from vkmoe.cli.options import Json, option
-from vkmoe.cli.output import cpu_notes, note
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
@@ -36,11 +36,12 @@ def devices(
             raise
         chosen = None
     if as_json:
-        typer.echo(json.dumps([_plain(item, item is chosen) for item in found], indent=2))
+        facts = [{**dataclasses.asdict(item), "chosen": item is chosen} for item in found]
+        typer.echo(json.dumps(facts, indent=2, default=sorted))  # sets as lists
         return
     for item in found:
         typer.echo(_line(item, item is chosen))
-    for line in cpu_notes(chosen, found) if chosen is not None else []:
+    for line in cpu_notes(chosen) if chosen is not None else ():
         note(line)
 
 
@@ -52,12 +53,3 @@ def _line(device: DeviceInfo, chosen: bool) -> str:
         f"{'*' if chosen else ' '} {device.index}: {device.name} ({device.type}, "
         f"{memory}, Vulkan {api}, {device.driver})"
     )
-
-
-def _plain(device: DeviceInfo, chosen: bool) -> dict[str, Any]:
-    """Return the device as JSON values."""
-    facts = dataclasses.asdict(device)
-    facts["features"] = sorted(device.features)
-    for memory_type in facts["memory_types"]:
-        memory_type["flags"] = sorted(memory_type["flags"])
-    return {**facts, "chosen": chosen}

@@ -1,34 +1,41 @@
-"""This module is `vkmoe generate`: one prompt in, text out."""
+"""This module is `vkmoe generate`: one prompt in, text out.
+
+It owns the words about a generation, for people and as JSON; `vkmoe chat` and `vkmoe trace` use
+them too.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vkmoe.cli.loading import opened
+from vkmoe.cli.notes import note, opened
 from vkmoe.cli.options import (
     IgnoreEos,
     Json,
     MaxTokens,
     Model,
+    Prompt,
+    PromptFile,
     Quiet,
     Stop,
     Verbose,
-    check_output,
+    Words,
+    chosen_model,
     config_options,
-    option,
+    read_prompt,
+    split_words,
 )
-from vkmoe.cli.output import json_document, note, statistics_lines
-from vkmoe.cli.prompt import chosen_model, prompt_source, read_prompt, split_words
 from vkmoe.config import EngineConfig, SamplingConfig
 
 if TYPE_CHECKING:
-    from vkmoe.llm import LLM
+    from vkmoe.llm import LLM, GenerationStatistics
 
-__all__ = ["INTERRUPTED", "generate", "reply_limits", "write_reply"]
+__all__ = ["INTERRUPTED", "generate", "note_statistics", "reply_limits", "write_reply"]
 
 INTERRUPTED = 130
 
@@ -37,12 +44,10 @@ INTERRUPTED = 130
 def generate(
     context: typer.Context,
     *,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)] = None,
+    words: Words = None,
     model: Model = None,
-    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt.")] = None,
-    file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
-    ] = None,
+    prompt: Prompt = None,
+    file: PromptFile = None,
     max_tokens: MaxTokens = 256,
     stop: Stop = None,
     ignore_eos: IgnoreEos = False,
@@ -57,15 +62,12 @@ def generate(
     Without MODEL the built-in demo model is used, which writes Python. The text goes to stdout,
     statistics to stderr. Ctrl-C ends the text early, prints the statistics and exits with 130.
     """
-    check_output(verbose, quiet)
     positional, stdin = split_words(words or [])
     chosen = chosen_model(context, positional, model)
-    text = read_prompt(prompt_source(context, prompt, file, stdin))
+    text = read_prompt(context, prompt, file, stdin)
     limits = reply_limits(max_tokens, stop, ignore_eos)
     with opened(chosen, engine, verbose, quiet) as llm:
-        reason = write_reply(llm, text, sampling, limits, as_json, quiet)
-    if reason == "interrupt":
-        raise typer.Exit(INTERRUPTED)
+        write_reply(llm, text, sampling, limits, as_json, quiet)
 
 
 def reply_limits(max_tokens: int, stop: list[str] | None, ignore_eos: bool) -> dict[str, Any]:
@@ -84,8 +86,8 @@ def write_reply(
     limits: dict[str, Any],
     as_json: bool,
     quiet: bool,
-) -> str:
-    """Stream the reply, then the statistics; returns why it ended."""
+) -> None:
+    """Stream the reply, then the statistics. Raises typer.Exit after Ctrl-C."""
     texts: list[str] = []
     token_ids: list[int] = []
     interrupted = False
@@ -105,9 +107,53 @@ def write_reply(
     statistics = llm.last_statistics
     reason = "interrupt" if interrupted or statistics is None else statistics.finish_reason
     if statistics is not None and as_json:
-        document = json_document(llm, statistics, "".join(texts), token_ids, reason)
+        document = _document(llm, statistics, "".join(texts), token_ids, reason)
         typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
-    if statistics is not None and not quiet:
-        for line in statistics_lines(llm, statistics, reason):
-            note(line)
-    return reason
+    if not quiet:
+        note_statistics(llm, reason)
+    if reason == "interrupt":
+        raise typer.Exit(INTERRUPTED)
+
+
+def note_statistics(llm: LLM, reason: str) -> None:
+    """Say times and speeds, memory, what repeats the run, and what the expert cache did."""
+    from vkmoe.experts.records.report import as_lines
+
+    s = llm.last_statistics
+    if s is None:
+        return
+    reused = f" ({s.n_reused_tokens} reused)" if s.n_reused_tokens else ""
+    memory = ", ".join(f"{place} {size / 2**20:.1f} MiB" for place, size in llm.memory.items())
+    note(
+        f"load {s.load_seconds:.2f} s | first token {s.ttft_seconds:.2f} s | "
+        f"prompt {s.n_prompt_tokens} tokens{reused}, {s.prompt_rate:.1f} tok/s | "
+        f"reply {s.n_generated_tokens} tokens, {s.decode_rate:.1f} tok/s | ended by {reason}"
+    )
+    for line in [f"memory: {memory} | seed {s.seed}", *as_lines(llm.expert_statistics)]:
+        note(line)
+
+
+def _document(
+    llm: LLM, statistics: GenerationStatistics, text: str, token_ids: list[int], reason: str
+) -> dict[str, Any]:
+    """Return the result of --json; rates are tokens per second."""
+    from vkmoe.experts.records.report import as_document
+
+    experts = as_document(llm.expert_statistics)
+    cache = ("hit_rate", "n_uses", "n_hits", "predictor", "copies", "predictions")
+    values = dataclasses.asdict(statistics) | {"finish_reason": reason}  # Ctrl-C may come after it
+    return {
+        "text": text,
+        "token_ids": token_ids,
+        "finish_reason": reason,
+        "model": llm.spec.name,
+        "device": llm.device_info.name,
+        "ctx_size": llm.plan.ctx_size,
+        "memory_bytes": dict(llm.memory),
+        "expert_cache": experts["cache"]
+        and {name: experts[name] for name in cache} | experts["cache"],
+        "host_pool": experts["host_pool"],
+        **values,
+        "prompt_rate": statistics.prompt_rate,
+        "decode_rate": statistics.decode_rate,
+    }

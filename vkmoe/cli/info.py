@@ -5,19 +5,19 @@ It owns the words for a model's shape. What is true of a model is in its spec an
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import typer
 
-from vkmoe.cli.cache_notes import idle_notes
-from vkmoe.cli.options import Model, Positional, config_options
-from vkmoe.cli.prompt import chosen_model
+from vkmoe.cli.notes import idle_notes
+from vkmoe.cli.options import Model, Positional, chosen_model, config_options
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import ExpertMode, ExpertSpec, Mixer, ModelSpec, RopeSpec
+    from vkmoe.facts import ExpertSpec, Mixer, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models.model_file import ModelFile
     from vkmoe.models.tensors import ModelTensors
@@ -47,42 +47,33 @@ def info(
 
     path = chosen_model(context, positional, model)
     with open_gguf(path if path is not None else demo_model_path()) as file:
-        for line in _file_lines(file):
-            typer.echo(line)
+        typer.echo("\n".join(_file_lines(file)))  # at once: what comes next may be unsupported
         spec = read_spec(file)
-        for line in spec_lines(spec):
-            typer.echo(line)
+        typer.echo("\n".join(spec_lines(spec)))
         tensors = read_tensors(file, spec)
-        for line in [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]:
-            typer.echo(line)
-        for line in _plan_lines(ModelFile(file, spec, tensors), engine):
-            typer.echo(line)
+        lines = [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]
+        typer.echo("\n".join(lines))
+        typer.echo("\n".join(_plan_lines(ModelFile(file, spec, tensors), engine)))
 
 
 def _file_lines(file: GgufFile) -> list[str]:
     """List the file's path, name and architecture, and its weights by type."""
-    n_tensors: dict[str, int] = defaultdict(int)
-    n_bytes: dict[str, int] = defaultdict(int)
-    n_weights = 0
+    n_tensors, n_bytes = Counter[str](), Counter[str]()
     for tensor in file.tensors.values():
         n_tensors[tensor.type] += 1
         n_bytes[tensor.type] += tensor.n_bytes
-        elements = 1
-        for size in tensor.shape:
-            elements *= size
-        n_weights += elements
-    total = sum(n_bytes.values())
+    n_weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     parts = f", {len(file.paths)} parts" if len(file.paths) > 1 else ""
     lines = [
         f"file          {file.path} (GGUF {file.version}{parts})",
         f"name          {file.get('general.name', str, '(none)')}",
         f"architecture  {file.get('general.architecture', str, '(none)')}",
         f"weights       {n_weights / 1e6:,.1f} million in {len(file.tensors)} tensors, "
-        f"{total / _MIB:,.1f} MiB",
+        f"{n_bytes.total() / _MIB:,.1f} MiB",
     ]
-    for kind in sorted(n_bytes, key=lambda name: -n_bytes[name]):
+    for kind, size in n_bytes.most_common():
         word = "tensor " if n_tensors[kind] == 1 else "tensors"
-        lines.append(f"  {kind:12}{n_tensors[kind]:5} {word} {n_bytes[kind] / _MIB:12,.1f} MiB")
+        lines.append(f"  {kind:12}{n_tensors[kind]:5} {word} {size / _MIB:12,.1f} MiB")
     return lines
 
 
@@ -134,6 +125,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     # Without opening the device: those with memory of their own have engines for copies.
     overlaps = copies_overlap(config, has_queue=not device.is_uma)
     decided = decide(config, model, device, overlaps=overlaps).plan
+    mode = decided.mode
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(
@@ -141,17 +133,13 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         )
     if model.spec.experts is not None:
         lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
-    if decided.mode.in_cache:
-        lines.append(f"misses        {_served(decided.mode)} ({decided.mode.reason})")
+    if mode.in_cache:
+        how = "gathered on the device first" if mode.gathers else "read in host memory"
+        kept = ", and kept where they land" if mode.promote else ""
+        lines.append(f"misses        {how}{kept} ({mode.reason})")
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))
     return [*lines, *idle_notes(config, decided)]
-
-
-def _served(mode: ExpertMode) -> str:
-    """Say in words what becomes of an expert without a slot."""
-    how = "gathered on the device first" if mode.gathers else "read in host memory"
-    return how + (", and kept where they land" if mode.promote else "")
 
 
 # ----- the shape of a model: attention, position, experts, routing, their types -----
@@ -164,8 +152,7 @@ def spec_lines(spec: ModelSpec) -> list[str]:
     for kind, n_layers in kinds.items():
         title = "" if len(lines) > 1 else "attention"
         lines.append(f"{title:14}{kind}{_in_layers(n_layers, len(kinds))}")
-    if any(_windows(spec)):
-        lines.append(f"              {_windows_line(spec)}")
+    lines += _windows(spec)
     scaling = ", ".join(filter(None, map(_scaling, spec.ropes)))
     lines.append(f"context       {spec.context_length} tokens{scaling}")
     return lines + _feed_forward(spec)
@@ -178,7 +165,7 @@ def _feed_forward(spec: ModelSpec) -> list[str]:
         return [f"feed-forward  dense, width {widths}"]
     lines = _experts(experts)
     if dense:
-        first = _layers(len(dense))
+        first = "layer" if len(dense) == 1 else f"{len(dense)} layers"
         lines.insert(0, f"feed-forward  dense in the first {first}, width {widths}; then experts")
     return lines
 
@@ -216,23 +203,18 @@ def _attention(mixer: Mixer) -> str:
     return f"{kind}, {mixer.n_heads} heads of {mixer.head_dim}, {n_kv} for keys and values{named}"
 
 
-def _windows(spec: ModelSpec) -> list[int]:
-    """List how many positions each layer sees, of those layers that do not see all."""
+def _windows(spec: ModelSpec) -> list[str]:
+    """Describe the layers that see only the last tokens, if there are any."""
     from vkmoe.facts import AttentionSpec
 
     mixers = (layer.mixer for layer in spec.layers)
-    grouped = (mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
-    return [mixer.window for mixer in grouped if mixer.window]
-
-
-def _windows_line(spec: ModelSpec) -> str:
-    """Describe the layers that see only the last tokens."""
-    counts = Counter(_windows(spec))
-    parts = [f"the last {window} tokens{_in_layers(n, 2)}" for window, n in counts.items()]
-    n_whole = spec.n_layers - sum(counts.values())
-    return (
-        "a token sees " + ", ".join(parts) + (f", all{_in_layers(n_whole, 2)}" if n_whole else "")
-    )
+    counts = Counter(mixer.window for mixer in mixers if isinstance(mixer, AttentionSpec))
+    sizes = [window for window in counts if window]
+    parts = [f"the last {window} tokens{_in_layers(counts[window], 2)}" for window in sizes]
+    n_whole = spec.n_layers - sum(counts[window] for window in sizes)
+    if parts and n_whole:
+        parts.append(f"all{_in_layers(n_whole, 2)}")
+    return [f"              a token sees {', '.join(parts)}"] if parts else []
 
 
 def _scaling(rope: RopeSpec) -> str:
@@ -266,10 +248,6 @@ def _routing(experts: ExpertSpec) -> str:
     if experts.scale != 1.0:
         parts.append(f"scaled by {experts.scale:g}")
     return ", ".join(parts)
-
-
-def _layers(count: int) -> str:
-    return "layer" if count == 1 else f"{count} layers"
 
 
 def _in_layers(count: int, of: int) -> str:

@@ -1,7 +1,8 @@
 """This module makes command-line options, of the config dataclasses and of what commands share.
 
 Every option is also an environment variable, `VKMOE_` and its name. An empty variable counts as not
-set; a malformed one is a usage error that names the variable and the flag.
+set; a malformed one is a usage error that names the variable and the flag. It also finds the model
+and the prompt, of which there must be one each; what is typed wins over variables.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import functools
 import inspect
 import math
 import os
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from vkmoe.config import environment_name, flags_of, long_flag, predictor_contradicts
-from vkmoe.errors import UsageError
+from vkmoe.errors import PromptError, UsageError
 
 __all__ = [
     "IgnoreEos",
@@ -28,13 +31,17 @@ __all__ = [
     "MaxTokens",
     "Model",
     "Positional",
+    "Prompt",
+    "PromptFile",
     "Quiet",
     "Stop",
     "Verbose",
-    "check_output",
+    "Words",
+    "chosen_model",
     "config_options",
     "option",
-    "typed",
+    "read_prompt",
+    "split_words",
 ]
 
 _PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
@@ -70,7 +77,7 @@ def option(
     )
 
 
-def typed(context: typer.Context, name: str) -> bool:
+def _typed(context: typer.Context, name: str) -> bool:
     """Return whether a parameter was given on the command line, not by its variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -78,7 +85,7 @@ def typed(context: typer.Context, name: str) -> bool:
 
 def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
     """Take the texts typed, or the lines of the variable, which typer would split at blanks."""
-    if not typed(context, "stop"):
+    if not _typed(context, "stop"):
         variable = os.environ.get(environment_name("stop"))
         stop = variable.split("\n") if variable else []
     if not all(stop):
@@ -90,8 +97,9 @@ def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
 
 # typer could read these types too, but what its errors say depends on its version, and not all of
 # them name the value; nor does it refuse `nan`. It adds the flag and the variable to each error.
-_TRUE = ("1", "true", "t", "yes", "y", "on", "enabled")
-_FALSE = ("0", "false", "f", "no", "n", "off", "disabled")
+_SWITCH = dict.fromkeys(("1", "true", "t", "yes", "y", "on", "enabled"), True) | dict.fromkeys(
+    ("0", "false", "f", "no", "n", "off", "disabled"), False
+)
 
 
 def _placeholder(kind: Any) -> str | None:
@@ -103,71 +111,64 @@ def _placeholder(kind: Any) -> str | None:
 
 def _reader(
     kind: Any,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    check: Callable[[str], object] | None = None,
+    minimum: float | None,
+    maximum: float | None,
+    check: Callable[[str], object] | None,
 ) -> Callable[[Any], Any] | None:
-    """Make a function from text (or the default) to int, float, bool or one of a Literal's words.
+    """Make a function from text (or the default) to a value, as `option` describes them.
 
-    It raises typer.BadParameter. Bounds are inclusive; words may be in capitals. None for a str
-    without `check`, which needs no reading.
+    It raises typer.BadParameter. None for a text without `check`, which needs no reading.
     """
-    if typing.get_origin(kind) is Literal:
-        return _one_of({word: word for word in typing.get_args(kind)})
-    if kind is bool:
-        return _one_of(dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False))
+    if kind is str:
+        return None if check is None else lambda value: _checked(value, check)
     if kind in (int, float):
-        return _number(kind, minimum, maximum)
-    assert kind is str, f"no command-line form for {kind}"
-    return None if check is None else _checked(check)
+        return lambda value: _number(value, kind, minimum, maximum)
+    words = _SWITCH if kind is bool else {word: word for word in typing.get_args(kind)}
+    return lambda value: _meaning(value, words)
 
 
-def _one_of(meanings: dict[str, Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        text = str(value).strip().lower()
-        if text not in meanings:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(meanings)}.")
-        return meanings[text]
-
-    return read
+def _meaning(value: Any, words: dict[str, Any]) -> Any:
+    """Look a word up, which may be in capitals."""
+    text = str(value).strip().lower()
+    if text not in words:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(words)}.")
+    return words[text]
 
 
 def _number(
-    kind: type[int] | type[float], minimum: float | None, maximum: float | None
-) -> Callable[[Any], float]:
-    noun = "a whole number" if kind is int else "a number"
-
-    def read(value: Any) -> float:
-        try:
-            result = kind(value)
-        except ValueError:
-            result = math.nan
-        if result != result or result in (math.inf, -math.inf):
-            raise typer.BadParameter(f"{value!r} is not {noun}.")
-        if minimum is not None and result < minimum:
-            raise typer.BadParameter(f"{value!r} is less than {minimum:g}.")
-        if maximum is not None and result > maximum:
-            raise typer.BadParameter(f"{value!r} is more than {maximum:g}.")
-        return result
-
-    return read
+    value: Any, kind: type[int] | type[float], minimum: float | None, maximum: float | None
+) -> float:
+    try:
+        result = kind(value)
+    except ValueError:
+        result = math.nan
+    if result != result or result in (math.inf, -math.inf):
+        noun = "a whole number" if kind is int else "a number"
+        raise typer.BadParameter(f"{value!r} is not {noun}.")
+    if minimum is not None and result < minimum:
+        raise typer.BadParameter(f"{value!r} is less than {minimum:g}.")
+    if maximum is not None and result > maximum:
+        raise typer.BadParameter(f"{value!r} is more than {maximum:g}.")
+    return result
 
 
-def _checked(check: Callable[[str], object]) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        try:
-            check(str(value))
-        except UsageError as error:
-            raise typer.BadParameter(f"{error} ({error.hint}).") from error
-        return str(value)
-
-    return read
+def _checked(value: Any, check: Callable[[str], object]) -> str:
+    try:
+        check(str(value))
+    except UsageError as error:
+        raise typer.BadParameter(f"{error} ({error.hint}).") from error
+    return str(value)
 
 
 # ----- the options that commands share -----
 
 # Hidden from the list of options, where typer would show its type; the usage line has its metavar.
 Positional = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)]
+Prompt = Annotated[str | None, option("-p", "--prompt", help="The prompt.")]
+PromptFile = Annotated[
+    str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
+]
 Model = Annotated[
     str | None, option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
 ]
@@ -201,10 +202,58 @@ Quiet = Annotated[
 ]
 
 
-def check_output(verbose: bool, quiet: bool) -> None:
-    """Raise UsageError when both were asked for."""
-    if verbose and quiet:
-        raise UsageError("--verbose and --quiet contradict each other", "give one of them")
+# ----- the model and the prompt -----
+
+
+def split_words(words: Sequence[str]) -> tuple[str | None, bool]:
+    """Return the positional MODEL, and whether a `-` asks for standard input, in any order."""
+    models = [word for word in words if word != "-"]
+    if len(models) > 1:
+        raise UsageError(
+            f"more than one model given: {', '.join(models)}", 'a prompt needs -p: -p "some text"'
+        )
+    return (models[0] if models else None), "-" in words
+
+
+def chosen_model(
+    context: typer.Context, positional: str | None, option_value: str | None
+) -> str | None:
+    """Choose MODEL or -m; None for the demo model. Raises UsageError for two of them."""
+    if positional is not None and option_value is not None and _typed(context, "model"):
+        raise UsageError(
+            f"two models given: {positional} and -m {option_value}", "name the model once"
+        )
+    return positional if positional is not None else option_value
+
+
+def read_prompt(context: typer.Context, text: str | None, file: str | None, stdin: bool) -> str:
+    """Read the prompt from TEXT, a file or standard input; what is no UTF-8 is replaced.
+
+    Raises UsageError unless there is exactly one source, PromptError if it is empty or unreadable.
+    """
+    given = {"prompt": text, "file": file, "stdin": "-" if stdin else None}
+    sources = {name: value for name, value in given.items() if value is not None}
+    typed = {name: sources[name] for name in sources if name == "stdin" or _typed(context, name)}
+    if len(typed or sources) != 1:
+        raise UsageError(
+            f"{'more than one' if sources else 'no'} prompt given",
+            "give exactly one of -p TEXT, -f FILE and - (standard input)",
+        )
+    ((name, value),) = (typed or sources).items()
+    if name == "prompt":
+        data = os.fsencode(value)
+    elif value == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        try:
+            data = Path(value).read_bytes()
+        except OSError as error:
+            raise PromptError(
+                f"the prompt file {value} cannot be read: {error.strerror}"
+            ) from error
+    if not data:
+        raise PromptError("the prompt is empty", "give at least one character")
+    return data.decode("utf-8", "replace")
 
 
 # ----- the options of a config -----
@@ -219,28 +268,25 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
     """
     signature = inspect.signature(function, eval_str=True)
     configs: dict[str, tuple[type[Any], list[str]]] = {}
+    parameters: list[Parameter] = []
     for item in signature.parameters.values():
         config, *extras = typing.get_args(item.annotation) or (item.annotation,)
         if isinstance(config, type) and dataclasses.is_dataclass(config):
-            names = [known.name for known in dataclasses.fields(config)]
-            configs[item.name] = config, [name for name in names if not extras or name in extras[0]]
-    contexts = [
-        item.name for item in signature.parameters.values() if item.annotation is typer.Context
-    ]
+            options = [known for known in _fields(config) if not extras or known.name in extras[0]]
+            configs[item.name] = config, [known.name for known in options]
+            parameters += options
+        else:
+            parameters.append(item.replace(kind=Parameter.KEYWORD_ONLY))
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        if contexts:
-            _drop_rivals(values[contexts[0]], values)
+        if "context" in values:
+            _drop_rivals(values["context"], values)
         for name, (config, names) in configs.items():
             values[name] = config(**{field_name: values.pop(field_name) for field_name in names})
         function(**values)
 
-    parameters: list[Parameter] = []
-    for item in signature.parameters.values():
-        parameters += _fields(*configs[item.name]) if item.name in configs else [item]
-    keywords = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in parameters]
-    command.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 
 
@@ -248,17 +294,15 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
     """Forget what a variable says where the command line says something else."""
     for first, second, contradict in _RIVALS:
         if first in values and second in values and contradict(values[first], values[second]):
-            given = [name for name in (first, second) if typed(context, name)]
+            given = [name for name in (first, second) if _typed(context, name)]
             if len(given) == 1:
                 values[second if given[0] == first else first] = None
 
 
-def _fields(config: type[Any], names: list[str]) -> Iterator[Parameter]:
-    """Make one parameter of a command for each of these fields of a config dataclass."""
+def _fields(config: type[Any]) -> Iterator[Parameter]:
+    """Make one parameter of a command for each field of a config dataclass."""
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
-        if item.name not in names:
-            continue
         more = {name: item.metadata[name] for name in _PASSED_ON}
         hint = hints[item.name]
         annotation = Annotated[hint, option(*flags_of(item), kind=_plain_type(hint), **more)]  # type: ignore[valid-type,unused-ignore]

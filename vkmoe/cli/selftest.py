@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vkmoe.cli.notes import note
 from vkmoe.cli.options import Json, option
-from vkmoe.cli.output import note
 from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
@@ -64,11 +64,5 @@ def _line(case: Case) -> str:
 
 
 def _plain(case: Case) -> dict[str, Any]:
-    return {
-        "name": case.name,
-        "ok": case.ok,
-        "error": case.error,
-        "limit": case.limit,
-        "gigabytes_per_second": case.gigabytes_per_second,
-        "where": case.where,
-    }
+    names = ("name", "ok", "error", "limit", "gigabytes_per_second", "where")
+    return {name: getattr(case, name) for name in names}

@@ -87,7 +87,7 @@ def span_parts(block: FeedForwardTensors) -> list[tuple[ExpertMatrix, SpanMatrix
     return parts
 
 
-def trace_header(spec: ModelSpec, tensors: ModelTensors, n_prompt_tokens: int = 0) -> TraceHeader:
+def trace_header(spec: ModelSpec, tensors: ModelTensors) -> TraceHeader:
     """Make the header of a trace. Must hold: the model has experts."""
     assert spec.experts is not None, spec.name
     return TraceHeader(
@@ -97,7 +97,6 @@ def trace_header(spec: ModelSpec, tensors: ModelTensors, n_prompt_tokens: int = 
         spec.experts.n_experts,
         spec.experts.n_used,
         weight_bytes(tensors).spans,
-        n_prompt_tokens,
     )
 
 

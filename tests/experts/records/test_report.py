@@ -11,8 +11,7 @@ import pytest
 
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.records.overlap import Overlap
-from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, PoolCounters
+from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, Overlap, PoolCounters
 from vkmoe.experts.records.report import (
     SILENT,
     ExpertReport,
@@ -37,9 +36,9 @@ def profiler(silent: int | None = None) -> ExpertProfiler:
             made.mark_warm()
         made.record(routing, np.array([[number >= 4, False]] * 3))
     if silent is not None:
-        made._counted().reshape(2, SPACE.n_layers, -1)[:, silent] = 0
+        made.counts[:, silent] = 0
         if made._before is not None:
-            made._before.reshape(2, SPACE.n_layers, -1)[:, silent] = 0
+            made._before[:, silent] = 0
     return made
 
 

@@ -1,18 +1,19 @@
-"""Keeps the files a run leaves behind: `--expert-stats` and `--expert-profile`.
+"""Keeps the files a run leaves behind, and refuses to write over what is needed.
 
-Owns where they lie, when they are read and written, and what happens when that fails. Does not own
-what stands in them (report.py, profile.py).
+Owns when `--expert-stats` and `--expert-profile` are read and written, which paths may be replaced,
+and what happens when that fails. Does not own what stands in the files (report.py, profile.py).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,26 +21,21 @@ from numpy.typing import NDArray
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.records.profile import load_profile, profile_text, profiled_model
-from vkmoe.experts.records.report import FORMAT, ExpertReport, as_json, as_text
-from vkmoe.experts.records.writing import (
-    check_outputs,
-    is_special,
-    reason_against_writing,
-    write_whole,
-)
+from vkmoe.experts.records.report import FORMAT, ExpertReport, as_document, as_text
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 
-__all__ = ["RecordKeeper", "record_outputs"]
+__all__ = [
+    "RecordKeeper",
+    "check_outputs",
+    "reason_against_writing",
+    "record_outputs",
+    "write_whole",
+]
 
 log = logging.getLogger("vkmoe")
-_OURS = re.compile(rf'{FORMAT}\n|\{{\s*"format":\s*"{FORMAT}"'.encode())
-
-
-class _File(NamedTuple):
-    what: str
-    path: Path
-    text: str
+STATS, PROFILE = "--expert-stats", "--expert-profile"
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # what a plain file is called that is open already
 
 
 class RecordKeeper:
@@ -56,59 +52,49 @@ class RecordKeeper:
         Raises UsageError for paths that would destroy something, VkmoeError for a profile that is
         damaged or of another model. A path that cannot be written is a warning in the log.
         """
-        self._stats = Path(config.expert_stats) if config.expert_stats is not None else None
-        self._profile = Path(config.expert_profile) if config.expert_profile is not None else None
-        self._files: list[_File] = []
+        self._outputs = record_outputs(config)
         self.seed: NDArray[np.float64] | None = None
-        check_outputs(record_outputs(config))
-        if self._stats is not None:
-            _refuse_foreign(self._stats)
-        if self._profile is not None and not expert_layers:
-            log.warning(
-                "the model has no experts: the expert profile %s is not used", self._profile
-            )
-            self._profile = None
-        if self._profile is not None:
+        check_outputs(self._outputs)
+        _refuse_foreign(self._outputs)
+        stats, profile = config.expert_stats, config.expert_profile
+        if profile is not None and not expert_layers:
+            log.warning("the model has no experts: the expert profile %s is not used", profile)
+            self._outputs.pop()
+            profile = None
+        if profile is not None:
             tensors = [tensor for layer in expert_layers for tensor in layer]
             self._model = profiled_model(spec, len(expert_layers), tensors)
-            self.seed = load_profile(self._profile, self._model)
+            self.seed = load_profile(Path(profile), self._model)
             if self.seed is not None and self.seed.any():
-                log.info("expert profile %s: the most used experts come first", self._profile)
-        for what, path in (("statistics", self._stats), ("profile", self._profile)):
-            reason = reason_against_writing(path) if path is not None else None
-            if reason:
+                log.info("expert profile %s: the most used experts come first", profile)
+        for what, asked in (("statistics", stats), ("profile", profile)):
+            if asked is not None and (reason := reason_against_writing(Path(asked))):
                 log.warning("the expert %s will not be written at the end: %s", what, reason)
 
-    def take(self, report: ExpertReport, counts: NDArray[np.float64]) -> None:
-        """Note what `write` writes: the statistics, and the decayed counts [n_keys].
+    def write(self, report: ExpertReport, counts: NDArray[np.float64]) -> None:
+        """Write the statistics, and the decayed counts [n_keys]; one that fails stops no other.
 
         A run without a token replaces no statistics, and neither begins nor changes a profile.
-        """
-        self._files.clear()
-        paths = _stats_paths(self._stats) if self._stats is not None else ()
-        if report.n_tokens or not any(map(os.path.isfile, paths)):
-            for path in paths:
-                text = as_json(report) if path.suffix == ".json" else as_text(report)
-                self._files.append(_File("statistics", path, text))
-        if report.n_tokens and self._profile is not None:
-            self._files.append(_File("profile", self._profile, profile_text(self._model, counts)))
-
-    def write(self) -> None:
-        """Write what was taken, once. One file that fails does not keep the others from it.
-
-        Raises VkmoeError naming what failed; while another exception is on its way, or is being
-        handled, it logs that instead. Does nothing when nothing was taken.
+        Raises VkmoeError naming what failed; while another exception is being handled, that is
+        logged instead.
         """
         failures = []
-        for what, path, text in self._files:
+        for option, path in self._outputs:
+            if not report.n_tokens and (option == PROFILE or path.is_file()):
+                continue
+            if option == PROFILE:
+                what, text = "profile", profile_text(self._model, counts)
+            else:
+                what = "statistics"
+                text = as_text(report)
+                if path.suffix == ".json":
+                    text = json.dumps(as_document(report), indent=1, allow_nan=False) + "\n"
             try:
                 write_whole(path, text)
+                log.info("wrote the expert %s to %s", what, path)
             except OSError as error:
                 reason = error.strerror or error
                 failures.append(f"the expert {what} could not be written to {path}: {reason}")
-            else:
-                log.info("wrote the expert %s to %s", what, path)
-        self._files.clear()
         if sys.exc_info()[1] is not None:
             for failure in failures:
                 log.error(failure)
@@ -118,43 +104,107 @@ class RecordKeeper:
 
 
 def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
-    """Return the option and path of every file that the records of a run are written to."""
+    """Return the option and path of every file that the records of a run are written to.
+
+    Those of one option begin with the path that was asked for. `stats.txt` and `stats.json` belong
+    together; to any other name of the text, .json is appended. A pipe has nothing beside it.
+    """
     outputs = []
     if config.expert_stats is not None:
-        outputs += [("--expert-stats", path) for path in _stats_paths(Path(config.expert_stats))]
+        path = Path(config.expert_stats)
+        other = {".json": ".txt", ".txt": ".json"}.get(path.suffix)
+        beside = path.with_suffix(other) if other else Path(f"{path}.json")
+        outputs += [(STATS, each) for each in (path, beside)[: 1 if _is_stream(path) else 2]]
     if config.expert_profile is not None:
-        outputs.append(("--expert-profile", Path(config.expert_profile)))
+        outputs.append((PROFILE, Path(config.expert_profile)))
     return outputs
 
 
-def _stats_paths(path: Path) -> tuple[Path, ...]:
-    """Return where the statistics go, the path that was asked for first.
-
-    `stats.txt` and `stats.json` belong together, whichever is asked for; to any other name of the
-    text, .json is appended. A pipe has nothing beside it.
-    """
-    if is_special(path):
-        return (path,)
-    if path.suffix == ".json":
-        return path, path.with_suffix(".txt")
-    return path, path.with_suffix(".json") if path.suffix == ".txt" else Path(f"{path}.json")
-
-
-def _refuse_foreign(stats: Path) -> None:
-    """Refuse statistics whose second file would replace one that we did not write as statistics."""
-    for path in _stats_paths(stats)[1:]:
-        if os.path.isfile(path) and not _is_ours(path):
+def _refuse_foreign(outputs: Sequence[tuple[str, Path]]) -> None:
+    """Refuse statistics whose second file would replace one that holds something else."""
+    paths = [path for option, path in outputs if option == STATS]
+    for path in paths[1:]:
+        head = _head(path)
+        if head and FORMAT.encode() not in head:
             raise UsageError(
-                f"--expert-stats {stats} would overwrite {path} too, which holds something else",
+                f"{STATS} {paths[0]} would overwrite {path} too, which holds something else",
                 "give another name, or move that file away",
             )
 
 
-def _is_ours(path: Path) -> bool:
-    """Return whether a file is empty or begins as statistics do."""
+# ----- any file -----
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a temporary file beside `path` and put it in its place. Raises OSError.
+
+    A link stays a link, a file keeps its permissions. A pipe, a device or an open stream is added
+    to instead: a new file in its place would not reach its reader.
+    """
+    data = text.encode("utf-8", "replace")
+    if _is_stream(path):
+        with path.open("ab") as stream:
+            stream.write(data)
+        return
+    target = Path(os.path.realpath(path))
+    beside = target.parent / f".{target.name[:40]}.{os.getpid()}"
     try:
-        with open(path, "rb") as stream:
-            head = stream.read(99)
+        beside.write_bytes(data)
+        if target.is_file():
+            shutil.copymode(target, beside)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def reason_against_writing(path: Path) -> str | None:
+    """Return why `write_whole` would fail, as far as one can know before; None: it may work."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if os.path.isdir(path):
+        return f"{path} is a folder"
+    if not os.path.isdir(folder):
+        return f"no folder {folder}"
+    if not os.access(folder, os.W_OK | os.X_OK) and not _is_stream(path):
+        return f"no permission to write in {folder}"
+    return None
+
+
+def check_outputs(outputs: Sequence[tuple[str, Path]], inputs: Iterable[str | Path] = ()) -> None:
+    """Raise UsageError where files to write would replace a model, one of `inputs` or each other.
+
+    `outputs` are options and the files they ask for. Links are followed. Any file that begins as
+    GGUF is a model, in use or not; so is any name that ends in .gguf.
+    """
+    for option, path in outputs:
+        if path.suffix.lower() == ".gguf":
+            raise UsageError(f"{option} {path} has the name of a model", "give it another name")
+        for source in inputs:
+            if os.path.isfile(path) and os.path.realpath(path) == os.path.realpath(source):
+                raise UsageError(
+                    f"{option} {path} would overwrite {source}, which is read", "give another path"
+                )
+        if _head(path).startswith(b"GGUF"):  # models of ollama and of Hugging Face have no ending
+            raise UsageError(f"{option} {path} would overwrite a model", "give another path")
+    for (option, path), (other, second) in combinations(outputs, 2):
+        same = os.path.realpath(path) == os.path.realpath(second) and not _is_stream(path)
+        if option != other and same:
+            raise UsageError(
+                f"{option} and {other} would both write {path}", "give one of them another name"
+            )
+
+
+def _head(path: Path) -> bytes:
+    """Return how a plain file begins; nothing where there is none."""
+    if not os.path.isfile(path):
+        return b""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(99)
     except OSError:
-        return False
-    return not head or _OURS.match(head) is not None
+        return b"?"  # something, whatever it is
+
+
+def _is_stream(path: Path) -> bool:
+    """Say whether `path` is a pipe, a terminal, a device, or the open file of a process."""
+    is_plain = os.path.isfile(path) or os.path.isdir(path)
+    return str(path).startswith(_STREAMS) or (os.path.exists(path) and not is_plain)

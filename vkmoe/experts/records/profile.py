@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
@@ -50,17 +49,22 @@ class ProfiledModel:
     expert_types: str  # of the weights, for people: the fingerprint decides
     fingerprint: str
 
-    @property
-    def space(self) -> KeySpace:
-        return KeySpace(self.n_moe_layers, self.n_experts)
-
 
 def profiled_model(
-    spec: ModelSpec, n_moe_layers: int, tensors: Iterable[TensorInfo]
+    spec: ModelSpec, n_moe_layers: int, tensors: Sequence[TensorInfo]
 ) -> ProfiledModel:
-    """Describe the model with experts whose expert tensors are `tensors`."""
+    """Describe the model with experts whose expert tensors are `tensors`.
+
+    The fingerprint is a sha256 of what the model is and of those tensors' names, shapes and types.
+    """
     assert spec.experts is not None
-    tensors = list(tensors)
+    parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
+    experts = asdict(spec.experts)
+    del experts["activation"]  # the architecture fixes it
+    mixer = spec.layers[0].mixer
+    heads = [mixer.n_heads, mixer.n_kv_heads, mixer.query_dim]
+    sizes = [spec.n_layers, spec.width, spec.n_vocab, *heads]
+    text = json.dumps([spec.architecture, spec.name, sizes, experts, parts], sort_keys=True)
     return ProfiledModel(
         spec.architecture,
         spec.name,
@@ -68,31 +72,15 @@ def profiled_model(
         spec.experts.n_experts,
         spec.experts.n_used,
         ", ".join(sorted({tensor.type for tensor in tensors})),
-        _fingerprint(spec, tensors),
+        hashlib.sha256(text.encode()).hexdigest(),
     )
 
 
-def _fingerprint(spec: ModelSpec, tensors: Iterable[TensorInfo]) -> str:
-    """Return a sha256 of what the model is and of its expert tensors' names, shapes and types."""
-    experts = asdict(spec.experts) if spec.experts else {}
-    experts.pop("activation", None)  # the architecture fixes it
-    mixer = spec.layers[0].mixer
-    heads = [mixer.n_heads, mixer.n_kv_heads, mixer.query_dim]
-    sizes = [spec.n_layers, spec.width, spec.n_vocab, *heads]
-    parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
-    text = json.dumps([spec.architecture, spec.name, sizes, experts or None, parts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def profile_text(model: ProfiledModel, counts: NDArray[np.float64]) -> str:
-    """Return the file of the decayed counts [n_keys], with one line per layer."""
-    space = model.space
-    assert counts.shape == (space.n_keys,), counts.shape
-    bounded = np.minimum(counts, MAX_COUNT).reshape(space.n_layers, space.n_experts)
-    document = {"format": FORMAT, "version": VERSION, "model": asdict(model)}
-    head = json.dumps(document, indent=1)[:-2]  # open again for the counts
-    rows = ",\n  ".join(json.dumps(row, allow_nan=False) for row in bounded.tolist())
-    return f'{head},\n "counts": [\n  {rows}\n ]\n}}\n'
+    """Return the file of the decayed counts [n_keys]."""
+    rows = np.minimum(counts, MAX_COUNT).reshape(model.n_moe_layers, model.n_experts).tolist()
+    document = {"format": FORMAT, "version": VERSION, "model": asdict(model), "counts": rows}
+    return json.dumps(document, allow_nan=False) + "\n"
 
 
 def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None:
@@ -100,7 +88,7 @@ def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None
 
     Raises VkmoeError for a file that cannot be read, is damaged or belongs to another model.
     """
-    limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.space.n_keys
+    limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.n_moe_layers * model.n_experts
     try:
         with open(path, "rb") as stream:
             data = stream.read(limit + 1)
@@ -121,7 +109,7 @@ def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None
         found = shown(str(document.get("version")))
         _refuse(path, f"has format version {found}, this vkmoe reads {VERSION}")
     _check_model(path, document.get("model"), model)
-    return _counts(path, document.get("counts"), model.space)
+    return _counts(path, document.get("counts"), (model.n_moe_layers, model.n_experts))
 
 
 def _check_model(path: Path, found: Any, model: ProfiledModel) -> None:
@@ -138,13 +126,12 @@ def _check_model(path: Path, found: Any, model: ProfiledModel) -> None:
         _refuse(path, f"belongs to another model: {words}", _OWN_FILE)
 
 
-def _counts(path: Path, rows: Any, space: KeySpace) -> NDArray[np.float64]:
+def _counts(path: Path, rows: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
     """Return the counts, if they are numbers from 0 to MAX_COUNT in the right shape."""
     try:
         counts = np.array(rows, np.float64)
     except (TypeError, ValueError, OverflowError):
         counts = np.empty(0)
-    shape = space.n_layers, space.n_experts
     if counts.shape != shape or not ((counts >= 0) & (counts <= MAX_COUNT)).all():
         _refuse(path, f"is damaged: it needs {shape[0]} layers of {shape[1]} counts from 0")
     return counts.reshape(-1)

@@ -1,24 +1,22 @@
 """Reports how often device memory served the experts' uses in a run, and what was moved.
 
-Collects them from the profiler and the cache, and puts them into words: a JSON document for
-programs, the text of `--expert-stats`, and the lines at the end of a command. Does not own where
-they are written, nor when (keeper.py).
+Puts them into words: a document for programs, the text of `--expert-stats`, and the lines at the
+end of a command. Does not own where they are written, nor when (keeper.py).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vkmoe.choices import Executor, ExpertsIn, PredictorName
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.records.profiler import (
     CacheCounters,
     ExpertProfiler,
+    Overlap,
     PoolCounters,
     Served,
     Tally,
@@ -33,18 +31,17 @@ __all__ = [
     "LayerReport",
     "Setup",
     "as_document",
-    "as_json",
     "as_lines",
     "as_text",
     "make_report",
     "setup_of",
+    "table",
 ]
 
 N_TOP = 8  # most used experts that are listed
 FORMAT, DOCUMENT_VERSION = "vkmoe expert statistics", 1
 SILENT = "(no accesses recorded)"
 NOTHING = Served(Tally(0, 0))
-_MOVING = ("host_pool", "executor", "miss", "promote_on_read")  # options about experts too
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Setup:
     slots: tuple[int, ...] = ()
     policy: str | None = None  # None: nothing is ever moved
     allocation: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # as asked, to run the same again
     executor: Executor = "fused"
     host_slots: int = 0  # 0: one for each expert
     predictor: str | None = None  # None: none guesses
@@ -74,23 +70,17 @@ def setup_of(
     predictor: PredictorName = "none",
 ) -> Setup:
     """Say what the statistics of a run belong to; `predictor` is the one that was chosen."""
-    moves = plan.mode.in_cache
+    moves, experts = plan.mode.in_cache, spec.experts
     return Setup(
         spec.name,
         spec.architecture,
         device.name,
         plan.mode.experts_in,
-        spec.experts.n_experts if spec.experts else 0,
-        spec.experts.n_used if spec.experts else 0,
+        experts.n_experts if experts else 0,
+        experts.n_used if experts else 0,
         plan.expert_slots,
         config.expert_policy if moves else None,
         config.expert_allocation if moves else None,
-        {
-            name: value
-            for name, value in asdict(config).items()
-            if name.startswith(("expert_", "moe_")) or name in _MOVING
-            if name not in ("expert_stats", "expert_profile")
-        },
         plan.executor,
         sum(plan.host_slots),
         predictor if predictor != "none" else None,
@@ -116,14 +106,13 @@ class CopyTimes:
     hidden: float | None  # None: not known
     n_unknown: int  # copies whose times are not known
 
-    @property
-    def reason(self) -> str:
-        """Return why `hidden` is not known; empty where it is."""
+    def __str__(self) -> str:
         if self.hidden is not None:
-            return ""
+            took = _milliseconds(self.copied_ns)
+            return f"{_percent(self.hidden)} of {took} of copying was hidden"
         if not self.copied_ns:
-            return "the device does not say when copies ran"
-        return "the device times its queues by different clocks"
+            return "unknown: the device does not say when copies ran"
+        return "unknown: the device times its queues by different clocks"
 
 
 @dataclass(frozen=True)
@@ -182,15 +171,12 @@ def make_report(
         layers,
         counters,
         pool,
-        _copies(overlap),
-        replace(predictions) if predictions is not None and predictions.n_hinted else None,
+        _copy_times(overlap) if overlap is not None else None,
+        replace(predictions) if predictions and predictions.n_hinted else None,
     )
 
 
-def _copies(overlap: Overlap | None) -> CopyTimes | None:
-    """Return the times of copies, or None without any copy."""
-    if overlap is None:
-        return None
+def _copy_times(overlap: Overlap) -> CopyTimes | None:
     hidden = overlap.fraction  # which adds up what is known by now
     times = CopyTimes(overlap.copied_ns, hidden, overlap.n_unknown)
     return times if times.copied_ns or times.n_unknown else None
@@ -225,22 +211,11 @@ def as_document(report: ExpertReport) -> dict[str, Any]:
     }
 
 
-def as_json(report: ExpertReport) -> str:
-    """Return the document as the text of a file."""
-    return json.dumps(as_document(report), indent=1, allow_nan=False) + "\n"
-
-
 def _rates(served: Served) -> dict[str, Any]:
-    before, after = served.before, served.after
-    return {
-        **_tally(served.total),
-        "before_warm_pinning": None if before is None else _tally(before),
-        "after_warm_pinning": None if after is None else _tally(after),
-    }
-
-
-def _tally(tally: Tally) -> dict[str, Any]:
-    return {"n_uses": tally.n_uses, "n_hits": tally.n_hits, "hit_rate": tally.hit_rate}
+    total, before, after = (
+        tally and {**tally._asdict(), "hit_rate": tally.hit_rate} for tally in served
+    )
+    return {**(total or {}), "before_warm_pinning": before, "after_warm_pinning": after}
 
 
 def as_text(report: ExpertReport) -> str:
@@ -250,10 +225,8 @@ def as_text(report: ExpertReport) -> str:
 
 def _summary(report: ExpertReport) -> Iterator[str]:
     setup = report.setup
-    yield FORMAT
     name = "".join(sign if sign.isprintable() else "?" for sign in setup.model)
-    yield f"model       {name} ({setup.architecture})"
-    yield f"device      {setup.device}"
+    yield from (FORMAT, f"model       {name} ({setup.architecture})", f"device      {setup.device}")
     if not report.layers:
         yield "experts     none: the model is dense"
         return
@@ -276,7 +249,7 @@ def _summary(report: ExpertReport) -> Iterator[str]:
     if report.counters is not None:
         yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
     if report.copies is not None:
-        yield f"overlap     {_overlap(report.copies)}"
+        yield f"overlap     {report.copies}"
     if report.counters is not None:
         yield f"guesses     {_guesses(report)}"
     if (pool := report.pool) is not None:
@@ -317,12 +290,6 @@ def _guesses(report: ExpertReport) -> str:
     )
 
 
-def _overlap(copies: CopyTimes) -> str:
-    if copies.hidden is None:
-        return f"unknown: {copies.reason}"
-    return f"{_percent(copies.hidden)} of {_milliseconds(copies.copied_ns)} of copying was hidden"
-
-
 def _pool(p: PoolCounters) -> str:
     rate = f"{_percent(p.n_hits / p.n_uses)} of {p.n_uses} uses" if p.n_uses else "no uses yet"
     guessed = (
@@ -356,24 +323,23 @@ def _placement(report: ExpertReport) -> str:
 def _table(report: ExpertReport) -> Iterator[str]:
     if not report.layers:
         return
-    # Columns are as wide as their longest entry; the last two are open-ended.
-    heads = ("layer", "slots", "uses", "hit rate", "before", "after", "pinned")
-    rows = [heads, *(_row(layer) for layer in report.layers)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    for row, layer in zip(rows, (None, *report.layers), strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[-1] = row[-1].ljust(widths[-1])
-        yield "  ".join([*cells, _top(layer) if layer else "most used (uses)"]).rstrip()
+    rows = [["layer", "slots", "uses", "hit rate", "before", "after", "pinned", "most used (uses)"]]
+    for layer in report.layers:
+        rates = [_percent(tally.hit_rate if tally else None) for tally in layer.served]
+        pinned = " ".join(map(str, layer.pinned)) or "-"
+        top = ", ".join(f"{expert} ({n_uses})" for expert, n_uses in layer.top) or SILENT
+        counts = str(layer.layer), str(layer.n_slots), str(layer.served.total.n_uses)
+        rows.append([*counts, *rates, pinned, top])
+    yield from table(rows, n_left=2)
 
 
-def _row(layer: LayerReport) -> tuple[str, ...]:
-    rates = [_percent(tally.hit_rate if tally else None) for tally in layer.served]
-    pinned = " ".join(map(str, layer.pinned)) or "-"
-    return str(layer.layer), str(layer.n_slots), str(layer.served.total.n_uses), *rates, pinned
-
-
-def _top(layer: LayerReport) -> str:
-    return ", ".join(f"{expert} ({n_uses})" for expert, n_uses in layer.top) or SILENT
+def table(rows: Sequence[Sequence[str]], n_left: int = 0) -> Iterator[str]:
+    """Lay out columns two blanks apart, aligned to the right, the last `n_left` to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [">"] * (len(widths) - n_left) + ["<"] * n_left
+    for row in rows:
+        cells = zip(row, sides, widths, strict=True)
+        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in cells).rstrip()
 
 
 def as_lines(report: ExpertReport) -> list[str]:

@@ -14,8 +14,7 @@ from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.decide.locations import Locations, Move
 from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.records.overlap import Interval, Overlap
-from vkmoe.experts.records.profiler import PoolCounters
+from vkmoe.experts.records.profiler import Interval, Overlap, PoolCounters
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.tier import Tier
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.experts.decide.keys import Mask
 from vkmoe.experts.decide.locations import FREE, Locations, Move
-from vkmoe.experts.records.overlap import Overlap
+from vkmoe.experts.records.profiler import Overlap
 from vkmoe.experts.store.copies import (
     Copy,
     DrainedUploader,

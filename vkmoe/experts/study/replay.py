@@ -1,9 +1,8 @@
 """Replays a trace through the engine's own decisions, once or for many caches, without a GPU.
 
 `simulate` gives hit counts equal to the engine's for the same routing, settings and pools; `misses`
-tells where misses come from, by comparing them with Belady's optimum (belady.py). `run_sweep`
-replays one trace with many numbers of slots and policies; long sweeps use all cores, as the replays
-know nothing of each other. `bend_of_curve` says how many slots pay off.
+tells where misses come from, by comparing them with Belady's optimum, `belady_hits`. `run_sweep`
+replays one trace with many numbers of slots and policies. `bend_of_curve` says how many pay off.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.choices import PolicyName, SlotSharing
-from vkmoe.experts.decide.locations import Move
+from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
-from vkmoe.experts.study.belady import belady_hits, first_uses
 from vkmoe.experts.study.trace import Trace
 
 __all__ = [
@@ -37,8 +35,10 @@ __all__ = [
     "Sweep",
     "Transfers",
     "Wanted",
+    "belady_hits",
     "bend_of_curve",
     "ceiling",
+    "first_uses",
     "ladder",
     "misses",
     "run_sweep",
@@ -48,6 +48,8 @@ __all__ = [
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
 Progress = Callable[[int, int], None]  # replays done, replays in all
+NEVER = np.iinfo(np.int64).max
+Batch = tuple[NDArray[np.int64], int]  # layers [n_pools, layers per pool], slots of each pool
 
 
 class Transfers(NamedTuple):
@@ -76,25 +78,14 @@ class SimulationResult:
         return np.asarray(self.hits.sum(axis=0), np.int64)
 
     @property
-    def layer_rates(self) -> NDArray[np.float64]:
-        """Return hits per use of each layer, from 0 to 1."""
-        return self.layer_hits / (self.trace.n_tokens * self.trace.header.n_used)
-
-    @property
     def hit_rate(self) -> float:
         """Return hits per use of all layers, from 0 to 1."""
-        return float(self.layer_rates.mean())
+        return float(self.hits.mean()) / self.trace.header.n_used
 
     @property
     def worst_rate(self) -> float:
         """Return hits per use of the layer with the fewest."""
-        return float(self.layer_rates.min())
-
-    @property
-    def decode_rate(self) -> float | None:
-        """Return hits per use of the tokens after the prompts; None if there are none."""
-        decode = self.hits[~self.trace.is_prompt]
-        return float(decode.mean()) / self.trace.header.n_used if decode.size else None
+        return int(self.layer_hits.min()) / (self.trace.n_tokens * self.trace.header.n_used)
 
     @property
     def read_bytes(self) -> float:
@@ -111,14 +102,6 @@ class SimulationResult:
         return float(counts @ np.array(self.trace.header.span_bytes)) / self.trace.n_tokens
 
 
-class Misses(NamedTuple):
-    """Splits misses by where they come from; together they are all misses."""
-
-    compulsory: int  # first use of an expert that was not there from the start
-    capacity: int  # any others that Belady's optimum with as many slots has too
-    policy: int  # the rest. Negative where pins and residents beat what can be had on demand
-
-
 def simulate(
     trace: Trace,
     settings: CacheSettings,
@@ -129,8 +112,8 @@ def simulate(
     """Replay a trace on an empty cache; `seed` is a profile's counts, as `Residency` takes them.
 
     In stepped mode a layer is a submit, so that guesses of the next one are there in time.
-    All sequences go through one cache, one after the other. A cache with room for all experts of
-    all layers is none: they are resident in place, and every use is a hit.
+    All sequences go through one cache. One with room for all experts of all layers is none: they
+    are resident in place, and every use is a hit.
     """
     space, n_used = trace.space, trace.header.n_used
     if _holds_all(trace, pools):
@@ -154,19 +137,16 @@ class _Replay:
 
     def __init__(self, residency: Residency, transfers: Transfers) -> None:
         self.residency, self._transfers = residency, transfers
-        self._stepped = residency.settings.executor == "stepped"
         self._n_experts = residency.space.n_experts
-        self._late: list[Move] = []
-        self.copied: list[int] = []
+        self._late = residency.start()
+        self.copied = [move.key for move in self._late]
         self.n_landed = 0
-        moves = residency.start()
-        residency.arrived(moves)
-        self.copied += [move.key for move in moves]
+        self._arrive()
 
     def token(self, routing: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Run a token; returns its hits [n_layers]."""
         residency, transfers = self.residency, self._transfers
-        if self._stepped:
+        if residency.settings.executor == "stepped":
             hits = np.stack([self._layer(layer, ids) for layer, ids in enumerate(routing)])
         else:
             hits = residency.hits(routing)
@@ -207,6 +187,96 @@ class _Replay:
         return [int(key) for key in layers * self._n_experts + routing[layers, ranks]]
 
 
+# ----- the most hits there can be -----
+
+
+def belady_hits(
+    routing: NDArray[np.uint32],
+    space: KeySpace,
+    pools: Sequence[PoolSpec],
+    initial: NDArray[np.bool_] | None = None,
+) -> NDArray[np.int64]:
+    """Return the hits of each token in each layer, [n_tokens, n_layers], at most.
+
+    That is Belady's optimum (IBM Systems Journal 5, 1966), which knows the future, for a cache that
+    is filled between tokens. A token's hits are judged by what is held when it begins. After it,
+    the cache may keep any of what it held and what the token used, so it promotes on demand only
+    and may let an expert pass by. Every use then opens an interval that lasts to the expert's next
+    use; a slot holds one interval at a time, and each interval kept is a hit. Dropping the one that
+    ends last whenever there are too many keeps the most of them. Residents, profiles and pins,
+    which bring experts in ahead of need, are bound by it only if they are given as `initial`.
+
+    `routing` is [n_tokens, n_layers, n_used]. `initial` [n_layers, n_experts] are held when the
+    first token begins; empty without. Floors of pools do not bind the optimum.
+    """
+    numbers = space.keys_of(routing)
+    upcoming, first = _next_uses(numbers, space)
+    held = np.full(space.n_keys, NEVER)  # when a held expert is used next; NEVER: not held
+    if initial is not None:
+        held = np.where(initial.reshape(-1), first, NEVER)
+    by_layer = held.reshape(space.n_layers, space.n_experts)
+    batches = _batches(space, pools)
+    hits = np.empty(routing.shape[:2], np.int64)
+    for token, keys in enumerate(numbers):
+        hits[token] = np.count_nonzero(held[keys] != NEVER, axis=1)
+        held[keys] = upcoming[token]
+        for layers, capacity in batches:
+            rows = by_layer[layers].reshape(len(layers), -1)
+            by_layer[layers] = _nearest(rows, capacity).reshape(*layers.shape, -1)
+    return hits
+
+
+def first_uses(
+    routing: NDArray[np.uint32], space: KeySpace, initial: NDArray[np.bool_] | None = None
+) -> NDArray[np.int64]:
+    """Return how many different experts each layer uses, [n_layers], those held initially left out.
+
+    So many misses no cache avoids that is filled on demand.
+    """
+    used = np.zeros((space.n_layers, space.n_experts), np.bool_)
+    used.reshape(-1)[space.keys_of(routing)] = True
+    if initial is not None:
+        used &= ~initial
+    return np.asarray(np.count_nonzero(used, axis=1), np.int64)
+
+
+def _next_uses(
+    numbers: NDArray[np.int64], space: KeySpace
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return when each used expert is used next, as `numbers`; when each is used first, [n_keys].
+
+    A use is token * n_keys + key: in order of time, and no two are equal. NEVER: not again.
+    """
+    upcoming = np.empty_like(numbers)
+    following = np.full(space.n_keys, NEVER)
+    for token in range(len(numbers) - 1, -1, -1):
+        keys = numbers[token]
+        upcoming[token] = following[keys]
+        following[keys] = token * space.n_keys + keys
+    return upcoming, following
+
+
+def _batches(space: KeySpace, pools: Sequence[PoolSpec]) -> list[Batch]:
+    """Group pools of one shape, to be handled at once; layers without a pool hold nothing."""
+    groups: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for pool in pools:
+        groups.setdefault((len(pool.layers), pool.capacity), []).append(pool.layers)
+    without = set(range(space.n_layers)) - {layer for pool in pools for layer in pool.layers}
+    if without:
+        groups[1, 0] = [(layer,) for layer in sorted(without)]
+    return [(np.array(layers, np.int64), capacity) for (_, capacity), layers in groups.items()]
+
+
+def _nearest(rows: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
+    """Return each row with all but its `capacity` smallest entries made NEVER."""
+    if capacity == 0:
+        return np.full_like(rows, NEVER)
+    if capacity >= rows.shape[1]:
+        return rows
+    last = np.partition(rows, capacity - 1, axis=1)[:, capacity - 1 : capacity]
+    return np.where(rows > last, NEVER, rows)
+
+
 def ceiling(
     trace: Trace, pools: Sequence[PoolSpec], start: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
@@ -216,6 +286,14 @@ def ceiling(
         return np.full(trace.header.n_layers, n_uses, np.int64)
     hits = belady_hits(trace.routing, trace.space, pools, start)
     return np.asarray(hits.sum(axis=0), np.int64)
+
+
+class Misses(NamedTuple):
+    """Splits misses by where they come from; together they are all misses."""
+
+    compulsory: int  # first use of an expert that was not there from the start
+    capacity: int  # any others that Belady's optimum with as many slots has too
+    policy: int  # the rest. Negative where pins and residents beat what can be had on demand
 
 
 def misses(result: SimulationResult, best: NDArray[np.int64]) -> Misses:
@@ -230,6 +308,9 @@ def misses(result: SimulationResult, best: NDArray[np.int64]) -> Misses:
 def _holds_all(trace: Trace, pools: Sequence[PoolSpec]) -> bool:
     slots = sum(min(pool.capacity, len(pool.layers) * trace.header.n_experts) for pool in pools)
     return slots == trace.space.n_keys
+
+
+# ----- many replays of one trace -----
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,55 +356,41 @@ class Wanted:
     curve: Sequence[int] = ()
     transfers: Transfers = PLAIN
 
-    def own(self, n_slots: int, policy: PolicyName) -> _Job:
-        return _Job(n_slots, "layer", self.settings(policy, n_slots), self.transfers)
-
-    def shared(self, n_slots: int) -> _Job:
-        return self.own(n_slots, self.main)._replace(allocation="global")
-
 
 def ladder(n_experts: int, n_used: int) -> tuple[int, ...]:
     """Return slots per layer worth a look: what a token uses, doubled up to half, 3/4, all."""
-    counts = {n_experts, max(1, n_experts // 2), max(1, n_experts * 3 // 4)}
-    n = n_used
-    while n <= n_experts // 2:
-        counts.add(n)
-        n *= 2
+    doubled = (n_used << power for power in range(n_experts.bit_length()))
+    counts = {n_experts, n_experts // 2, n_experts * 3 // 4}
+    counts.update(count for count in doubled if count <= n_experts // 2)
     return tuple(sorted(count for count in counts if count >= n_used))
 
 
 def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) -> Sweep:
     """Replay `trace` for each number of slots and policy."""
     main = wanted.main if wanted.main in wanted.policies else wanted.policies[0]
-    wanted = replace(wanted, main=main)
+
+    def job(n_slots: int, policy: PolicyName = main, sharing: SlotSharing = "layer") -> _Job:
+        return _Job(n_slots, sharing, wanted.settings(policy, n_slots), wanted.transfers)
+
     slots = sorted(set(wanted.slots))
     curve = sorted(wanted.curve) if trace.n_tokens >= ENOUGH_TOKENS else []
-    jobs = [wanted.shared(n) for n in slots]  # the slowest first
-    jobs += [wanted.own(n, policy) for n in slots for policy in wanted.policies]
-    jobs += [wanted.own(n, main) for n in curve]
-    jobs = list(dict.fromkeys(jobs))
+    jobs = [job(n, sharing="global") for n in slots]  # the slowest first
+    jobs += [job(n, policy) for n in slots for policy in wanted.policies]
+    jobs = list(dict.fromkeys([*jobs, *map(job, curve)]))
     results: dict[_Job, SimulationResult] = {}
     with _replays(trace, jobs) as replies:
-        for job, result in replies:
-            results[job] = replace(result, trace=trace)  # a process has a copy of its own
+        for done, result in replies:
+            results[done] = replace(result, trace=trace)  # a process has a copy of its own
             if progress is not None:
                 progress(len(results), len(jobs))
-    rungs = tuple(_rung(trace, n, wanted, results) for n in slots)
-    return Sweep(trace, main, rungs, {n: results[wanted.own(n, main)] for n in curve})
-
-
-def _rung(
-    trace: Trace, n_slots: int, wanted: Wanted, results: Mapping[_Job, SimulationResult]
-) -> Rung:
-    own = {policy: results[wanted.own(n_slots, policy)] for policy in wanted.policies}
-    shared = results[wanted.shared(n_slots)]
-    return Rung(
-        n_slots,
-        own,
-        shared,
-        ceiling(trace, _pools(trace, n_slots, "layer"), own[wanted.main].start),
-        ceiling(trace, _pools(trace, n_slots, "global"), shared.start),
-    )
+    rungs = []
+    for n in slots:
+        own = {policy: results[job(n, policy)] for policy in wanted.policies}
+        shared = results[job(n, sharing="global")]
+        own_best = ceiling(trace, _pools(trace, n, "layer"), own[main].start)
+        shared_best = ceiling(trace, _pools(trace, n, "global"), shared.start)
+        rungs.append(Rung(n, own, shared, own_best, shared_best))
+    return Sweep(trace, main, tuple(rungs), {n: results[job(n)] for n in curve})
 
 
 def bend_of_curve(sweep: Sweep) -> int | None:

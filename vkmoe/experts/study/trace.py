@@ -4,19 +4,17 @@ The first line is a header (the model's shape), then comes one line per token:
 
     {"phase": "prompt", "experts": [[3, 17], [0, 9]]}
 
-with the ids of each MoE layer's experts, the most important first, as the engine's routing log has
-them. Owns the format, writing, joining and reading; no text, no weights. Files may be damaged, or
-made up to do harm: every line is checked before it is used, and an error names file and line. A
-last line that is cut short, as a killed recording leaves it, is left out with a note.
+with the ids of each MoE layer's experts, the most important first. Owns the format, writing,
+joining and reading. Files may be damaged, or made up to do harm: every line is checked before it is
+used. A last line that is cut short, as a killed recording leaves it, is left out with a note.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -32,10 +30,8 @@ __all__ = ["Trace", "TraceHeader", "TraceWriter", "joined", "read_trace"]
 
 FORMAT, VERSION = "vkmoe-trace", 1
 # No model is near these; they keep a few bytes of a made-up header from asking for gigabytes.
-MAX_LAYERS, MAX_EXPERTS, MAX_KEYS, MAX_SPAN = 4096, 1 << 16, 1 << 22, 1 << 40
+MAX_LAYERS, MAX_KEYS, MAX_SPAN = 4096, 1 << 22, 1 << 40
 MAX_HEADER_BYTES = 1 << 20
-_MODEL = ("name", "architecture", "MoE layers", "experts", "experts per token",
-          "numbers of the MoE layers", "bytes of an expert by layer")  # fmt: skip
 _HINT = "the file is damaged, or was not made by `vkmoe trace`"
 _PHASES = ("prompt", "decode")
 
@@ -50,7 +46,6 @@ class TraceHeader:
     n_experts: int
     n_used: int
     span_bytes: tuple[int, ...]  # of one expert in each layer
-    n_prompt_tokens: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -60,40 +55,9 @@ class TraceHeader:
     def space(self) -> KeySpace:
         return KeySpace(self.n_layers, self.n_experts)
 
-    def difference(self, other: TraceHeader) -> str | None:
-        """Say how the model of `other` differs from ours; None: both are of one model."""
-        for what, ours, theirs in zip(_MODEL, self._model(), other._model(), strict=True):
-            if ours != theirs:
-                first, second = _differing(ours, theirs), _differing(theirs, ours)
-                return f"{what} {first} in one, {second} in the other"
-        return None
-
     def document(self) -> dict[str, Any]:
         """Return the header line."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": self.model,
-            "architecture": self.architecture,
-            "n_layers": self.n_layers,
-            "layer_numbers": list(self.layer_numbers),
-            "n_experts": self.n_experts,
-            "n_used": self.n_used,
-            "span_bytes": list(self.span_bytes),
-            "prompt": {"n_tokens": self.n_prompt_tokens},
-        }
-
-    def _model(self) -> tuple[Any, ...]:
-        shape = (self.n_layers, self.n_experts, self.n_used, self.layer_numbers, self.span_bytes)
-        return self.model, self.architecture, *shape
-
-
-def _differing(value: Any, other: Any) -> str:
-    """Show a value in a few characters; of a tuple the first entry that is not the other's."""
-    if isinstance(value, tuple):
-        value = next(ours for ours, theirs in zip(value, other, strict=True) if ours != theirs)
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:60] + "..."
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +79,6 @@ class Trace:
     def space(self) -> KeySpace:
         return self.header.space
 
-    @property
-    def sequences(self) -> list[NDArray[np.uint32]]:
-        """Return the routing of each sequence: [n_tokens of it, n_layers, n_used]."""
-        return np.split(self.routing, self.starts[1:])
-
 
 def joined(traces: Sequence[Trace]) -> Trace:
     """Join traces of one model to one: a run that had one prompt after the other.
@@ -128,12 +87,14 @@ def joined(traces: Sequence[Trace]) -> Trace:
     """
     first = traces[0]
     for trace in traces[1:]:
-        difference = first.header.difference(trace.header)
-        if difference is not None:
-            raise VkmoeError(
-                f"{first.source} and {trace.source} are of different models: {difference}",
-                "simulate the traces of one model at a time",
-            )
+        for item in fields(TraceHeader):
+            ours, theirs = getattr(first.header, item.name), getattr(trace.header, item.name)
+            if ours != theirs:
+                raise VkmoeError(
+                    f"{first.source} and {trace.source} are of different models: "
+                    f"{item.name} {_shown(ours)} in one, {_shown(theirs)} in the other",
+                    "simulate the traces of one model at a time",
+                )
     offsets = np.cumsum([0, *(trace.n_tokens for trace in traces[:-1])])
     starts = zip(traces, offsets.tolist(), strict=True)
     return Trace(
@@ -187,7 +148,7 @@ class TraceWriter(Closing):
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace file; several written one behind the other count as one.
+    """Read a trace file.
 
     Raises VkmoeError for a file that cannot be read, is damaged or holds no tokens.
     """
@@ -207,139 +168,93 @@ class _Reader:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
         self._line = 0  # number of the line being read, from 1
-        self._header: TraceHeader | None = None
-        self._ids = array("I")
-        self._is_prompt = bytearray()
-        self._starts: list[int] = []
 
     def read(self) -> Trace:
-        notes: tuple[str, ...] = ()
-        while line := self._next_line():
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line, parse_constant=self._refuse_constant)
-            except (ValueError, RecursionError):
-                if line.endswith(b"\n") or self._header is None:
-                    self._refuse("is not JSON")
-                notes = (f"{self._path}: the last line is cut short and was left out",)
+        line = self._next_line(MAX_HEADER_BYTES)
+        if not line.strip():
+            raise VkmoeError(f"{self._path}: the trace is empty", _HINT)
+        header = self._header(self._record(line))
+        limit = MAX_HEADER_BYTES + header.n_layers * (header.n_used + 1) * 32
+        routing, is_prompt, notes = [], [], []
+        while line := self._next_line(limit):
+            if not line.endswith(b"\n"):
+                notes.append(f"{self._path}: the last line is cut short and was left out")
                 break
-            self._take(record)
-        return self._trace(notes)
+            record = self._record(line)
+            if record.get("phase") not in _PHASES:
+                self._refuse(f"has no phase {' or '.join(_PHASES)}")
+            is_prompt.append(record["phase"] == "prompt")
+            routing.append(self._token(record.get("experts"), header))
+        if not routing:
+            raise VkmoeError(f"{self._path}: the trace holds no tokens", "record it again")
+        source = str(self._path)
+        return Trace(header, np.stack(routing), np.array(is_prompt), (0,), tuple(notes), source)
 
-    def _next_line(self) -> bytes:
+    def _next_line(self, limit: int) -> bytes:
         self._line += 1
-        header = self._header
-        limit = MAX_HEADER_BYTES
-        if header is not None:
-            limit += header.n_layers * (header.n_used + 1) * 32
         line = self._file.readline(limit + 1)
         if len(line) > limit:
             self._refuse("is too long")
         return line
 
-    def _take(self, record: Any) -> None:
+    def _record(self, line: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            self._refuse("is not JSON")
         if not isinstance(record, dict):
             self._refuse("is not a JSON object")
-        if "format" in record or self._header is None:
-            header = self._read_header(record)
-            if self._header is not None and (other := self._header.difference(header)):
-                self._refuse(f"begins a trace of another model: {other}")
-            self._header = self._header or header
-            self._starts.append(len(self._is_prompt))
-            return
-        if record.get("phase") not in _PHASES:
-            self._refuse(f"has no phase {' or '.join(_PHASES)}")
-        self._ids.extend(self._token(record.get("experts"), self._header))
-        self._is_prompt.append(record["phase"] == "prompt")
+        return record
 
-    def _trace(self, notes: tuple[str, ...]) -> Trace:
-        header = self._header
-        if header is None:
-            raise VkmoeError(f"{self._path}: the trace is empty", _HINT)
-        n_tokens = len(self._is_prompt)
-        if not n_tokens:
-            raise VkmoeError(f"{self._path}: the trace holds no tokens", "record it again")
-        ids = np.frombuffer(self._ids, np.uint32)
-        ends = [*self._starts[1:], n_tokens]
-        return Trace(
-            header,
-            ids.reshape(n_tokens, header.n_layers, header.n_used),
-            np.frombuffer(self._is_prompt, np.bool_),
-            tuple(start for start, end in zip(self._starts, ends, strict=True) if end > start),
-            notes,
-            str(self._path),
-        )
-
-    # ----- one line -----
-
-    def _read_header(self, record: dict[str, Any]) -> TraceHeader:
+    def _header(self, record: dict[str, Any]) -> TraceHeader:
         if record.get("format") != FORMAT:
             self._refuse(f"is no header of a trace (format {FORMAT})")
-        version = self._number(record, "version", 1, 1 << 31)
+        version = self._number("version", record.get("version"), 1, 1 << 31)
         if version > VERSION:
             raise VkmoeError(
                 f"{self._path}: the trace has version {version}, this vkmoe reads {VERSION}",
                 "update vkmoe",
             )
-        n_layers = self._number(record, "n_layers", 1, MAX_LAYERS)
-        n_experts = self._number(record, "n_experts", 1, MAX_EXPERTS)
-        n_used = self._number(record, "n_used", 1, n_experts)
-        if n_layers * n_experts > MAX_KEYS:
-            self._refuse(f"has {n_layers} layers of {n_experts} experts, which no model has")
-        prompt = record.get("prompt", {})
-        if not isinstance(prompt, dict):
-            self._refuse("has a prompt that is no object")
+        for name in ("model", "architecture"):
+            if not isinstance(record.get(name), str):
+                self._refuse(f"has no text {name}")
+        layer_numbers = self._numbers(record, "layer_numbers", 0, 1 << 31)
+        span_bytes = self._numbers(record, "span_bytes", 1, MAX_SPAN)
+        n_layers = len(layer_numbers)
+        if len(span_bytes) != n_layers:
+            self._refuse(f"needs {n_layers} numbers as span_bytes")
+        n_experts = self._number("n_experts", record.get("n_experts"), 1, MAX_KEYS // n_layers)
+        n_used = self._number("n_used", record.get("n_used"), 1, n_experts)
         return TraceHeader(
-            self._text(record, "model"),
-            self._text(record, "architecture"),
-            self._numbers(record, "layer_numbers", n_layers, 0, 1 << 31),
-            n_experts,
-            n_used,
-            self._numbers(record, "span_bytes", n_layers, 1, MAX_SPAN),
-            self._number({"n_tokens": 0, **prompt}, "n_tokens", 0, 1 << 31),
+            record["model"], record["architecture"], layer_numbers, n_experts, n_used, span_bytes
         )
 
-    def _token(self, rows: Any, header: TraceHeader) -> list[int]:
-        """Return the checked ids of a token: n_layers * n_used of them."""
-        if not isinstance(rows, list) or len(rows) != header.n_layers:
-            self._refuse(f"needs experts of {header.n_layers} layers")
-        for layer, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != header.n_used:
-                self._refuse(f"needs {header.n_used} experts in layer {layer}")
-        ids = list(chain.from_iterable(rows))
+    def _token(self, rows: Any, header: TraceHeader) -> NDArray[np.uint32]:
+        """Return the checked ids of a token, [n_layers, n_used]."""
+        rows = rows if isinstance(rows, list) else []
+        widths = [len(row) if isinstance(row, list) else -1 for row in rows]
+        is_whole = widths == [header.n_used] * header.n_layers
+        ids = list(chain.from_iterable(rows)) if is_whole else []
         if set(map(type, ids)) != {int}:
-            self._refuse("has an expert id that is not a whole number")
+            self._refuse(f"needs {header.n_used} ids in each of {header.n_layers} layers")
         for bad in (min(ids), max(ids)):
             if not 0 <= bad < header.n_experts:
                 self._refuse(f"has expert id {_shown(bad)}; the model has {header.n_experts}")
-        for layer, row in enumerate(rows):
-            if len(set(row)) != header.n_used:
-                self._refuse(f"names an expert twice in layer {layer}")
-        return ids
+        if any(len(set(row)) != header.n_used for row in rows):
+            self._refuse("names an expert twice in a layer")
+        return np.array(rows, np.uint32)
 
-    def _text(self, record: dict[str, Any], name: str) -> str:
-        value = record.get(name)
-        if not isinstance(value, str):
-            self._refuse(f"has no text {name}")
-        return value
+    def _numbers(self, record: dict[str, Any], name: str, low: int, high: int) -> tuple[int, ...]:
+        """Return a number for each layer."""
+        values = record.get(name)
+        if not isinstance(values, list) or not 1 <= len(values) <= MAX_LAYERS:
+            self._refuse(f"needs a number of each layer as {name}")
+        return tuple(self._number(name, value, low, high) for value in values)
 
-    def _number(self, record: dict[str, Any], name: str, low: int, high: int) -> int:
-        value = record.get(name)
+    def _number(self, name: str, value: Any, low: int, high: int) -> int:
         if type(value) is not int or not low <= value <= high:
             self._refuse(f"has {name} {_shown(value)}, not a whole number from {low} to {high}")
         return value
-
-    def _numbers(
-        self, record: dict[str, Any], name: str, n: int, low: int, high: int
-    ) -> tuple[int, ...]:
-        values = record.get(name)
-        if not isinstance(values, list) or len(values) != n:
-            self._refuse(f"needs {n} numbers as {name}")
-        return tuple(self._number({name: value}, name, low, high) for value in values)
-
-    def _refuse_constant(self, name: str) -> NoReturn:
-        self._refuse(f"holds {name}")
 
     def _refuse(self, problem: str) -> NoReturn:
         raise VkmoeError(f"{self._path}: line {self._line} {problem}", _HINT)
@@ -347,7 +262,5 @@ class _Reader:
 
 def _shown(value: Any) -> str:
     """Show a value of a file in a few characters."""
-    if type(value) is int and abs(value) >= 1 << 64:
-        return "of many digits"
     text = ascii(value)
     return text if len(text) <= 40 else text[:40] + "..."

@@ -1,31 +1,27 @@
 """This module is `vkmoe simulate`: what an expert cache would do on recorded routing.
 
-It owns what is asked and the order of the work; report.py has the words and values that come out.
+It owns what is asked and the order of the work; simulate_report.py has what comes out.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from vkmoe.choices import PolicyName
-from vkmoe.cli.cache_notes import dependent_notes
+from vkmoe.cli.notes import counting, dependent_notes, note
 from vkmoe.cli.options import Json, Quiet, config_options, option
-from vkmoe.cli.output import counting, note
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
-    from vkmoe.experts.study.replay import Sweep, Transfers
+    from vkmoe.experts.study.replay import Sweep
     from vkmoe.experts.study.trace import Trace, TraceHeader
 
 __all__ = ["simulate"]
@@ -85,21 +81,22 @@ def simulate(
     while it is read. --expert-copies overlap stands for copies that take a token longer; beside
     them no expert is guessed unless a predictor is named.
     """
-    policies = _policies(policy)
+    from vkmoe.cli.simulate_report import as_document, as_text, draw
+
+    policies = _listed("--policy", policy, _POLICIES.split(","), f"known are {_POLICIES}")
     if plot is not None:
         _check_plotting(plot, traces)
     trace = _read(traces, quiet)
-    counts = _slots(slots, trace, config)
-    for line in () if quiet else _idle(config, policies):
-        note(line)
-    began = time.perf_counter()
+    counts = _ladder(trace, config) if slots is None else _slots(slots, trace.header.n_experts)
+    if not quiet:
+        _note_idle(config, policies)
     sweep = _replay(trace, counts, policies, config, quiet)
-    seconds = time.perf_counter() - began
-    _show(sweep, as_json)
-    if sys.stderr.isatty() and not quiet:
-        note(f"the replays took {seconds:.1f} s")
+    if as_json:
+        typer.echo(json.dumps(as_document(sweep), indent=2))
+    else:
+        typer.echo(as_text(sweep), nl=False)
     if plot is not None:
-        _draw(sweep, Path(plot))
+        draw(sweep, Path(plot))
         if not quiet:
             note(f"the plot is in {plot}")
 
@@ -107,49 +104,33 @@ def simulate(
 # ----- what was asked -----
 
 
-def _policies(text: str) -> list[PolicyName]:
-    known = _POLICIES.split(",")
-    names = list(dict.fromkeys(piece.strip().lower() for piece in text.split(",") if piece.strip()))
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--policy is {text!r}: no policy {name!r}", f"known are {_POLICIES}")
-    if not names:
-        raise UsageError(f"--policy is {text!r}: it names none", f"known are {_POLICIES}")
-    return [name for name in known if name in names]  # type: ignore[misc]
+def _listed(flag: str, text: str, known: Sequence[str], hint: str) -> list[Any]:
+    """Read words between commas, in the order of `known`. Raises UsageError for any other."""
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise UsageError(f"{flag} is {text!r}: {word!r} is not possible", hint)
+    if not words:
+        raise UsageError(f"{flag} is {text!r}: it names none", hint)
+    return [word for word in known if word in words]
 
 
-def _idle(config: EngineConfig, policies: list[PolicyName]) -> Iterator[str]:
+def _slots(text: str, n_experts: int) -> list[int]:
+    known = [str(n + 1) for n in range(n_experts)]
+    hint = f"write numbers of experts from 1 to {n_experts}, such as 4,8,16"
+    return [int(word) for word in _listed("--slots", text, known, hint)]
+
+
+def _note_idle(config: EngineConfig, policies: list[PolicyName]) -> None:
     """Name the options without effect."""
-    yield from dependent_notes(config)
-    if config.expert_policy not in policies and config.expert_policy != EngineConfig.expert_policy:
-        yield f"--expert-policy {config.expert_policy} has no effect: it is not one of --policy"
+    for line in dependent_notes(config):
+        note(line)
+    chosen = config.expert_policy
+    if chosen not in policies and chosen != EngineConfig.expert_policy:
+        note(f"--expert-policy {chosen} has no effect: it is not one of --policy")
 
 
-def _slots(text: str | None, trace: Trace, config: EngineConfig) -> tuple[int, ...]:
-    """Read the numbers of slots to try. Raises UsageError for one that the model cannot have."""
-    n_experts = trace.header.n_experts
-    if text is None:
-        return _ladder(trace, config)
-    chosen = []
-    for piece in (piece.strip() for piece in text.split(",")):
-        if not piece:
-            continue
-        if not (piece.isascii() and piece.isdigit() and len(piece) < 10):
-            raise UsageError(
-                f"--slots is {text!r}: {piece!r} is not a number", "write it as 4,8,16"
-            )
-        if not 1 <= int(piece) <= n_experts:
-            raise UsageError(
-                f"--slots is {text!r}: a layer of this model cannot have {int(piece)} slots",
-                f"write 1 to {n_experts}",
-            )
-        chosen.append(int(piece))
-    if not chosen:
-        raise UsageError(f"--slots is {text!r}: it names no number", "write it as 4,8,16")
-    return tuple(chosen)
-
-
-def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
+def _ladder(trace: Trace, config: EngineConfig) -> list[int]:
     """Choose the numbers of slots worth a look that have room for residents and pins."""
     from vkmoe.experts.study.replay import ladder
 
@@ -162,14 +143,14 @@ def _ladder(trace: Trace, config: EngineConfig) -> tuple[int, ...]:
                 raise
         else:
             fitting.append(count)
-    return tuple(fitting)
+    return fitting
 
 
 def _check_plotting(plot: str, traces: list[str]) -> None:
     """Raise VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
-    from vkmoe.experts.records.writing import check_outputs, reason_against_writing
+    from vkmoe.experts.records.keeper import check_outputs, reason_against_writing
 
     if find_spec("matplotlib") is None:
         raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
@@ -178,6 +159,9 @@ def _check_plotting(plot: str, traces: list[str]) -> None:
     check_outputs([("--plot", Path(plot))], traces)
     if reason := reason_against_writing(Path(plot)):
         raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
+
+
+# ----- the work -----
 
 
 def _read(paths: list[str], quiet: bool) -> Trace:
@@ -189,54 +173,30 @@ def _read(paths: list[str], quiet: bool) -> Trace:
     return trace
 
 
-# ----- the work -----
-
-
 def _replay(
     trace: Trace,
-    counts: tuple[int, ...],
+    counts: list[int],
     policies: list[PolicyName],
     config: EngineConfig,
     quiet: bool,
 ) -> Sweep:
-    from vkmoe.experts.study.replay import Wanted, run_sweep
+    from vkmoe.experts.study.replay import Transfers, Wanted, run_sweep
+    from vkmoe.placement.cache_choice import N_LANDING, copies_overlap
 
     def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
         return _settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
 
+    late = copies_overlap(config, has_queue=False)  # only where that is asked for
     wanted = Wanted(
         counts,
         policies,
         settings,
         main=config.expert_policy,
         curve=_ladder(trace, config),
-        transfers=_transfers_of(config),
+        transfers=Transfers(late, N_LANDING if config.promote_on_read else 0),
     )
     with counting("replaying", shown=not quiet) as progress:
         return run_sweep(trace, wanted, progress)
-
-
-# ----- what comes out -----
-
-
-def _show(sweep: Sweep, as_json: bool) -> None:
-    from vkmoe.cli.study.report import as_document, as_text
-
-    if as_json:
-        typer.echo(json.dumps(as_document(sweep), indent=2))
-    else:
-        typer.echo(as_text(sweep), nl=False)
-
-
-def _draw(sweep: Sweep, path: Path) -> None:
-    # No window is opened, and a backend that is not there would keep matplotlib from loading.
-    os.environ["MPLBACKEND"] = "agg"
-    from vkmoe.cli.study.plot import draw
-
-    draw(sweep, path)
-
-
-# ----- the engine that the replay stands for -----
 
 
 def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
@@ -255,12 +215,3 @@ def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> Cac
     experts = ExpertSpec(header.n_experts, header.n_used, width=0)
     late = copies_overlap(config, has_queue=False)
     return cache_settings(config, header.model, experts, plan, late)
-
-
-def _transfers_of(config: EngineConfig) -> Transfers:
-    """Say how experts get into slots: by copies that are waited for, unless asked otherwise."""
-    from vkmoe.experts.study.replay import Transfers
-    from vkmoe.placement.cache_choice import N_LANDING, copies_overlap
-
-    late = copies_overlap(config, has_queue=False)
-    return Transfers(late, N_LANDING if config.promote_on_read else 0)

@@ -35,7 +35,7 @@ TENSORS = [
     for part in ("gate", "up", "down")
 ]
 MODEL = profiled_model(SPEC, 3, TENSORS)
-COUNTS = np.random.default_rng(1).random(MODEL.space.n_keys) * 100
+COUNTS = np.random.default_rng(1).random(3 * 8) * 100
 COUNTS[3] = 0.0
 
 
@@ -206,7 +206,7 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
 
 
 def test_a_sound_profile_is_far_below_the_bound_on_size(tmp_path: Path) -> None:
-    counts = np.full(MODEL.space.n_keys, 1 / 3e-7)  # as many digits as a count can have
+    counts = np.full(3 * 8, 1 / 3e-7)  # as many digits as a count can have
     save_profile(tmp_path / "p", MODEL, counts)
     big = replace(MODEL, n_moe_layers=48, n_experts=128)
     save_profile(tmp_path / "big", big, np.full(48 * 128, 1 / 3e-7))

@@ -1,28 +1,29 @@
-"""This module says what `vkmoe simulate` found: as a table for people, and as values for JSON.
+"""This module says what `vkmoe simulate` found: as a table, as values for JSON, and as a picture.
 
-It owns words, units and columns; the figures are those of a Sweep.
+It owns words, units and columns; the figures are those of a Sweep. The picture needs matplotlib,
+the extra `plot`.
 """
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.decide.sizing import recommended_slots
-from vkmoe.experts.study.replay import (
-    Rung,
-    SimulationResult,
-    Sweep,
-    bend_of_curve,
-    misses,
-)
+from vkmoe.experts.records.report import table
+from vkmoe.experts.study.replay import Rung, SimulationResult, Sweep, bend_of_curve, misses
 from vkmoe.experts.study.trace import Trace
 
-__all__ = ["as_document", "as_text"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["as_document", "as_text", "draw"]
 
 _WIDTH = 80
 _GOOD_LENGTH = 500  # tokens; the first use of each expert counts for little by then
@@ -54,7 +55,8 @@ def _trace_lines(trace: Trace) -> Iterator[str]:
 
 
 def _hit_lines(sweep: Sweep) -> Iterator[str]:
-    policies, n_experts = list(sweep.rungs[0].own), sweep.trace.header.n_experts
+    policies, header = list(sweep.rungs[0].own), sweep.trace.header
+    twice = 2 * header.n_used
     yield from _wrapped(
         "Hit rate in %, each layer with slots of its own; best is Belady's optimum, which knows "
         f"the future. With {sweep.main}: if layers with experts of one size share their slots "
@@ -65,39 +67,35 @@ def _hit_lines(sweep: Sweep) -> Iterator[str]:
     for rung in sweep.rungs:
         main, best = rung.own[sweep.main], rung.own_best.sum() / sweep.trace.routing.size
         rates = [*(result.hit_rate for result in rung.own.values()), best, rung.shared.hit_rate]
-        marked = "* " if _is_rule_of_thumb(sweep, rung.slots) else ""
-        coverage = f"{100 * rung.slots / n_experts:.0f} %"
+        marked = "* " if rung.slots == twice else ""
+        coverage = f"{100 * rung.slots / header.n_experts:.0f} %"
         cells = [f"{marked}{rung.slots:3}", coverage, *(f"{100 * rate:.1f}" for rate in rates)]
         rows.append([*cells, _size(main.read_bytes), _size(main.copied_bytes)])
-    yield from _table(titles, rows)
-    if any(_is_rule_of_thumb(sweep, rung.slots) for rung in sweep.rungs):
-        yield "* twice the experts of a token"
+    yield from (f"  {line}" for line in table([titles, *rows]))
+    if twice in (rung.slots for rung in sweep.rungs):
+        yield "* twice the experts of a token: a rule of thumb for any text (arXiv:2505.16056)"
 
 
 def _advice_lines(sweep: Sweep) -> Iterator[str]:
     header, slots = sweep.trace.header, bend_of_curve(sweep)
-    least = recommended_slots(header.n_experts, header.n_used)
     if slots is None:
-        yield from _wrapped(
+        advice = (
             f"{_counted(sweep.trace.n_tokens, 'token')}: too short a trace to suggest a number of "
             f"slots. Record {_GOOD_LENGTH} or more."
         )
     elif slots == header.n_experts:
-        yield from _wrapped(
+        advice = (
             f"No number of slots stands out: fewer than all {slots} serve no larger share of the "
             "uses than of the experts. Give as many as fit."
         )
     else:
         size = _size(slots * sum(header.span_bytes))
-        yield from _wrapped(
+        advice = (
             f"Suggested by this trace: --expert-slots {slots} ({size}), "
             f"{100 * sweep.curve[slots].hit_rate:.0f} % hits with {sweep.main}. Up to there a slot "
             "brings more than an average one, beyond it less."
         )
-    yield from _wrapped(
-        f'The "recommended at least {least}" of `vkmoe info` and at the start of a run is a rule '
-        "of thumb for any text, twice the experts of a token (arXiv:2505.16056)."
-    )
+    yield from _wrapped(advice)
 
 
 def _counted(count: int, thing: str) -> str:
@@ -109,24 +107,12 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
 
 
-def _table(titles: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """Lay out columns as narrow as their cells, two blanks before each."""
-    table = [titles, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        yield "".join(f"  {cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-
-
 def _size(n_bytes: float) -> str:
     """Show bytes in at most nine characters."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if n_bytes >= size * 1000 / 1024:
             return f"{n_bytes / size:.1f} {unit}"
     return f"{n_bytes / 2**10:.1f} KiB"
-
-
-def _is_rule_of_thumb(sweep: Sweep, slots: int) -> bool:
-    return slots == 2 * sweep.trace.header.n_used
 
 
 # ----- the same for JSON -----
@@ -139,18 +125,12 @@ def as_document(sweep: Sweep) -> dict[str, Any]:
     """
     trace, header = sweep.trace, sweep.trace.header
     return {
-        "model": header.model,
-        "architecture": header.architecture,
-        "layer_numbers": list(header.layer_numbers),
-        "n_experts": header.n_experts,
-        "n_used": header.n_used,
-        "span_bytes": list(header.span_bytes),
+        **asdict(header),
         "n_tokens": trace.n_tokens,
         "n_prompt_tokens": int(trace.is_prompt.sum()),
         "n_sequences": len(trace.starts),
         "main_policy": sweep.main,
         "bend_of_curve": bend_of_curve(sweep),
-        "twice_active": 2 * header.n_used,
         "slots": [_rung_values(sweep, rung) for rung in sweep.rungs],
     }
 
@@ -174,7 +154,6 @@ def _rung_values(sweep: Sweep, rung: Rung) -> dict[str, Any]:
 def _result_values(result: SimulationResult, best: Counts) -> dict[str, Any]:
     return {
         **_hit_values(result.layer_hits, result.trace),
-        "decode_hit_rate": result.decode_rate,
         "misses": misses(result, best)._asdict(),
         "read_bytes_per_token": result.read_bytes,
         "copied_bytes_per_token": result.copied_bytes,
@@ -189,3 +168,88 @@ def _hit_values(hits: Counts, trace: Trace) -> dict[str, Any]:
         "worst_layer_hit_rate": float(rates.min()),
         "hits_per_layer": hits.tolist(),
     }
+
+
+# ----- the picture -----
+
+# Colours that differ to any colour vision (Okabe and Ito's palette).
+COLOURS = {"lru": "#0072B2", "slru": "#D55E00", "lfru": "#009E73"}
+CAUSES = {  # fields of Misses: label and colour
+    "compulsory": ("first use", "#999999"),
+    "capacity": ("too few slots", "#56B4E9"),
+    "policy": ("policy", "#D55E00"),
+}
+
+
+def draw(sweep: Sweep, path: Path) -> None:
+    """Write the picture; the ending of `path` says in which format. Raises OSError."""
+    # No window is opened, and a backend that is not there would keep matplotlib from loading.
+    os.environ["MPLBACKEND"] = "agg"
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    header = sweep.trace.header
+    figure.suptitle(
+        f"{ascii(header.model[:60])[1:-1]}: {header.n_used} of {header.n_experts} experts per token"
+        f"\nMoE layers: {header.n_layers}, tokens: {sweep.trace.n_tokens}"
+    )
+    _hit_rates(left, sweep)
+    _causes(right, sweep)
+    figure.savefig(path, dpi=140)
+
+
+def _hit_rates(axes: Axes, sweep: Sweep) -> None:
+    header, rungs = sweep.trace.header, sweep.rungs
+    slots = [rung.slots for rung in rungs]
+    n_uses = sweep.trace.n_tokens * header.n_used
+    best = [100 * rung.own_best.mean() / n_uses for rung in rungs]
+    axes.plot(slots, best, "k--", label="best possible (Belady)")
+    axes.fill_between(slots, best, 100, color="0.93", linewidth=0)
+    for policy in rungs[0].own:
+        rates = [100 * rung.own[policy].hit_rate for rung in rungs]
+        axes.plot(slots, rates, "o-", color=COLOURS[policy], label=policy, markersize=4)
+    main = COLOURS[sweep.main]
+    worst = [100 * rung.own[sweep.main].worst_rate for rung in rungs]
+    shared = [100 * rung.shared.hit_rate for rung in rungs]
+    axes.plot(slots, worst, "v:", color=main, label=f"{sweep.main}, worst layer", markersize=4)
+    axes.plot(slots, shared, "+-.", color=main, label=f"{sweep.main}, slots shared", alpha=0.7)
+    axes.plot([0, header.n_experts], [0, 100], color="0.6", lw=0.8, label="experts picked blindly")
+    axes.axvline(2 * header.n_used, color="0.4", lw=0.8, ls=(0, (1, 2)))
+    axes.annotate(
+        "2 x active", (2 * header.n_used, 2), xytext=(3, 0), textcoords="offset points", fontsize=8
+    )
+    bend = bend_of_curve(sweep)
+    if bend not in (None, header.n_experts):
+        height = 100 * sweep.curve[bend].hit_rate
+        axes.plot([bend], [height], "o", mfc="none", mec="k", markersize=11, label="suggested")
+    axes.set(
+        xlabel=f"slots per layer (of {header.n_experts})",
+        ylabel="hit rate (% of expert uses)",
+        title="Hit rate by slots",
+        xlim=(0, header.n_experts * 1.02),
+        ylim=(0, 101),
+    )
+    axes.set_xticks(slots)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, loc="lower right")
+
+
+def _causes(axes: Axes, sweep: Sweep) -> None:
+    """Draw the misses of the main policy by cause, as stacked bars."""
+    n_uses = sweep.trace.routing.size
+    splits = [misses(rung.own[sweep.main], rung.own_best) for rung in sweep.rungs]
+    places, bottom = np.arange(len(splits)), np.zeros(len(splits))
+    for name, (label, colour) in CAUSES.items():
+        heights = np.array([100 * getattr(split, name) / n_uses for split in splits])
+        heights = np.maximum(heights, 0)  # pins can beat what is best on demand
+        axes.bar(places, heights, 0.7, bottom, color=colour, label=label)
+        bottom += heights
+    axes.set_xticks(places, [str(rung.slots) for rung in sweep.rungs])
+    axes.set(
+        xlabel="slots per layer",
+        ylabel="misses (% of expert uses)",
+        title=f"Why {sweep.main} misses",
+    )
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(fontsize=8)

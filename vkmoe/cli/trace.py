@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vkmoe.cli.generate import INTERRUPTED, reply_limits, write_reply
-from vkmoe.cli.loading import opened
+from vkmoe.cli.generate import reply_limits, write_reply
+from vkmoe.cli.notes import counting, note, opened
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
     Model,
+    Prompt,
+    PromptFile,
     Quiet,
     Stop,
     Verbose,
-    check_output,
+    Words,
+    chosen_model,
     config_options,
     option,
+    read_prompt,
+    split_words,
 )
-from vkmoe.cli.output import counting, note
-from vkmoe.cli.prompt import chosen_model, prompt_source, read_prompt, split_words
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError, VkmoeError
 
@@ -41,12 +43,10 @@ __all__ = ["trace"]
 def trace(
     context: typer.Context,
     *,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)] = None,
+    words: Words = None,
     model: Model = None,
-    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt.")] = None,
-    file: Annotated[
-        str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
-    ] = None,
+    prompt: Prompt = None,
+    file: PromptFile = None,
     output: Annotated[
         str, option("-o", "--output", metavar="FILE", help="The trace, a file of JSON lines.")
     ] = "trace.jsonl",
@@ -70,10 +70,9 @@ def trace(
     """
     from vkmoe.placement.sizes import trace_header
 
-    check_output(verbose, quiet)
     positional, stdin = split_words(words or [])
     chosen = chosen_model(context, positional, model)
-    text = read_prompt(prompt_source(context, prompt, file, stdin))
+    text = read_prompt(context, prompt, file, stdin)
     limits = reply_limits(max_tokens, stop, ignore_eos)
     path = _free_path(output, overwrite, file, engine)
     with (
@@ -81,15 +80,16 @@ def trace(
         opened(chosen, engine, verbose, quiet, file=source) as llm,
         _recording(llm, path, trace_header(source.spec, source.tensors), text, quiet),
     ):
-        reason = write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
-    if reason == "interrupt":
-        raise typer.Exit(INTERRUPTED)
+        write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
 
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
     """Check the file to write before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.records.keeper import record_outputs
-    from vkmoe.experts.records.writing import check_outputs, reason_against_writing
+    from vkmoe.experts.records.keeper import (
+        check_outputs,
+        reason_against_writing,
+        record_outputs,
+    )
 
     if output == "-":
         raise UsageError(
@@ -98,8 +98,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
     path = Path(output)
     outputs = [("--output", path), *record_outputs(engine)]
     check_outputs(outputs, [prompt] if prompt is not None else [])
-    reason = reason_against_writing(path)
-    if reason is not None:
+    if reason := reason_against_writing(path):
         raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
     if path.is_file() and not overwrite:
         raise UsageError(
@@ -132,10 +131,9 @@ def _recording(
     from vkmoe.experts.study.trace import TraceWriter
 
     n_prompt = len(llm.tokenizer.encode(prompt))
-    header = replace(header, n_prompt_tokens=n_prompt)
     writer: TraceWriter | None = None
-    with ExitStack() as stack:
-        show_done = stack.enter_context(_prompt_progress(n_prompt, quiet))
+    with ExitStack() as stack, ExitStack() as bar:
+        show = bar.enter_context(counting("prompt", shown=not quiet))
 
         def record(batch: TokenBatch, result: RunResult) -> None:
             nonlocal writer
@@ -143,7 +141,10 @@ def _recording(
                 writer = stack.enter_context(TraceWriter(path, header))
             for position, routing in zip(batch.positions, result.routing, strict=True):
                 writer.write(routing, position < n_prompt)
-                show_done(position + 1)
+                if position + 1 < n_prompt:
+                    show(position + 1, n_prompt)
+                else:
+                    bar.close()  # the reply begins
 
         llm.sequence.after_run = record
         stack.callback(setattr, llm.sequence, "after_run", None)
@@ -153,18 +154,3 @@ def _recording(
             if writer is not None and not quiet:
                 size = path.stat().st_size
                 note(f"routing of {writer.n_tokens} tokens is in {path}, {size / 2**10:,.1f} KiB")
-
-
-@contextmanager
-def _prompt_progress(n_prompt: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Make a function of the tokens done that draws a bar until the reply begins."""
-    with ExitStack() as bar:
-        show = bar.enter_context(counting("prompt", shown=not quiet))
-
-        def show_done(n_done: int) -> None:
-            if n_done < n_prompt:
-                show(n_done, n_prompt)
-            else:
-                bar.close()
-
-        yield show_done

@@ -1,0 +1,275 @@
+"""This module says on stderr what a user should know of a run, and opens a model with that.
+
+It owns the notes about the machine, about options of the expert cache that do nothing or leave it
+nothing to do, and the messages of the Vulkan validation layer. What contradicts itself is an error
+of the config.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import typer
+
+from vkmoe.config import EngineConfig, flags_of, long_flag
+from vkmoe.errors import UsageError, VkmoeError
+
+if TYPE_CHECKING:
+    from vkmoe.facts import DeviceInfo, MemoryPlan
+    from vkmoe.llm import LLM
+    from vkmoe.models.model_file import ModelFile
+
+__all__ = [
+    "cache_notes",
+    "counting",
+    "cpu_notes",
+    "dependent_notes",
+    "idle_notes",
+    "note",
+    "opened",
+]
+
+
+def note(text: str) -> None:
+    """Write one line to stderr, which never mixes with the text on stdout."""
+    sys.stdout.flush()
+    typer.echo(text, err=True)
+
+
+class _Notes(logging.Handler):
+    """Shows each message of the log as a note."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+        note(kind + " ".join(record.getMessage().split()))
+
+
+@contextmanager
+def _log_as_notes(quiet: bool) -> Iterator[None]:
+    """Show what vkmoe logs; with `quiet` the errors alone."""
+    log = logging.getLogger("vkmoe")
+    handler = _Notes(logging.ERROR if quiet else logging.INFO)
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+@contextmanager
+def counting(
+    label: str, shown: bool = True, in_bytes: bool = False
+) -> Iterator[Callable[[int, int], None]]:
+    """Make a function of (done, in all) that draws a bar on stderr where that is a terminal."""
+    if not (shown and sys.stderr.isatty()):
+        yield lambda done, total: None
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    figures = (
+        (rich.DownloadColumn(), rich.TransferSpeedColumn())
+        if in_bytes
+        else (rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
+    )
+    columns = (label, rich.BarColumn(), *figures)
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# ----- a model, and the notes on its run -----
+
+
+@contextmanager
+def opened(
+    model: str | None,
+    config: EngineConfig,
+    verbose: bool,
+    quiet: bool,
+    *,
+    file: ModelFile | None = None,
+) -> Iterator[LLM]:
+    """Load the model. Without `quiet`, stderr tells about progress and a missing GPU.
+
+    `file` is the model's, where it is open already. Raises UsageError where both were asked for,
+    VkmoeError at the end of a run under validation that was not silent.
+    """
+    if verbose and quiet:
+        raise UsageError("--verbose and --quiet contradict each other", "give one of them")
+    if model is None and not quiet:
+        note("no model given: using the built-in demo model, which writes Python")
+    with (
+        _log_as_notes(quiet),
+        _load(model if file is None else file, config, quiet) as llm,
+        _validated(llm, quiet) if config.validation else nullcontext(),
+    ):
+        for line in () if quiet else _at_start(llm, config):
+            note(line)
+        if verbose:
+            device = llm.device_info
+            note(f"device {device.index}: {device.name} ({device.type}, {device.driver})")
+            for each in llm.plan.lines:
+                size = f"{each.n_bytes / 2**20:10.1f} MiB"
+                note(f"{size} {each.place}: {each.item} ({each.reason})")
+        yield llm
+
+
+def _load(
+    model: str | ModelFile | None, config: EngineConfig, quiet: bool
+) -> AbstractContextManager[LLM]:
+    from vkmoe.llm import LLM
+
+    with counting("loading", shown=not quiet, in_bytes=True) as progress:
+        return LLM(model, config, progress=progress)
+
+
+@contextmanager
+def _validated(llm: LLM, quiet: bool) -> Iterator[None]:
+    """Print the layer's messages when the block ends, also by an error, which stays the error.
+
+    Raises VkmoeError when there were messages and nothing else went wrong.
+    """
+    try:
+        yield
+    finally:
+        messages = llm.engine.device.validation_messages()
+        for message in messages:
+            note("validation: " + " ".join(message.split()))
+        if not messages and not quiet:
+            note("validation: no messages")
+    if messages:
+        raise VkmoeError(
+            f"the validation layer reported {len(messages)} message{'s' * (len(messages) > 1)}",
+            "this is a bug in vkmoe or in the driver; report it with the messages above",
+        )
+
+
+def _at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
+    """Describe the machine, how many experts are on it unless all are, and idle options."""
+    from vkmoe.experts.decide.sizing import sizing_line
+
+    yield from cpu_notes(llm.device_info)
+    sizing = llm.plan.sizing
+    if sizing is not None and not llm.plan.mode.on_device:
+        yield sizing_line(sizing)
+    yield from cache_notes(config, llm.plan, not llm.engine.device.native.has_upload_queue)
+    if llm.engine.link is not None and (slow := llm.engine.link.note()):
+        yield slow
+
+
+def cpu_notes(chosen: DeviceInfo) -> Iterator[str]:
+    """Say why a model runs on the CPU: no GPU, another choice, no permission. Empty for a GPU."""
+    if not chosen.is_cpu:
+        return
+    from vkmoe.gpu.device import blocked_render_nodes, list_devices
+
+    gpus = [device.name for device in list_devices() if not device.is_cpu]
+    if gpus:
+        yield f"running on the CPU, not on {', '.join(gpus)}"
+    else:
+        yield "no GPU found: running on the CPU"
+    if blocked := blocked_render_nodes():
+        yield (
+            f"no permission to open {', '.join(blocked)}: to use that GPU, join the `render` "
+            "group (sudo usermod -aG render $USER) and log in again"
+        )
+
+
+# ----- the expert cache: what was asked, compared with what was planned -----
+
+_OF_EXPERTS = ("expert_cache", "expert_slots", "executor")  # idle only without any experts
+_HALF_LIFE = "expert_half_life"  # a profile is counted with it, wherever the experts are
+_OF_THE_POOL = {  # what decides about a small host pool too
+    "expert_policy", "expert_predictor", "moe_predict_prefetch", _HALF_LIFE,
+}  # fmt: skip
+_OF_SLOTS = {
+    *_OF_THE_POOL, "expert_allocation", "moe_warmpin", "moe_warmpin_after",
+    "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
+    "expert_resident_ids", "miss", "promote_on_read", "expert_admission", "expert_copies",
+}  # fmt: skip
+
+
+def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False) -> list[str]:
+    """Make lines on a small host pool and what `idle_notes` has; often none.
+
+    `one_queue`: the device cannot copy while it computes.
+    """
+    lines = idle_notes(config, plan)
+    if plan.host_slots:
+        (pool,) = (line for line in plan.lines if line.item.startswith("host pool"))
+        lines.insert(
+            0,
+            f"{pool.item}, {pool.n_bytes / 2**20:,.1f} MiB ({pool.reason}); "
+            f"the executor is {plan.executor}: {plan.executor_reason}",
+        )
+    if one_queue and config.expert_copies == "overlap" and plan.mode.in_cache:
+        lines.append("--expert-copies overlap: on one queue, copies and tokens still take turns")
+    return lines
+
+
+def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
+    """Make the lines on options without effect and on residents that leave no slot."""
+    return [*plan.notes, *_idle(config, plan), *_full(config, plan)]
+
+
+def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
+    sizing = plan.sizing
+    idle = _OF_SLOTS - {_HALF_LIFE} if config.expert_profile is not None else _OF_SLOTS
+    if sizing is None or sizing.status == "empty":
+        reason, idle = "the model has no experts", {*_OF_SLOTS, *_OF_EXPERTS}
+    elif plan.mode.on_device:
+        reason = f"all {sizing.n_experts} experts of each layer are on the device"
+    elif plan.mode.experts_in == "host":
+        reason, idle = "no expert has a slot", idle - (_OF_THE_POOL if plan.host_slots else set())
+    else:
+        yield from dependent_notes(config)
+        return
+    yield from _without_effect(reason, config, idle)
+
+
+def dependent_notes(config: EngineConfig) -> Iterator[str]:
+    """Name the options that say more about another one, which is off."""
+    if config.expert_resident_selection != "frequency":
+        reason = "without --expert-resident-selection frequency"
+        yield from _without_effect(reason, config, ["expert_warmup_tokens"])
+    if config.moe_warmpin == 0:
+        yield from _without_effect("with --moe-warmpin 0", config, ["moe_warmpin_after"])
+
+
+def _without_effect(reason: str, config: EngineConfig, names: Collection[str]) -> Iterator[str]:
+    """Name the options among `names` that differ from their default."""
+    flags = [
+        long_flag(flags_of(item), getattr(config, item.name))
+        for item in fields(config)
+        if item.name in names and getattr(config, item.name) != item.default
+    ]
+    if flags:
+        listed = " and ".join([", ".join(flags[:-1]), flags[-1]] if len(flags) > 1 else flags)
+        yield f"{reason}: {listed} {'have' if len(flags) > 1 else 'has'} no effect"
+
+
+def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
+    """Say that residents take all slots, so that nothing else can be cached."""
+    residents = config.residents
+    if not plan.mode.in_cache or residents is None:
+        return
+    smallest = min(plan.expert_slots)
+    shared = config.expert_allocation == "global"
+    room = sum(plan.expert_slots) / len(plan.expert_slots) if shared else smallest
+    if (residents.n or smallest) >= room:
+        taken = "the only slot" if smallest == 1 else f"all {smallest} slots"
+        flag = "ids" if residents.by == "ids" else "selection"
+        begin = f" after {residents.after} tokens" if residents.after else ""
+        yield (
+            f"--expert-resident-{flag} takes {taken} of a layer{begin}: "
+            "no slot is left to follow the text"
+        )

@@ -1,1 +1,0 @@
-"""This package studies the expert cache: `vkmoe trace` records, `vkmoe simulate` replays."""
