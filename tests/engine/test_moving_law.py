@@ -25,7 +25,7 @@ from vkmoe.engine import Engine
 from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.store.slots import Landings, Slot
 from vkmoe.llm import demo_model_path
-from vkmoe.ops.expert_spans import kept_bytes
+from vkmoe.ops.experts import kept_bytes
 from vkmoe.placement import expert_memory
 from vkmoe.placement.pools import host_slot_bytes, least_host_slots
 from vkmoe.placement.sizes import expert_shape, weight_bytes

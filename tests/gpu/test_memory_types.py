@@ -19,7 +19,7 @@ from tests.gpu.invented import (
     SMALL_WINDOW,
 )
 from vkmoe.facts import DeviceInfo, MemoryType
-from vkmoe.gpu.memory_types import EXCLUDED, Intent, memory_type_candidates
+from vkmoe.gpu.device import EXCLUDED, Intent, memory_type_candidates
 
 FACTS = Path(__file__).resolve().parent.parent.parent / "vkmoe" / "gpu" / "native" / "facts.cpp"
 INTENTS: list[Intent] = ["device", "host", "readback", "bar"]

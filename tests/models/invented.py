@@ -32,7 +32,7 @@ from vkmoe.models.weights import (
     with_slots,
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
 from vkmoe.ops.tuning import Tuning
 

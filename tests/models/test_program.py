@@ -16,8 +16,9 @@ from tests.models.invented import (
     dispatches,
     token_program,
 )
+from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.hazards import plan_barriers
-from vkmoe.gpu.kernels import KERNELS, spirv_folder
+from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch, Program
 from vkmoe.ops.router import router_topk
 from vkmoe.ops.tuning import Tuning

@@ -5,9 +5,8 @@ from __future__ import annotations
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
+from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, finish, list_words
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.inputs import PARAMS

@@ -8,7 +8,7 @@ import pytest
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.gather import GROUP_BYTES, LandingMemory, gather
+from vkmoe.ops.experts import GROUP_BYTES, LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
 from vkmoe.reference.gather import gather as twin
 from vkmoe.selftest.comparison import Checks

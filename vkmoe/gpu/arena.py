@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import ArenaLayout, DeviceInfo, SpanRun
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Device, Intent
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native

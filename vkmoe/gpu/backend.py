@@ -11,10 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from vkmoe.gpu.device import Device, translate_errors, translated
-from vkmoe.gpu.extension import native
+from vkmoe.gpu.device import Device, native, spirv_words, translate_errors, translated
 from vkmoe.gpu.hazards import plan_barriers
-from vkmoe.gpu.kernels import spirv_words
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 
 if TYPE_CHECKING:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 from vkmoe.closing import Closing
 from vkmoe.errors import (
@@ -20,9 +22,6 @@ from vkmoe.errors import (
     OutOfMemoryError,
 )
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
-from vkmoe.gpu.extension import native
-from vkmoe.gpu.kernels import spirv_words
-from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -30,9 +29,15 @@ if TYPE_CHECKING:
 __all__ = [
     "REQUIRED_FEATURES",
     "Device",
+    "Intent",
     "blocked_render_nodes",
     "choose_device",
+    "kompute_version",
     "list_devices",
+    "memory_type_candidates",
+    "native",
+    "spirv_folder",
+    "spirv_words",
     "translate_errors",
     "translated",
 ]
@@ -48,6 +53,47 @@ _DRIVER_HINT = (
     "install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
     "then look at `vkmoe devices`"
 )
+
+# `device`: weights, caches and slots; `host`: homes and staging; `readback`: what the CPU reads;
+# `bar`: small tables the CPU writes and the GPU reads.
+Intent = Literal["device", "host", "readback", "bar"]
+# AMD's debugging types: coherent or uncached on the device, ten times slower.
+EXCLUDED = frozenset(
+    {"DEVICE_COHERENT_AMD", "DEVICE_UNCACHED_AMD", "PROTECTED", "LAZILY_ALLOCATED"}
+)
+
+
+def native() -> ModuleType:
+    """Import `vkmoe.gpu._native`. Raises NoDriverError where the Vulkan loader is missing."""
+    try:
+        from vkmoe.gpu import _native
+    except ImportError as error:
+        if "libvulkan" not in str(error):
+            raise
+        raise NoDriverError(
+            "the Vulkan loader (libvulkan.so.1) is not installed",
+            "install libvulkan1 (Debian, Ubuntu) or vulkan-loader (Fedora, Arch)",
+            str(error),
+        ) from error
+    return _native
+
+
+def kompute_version() -> str:
+    """Return the version of the Kompute classes inside the extension."""
+    return str(native().kompute_version)
+
+
+def spirv_folder() -> Path:
+    """Find the folder of the compiled shaders: beside the extension."""
+    return Path(str(native().__file__)).parent / "spirv"
+
+
+@cache
+def spirv_words(variant: str) -> bytes:
+    """Read the SPIR-V of one variant; a missing one is a broken installation."""
+    path = spirv_folder() / f"{variant}.spv"
+    assert path.exists(), f"no compiled shader {variant}: rebuild the package"
+    return path.read_bytes()
 
 
 @contextmanager
@@ -307,6 +353,54 @@ class Device(Closing):
             self.finish()
         finally:
             self._instance.close()
+
+
+def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
+    """List the memory type indices that can serve an intent, best first; a sound driver has some.
+
+    A CPU or integrated device has one memory, so `device` memory there is also mapped. On a
+    discrete device it is never the host's: a full card is an error, not a tenfold slowdown.
+    """
+    if intent == "bar" and not device.is_uma:
+        window = _ranked(device, "bar")
+        return window + [index for index in _ranked(device, "device") if index not in window]
+    return _ranked(device, intent)
+
+
+def _ranked(device: DeviceInfo, intent: Intent) -> list[int]:
+    scored = []
+    for index, item in enumerate(device.memory_types):
+        if item.flags & EXCLUDED:
+            continue
+        score = _score(item, intent, device.is_uma)
+        if score is not None:
+            scored.append((-score, index))
+    return [index for _, index in sorted(scored)]
+
+
+def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:
+    """Score a memory type for an intent: higher is better; None means unusable."""
+    local = "DEVICE_LOCAL" in item.flags
+    visible = "HOST_VISIBLE" in item.flags
+    coherent = "HOST_COHERENT" in item.flags
+    cached = "HOST_CACHED" in item.flags
+    if intent == "device":
+        # Mapped weights are written without a flush.
+        if (not local and not is_uma) or (visible and not coherent):
+            return None
+        # Slots and weights keep out of the small mapped window of discrete cards.
+        return 4 * local + 2 * (visible == is_uma) + cached * is_uma
+    if not visible:
+        return None
+    if intent == "readback":
+        return 4 * cached + 2 * coherent + (not local)
+    if not coherent:
+        return None
+    if intent == "host":
+        return 4 * (not local) + 2 * (not cached) if not is_uma else 4 * cached + 2 * local
+    if not local and not is_uma:
+        return None
+    return 4 * local + 2 * (not cached)
 
 
 def _run_with_a_missing_barrier(device: _native.Device) -> None:

@@ -83,13 +83,11 @@ def read_words(
     program.append(
         READ_WORDS.dispatch(
             "read_words",
-            {"workgroup_size": WORKGROUP_SIZE},
-            {"sums": sums},
-            {"source": address},
+            {"workgroup_size": WORKGROUP_SIZE, "source": address},
+            {"sums": sums.part(0, sums_words(n_bytes))},
             (n_bytes // GROUP_BYTES, 1, 1),
             label,
-            ranges={"sums": sums.words(0, sums_words(n_bytes))},
-            memory_reads=(memory_range(address, n_bytes),),
+            reads=(memory_range(address, n_bytes),),
         )
     )
 

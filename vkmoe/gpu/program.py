@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 __all__ = [
     "MAX_GROUPS",
     "MEMORY",
+    "Bound",
     "Copy",
     "Dispatch",
     "Mark",
@@ -65,6 +66,26 @@ class TensorRef:
     @property
     def whole(self) -> Range:
         return Range(self.name, 0, self.n_bytes)
+
+    def part(self, start: int, count: int) -> Bound:
+        """Bind the tensor to a dispatch that touches only `count` words from word `start`."""
+        return Bound(self, self.words(start, count))
+
+    @property
+    def bound(self) -> Bound:
+        """Bind the tensor to a dispatch that may touch all of it."""
+        return Bound(self, self.whole)
+
+
+class Bound(NamedTuple):
+    """Says which tensor a dispatch is bound to, and which bytes of it the dispatch touches."""
+
+    tensor: TensorRef
+    range: Range
+
+    @property
+    def bound(self) -> Bound:
+        return self
 
 
 # What a command does for a model. "choice": top-k, and the look-up of where the chosen experts are.

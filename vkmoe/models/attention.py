@@ -15,10 +15,16 @@ from vkmoe.facts import AttentionSpec, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.program import TensorRef
 from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
 from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
-from vkmoe.ops.attention import AttentionTensors, KvCache, attention
+from vkmoe.ops.attention import (
+    AttentionTensors,
+    KvCache,
+    LatentCache,
+    LatentQkv,
+    attention,
+    latent_attention,
+)
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
 from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 

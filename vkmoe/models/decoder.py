@@ -18,11 +18,9 @@ from vkmoe.models.attention import MIXERS
 from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
-from vkmoe.ops.candidates import candidates
+from vkmoe.ops.candidates import candidates, finish
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.embed import embed
-from vkmoe.ops.finish import finish
-from vkmoe.ops.matvec import matvec
+from vkmoe.ops.matvec import embed, matvec
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
 

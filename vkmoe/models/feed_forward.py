@@ -13,8 +13,7 @@ from vkmoe.facts import ON_DEVICE, Activation, ExpertMode, ModelSpec
 from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.experts import ExpertBlock, expert_down, expert_gate_up
-from vkmoe.ops.gather import LandingMemory, gather
+from vkmoe.ops.experts import ExpertBlock, LandingMemory, expert_down, expert_gate_up, gather
 from vkmoe.ops.matvec import matvec
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import Landing, RouterTensors, router_topk
@@ -138,6 +137,6 @@ class FeedForwardBlock:
 
     def _shared(self, layer: FeedForwardWeights) -> ExpertBlock:
         assert layer.shared is not None
-        weight_slot = router_shape(self.spec).n_used if layer.shared_gate else None
+        rank = router_shape(self.spec).n_used if layer.shared_gate else None
         shape, span = layer.shared.shape, layer.shared.span
-        return ExpertBlock(shape, self.space.routing, span=span, weight_slot=weight_slot)
+        return ExpertBlock(shape, self.space.routing, span=span, weight_rank=rank)

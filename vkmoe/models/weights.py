@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vkmoe.gpu.program import Range
-from vkmoe.ops.expert_spans import ExpertShape
+from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Literal
 from vkmoe.choices import BufferName
 from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo
 from vkmoe.gpu.arena import lay_out_spans, round_up
-from vkmoe.gpu.memory_types import Intent, memory_type_candidates
+from vkmoe.gpu.device import Intent, memory_type_candidates
 
 __all__ = [
     "GRANULARITY",

@@ -25,7 +25,7 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.gpu.arena import lay_out_spans
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Intent
 from vkmoe.placement.allocations import allocated, allocation, layout_bytes
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.placement.words import in_mib, size_option

@@ -26,7 +26,7 @@ from vkmoe.gpu.link_speed import (
 )
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.ops.gather import LandingMemory, gather
+from vkmoe.ops.experts import LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
 
 __all__ = ["SHARED_BYTES_PER_SECOND", "link_of_misses", "measure_gather", "submit_speed"]

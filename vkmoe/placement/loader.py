@@ -26,8 +26,7 @@ from vkmoe.experts.store.table import ExpertTable
 from vkmoe.facts import ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.model_file import ModelFile

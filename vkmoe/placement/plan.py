@@ -31,8 +31,8 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.gpu.arena import lay_out_spans, round_up
+from vkmoe.gpu.device import memory_type_candidates
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.gpu.memory_types import memory_type_candidates
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.models.model_file import ModelFile
 from vkmoe.models.workspace import Workspace, attention_kernels

@@ -10,7 +10,7 @@ from vkmoe.experts.study.trace import TraceHeader
 from vkmoe.facts import ModelSpec, WeightBytes
 from vkmoe.gpu.arena import round_up
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors, TrunkTensor
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.placement.conversions import conversions
 from vkmoe.quants import device_row_bytes, loaded_type
 

@@ -13,9 +13,15 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionTensors, KvCache, attention
+from vkmoe.ops.attention import (
+    AttentionTensors,
+    KvCache,
+    LatentCache,
+    LatentQkv,
+    attention,
+    latent_attention,
+)
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
-from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
 from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
 from vkmoe.reference.attention import attention as attention_twin
 from vkmoe.reference.latent_attention import LatentInputs

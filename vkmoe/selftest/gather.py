@@ -6,7 +6,7 @@ import numpy as np
 
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.gather import LandingMemory, gather
+from vkmoe.ops.experts import LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
 from vkmoe.reference.gather import gather as twin
 from vkmoe.selftest.comparison import Checks

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.kernels import spirv_folder
+from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.ops.tuning import Tuning, adds_over_subgroups, choose_tuning
 from vkmoe.selftest.families import FAMILIES, Family, Setting
 

@@ -12,13 +12,13 @@ from vkmoe.ops.candidates import (
     IDS_AT,
     LIST_WORDS,
     LOGITS_AT,
+    CandidatesReader,
     candidates,
+    finish,
     list_words,
     n_lists,
-    read_candidates,
 )
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.finish import finish
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.candidates import candidates as candidates_twin
 from vkmoe.reference.candidates import candidates_partial as partial_twin
@@ -55,7 +55,7 @@ class CandidatesCase:
             _entries(checks, "list", found, int(found[2]), twin.ids, twin.logits)
             maximum, total = found[:2].view(np.float32).astype(np.float64)
             _sum(checks, "sum of a list", maximum + np.log(total), twin.log_sum_exp)
-        wanted, result = candidates_twin(logits), read_candidates(output, self._n_vocab)
+        wanted, result = candidates_twin(logits), CandidatesReader(output, self._n_vocab).read()
         _entries(checks, "candidates", output, len(result.ids), wanted.ids, wanted.logits)
         _sum(checks, "log-sum-exp", result.log_sum_exp, wanted.log_sum_exp)
         checks.equal("NaN flag", np.array(result.has_nan), np.array(wanted.has_nan))
