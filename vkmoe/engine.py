@@ -26,8 +26,8 @@ from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap

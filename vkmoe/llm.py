@@ -40,7 +40,7 @@ from vkmoe.generate.loop import (
     TokenRunner,
 )
 from vkmoe.generate.tokenizer import Tokenizer
-from vkmoe.models.model_file import ModelFile, open_model
+from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.loader import Progress
 
 __all__ = [

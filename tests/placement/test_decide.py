@@ -17,7 +17,7 @@ from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.facts import Allocation
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model
 from vkmoe.placement.plan import Decision, decide, predictor_lines
 
 from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SPEC

@@ -17,7 +17,7 @@ from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
-    from vkmoe.models.model_file import ModelFile
+    from vkmoe.models import ModelFile
 
 __all__ = ["opened"]
 

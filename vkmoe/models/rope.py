@@ -59,11 +59,17 @@ def read_rope(
         metadata.refuse("rope.scaling.yarn_ext_factor", "not 1", "vkmoe knows nothing else")
     if kind == "longrope":
         return _longrope(metadata, rope)
+    factors = _factors(metadata, ROPE_FACTORS, dim)
     if kind == "yarn":
-        return _yarn(metadata, rope)
+        if rope.original_context < 1:
+            key = "rope.scaling.original_context_length"
+            metadata.refuse(key, rope.original_context, "yarn needs it")
+        if rope.base <= 1:
+            metadata.refuse("rope.freq_base", rope.base, "yarn needs more than 1")
+        return replace(rope, scaling="yarn", factors=factors)
     if (given := rope.attention_factor) not in (None, 1.0):
         metadata.refuse("rope.scaling.attn_factor", given, "not known without yarn or longrope")
-    plain = RopeSpec(dim, rope.base, style, factors=_factors(metadata, ROPE_FACTORS, dim))
+    plain = RopeSpec(dim, rope.base, style, factors=factors)
     if kind == "none" or (kind == "linear" and rope.factor == 1):
         return plain
     if kind == "linear":
@@ -76,17 +82,6 @@ def _attention_factor(metadata: Metadata) -> float | None:
     keys = ("yarn_attn_factor", "attn_factor")
     values = [metadata.not_negative(f"rope.scaling.{key}", 0.0) for key in keys]
     return next((value for value in values if value), None)
-
-
-def _yarn(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
-    if rope.original_context < 1:
-        metadata.refuse(
-            "rope.scaling.original_context_length", rope.original_context, "yarn needs it"
-        )
-    if rope.base <= 1:
-        metadata.refuse("rope.freq_base", rope.base, "yarn needs more than 1")
-    factors = _factors(metadata, ROPE_FACTORS, rope.dim)
-    return replace(rope, scaling="yarn", factors=factors)
 
 
 def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
@@ -123,11 +118,9 @@ def _factors(metadata: Metadata, name: str, dim: int) -> tuple[float, ...]:
     if tensor is None:
         return ()
     if tuple(tensor.shape) != (dim // 2,) or tensor.type not in VECTOR_TYPES:
-        raise ModelFileError(
-            f"{file.path}: {name} has shape {list(tensor.shape)} and type {tensor.type}, expected "
-            f"[{dim // 2}] floats",
-            WRONG_FILE,
-        )
+        found = f"shape {list(tensor.shape)} and type {tensor.type}"
+        message = f"{file.path}: {name} has {found}, expected [{dim // 2}] floats"
+        raise ModelFileError(message, WRONG_FILE)
     values = decode(tensor.type, file.data(name), dim // 2)
     if not ((values >= LEAST_FACTOR) & (values <= LARGEST_FACTOR)).all():
         raise ModelFileError(f"{file.path}: {name} has factors that are none", WRONG_FILE)

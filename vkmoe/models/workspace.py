@@ -8,7 +8,7 @@ subject of ops/attention.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from vkmoe.choices import KvType
@@ -93,7 +93,8 @@ class Workspace:
         self.router_logits = TensorRef("router_logits", router.n_logits if router else 1)
         self.routing = TensorRef("routing", routing_words(router) if router else 4)
         self.act = TensorRef("act", max(_act_words(layer.feed_forward) for layer in spec.layers))
-        self.shared_act = _shared_act(experts)
+        shared_width = experts.shared_width if experts else 0
+        self.shared_act = TensorRef("shared_act", shared_width) if shared_width else None
         self.logits = TensorRef("logits", spec.n_vocab)
         self.candidate_lists = TensorRef("candidate_lists", list_words(tuning, spec.n_vocab))
         self.candidates = TensorRef("candidates", CANDIDATE_WORDS)
@@ -115,29 +116,22 @@ def _act_words(block: FeedForward) -> int:
     return block.width * (block.n_used if isinstance(block, ExpertSpec) else 1)
 
 
-def _shared_act(experts: ExpertSpec | None) -> TensorRef | None:
-    if experts is None or not experts.shared_width:
-        return None
-    return TensorRef("shared_act", experts.shared_width)
-
-
 def attention_kernels(
     spec: ModelSpec, ctx_size: int, kv_type: KvType, tuning: Tuning
 ) -> dict[Mixer, AttentionKernels]:
     """Say how each kind of attention runs with `ctx_size` places in its caches."""
     kernels = {}
     for mixer in spec.mixers:
-        shape = _attention_shape(mixer, ctx_size, kv_type, spec)
+        shape = _attention_shape(mixer, ctx_size, "F16" if kv_type == "f16" else "F32", spec)
         states = mixer.state_bytes(ctx_size, kv_type)
         kernels[mixer] = AttentionKernels(shape, choose_split(shape, tuning), states)
     return kernels
 
 
 def _attention_shape(
-    mixer: Mixer, ctx_size: int, kv_type: KvType, spec: ModelSpec
+    mixer: Mixer, ctx_size: int, cache_type: Literal["F16", "F32"], spec: ModelSpec
 ) -> AttentionShape | LatentShape:
     scale = mixer.scale or mixer.query_dim**-0.5
-    cache_type: Literal["F16", "F32"] = "F16" if kv_type == "f16" else "F32"
     if isinstance(mixer, LatentSpec):
         return LatentShape(
             n_heads=mixer.n_heads,
@@ -170,16 +164,7 @@ def router_shape(spec: ModelSpec) -> RouterShape:
     """Describe how the layers of a model with experts route."""
     experts = spec.experts
     assert experts is not None, spec.name
-    return RouterShape(
-        experts.n_experts,
-        experts.n_used,
-        experts.gating,
-        experts.renormalise,
-        experts.scale,
-        shared_gate=experts.shared_gate,
-        n_groups=experts.n_groups,
-        n_groups_used=experts.n_groups_used,
-    )
+    return RouterShape(**{item.name: getattr(experts, item.name) for item in fields(RouterShape)})
 
 
 @dataclass(frozen=True)

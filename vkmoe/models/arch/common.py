@@ -72,11 +72,8 @@ def attention_specs(
                 WRONG_FILE,
             )
     rope = read_rope(metadata, head_dim, rope_style, truncate=truncate)
-    kinds = {
-        pair: AttentionSpec(*pair, head_dim, rope, qk_norm)
-        for pair in zip(heads, kv_heads, strict=True)
-    }
-    return tuple(kinds[pair] for pair in zip(heads, kv_heads, strict=True))
+    pairs = zip(heads, kv_heads, strict=True)
+    return tuple(AttentionSpec(*pair, head_dim, rope, qk_norm) for pair in pairs)
 
 
 def dense_specs(
