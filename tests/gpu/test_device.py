@@ -156,14 +156,14 @@ class FakeNode(PosixPath):
 def test_no_permission_on_the_render_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most common reason on Linux: the user is not in the render group."""
     monkeypatch.setattr(module, "Path", FakeNode)
-    monkeypatch.setattr(module, "_accessible", lambda node: str(node).endswith("9"))
+    monkeypatch.setattr("os.access", lambda node, mode: str(node).endswith("9"))
     monkeypatch.setattr(native, "Instance", _failing_instance("VK_ERROR_INCOMPATIBLE_DRIVER"))
     with pytest.raises(
         NoDriverError, match=r"no permission to open /dev/dri/renderD128$"
     ) as caught:
         list_devices()
     assert "render" in caught.value.hint and "usermod" in caught.value.hint
-    monkeypatch.setattr(module, "_accessible", lambda node: True)
+    monkeypatch.setattr("os.access", lambda node, mode: True)
     with pytest.raises(NoDriverError, match="VK_ERROR_INCOMPATIBLE_DRIVER") as caught:
         list_devices()
     assert "mesa-vulkan-drivers" in caught.value.hint

@@ -165,7 +165,7 @@ class TokenPrograms(Closing):
     def _run(self, submit: _Submit) -> None:
         started = time.perf_counter_ns()
         expected = 0 if self._backend.device.info.is_cpu else submit.expected_ns
-        self._submissions += self._backend.run_all(submit.recordings, expected)
+        self._submissions += self._backend.run(*submit.recordings, expected_ns=expected)
         submit.took(time.perf_counter_ns() - started)
         self.io.receive(len(submit.recordings))
 
@@ -242,7 +242,6 @@ class _Recorder:
         """Take the layers that begin another submit, `borders`; n_layers means the output head."""
         self._backend, self._decoder, self._io = backend, decoder, io
         self._executor, self._borders = executor, borders
-        self._timed = backend.device.native.has_timestamps()
 
     def record(self, with_logits: bool, known: Sequence[Segment] = ()) -> Recorded:
         """Record the program of a token. `known` segments of the same commands are used again."""
@@ -293,4 +292,4 @@ class _Recorder:
         for segment in known:
             if segment.then == then and segment.program.commands == program.commands:
                 return segment
-        return Segment(program, self._backend.record(program, timed=self._timed), then)
+        return Segment(program, self._backend.record(program, timed=True), then)

@@ -38,7 +38,7 @@ class Backend:
         self._tensors: dict[str, _native.Tensor] = {}
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
-        self._in_flight = False  # whether submits of `run_all` may be
+        self._in_flight = False  # whether submits of `run` may be
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
         """Name a raw buffer so that copies can refer to it."""
@@ -60,9 +60,10 @@ class Backend:
     ) -> _native.Recording:
         """Lower a program. `barriers` overrides the hazard plan (tests only).
 
-        A `timed` recording has two timestamps, before its first and behind its last command; a
-        device without timestamps raises ValueError.
+        A `timed` recording has two timestamps, before its first and behind its last command, where
+        the device has timestamps at all.
         """
+        timed = timed and self.device.native.has_timestamps()
         planned = plan_barriers(program.commands) if barriers is None else barriers
         self._compile(program.commands)
         with translate_errors(f"recording {program.name}"):
@@ -73,7 +74,10 @@ class Backend:
                 if barrier:
                     recorder.barrier()
                 if isinstance(command, Copy):
-                    self._record_copy(recorder, command)
+                    source, target = command.source, command.target
+                    before, after = map(self._memory, (source.resource, target.resource))
+                    n_bytes = source.end - source.start
+                    recorder.copy(before, source.start, after, target.start, n_bytes)
                 else:
                     kernel = self._kernels[_kernel_key(command)]
                     recorder.dispatch(kernel, command.groups, command.push)
@@ -81,13 +85,7 @@ class Backend:
                 recorder.timestamp(1)
             return recorder.finish()
 
-    def run(self, recording: _native.Recording, expected_ns: int = 0) -> None:
-        """Submit and wait, as `run_all` does."""
-        self.run_all((recording,), expected_ns)
-
-    def run_all(
-        self, recordings: Sequence[_native.Recording], expected_ns: int = 0
-    ) -> list[_native.Submission]:
+    def run(self, *recordings: _native.Recording, expected_ns: int = 0) -> list[_native.Submission]:
         """Submit one behind the other, and wait for the last; every one's result is checked.
 
         Each sees what those before it wrote. Raises DeviceLostError and other GpuErrors. Ctrl-C is
@@ -120,32 +118,21 @@ class Backend:
             self.device.native.settle(SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS)
             self._in_flight = False
 
-    def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
-        recorder.copy(
-            self._memory(command.source.resource),
-            command.source.start,
-            self._memory(command.target.resource),
-            command.target.start,
-            command.source.end - command.source.start,
-        )
-
     def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
         return self._buffers[name] if name in self._buffers else self._tensors[name]
 
     def _compile(self, commands: Sequence[Command]) -> None:
         """Compile the kernels that are not there yet, several at a time: drivers take long."""
-        missing = {_kernel_key(c): c for c in commands if isinstance(c, Dispatch)}
-        todo = [command for key, command in missing.items() if key not in self._kernels]
-        if not todo:
-            return
-        for command in todo:
+        used = {_kernel_key(c): c for c in commands if isinstance(c, Dispatch)}
+        missing = {key: command for key, command in used.items() if key not in self._kernels}
+        for command in missing.values():
             for ref in command.tensors:
                 self.tensor(ref)
         pool = ThreadPoolExecutor(N_COMPILERS, "compile")
         try:
-            jobs = [(command, pool.submit(self._make_kernel, command)) for command in todo]
-            for command, job in jobs:
-                self._kernels[_kernel_key(command)] = job.result()
+            jobs = {key: pool.submit(self._make_kernel, missing[key]) for key in missing}
+            for key, job in jobs.items():
+                self._kernels[key] = job.result()
         finally:  # after Ctrl-C or a failure: jobs that have not begun are dropped
             pool.shutdown(cancel_futures=True)
 

@@ -11,16 +11,10 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vkmoe.closing import Closing
-from vkmoe.errors import (
-    DeviceLostError,
-    GpuError,
-    NoDeviceError,
-    NoDriverError,
-    OutOfMemoryError,
-)
+from vkmoe.errors import DeviceLostError, GpuError, NoDeviceError, NoDriverError, OutOfMemoryError
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
 
 if TYPE_CHECKING:
@@ -49,6 +43,11 @@ OPTIONAL_FEATURES = ("int64", "host_query_reset", "subgroup_size_control", "comp
 HAZARD = "SYNC-HAZARD"  # begins the name of every message of synchronisation validation
 OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
+# What the extension and DeviceInfo say in the same form.
+_SAME_FACTS = (
+    *("index", "name", "type", "vendor_id", "driver_name", "driver_info"),
+    *("subgroup_size", "subgroup_arithmetic", "takes_subgroup_size"),
+)
 _DRIVER_HINT = (
     "install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
     "then look at `vkmoe devices`"
@@ -157,15 +156,8 @@ def _device_info(facts: dict[str, Any]) -> DeviceInfo:
         for key, value in facts["limits"].items()
     }
     return DeviceInfo(
-        index=facts["index"],
-        name=facts["name"],
-        type=facts["type"],
-        vendor_id=facts["vendor_id"],
-        driver_name=facts["driver_name"],
-        driver_info=facts["driver_info"],
+        **{key: facts[key] for key in _SAME_FACTS},
         api_version=tuple(facts["api_version"]),
-        subgroup_size=facts["subgroup_size"],
-        subgroup_arithmetic=facts["subgroup_arithmetic"],
         features=frozenset(facts["features"]),
         heaps=tuple(Heap(**heap) for heap in facts["heaps"]),
         memory_types=tuple(
@@ -173,7 +165,6 @@ def _device_info(facts: dict[str, Any]) -> DeviceInfo:
         ),
         limits=DeviceLimits(**limits),
         subgroup_range=(facts["min_subgroup_size"], facts["max_subgroup_size"]),
-        takes_subgroup_size=facts["takes_subgroup_size"],
     )
 
 
@@ -192,7 +183,7 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
             raise NoDeviceError(f"no Vulkan device matches {wanted!r}", f"there is {listing}")
         chosen = matches[0]
     else:
-        able = [d for d in devices if _missing(d) == []]
+        able = [d for d in devices if not _missing(d)]
         chosen = min(able or devices, key=lambda d: (_TYPE_ORDER.get(d.type, 3), d.index))
     missing = _missing(chosen)
     if missing:
@@ -213,7 +204,7 @@ def _missing(device: DeviceInfo) -> list[str]:
 def _make_instance(validation: bool) -> _native.Instance:
     extension = native()
     try:
-        made: _native.Instance = extension.Instance(validation=validation)
+        return cast("_native.Instance", extension.Instance(validation=validation))
     except extension.VulkanError as error:
         if validation and error.result == "VK_ERROR_LAYER_NOT_PRESENT":
             raise NoDriverError(
@@ -222,13 +213,12 @@ def _make_instance(validation: bool) -> _native.Instance:
                 error.result,
             ) from error
         raise _no_driver(error.result) from error
-    return made
 
 
 def blocked_render_nodes() -> list[str]:
     """List render nodes of GPUs that this user may not open: their drivers list nothing."""
     nodes = sorted(Path("/dev/dri").glob("renderD*"))
-    return [str(node) for node in nodes if not _accessible(node)]
+    return [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
 
 
 def _no_driver(detail: str) -> NoDriverError:
@@ -239,10 +229,6 @@ def _no_driver(detail: str) -> NoDriverError:
             detail,
         )
     return NoDriverError(f"no Vulkan driver found ({detail})", _DRIVER_HINT, detail)
-
-
-def _accessible(node: Path) -> bool:
-    return os.access(node, os.R_OK | os.W_OK)
 
 
 class Device(Closing):
@@ -359,23 +345,20 @@ def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
     """List the memory type indices that can serve an intent, best first; a sound driver has some.
 
     A CPU or integrated device has one memory, so `device` memory there is also mapped. On a
-    discrete device it is never the host's: a full card is an error, not a tenfold slowdown.
+    discrete device it is never the host's: a full card is an error, not a tenfold slowdown. Nor are
+    tables, which every workgroup would read over the bus, at about 26 us each: where none of the
+    device's memory is mapped, their writes are staged.
     """
-    if intent == "bar" and not device.is_uma:
-        window = _ranked(device, "bar")
-        return window + [index for index in _ranked(device, "device") if index not in window]
-    return _ranked(device, intent)
-
-
-def _ranked(device: DeviceInfo, intent: Intent) -> list[int]:
     scored = []
     for index, item in enumerate(device.memory_types):
-        if item.flags & EXCLUDED:
-            continue
-        score = _score(item, intent, device.is_uma)
+        score = None if item.flags & EXCLUDED else _score(item, intent, device.is_uma)
         if score is not None:
             scored.append((-score, index))
-    return [index for _, index in sorted(scored)]
+    ranked = [index for _, index in sorted(scored)]
+    if intent == "bar" and not device.is_uma:
+        others = memory_type_candidates(device, "device")
+        ranked += [index for index in others if index not in ranked]
+    return ranked
 
 
 def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:

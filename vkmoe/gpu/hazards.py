@@ -6,7 +6,7 @@ is a full one (compute and transfer, reads and writes), so after it nothing is o
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from vkmoe.gpu.program import Command, Range
@@ -37,40 +37,18 @@ def plan_barriers(commands: Sequence[Command]) -> list[bool]:
 
 
 class _RangeSet:
-    """Holds byte ranges by resource, kept as sorted, disjoint intervals."""
+    """Holds byte ranges by resource. They are few: most commands need what another has written."""
 
     def __init__(self) -> None:
-        self._intervals: dict[str, list[tuple[int, int]]] = {}
+        self._ranges: defaultdict[str, set[Range]] = defaultdict(set)
 
     def add(self, ranges: Iterable[Range]) -> None:
         for item in ranges:
-            if item.start >= item.end:
-                continue
-            intervals = self._intervals.setdefault(item.resource, [])
-            first, last = _touching(intervals, item.start, item.end)
-            merged = intervals[first:last]
-            start = min([item.start, *(low for low, _ in merged)])
-            end = max([item.end, *(high for _, high in merged)])
-            del intervals[first:last]
-            insort(intervals, (start, end))
+            if item.start < item.end:
+                self._ranges[item.resource].add(item)
 
     def overlaps(self, ranges: Iterable[Range]) -> bool:
-        for item in ranges:
-            if item.start >= item.end:
-                continue
-            intervals = self._intervals.get(item.resource, [])
-            first, last = _touching(intervals, item.start, item.end)
-            if any(low < item.end and item.start < high for low, high in intervals[first:last]):
-                return True
-        return False
-
-
-def _touching(intervals: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """Find the indices [first, last) of the intervals that touch or overlap [start, end)."""
-    first = bisect_left(intervals, (start, -1))
-    if first > 0 and intervals[first - 1][1] >= start:
-        first -= 1
-    last = first
-    while last < len(intervals) and intervals[last][0] <= end:
-        last += 1
-    return first, last
+        return any(
+            item.start < item.end and any(map(item.overlaps, self._ranges[item.resource]))
+            for item in ranges
+        )

@@ -128,34 +128,24 @@ def default_slice_bytes(device: Device) -> int:
     return SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
 
 
-class Timed:
+class Timed(NamedTuple):
     """Holds a recording that can be timed again and again."""
 
-    def __init__(
-        self, device: Device, recording: _native.Recording, n_bytes: int, queue: str, stamped: bool
-    ) -> None:
-        self._device, self._recording, self._n_bytes = device, recording, n_bytes
-        self._queue, self._stamped = queue, stamped
-
-    @classmethod
-    def program(cls, device: Device, backend: Backend, program: Program, n_bytes: int) -> Timed:
-        """Record a program on the compute queue that moves `n_bytes`."""
-        try:
-            recording, stamped = backend.record(program, timed=True), True
-        except ValueError:
-            recording, stamped = backend.record(program), False
-        return cls(device, recording, n_bytes, "compute", stamped)
+    device: Device
+    recording: _native.Recording
+    n_bytes: int  # that it moves
+    queue: str = "compute"
 
     def bytes_per_second(self) -> float:
         with translate_errors("measuring the link"):
             started = time.perf_counter()
-            self._device.native.submit(self._recording, self._queue).wait()
+            submission = self.device.native.submit(self.recording, self.queue)
+            submission.wait()
             elapsed = time.perf_counter() - started
-            if self._stamped:
-                first, last = self._recording.timestamps()
-                if last > first:  # not where the counter started again meanwhile
-                    elapsed = (last - first) / 1e9
-        return self._n_bytes / elapsed
+            first, last = submission.interval() or (0, 0)
+            if last > first:
+                elapsed = (last - first) / 1e9
+        return self.n_bytes / elapsed
 
 
 def best_of(*turns: Sequence[Timed]) -> list[float]:
@@ -175,19 +165,17 @@ def _reads(device: Device, source: _native.Buffer, slice_bytes: int) -> list[Tim
     for index in range(N_SLICES):
         program = Program(f"read slice {index}")
         read_words(program, source.address + index * slice_bytes, slice_bytes, sums)
-        reads.append(Timed.program(device, backend, program, slice_bytes))
+        reads.append(Timed(device, backend.record(program, timed=True), slice_bytes))
     return reads
 
 
 def _copy(device: Device, source: _native.Buffer, target: _native.Buffer) -> Timed:
+    is_timed = device.native.has_timestamps("upload")
     with translate_errors("measuring the link"):
-        try:
-            recorder, stamped = device.native.recorder(n_timestamps=2, queue="upload"), True
-        except ValueError:
-            recorder, stamped = device.native.recorder(queue="upload"), False
-        if stamped:
+        recorder = device.native.recorder(n_timestamps=2 * is_timed, queue="upload")
+        if is_timed:
             recorder.timestamp(0)
         recorder.copy(source, 0, target, 0, source.size)
-        if stamped:
+        if is_timed:
             recorder.timestamp(1)
-        return Timed(device, recorder.finish(), source.size, "upload", stamped)
+        return Timed(device, recorder.finish(), source.size, "upload")

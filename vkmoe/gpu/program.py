@@ -7,7 +7,6 @@ lowered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -142,11 +141,11 @@ class Copy:
         assert self.source.end - self.source.start == self.target.end - self.target.start, self
 
     @property
-    def reads(self) -> tuple[Range, ...]:
+    def reads(self) -> tuple[Range]:
         return (self.source,)
 
     @property
-    def writes(self) -> tuple[Range, ...]:
+    def writes(self) -> tuple[Range]:
         return (self.target,)
 
     def __str__(self) -> str:
@@ -181,15 +180,12 @@ class Program:
 
     @property
     def n_dispatches(self) -> int:
-        return sum(isinstance(command, Dispatch) for command in self.commands)
+        return len(self.dispatches())
 
-    def dispatches(self, label_prefix: str) -> Iterable[Dispatch]:
-        """Find the dispatches whose label starts with a prefix such as `layer 3`."""
-        return (
-            command
-            for command in self.commands
-            if isinstance(command, Dispatch) and command.label.startswith(label_prefix)
-        )
+    def dispatches(self, label_prefix: str = "") -> list[Dispatch]:
+        """List the dispatches whose label starts with a prefix such as `layer 3`."""
+        found = (command for command in self.commands if isinstance(command, Dispatch))
+        return [dispatch for dispatch in found if dispatch.label.startswith(label_prefix)]
 
     def __str__(self) -> str:
         from vkmoe.gpu.hazards import plan_barriers

@@ -1,5 +1,4 @@
-"""Moves bytes between NumPy and GPU memory: directly where memory is mapped, through staging where
-not.
+"""Moves bytes between NumPy and GPU memory: directly where memory is mapped, else through staging.
 
 Owns the staging buffers. Does not decide what goes where.
 """
@@ -35,8 +34,7 @@ class Transfer(Closing):
         self, device: Device, staging_bytes: int = STAGING_BYTES, force_staging: bool = False
     ) -> None:
         """Take the staged path on mapped memory too if `force_staging` is set (tests)."""
-        self._device = device
-        self._staging_bytes = staging_bytes
+        self._device, self._staging_bytes = device, staging_bytes
         self._force_staging = force_staging
         self._lanes: list[_Lane] = []
         self._filling: _Lane | None = None  # has bytes that were not sent yet
@@ -91,11 +89,11 @@ class Transfer(Closing):
     def _free_lane(self) -> _Lane:
         """Return an empty lane, made at first use: while one is on its way, the other is filled."""
         if len(self._lanes) < N_LANES:
-            self._lanes.append(_Lane(self._device, self._staging_bytes))
-            return self._lanes[-1]
-        lane = self._lanes.pop(0)  # the one sent longest ago
+            lane = _Lane(self._device, self._staging_bytes)
+        else:
+            lane = self._lanes.pop(0)  # the one sent longest ago
+            lane.wait()
         self._lanes.append(lane)
-        lane.wait()
         return lane
 
 

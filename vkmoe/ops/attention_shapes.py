@@ -194,10 +194,7 @@ class AttentionSplit:
 
 
 def choose_split(
-    shape: AttentionShape | LatentShape,
-    tuning: Tuning,
-    workgroup_size: int = 0,
-    n_splits: int = 0,
+    shape: AttentionShape | LatentShape, tuning: Tuning, workgroup_size: int = 0, n_splits: int = 0
 ) -> AttentionSplit:
     """Choose a split; 0 = the tuning's workgroup size, and enough splits to fill the device.
 

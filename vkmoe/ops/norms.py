@@ -28,11 +28,7 @@ class NormInput:
     @property
     def numbers(self) -> dict[str, float]:
         """Return what consumers need, as their kernels name it."""
-        return {
-            "n_partials": self.n_partials,
-            "inverse_width": 1.0 / self.width,
-            "eps": self.eps,
-        }
+        return {"n_partials": self.n_partials, "inverse_width": 1.0 / self.width, "eps": self.eps}
 
 
 @dataclass(frozen=True)
@@ -76,13 +72,7 @@ def rms_norm(
     op.append(
         RMS_NORM.dispatch(
             f"rms_norm{op.tuning.reduce_suffix}",
-            {
-                **vars(op.tuning),
-                "gain": gain,
-                "x_offset": x_offset,
-                "width": width,
-                "eps": eps,
-            },
+            {**vars(op.tuning), "gain": gain, "x_offset": x_offset, "width": width, "eps": eps},
             {"x": x.part(x_offset, width), "y": y.part(0, width)},
             (1, 1, 1),
             op.label,

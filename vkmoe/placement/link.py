@@ -100,4 +100,4 @@ def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed
     landing = LandingMemory((memory,), _LOG.tensor, _LOG.filled(0))
     homes = (memory_range(source, n_bytes),)
     gather(program, _ROUTING, landing, slice_bytes, homes, "gather slices")
-    return Timed.program(device, backend, program, n_bytes)
+    return Timed(device, backend.record(program, timed=True), n_bytes)
