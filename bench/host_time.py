@@ -140,7 +140,7 @@ def _empty(engine: Engine) -> None:
     programs = engine._programs
     program = Program("empty")
     programs.io.copy_in(program)
-    programs._recorder._decoder.close_program(program)
+    programs._recorder.decoder.close_program(program)
     space = engine.workspace
     programs.io.copy_out(program, (space.log, space.candidates))
     segment = programs._recorder.segment(program)

@@ -1,7 +1,6 @@
 """Lowers programs to recorded Kompute sequences and runs them; the only place commands meet memory.
 
-Owns the tensors and buffers behind a program's names and the compiled kernels, shared by all its
-programs.
+Owns the tensors and buffers behind names, and the compiled kernels, for all programs.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class Backend:
     ) -> _native.Recording:
         """Lower a program. `barriers` overrides the hazard plan (tests only).
 
-        A `timed` recording has two timestamps, before its first and behind its last command, where
-        the device has timestamps at all.
+        A `timed` recording has timestamps at begin and end, where the device has any at all.
         """
         timed = timed and self.device.native.has_timestamps()
         planned = plan_barriers(program.commands) if barriers is None else barriers
@@ -110,10 +108,7 @@ class Backend:
             raise
 
     def settle(self) -> None:
-        """Wait for what a run has left in flight: nothing, unless Ctrl-C came twice.
-
-        To be called before the host touches what submits read.
-        """
+        """Wait, before the host touches what submits read, for those that Ctrl-C left in flight."""
         if self._in_flight:
             self.device.native.settle(SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS)
             self._in_flight = False

@@ -100,10 +100,9 @@ def sums_words(n_bytes: int) -> int:
 def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
     """Time kernel reads of host memory, and copies of it to the device; the best of some repeats.
 
-    Takes a few tens of milliseconds, and N_SLICES slices of host and of device memory, which it
-    frees; `slice_bytes` is a multiple of GROUP_BYTES. Times are the device's where the queue has
-    timestamps; elsewhere the wall's, which counts the cost of a submit too. Raises
-    OutOfMemoryError and other GpuErrors.
+    Takes some ten milliseconds, and N_SLICES slices of host and of device memory meanwhile;
+    `slice_bytes` is a multiple of GROUP_BYTES. Times are the device's where the queue has
+    timestamps, else the wall's, with the cost of a submit. Raises GpuErrors.
     """
     slice_bytes = slice_bytes or default_slice_bytes(device)
     with link_memory(device, N_SLICES * slice_bytes) as (source, target):
@@ -113,10 +112,7 @@ def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
 
 @contextmanager
 def link_memory(device: Device, n_bytes: int) -> Iterator[tuple[_native.Buffer, _native.Buffer]]:
-    """Allocate `n_bytes` of written host memory and as much device memory; free both in the end.
-
-    Raises OutOfMemoryError.
-    """
+    """Allocate `n_bytes` of written host memory and as much device memory for a `with`."""
     with closing(device.allocate("host", n_bytes, "link source")) as source:
         source.view()[:] = 1  # pages never written may all be the same one
         with closing(device.allocate("device", n_bytes, "link target")) as target:

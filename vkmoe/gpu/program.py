@@ -1,8 +1,7 @@
 """A program is data: an ordered list of dispatches and copies with the bytes each reads and writes.
 
-Building one touches no device. `hazards.py` decides where barriers go, `backend.py` lowers it.
-Tensors and buffers are named proxies; the memory behind a name is bound when the program is
-lowered.
+Building one touches no device: tensors and buffers are names, bound to memory when the program is
+lowered (`backend.py`). `hazards.py` decides where barriers go.
 """
 
 from __future__ import annotations

@@ -87,10 +87,9 @@ class Runner(Closing):
         return self._backend.record(program, timed=timed)
 
     def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
-        """Measure the shortest time the device took for a program; None if it has no timestamps.
+        """Measure the shortest time the device took for a program, on what its tensors hold.
 
-        Its tensors hold what earlier runs left there. Raises GpuError where the device has written
-        no timestamp.
+        None if it has no timestamps. Raises GpuError where it has written none.
         """
         if not self.device.native.has_timestamps():
             return None

@@ -24,10 +24,9 @@ COPY_ALIGNMENT = 16  # of what is copied, in the staging buffer; drivers copy su
 
 
 class Transfer(Closing):
-    """Writes to and reads from device memory. Close it (or leave its `with`) to free the staging.
+    """Writes to and reads from device memory.
 
-    Staged bytes are sent when a staging buffer is full, or by `flush`: many small writes cost one
-    submit.
+    Staged bytes are sent when a staging buffer is full, or by `flush`: small writes share a submit.
     """
 
     def __init__(

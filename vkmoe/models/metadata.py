@@ -52,9 +52,16 @@ class Metadata:
     def has(self, key: str) -> bool:
         return self.prefix + key in self.file.metadata
 
+    def value(self, key: str, kind: type[Scalar], default: Scalar | None) -> Scalar:
+        """Read a value; without a default the key must be there."""
+        self._read.add(key)
+        if default is None:
+            return self.file.require(self.prefix + key, kind)
+        return self.file.get(self.prefix + key, kind, default)
+
     def size(self, key: str, default: int | None = None, largest: int = MAX_SIZE) -> int:
         """Read a dimension or count: between 1 and `largest`."""
-        value = self._get(key, int, default)
+        value = self.value(key, int, default)
         if not 1 <= value <= largest:
             self.refuse(key, value, f"must be between 1 and {largest}")
         return value
@@ -91,13 +98,13 @@ class Metadata:
 
     def count(self, key: str, largest: int) -> int:
         """Read a number of things, which may be none; a missing key says there are none."""
-        value = self._get(key, int, 0)
+        value = self.value(key, int, 0)
         if not 0 <= value <= largest:
             self.refuse(key, value, f"must be at most {largest}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, float, default)
+        value = self.value(key, float, default)
         if abs(value) > MAX_NUMBER:
             self.refuse(key, value, f"must be at most {MAX_NUMBER:g}")
         return value
@@ -113,12 +120,6 @@ class Metadata:
         if value < 0:
             self.refuse(key, value, "must not be negative")
         return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        return self._get(key, bool, default)
-
-    def text(self, key: str, default: str) -> str:
-        return self._get(key, str, default)
 
     def finish(self) -> None:
         """Refuse keys that were not read: each might change what the model computes."""
@@ -145,10 +146,3 @@ class Metadata:
         if len(values) != self.n_layers:
             self.refuse(key, f"an array of {len(values)}", f"the model has {self.n_layers} layers")
         return values
-
-    def _get(self, key: str, kind: type[Scalar], default: Scalar | None) -> Scalar:
-        """Read a value; without a default the key must be there."""
-        self._read.add(key)
-        if default is None:
-            return self.file.require(self.prefix + key, kind)
-        return self.file.get(self.prefix + key, kind, default)

@@ -42,7 +42,7 @@ def read_rope(
     dim = metadata.size("rope.dimension_count", head_dim, largest=head_dim)
     if dim % 2:
         metadata.refuse("rope.dimension_count", dim, "must be even")
-    kind = metadata.text("rope.scaling.type", "linear")  # as in files older than this key
+    kind = metadata.value("rope.scaling.type", str, "linear")  # as in files older than this key
     factor = metadata.positive("rope.scale_linear", 1.0)  # its old name
     rope = RopeSpec(
         dim,
@@ -89,10 +89,10 @@ def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
 
     It is sqrt(1 + ln(stretch) / ln(original context)).
     """
-    short, long = (_factors(metadata, name, rope.dim) for name in LONGROPE_FACTORS)
-    for name, factors in zip(LONGROPE_FACTORS, (short, long), strict=True):
-        if not factors:
+    for name in LONGROPE_FACTORS:
+        if name not in metadata.file.tensors:
             raise ModelFileError(f"{metadata.file.path}: tensor {name} is missing", WRONG_FILE)
+    short, long = (_factors(metadata, name, rope.dim) for name in LONGROPE_FACTORS)
     context = metadata.size("context_length")
     original = rope.original_context or context
     stretch = context / original

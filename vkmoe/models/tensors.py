@@ -1,5 +1,4 @@
-"""This module says which tensors of a file a model consists of, layer by layer; every tensor is
-used or named as ignored.
+"""This module says which tensors of a file a model consists of; each is used or named as ignored.
 
 A tensor of a layer is declared once, as a row of a table; that it is found and checked, counted and
 placed follows from the row. Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being
@@ -11,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import chain
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
@@ -21,7 +19,6 @@ from vkmoe.facts import (
     FeedForward,
     LatentSpec,
     ModelSpec,
-    RopeSpec,
 )
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gguf_file.header import shown
@@ -150,18 +147,12 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     layers = tuple(_layer(find.within(f"blk.{i}."), spec, i) for i in range(spec.n_layers))
     for index in range(spec.n_layers, spec.n_layers + spec.n_ahead_layers):
         find.ignore_layer(index)
-    for rope in spec.ropes:
-        for name in _factor_names(rope):
-            find.ignore(name)  # read with the spec
+    for rope in spec.ropes:  # these were read with the spec
+        is_long = rope.scaling == "longrope"
+        for name in LONGROPE_FACTORS if is_long else (ROPE_FACTORS,) * bool(rope.factors):
+            find.ignore(name)
     find.finish()
     return ModelTensors(embeddings, output_gain, output, layers)
-
-
-def _factor_names(rope: RopeSpec) -> tuple[str, ...]:
-    """List the tensors that `rope` was read from, which nothing else needs."""
-    if rope.scaling == "longrope":
-        return LONGROPE_FACTORS
-    return (ROPE_FACTORS,) if rope.factors else ()
 
 
 def _layer(find: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
@@ -199,7 +190,9 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
         yield "q_gain", find.vector("attn_q_norm.weight", spec.head_dim if per_head else q)
         yield "k_gain", find.vector("attn_k_norm.weight", spec.head_dim if per_head else kv)
     if spec.qkv_bias:
-        yield "qkv_bias", find.vectors({"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv})
+        sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
+        found = [find.vector(name, size) for name, size in sizes.items()]
+        yield "qkv_bias", FileVector(tuple(vector.tensors[0] for vector in found))
     if spec.output_bias:
         yield "output_bias", find.vector("attn_output.bias", width)
     if spec.sinks:
@@ -343,11 +336,6 @@ class _Finder:
             message = f"{self._path}: {tensor.name} is of type {tensor.type}"
             raise UnsupportedModelError(message, _HINT)
         return FileVector((tensor,))
-
-    def vectors(self, sizes: Mapping[str, int]) -> FileVector:
-        """Find vectors that are used behind one another."""
-        found = (self.vector(name, size) for name, size in sizes.items())
-        return FileVector(tuple(chain.from_iterable(vector.tensors for vector in found)))
 
     def finish(self) -> None:
         """Raise UnsupportedModelError for tensors that were not asked for."""

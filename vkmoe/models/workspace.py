@@ -1,8 +1,7 @@
-"""This module has what a token's computation works on besides weights: the workspace, the shapes
-that follow from a model's description, and the memory of the KV cache.
+"""This module has what a token's computation works on besides weights: tensors and the KV cache.
 
-Owns the cache's memory; the workspace only describes tensors. What lies where in a cache is the
-subject of ops/attention.py.
+Owns the cache's memory; the workspace only describes tensors, in shapes that follow from a model's
+description. What lies where in a cache is the subject of ops/attention.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Appends attention of one token: over keys and values of grouped heads, or over compressed rows.
 
-Both rotate, append to the cache, and read it in splits, which a second dispatch joins. Over
-compressed rows it is DeepSeek-V2's multi-head latent attention in its absorbed form
-(arXiv:2405.04434, section 2.1). Shapes: attention_shapes.py. Shaders: attention.comp,
-latent_attention.comp, attention_combine.comp. Twins: vkmoe/reference/attention.py,
-latent_attention.py.
+Both rotate, append to the cache, and read it in splits, which a second dispatch joins; over
+compressed rows, multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434,
+section 2.1). Shaders: attention.comp, latent_attention.comp, attention_combine.comp. Twins:
+vkmoe/reference/attention.py, latent_attention.py.
 """
 
 from __future__ import annotations

@@ -80,10 +80,7 @@ def list_words(tuning: Tuning, n_vocab: int) -> int:
 def candidates(
     op: OpContext, logits: TensorRef, n_vocab: int, lists: TensorRef, output: TensorRef
 ) -> None:
-    """Append output [CANDIDATE_WORDS] = the largest logits f32 [n_vocab], descending.
-
-    Two dispatches.
-    """
+    """Append output [CANDIDATE_WORDS] = the largest of logits f32 [n_vocab], in two dispatches."""
     assert 1 <= n_vocab <= MAX_VOCAB
     n_chunks = n_lists(op.tuning, n_vocab)
     numbers = {**vars(op.tuning), "n_vocab": n_vocab, "n_lists": n_chunks}

@@ -120,10 +120,7 @@ class ExpertShape:
 
 
 def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
-    """Mark the bytes of a span [span_bytes] that kernels read, and so store in landing places.
-
-    They are all of its biases and matrices but the padding at the end of rows.
-    """
+    """Mark the bytes of a span [span_bytes] that kernels read: all but padding of rows and ends."""
     kept = np.zeros(shape.span_bytes, np.bool_)
     matrices = (shape.gate, shape.up, shape.down)
     for matrix in matrices:

@@ -244,10 +244,7 @@ def matvec_residual(
 
 
 def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutput) -> int:
-    """Append hidden = embeddings[params.token]; gained = hidden * gain.
-
-    Returns its number of partials.
-    """
+    """Append hidden = embeddings[token]; gained = hidden * gain. Returns its number of partials."""
     n_groups = -(-(embeddings.n_columns // EMBED_WEIGHTS) // op.tuning.workgroup_size)
     op.append(
         EMBED.dispatch(

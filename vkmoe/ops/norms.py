@@ -65,9 +65,9 @@ def rms_norm(
     *,
     x_offset: int = 0,
 ) -> None:
-    """Append y[:width] = v / sqrt(mean(v^2) + eps) * gain.
+    """Append y[:width] = v / sqrt(mean(v^2) + eps) * gain, where v is x[x_offset:][:width].
 
-    v is `width` words of x from `x_offset` on. `gain` is the address of f32 [width].
+    `gain` is the address of f32 [width].
     """
     op.append(
         RMS_NORM.dispatch(

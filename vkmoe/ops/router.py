@@ -172,7 +172,7 @@ def router_topk(
     layer: int,
     tensors: RouterTensors,
     table: Range,
-    landing: Landing | None = None,
+    landing: Landing,
     *,
     selection_bias: int = 0,
 ) -> None:
@@ -182,9 +182,8 @@ def router_topk(
     while weights are made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16); 0 for none.
     `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
     places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
-    table and the log do. Without `landing` no choice has a partner.
+    table and the log do.
     """
-    landing = landing or Landing(layer + 1, 0)
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
     biases = (memory_range(selection_bias, 4 * shape.n_experts),) if selection_bias else ()

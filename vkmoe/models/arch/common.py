@@ -137,7 +137,7 @@ def expert_spec(
             f"for {metadata.prefix[:-1]} vkmoe knows "
             + " and ".join(f"{GATINGS[item]} ({item})" for item in gatings),
         )
-    renormalise = metadata.flag("expert_weights_norm", renormalise)
+    renormalise = metadata.value("expert_weights_norm", bool, renormalise)
     return ExpertSpec(
         n_experts=n_experts,
         n_used=n_used,
