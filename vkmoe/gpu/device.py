@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -241,19 +241,16 @@ class Device(Closing):
     def __init__(self, wanted: str | None = None, validation: bool = False) -> None:
         self._early_messages: list[str] = []  # of the validation layer, while opening
         self._instance = _make_instance(validation)
-        try:
+        with ExitStack() as cleanup:  # kept unless something fails
+            cleanup.callback(self._instance.close)
             self.info = choose_device(list_devices(self._instance), wanted)
-            features = [
-                *REQUIRED_FEATURES,
-                *(name for name in OPTIONAL_FEATURES if name in self.info.features),
-            ]
+            optional = [name for name in OPTIONAL_FEATURES if name in self.info.features]
             with translate_errors(f"opening {self.info.name}"):
-                self.native = self._instance.open(self.info.index, features)
+                self.native = self._instance.open(self.info.index, [*REQUIRED_FEATURES, *optional])
+            cleanup.callback(self.native.close)
             if validation:
                 self._require_validation()
-        except BaseException:
-            self._instance.close()
-            raise
+            cleanup.pop_all()
 
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> _native.Buffer:
         """Allocate a raw buffer of `n_bytes`; falls back to the intent's next fitting memory type.
@@ -303,22 +300,17 @@ class Device(Closing):
         The setting that switches synchronisation validation on has changed between releases of the
         layer, and variables or a settings file can switch it off. Its silence alone proves nothing.
         """
-        try:
-            with translate_errors("checking the validation layer"):
-                _run_with_a_missing_barrier(self.native)
-            messages = self._instance.messages()
-            self._early_messages = [text for text in messages if HAZARD not in text]
-            if len(messages) == len(self._early_messages):
-                raise GpuError(
-                    "the validation layer did not report a barrier that was left out on purpose, "
-                    "so its silence would prove nothing",
-                    "remove VK_LAYER_... variables and vk_layer_settings.txt files that switch "
-                    "checks off, update the layer (Debian: vulkan-validationlayers), or drop "
-                    "--validation",
-                )
-        except BaseException:
-            self.native.close()
-            raise
+        with translate_errors("checking the validation layer"):
+            _run_with_a_missing_barrier(self.native)
+        messages = self._instance.messages()
+        self._early_messages = [text for text in messages if HAZARD not in text]
+        if len(messages) == len(self._early_messages):
+            raise GpuError(
+                "the validation layer did not report a barrier that was left out on purpose, "
+                "so its silence would prove nothing",
+                "remove VK_LAYER_... variables and vk_layer_settings.txt files that switch checks "
+                "off, update the layer (Debian: vulkan-validationlayers), or drop --validation",
+            )
 
     def validation_messages(self) -> list[str]:
         """List the validation layer's messages since the last call (empty without --validation)."""

@@ -6,7 +6,6 @@ is a full one (compute and transfer, reads and writes), so after it nothing is o
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from vkmoe.gpu.program import Command, Range
@@ -20,35 +19,22 @@ def plan_barriers(commands: Sequence[Command]) -> list[bool]:
     True when it reads what an earlier command since the last barrier wrote (RAW), writes what one
     read (WAR), or writes what one wrote (WAW). Independent commands get none.
     """
-    pending_reads, pending_writes = _RangeSet(), _RangeSet()
+    read: set[Range] = set()  # since the last barrier: few, as most commands need another's results
+    written: set[Range] = set()
     barriers = []
     for command in commands:
         needed = (
-            pending_writes.overlaps(command.reads)
-            or pending_writes.overlaps(command.writes)
-            or pending_reads.overlaps(command.writes)
+            _overlap(written, command.reads)
+            or _overlap(written, command.writes)
+            or _overlap(read, command.writes)
         )
         if needed:
-            pending_reads, pending_writes = _RangeSet(), _RangeSet()
-        pending_reads.add(command.reads)
-        pending_writes.add(command.writes)
+            read, written = set(), set()
+        read.update(command.reads)
+        written.update(command.writes)
         barriers.append(needed)
     return barriers
 
 
-class _RangeSet:
-    """Holds byte ranges by resource. They are few: most commands need what another has written."""
-
-    def __init__(self) -> None:
-        self._ranges: defaultdict[str, set[Range]] = defaultdict(set)
-
-    def add(self, ranges: Iterable[Range]) -> None:
-        for item in ranges:
-            if item.start < item.end:
-                self._ranges[item.resource].add(item)
-
-    def overlaps(self, ranges: Iterable[Range]) -> bool:
-        return any(
-            item.start < item.end and any(map(item.overlaps, self._ranges[item.resource]))
-            for item in ranges
-        )
+def _overlap(some: Iterable[Range], others: Iterable[Range]) -> bool:
+    return any(one.overlaps(other) for one in some for other in others)

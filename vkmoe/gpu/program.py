@@ -37,7 +37,8 @@ class Range(NamedTuple):
     end: int
 
     def overlaps(self, other: Range) -> bool:
-        return self.resource == other.resource and self.start < other.end and other.start < self.end
+        start, end = max(self.start, other.start), min(self.end, other.end)
+        return self.resource == other.resource and start < end
 
 
 def memory_range(address: int, n_bytes: int) -> Range:
