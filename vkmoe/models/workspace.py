@@ -105,10 +105,6 @@ class Workspace:
         own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
         return own + (self.latent.tensors if self.latent else [])
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(tensor.n_bytes for tensor in self.tensors)
-
 
 def _act_words(block: FeedForward) -> int:
     """Count the words of `act`: those of all used experts, or of the one block there is."""
