@@ -101,7 +101,7 @@ def main() -> None:
         print_card(card)
         program = first.program()
         print(
-            f"program: {len(program.commands)} commands, {program.n_dispatches} dispatches, "
+            f"program: {len(program.commands)} commands, {len(program.dispatches())} dispatches, "
             f"{options.layers} layers\n",
             flush=True,
         )
@@ -116,7 +116,7 @@ def main() -> None:
     results = _results(runs)
     uploads, hit_rate = results["uploads_per_token"], hits.hit_rate
     print(f"the cache: {100 * (hit_rate or 0):.1f} % hits, {uploads:.1f} uploads per token\n")
-    results |= {"hit_rate": hit_rate, "dispatches": program.n_dispatches}
+    results |= {"hit_rate": hit_rate, "dispatches": len(program.dispatches())}
     finish("host_time", card, results, options.record)
 
 

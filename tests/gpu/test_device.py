@@ -1,4 +1,4 @@
-"""The choice of a device and of its memory, and what a user is told when there is none that works."""
+"""The choice of a device and of its memory, and what a user is told when none works."""
 
 from __future__ import annotations
 

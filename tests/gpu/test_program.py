@@ -48,7 +48,7 @@ def test_a_printed_program(spec: KernelSpec) -> None:
     assert words(lines[1]) == "params in copy 32 bytes host+0 -> x+0"
     assert words(lines[2]) == "| layer 3 scale scale.f32 [3 1 1] (x, y, z)"
     assert words(lines[3]) == "| out copy 32 bytes y+0 -> readback+64"
-    assert program.n_dispatches == 1
+    assert len(program.dispatches()) == 1
 
 
 def test_dispatches_by_label(spec: KernelSpec) -> None:

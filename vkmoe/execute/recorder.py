@@ -72,10 +72,6 @@ class _Submit:
         self.then = segments[-1].then
         self.expected_ns = 0  # how long it takes, by those before
 
-    def took(self, elapsed_ns: int) -> None:
-        known = self.expected_ns
-        self.expected_ns = int(known + _TIME_WEIGHT * (elapsed_ns - known)) if known else elapsed_ns
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -158,7 +154,9 @@ class TokenPrograms(Closing):
         started = time.perf_counter_ns()
         expected = 0 if self._backend.device.info.is_cpu else submit.expected_ns
         self._submissions += self._backend.run(*submit.recordings, expected_ns=expected)
-        submit.took(time.perf_counter_ns() - started)
+        elapsed = time.perf_counter_ns() - started
+        known = submit.expected_ns or elapsed
+        submit.expected_ns = int(known + _TIME_WEIGHT * (elapsed - known))
         self.io.receive(len(submit.recordings))
 
     # ----- reading -----
@@ -168,10 +166,7 @@ class TokenPrograms(Closing):
         return self._routing.copy()
 
     def filled(self) -> NDArray[np.uint32]:
-        """Return what the last run's misses left in landing places (a copy).
-
-        uint32 [n_tokens, n_moe_layers, n_used, 2]: gate and up, then down (RoutingLog).
-        """
+        """Return what the last run's misses left in landing places: see RoutingLog; a copy."""
         return self._filled.copy()
 
     def full_logits(self) -> NDArray[np.float32]:
@@ -181,9 +176,8 @@ class TokenPrograms(Closing):
     def intervals(self) -> list[tuple[int, int]]:
         """Return when each submit of the last run began and ended, in order, in nanoseconds.
 
-        The clock is the compute queue's; empty where that has no timestamps. A submit whose times
-        are not known is left out. `Device.has_common_clock` of the extension says whether intervals
-        of copies on the upload queue may be compared with these.
+        The clock is the compute queue's; submits whose times are not known are left out.
+        `Device.has_common_clock` of the extension says whether copies may be compared with these.
         """
         known = (submission.interval() for submission in self._submissions)
         return [interval for interval in known if interval is not None]

@@ -98,10 +98,9 @@ def spirv_words(variant: str) -> bytes:
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
     """Turn the extension's VulkanError into the VkmoeError a user can act on."""
-    extension = native()
     try:
         yield
-    except extension.VulkanError as error:
+    except native().VulkanError as error:
         raise translated(error, doing) from error
 
 
@@ -196,9 +195,7 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
 
 def _missing(device: DeviceInfo) -> list[str]:
     missing = [name for name in REQUIRED_FEATURES if name not in device.features]
-    if device.api_version[:2] < (1, 2):
-        missing.append("Vulkan 1.2")
-    return missing
+    return missing + ["Vulkan 1.2"] * (device.api_version[:2] < (1, 2))
 
 
 def _make_instance(validation: bool) -> _native.Instance:
@@ -268,19 +265,13 @@ class Device(Closing):
                     raise
             except extension.VulkanError as error:
                 refused.append((memory_type, error))
-        raise self._not_allocated(intent, n_bytes, name, refused) from refused[-1][1]
+        what = f"{n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on {self.info.name}"
+        raise self._not_allocated(what, refused) from refused[-1][1]
 
-    def _not_allocated(
-        self,
-        intent: Intent,
-        n_bytes: int,
-        name: str,
-        refused: list[tuple[int, _native.VulkanError]],
-    ) -> GpuError:
+    def _not_allocated(self, what: str, refused: list[tuple[int, _native.VulkanError]]) -> GpuError:
         """Make the error when every memory type was refused; running out counts before the rest."""
         full = [item for item in refused if item[1].result in OUT_OF_MEMORY]
         memory_type, error = (full or refused)[0]
-        what = f"{n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on {self.info.name}"
         if not full:
             return GpuError(
                 f"cannot allocate {what}: {error.call} failed with {error.result}",

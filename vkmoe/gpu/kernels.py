@@ -1,7 +1,6 @@
 """This module specifies kernels: bindings and access, push constants, specialisation constants.
 
-A `KernelSpec` is what the host must know of a shader; a test compares each with its SPIR-V. The
-table `shaders/variants.toml` says which SPIR-V variants exist.
+A test compares each with its SPIR-V. `shaders/variants.toml` says which SPIR-V variants exist.
 """
 
 from __future__ import annotations

@@ -59,14 +59,9 @@ class LinkSpeed(NamedTuple):
         """Return the speed of the faster way in which kernels reach host memory."""
         return max(self.read_bytes_per_second, self.gather_bytes_per_second)
 
-    @property
-    def reads_are_slow(self) -> bool:
-        """Say whether experts that kernels fetch cost more than twice what copying them costs."""
-        return self.miss_bytes_per_second < SLOW_SHARE * self.copy_bytes_per_second
-
     def note(self) -> str | None:
         """Return one line for the user where host reads are slow, else None."""
-        if not self.reads_are_slow:
+        if self.miss_bytes_per_second >= SLOW_SHARE * self.copy_bytes_per_second:
             return None
         return (
             f"this GPU reads host memory at {self.miss_bytes_per_second / 1e9:.1f} GB/s but copies "

@@ -178,10 +178,6 @@ class Program:
     def copy(self, source: Range, target: Range, label: str) -> None:
         self.append(Copy(source, target, label))
 
-    @property
-    def n_dispatches(self) -> int:
-        return len(self.dispatches())
-
     def dispatches(self, label_prefix: str = "") -> list[Dispatch]:
         """List the dispatches whose label starts with a prefix such as `layer 3`."""
         found = (command for command in self.commands if isinstance(command, Dispatch))

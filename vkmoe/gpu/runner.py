@@ -36,7 +36,6 @@ class Runner(Closing):
         self._backend = Backend(device)
         self._transfer = Transfer(device, STAGING_BYTES)
         self._buffers: list[_native.Buffer] = []
-        self.variants: set[str] = set()  # the SPIR-V modules of all programs recorded
         self._recordings: list[tuple[Program, _native.Recording]] = []
 
     def place(self, data: NDArray[np.generic]) -> int:
@@ -78,6 +77,11 @@ class Runner(Closing):
         )
 
     @property
+    def variants(self) -> set[str]:
+        """Return the names of the SPIR-V modules of all programs that have run."""
+        return {dispatch.variant for program in self.programs for dispatch in program.dispatches()}
+
+    @property
     def programs(self) -> tuple[Program, ...]:
         """List all programs that have run, in the order of their first run."""
         return tuple(program for program, _ in self._recordings)
@@ -112,7 +116,6 @@ class Runner(Closing):
         for known, recording in self._recordings:
             if known is program:
                 return recording
-        self.variants |= {dispatch.variant for dispatch in program.dispatches()}
         recording = self._backend.record(program)
         self._recordings.append((program, recording))
         return recording

@@ -44,7 +44,7 @@ class TokenIo:
         candidates: TensorRef,
         n_pieces: int = 1,
     ) -> None:
-        """Allocate room for the log, and behind it for the candidates, in the readback buffer.
+        """Allocate the buffers; that of results has the log, then the candidates.
 
         Behind them is a word for each but the last of the pieces that a run may be cut into.
         """

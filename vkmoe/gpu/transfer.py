@@ -97,10 +97,7 @@ class Transfer(Closing):
 
 
 class Readback(Closing):
-    """Reads the same bytes again and again: one buffer, and a copy recorded once.
-
-    Raises OutOfMemoryError and other GpuErrors when made or read.
-    """
+    """Reads the same bytes again and again, by a copy recorded once. Raises GpuErrors."""
 
     def __init__(
         self, device: Device, source: _native.Buffer | _native.Tensor, offset: int, n_bytes: int

@@ -32,8 +32,7 @@ ARCHITECTURES = {
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a model file.
 
-    Raises UnsupportedModelError for an architecture, key or value vkmoe does not know,
-    ModelFileError for missing or absurd metadata.
+    Raises UnsupportedModelError for what vkmoe does not know, ModelFileError for absurd metadata.
     """
     architecture = file.require("general.architecture", str)
     reader = ARCHITECTURES.get(architecture)
@@ -67,10 +66,7 @@ class ModelFile(Closing):
 
 
 def open_model(path: str | os.PathLike[str]) -> ModelFile:
-    """Open a model file and read all but its weights and its tokenizer.
-
-    Raises ModelFileError, UnsupportedModelError, with the file closed.
-    """
+    """Open a model file and read all but its weights and its tokenizer; closed on errors."""
     file = open_gguf(path)
     try:
         spec = read_spec(file)

@@ -8,7 +8,6 @@ and its consumer multiplies its dot products by the norm's scale.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from vkmoe.facts import ON_DEVICE, Activation, ExpertMode, LatentSpec, ModelSpec
 from vkmoe.gpu.program import Program, TensorRef
@@ -207,15 +206,17 @@ class Decoder:
         self._score(op, layer, norm)
         if shared is not None:
             op.mark("shared")
+            block, act = shared
             half = op.named("shared gate/up")
-            expert_gate_up(half, shared.block, space.gained, shared.act, norm, activation)
+            expert_gate_up(half, block, space.gained, act, norm, activation)
         self._choose(op, layer, moe_layer)
         op.mark("routed")
         experts = self._gather(op, layer.block, moe_layer)
         n_partials = self._experts(op, experts, norm, leaves, activation)
         if shared is not None:
             op.mark("shared")
-            n_partials = expert_down(op.named("shared down"), shared.block, shared.act, leaves)
+            block, act = shared
+            n_partials = expert_down(op.named("shared down"), block, act, leaves)
         return n_partials
 
     def _score(self, op: OpContext, layer: FeedForwardWeights, norm: NormInput) -> None:
@@ -265,8 +266,11 @@ class Decoder:
         expert_gate_up(half, experts, space.gained, space.act, norm, activation)
         return expert_down(op.named("down"), experts, space.act, leaves)
 
-    def _shared(self, layer: FeedForwardWeights) -> _Shared | None:
-        """Describe the expert that every token uses; its weight is behind those of the others."""
+    def _shared(self, layer: FeedForwardWeights) -> tuple[ExpertBlock, TensorRef] | None:
+        """Return the expert that every token uses, and the tensor between its halves.
+
+        Its weight, if it has one, is behind those of the others.
+        """
         space = self.workspace
         if layer.shared is None:
             return None
@@ -274,11 +278,4 @@ class Decoder:
         rank = space.routing_log.n_used if layer.shared_gate else None
         shape, span = layer.shared.shape, layer.shared.span
         block = ExpertBlock(shape, space.routing, span=span, weight_rank=rank)
-        return _Shared(block, space.shared_act)
-
-
-class _Shared(NamedTuple):
-    """Holds a shared expert, and the tensor between its halves."""
-
-    block: ExpertBlock
-    act: TensorRef
+        return block, space.shared_act

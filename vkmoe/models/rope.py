@@ -61,12 +61,7 @@ def read_rope(
         return _longrope(metadata, rope)
     factors = _factors(metadata, ROPE_FACTORS, dim)
     if kind == "yarn":
-        if rope.original_context < 1:
-            key = "rope.scaling.original_context_length"
-            metadata.refuse(key, rope.original_context, "yarn needs it")
-        if rope.base <= 1:
-            metadata.refuse("rope.freq_base", rope.base, "yarn needs more than 1")
-        return replace(rope, scaling="yarn", factors=factors)
+        return _yarn(metadata, replace(rope, factors=factors))
     if (given := rope.attention_factor) not in (None, 1.0):
         metadata.refuse("rope.scaling.attn_factor", given, "not known without yarn or longrope")
     plain = RopeSpec(dim, rope.base, style, factors=factors)
@@ -84,6 +79,15 @@ def _attention_factor(metadata: Metadata) -> float | None:
     return next((value for value in values if value), None)
 
 
+def _yarn(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
+    if rope.original_context < 1:
+        key = "rope.scaling.original_context_length"
+        metadata.refuse(key, rope.original_context, "yarn needs it")
+    if rope.base <= 1:
+        metadata.refuse("rope.freq_base", rope.base, "yarn needs more than 1")
+    return replace(rope, scaling="yarn")
+
+
 def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
     """Read longrope's factors; a file without an attention factor has that of Phi-3.
 
@@ -95,8 +99,7 @@ def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
     short, long = (_factors(metadata, name, rope.dim) for name in LONGROPE_FACTORS)
     context = metadata.size("context_length")
     original = rope.original_context or context
-    stretch = context / original
-    magnitude = 1.0
+    stretch, magnitude = context / original, 1.0
     if stretch > 1 and original > 1:
         magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
     return RopeSpec(

@@ -134,8 +134,7 @@ class ModelTensors:
 def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     """Find and check every tensor the spec asks for.
 
-    Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModelError for a type
-    that cannot be run or a tensor vkmoe does not know.
+    Raises ModelFileError, or UnsupportedModelError for a type or a tensor vkmoe does not know.
     """
     find = _Finder(file)
     width = spec.width

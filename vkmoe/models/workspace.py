@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Literal
 
 from vkmoe.choices import KvType
@@ -182,9 +183,8 @@ class KvCaches(Closing):
             places = [[self._arena.place(n_bytes) for n_bytes in sizes] for sizes in layers]
             with translate_errors("clearing the KV cache"):
                 recorder = device.native.recorder()
-                for layer, sizes in zip(places, layers, strict=True):
-                    for place, n_bytes in zip(layer, sizes, strict=True):
-                        recorder.fill(place.buffer, place.offset, n_bytes, 0)
+                for place, n_bytes in zip(chain(*places), chain(*layers), strict=True):
+                    recorder.fill(place.buffer, place.offset, n_bytes, 0)
                 device.native.submit(recorder.finish()).wait()
         except BaseException:
             self.close()
