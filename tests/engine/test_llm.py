@@ -75,7 +75,7 @@ def test_a_stop_string_ends_the_text_before_it(demo: LLM) -> None:
         assert result.finish_reason == "stop"
         assert result.text == whole.text[: whole.text.index(stop)]
         assert len(result.token_ids) <= len(whole.token_ids)
-    assert demo.generate(CODE, max_tokens=12, temp=0, stop=["no such text"]).text == whole.text
+    assert demo.generate(CODE, max_tokens=12, temp=0, stop=["no such text"]) .text == whole.text
 
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end(demo: LLM) -> None:
@@ -207,14 +207,9 @@ def test_unusable_prompts_are_refused_before_anything_runs(
 
 def test_text_and_its_tokens_are_the_same_prompt(llm: LLM) -> None:
     tokens = llm.tokenizer.encode("the self")
-    assert (
-        llm.generate("the self", max_tokens=6, **GREEDY).token_ids
-        == llm.generate(
-            np.array(tokens),
-            max_tokens=6,
-            **GREEDY,  # type: ignore[arg-type]
-        ).token_ids
-    )
+    assert llm.generate("the self", max_tokens=6, **GREEDY).token_ids == llm.generate(
+        np.array(tokens), max_tokens=6, **GREEDY  # type: ignore[arg-type]
+    ).token_ids
 
 
 # ----- statistics, closing -----

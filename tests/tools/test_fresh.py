@@ -36,9 +36,7 @@ def test_debians_archive_is_told_from_its_security_archive(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(debian, "KEYRING", tmp_path)
-    lines = (
-        "Debian Debian-Security http://one\nUbuntu Ubuntu http://two\nDebian Debian http://three"
-    )
+    lines = "Debian Debian-Security http://one\nUbuntu Ubuntu http://two\nDebian Debian http://three"
     stand_in(programs, "apt-get", f"echo '{lines}'")
     assert debian.mirror() == "http://three"
     stand_in(programs, "apt-get", "echo 'Ubuntu Ubuntu http://two'")

@@ -37,7 +37,9 @@ def test_second_run_does_nothing() -> None:
     """A checkout that is set up stays silent and costs a fraction of a second."""
     subprocess.run([ROOT / "tools" / "setup"], check=True, capture_output=True)
     start = time.monotonic()
-    again = subprocess.run([ROOT / "tools" / "setup"], check=True, capture_output=True, text=True)
+    again = subprocess.run(
+        [ROOT / "tools" / "setup"], check=True, capture_output=True, text=True
+    )
     assert time.monotonic() - start < 1
     assert again.stdout + again.stderr == ""
 
