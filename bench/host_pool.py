@@ -34,7 +34,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.experts.store.copies import Prefetcher
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.llm import read_tokenizer
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model
 from vkmoe.placement.span_reader import SpanReader
 
 CONTEXT = 512

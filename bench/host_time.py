@@ -101,7 +101,7 @@ def main() -> None:
         print_card(card)
         program = first.program()
         print(
-            f"program: {len(program.commands)} commands, {program.n_dispatches} dispatches, "
+            f"program: {len(program.commands)} commands, {len(program.dispatches())} dispatches, "
             f"{options.layers} layers\n",
             flush=True,
         )
@@ -116,7 +116,7 @@ def main() -> None:
     results = _results(runs)
     uploads, hit_rate = results["uploads_per_token"], hits.hit_rate
     print(f"the cache: {100 * (hit_rate or 0):.1f} % hits, {uploads:.1f} uploads per token\n")
-    results |= {"hit_rate": hit_rate, "dispatches": program.n_dispatches}
+    results |= {"hit_rate": hit_rate, "dispatches": len(program.dispatches())}
     finish("host_time", card, results, options.record)
 
 
@@ -140,7 +140,7 @@ def _empty(engine: Engine) -> None:
     programs = engine._programs
     program = Program("empty")
     programs.io.copy_in(program)
-    programs._recorder._decoder.close_program(program)
+    programs._recorder.decoder.close_program(program)
     space = engine.workspace
     programs.io.copy_out(program, (space.log, space.candidates))
     segment = programs._recorder.segment(program)

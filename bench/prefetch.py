@@ -34,7 +34,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.llm import demo_model_path, read_tokenizer
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model
 
 SHARES = (25.0, 50.0)
 CONTEXT = 1024

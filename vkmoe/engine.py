@@ -24,8 +24,8 @@ from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program
+from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.model_file import ModelFile, open_model
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap

@@ -33,7 +33,7 @@ from vkmoe.generate.loop import (
     Piece,
 )
 from vkmoe.generate.tokenizer import Tokenizer
-from vkmoe.models.model_file import ModelFile, open_model
+from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.loader import Progress
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import PARAM_WORDS, pack_params
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.ops.finish import finish
+from vkmoe.ops.candidates import finish
 
 __all__ = ["measure"]
 

@@ -94,7 +94,7 @@ def _limit(device: Device) -> float:
 
 
 def _host_types(device: Device) -> list[int]:
-    from vkmoe.gpu.memory_types import memory_type_candidates
+    from vkmoe.gpu.device import memory_type_candidates
 
     return memory_type_candidates(device.info, "host")[:1]
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from bench.measure import Row, summarise
 from bench.parts.common import MIB, Settings
 from vkmoe.facts import DeviceInfo
-from vkmoe.gpu.device import Device, translate_errors
-from vkmoe.gpu.memory_types import EXCLUDED
+from vkmoe.gpu.device import EXCLUDED, Device, translate_errors
 from vkmoe.gpu.transfer import Transfer
 
 if TYPE_CHECKING:

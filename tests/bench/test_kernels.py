@@ -15,7 +15,8 @@ from bench.parts.kernel_work import Setting, tuning_for
 from bench.parts.kernel_works import WORKS
 from tests.gpu.invented import DEVICES, device
 from vkmoe.errors import UsageError
-from vkmoe.gpu import backend, kernels
+from vkmoe.gpu import backend
+from vkmoe.gpu.device import spirv_words
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import choose_tuning
 from vkmoe.selftest.families import FAMILIES
@@ -72,7 +73,7 @@ def test_a_wrong_kernel_ends_the_run_before_it_is_timed(
     """The message names variant, shape, element, expected and found."""
 
     def swapped(name: str) -> bytes:
-        return kernels.spirv_words(name.replace("q6_k", "q4_k"))
+        return spirv_words(name.replace("q6_k", "q4_k"))
 
     monkeypatch.setattr(backend, "spirv_words", swapped)
     monkeypatch.setattr("sys.argv", [*QUICK, "--family", "matvec_residual", "--type", "Q5_K,Q6_K"])

@@ -14,10 +14,9 @@ from vkmoe.models.tensors import (
     FeedForwardTensors,
     LayerTensors,
     ModelTensors,
-    PartTensors,
 )
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
-from vkmoe.models.weights import AttentionWeights, FeedForwardWeights
+from vkmoe.models.weights import AttentionWeights
 
 
 def tensor(kind: str) -> TensorInfo:
@@ -30,9 +29,8 @@ def model(*types: tuple[str, str, str]) -> ModelTensors:
     matrix, vector = FileMatrix(one), FileVector((one,))
     layers = []
     for kinds in types:
-        gate, up, down = (ExpertMatrix((tensor(kind),), 1, 256, 256) for kind in kinds)
-        block, mixer = FeedForwardTensors(gate, up, down), PartTensors(AttentionWeights, {})
-        layers.append(LayerTensors(block, True, mixer, PartTensors(FeedForwardWeights, {})))
+        matrices = tuple(ExpertMatrix((tensor(kind),), 1, 256, 256) for kind in kinds)
+        layers.append(LayerTensors(FeedForwardTensors(matrices), True, {}, AttentionWeights, {}))
     return ModelTensors(matrix, vector, matrix, tuple(layers))
 
 

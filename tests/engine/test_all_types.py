@@ -17,7 +17,7 @@ from tools.quantise import random_weights
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu import backend
-from vkmoe.gpu.kernels import spirv_words
+from vkmoe.gpu.device import spirv_words
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 

@@ -26,7 +26,7 @@ from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 from vkmoe.llm import LLM
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model
 from vkmoe.models.rope import rope_table
 from vkmoe.placement.plan import decide
 

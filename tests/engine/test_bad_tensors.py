@@ -12,7 +12,7 @@ from tests.engine.other_types import of_types
 from tests.engine.tiny import Change, Tensor, model_path, retyped, rewrite
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
 from vkmoe.facts import LatentSpec
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model
 from vkmoe.quants import TYPES
 
 # What a layer of each kind of model has that others do not.

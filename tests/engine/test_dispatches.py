@@ -43,7 +43,7 @@ def printed_layers(engine: Engine) -> list[list[str]]:
 def test_a_layer_takes_the_dispatches_of_its_architecture(name: str) -> None:
     kinds = LAYERS[architecture(name)]
     with Engine(model_path(name), EngineConfig()) as engine:
-        layers, n_dispatches = printed_layers(engine), engine.program().n_dispatches
+        layers, n_dispatches = printed_layers(engine), len(engine.program().dispatches())
     assert all(layer in kinds for layer in layers), layers
     # embed, logits, two for the candidates, finish
     assert n_dispatches == sum(map(len, layers)) + 5

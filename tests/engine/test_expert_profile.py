@@ -15,7 +15,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.experts.records.profile import profile_text, profiled_model
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.gpu import _native as native
-from vkmoe.gpu.memory_types import memory_type_candidates
+from vkmoe.gpu.device import memory_type_candidates
 from vkmoe.gpu.program import Program
 from vkmoe.llm import LLM
 

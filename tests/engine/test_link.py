@@ -111,7 +111,7 @@ def test_the_work_of_an_integrated_gpu_is_bounded_too(monkeypatch: pytest.Monkey
     with Engine(path, config) as engine:
         assert len(engine._programs.recorded[BatchKind(1, True)].segments) == 1
         wanted = engine.run_token(3, 0)
-        weights = engine._programs._recorder._decoder.weights
+        weights = engine._programs._recorder.decoder.weights
         n_bytes = sum(part_bytes(weights, 1, [0] * engine.spec.n_layers))
     monkeypatch.setattr("vkmoe.placement.link.SHARED_BYTES_PER_SECOND", n_bytes / TARGET_S)
     with Engine(path, config) as engine:

@@ -26,7 +26,7 @@ from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import demo_model_path
-from vkmoe.ops.expert_spans import kept_bytes
+from vkmoe.ops.experts import kept_bytes
 from vkmoe.placement import expert_memory
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import expert_shape, weight_bytes

@@ -58,7 +58,7 @@ class Model:
         path = demo_model_path() if name == "demo" else model_path(name)
         config = EngineConfig(ctx_size=64, validation=validation)
         self.engine = self.cleanup.enter_context(Engine(path, config))
-        self.decoder = self.engine._programs._recorder._decoder
+        self.decoder = self.engine._programs._recorder.decoder
         experts = self.engine.spec.experts
         self.n_used = experts.n_used if experts else 1
         self.n_moe_layers = self.engine.routing().shape[0]

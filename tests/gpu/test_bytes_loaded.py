@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
 from vkmoe.gpu import backend
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.kernels import KERNELS, spirv_words
+from vkmoe.gpu.device import Device, spirv_words
+from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch, Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning

@@ -10,8 +10,7 @@ from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import device as module
 from vkmoe.gpu.backend import Backend
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.memory_types import memory_type_candidates
+from vkmoe.gpu.device import Device, memory_type_candidates
 
 
 def test_allocation_falls_back_then_says_what_failed(device: Device) -> None:

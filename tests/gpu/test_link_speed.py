@@ -14,7 +14,6 @@ from tests.live import live_objects
 from vkmoe.errors import GpuError, OutOfMemoryError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import link_speed
-from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed, best_of, measure_link
 from vkmoe.placement.link import measure_gather
@@ -38,7 +37,6 @@ def device() -> Iterator[Device]:
 
 def test_slow_reads_are_told_with_both_figures() -> None:
     slow = LinkSpeed(4.06e9, 11.94e9)
-    assert slow.reads_are_slow
     assert slow.note() == (
         "this GPU reads host memory at 4.1 GB/s but copies at 11.9: "
         "misses are expensive; a larger --expert-cache helps"
@@ -48,12 +46,12 @@ def test_slow_reads_are_told_with_both_figures() -> None:
 @pytest.mark.parametrize("read", [6e9, 9e9, 12e9, 40e9])
 def test_reads_at_half_the_copy_speed_or_more_are_not_worth_a_note(read: float) -> None:
     speed = LinkSpeed(read, 12e9)
-    assert not speed.reads_are_slow and speed.note() is None
+    assert speed.note() is None
 
 
 def test_a_faster_way_to_fetch_is_what_counts() -> None:
     gathered = LinkSpeed(4.06e9, 11.94e9, 9.8e9)
-    assert not gathered.reads_are_slow and gathered.note() is None
+    assert gathered.note() is None
     assert gathered.miss_bytes_per_second == 9.8e9
     assert "at 4.9 GB/s" in str(LinkSpeed(4.06e9, 11.94e9, 4.9e9).note())
 
@@ -86,30 +84,16 @@ def test_the_best_of_the_repeats_counts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_timestamps_the_wall_clock_counts(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Backend.record
-
-    def without(self: Backend, program: Any, barriers: Any = None, timed: bool = False) -> Any:
-        if timed:
-            raise ValueError("the compute queue has no timestamps")
-        return record(self, program, barriers)
-
-    def never(recording: native.Recording) -> list[int]:
-        raise AssertionError("there are no timestamps")
-
     class Extension:
         """The device without timestamps."""
 
-        def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> native.Recorder:
-            if n_timestamps:
-                raise ValueError(f"the {queue} queue has no timestamps")
-            return extension.recorder(queue=queue)
+        def has_timestamps(self, queue: str = "compute") -> bool:
+            return False
 
         def __getattr__(self, name: str) -> Any:
             return getattr(extension, name)
 
     extension = device.native
-    monkeypatch.setattr(Backend, "record", without)
-    monkeypatch.setattr(native.Recording, "timestamps", never)
     monkeypatch.setattr(device, "native", Extension())
     speed = measure_link(device)
     monkeypatch.undo()
@@ -119,7 +103,7 @@ def test_without_timestamps_the_wall_clock_counts(
 def test_a_counter_that_starts_again_is_not_believed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native.Recording, "timestamps", lambda recording: [5, 3])
+    monkeypatch.setattr(native.Submission, "interval", lambda submission: None)
     speed = measure_link(device)
     assert 1e6 < speed.copy_bytes_per_second < 1e13
 

@@ -8,6 +8,8 @@ from vkmoe.gpu.kernels import KernelSpec, kernel
 from vkmoe.gpu.program import Copy, Dispatch, Program, Range, TensorRef, memory_range
 
 X, Y = TensorRef("x", 8), TensorRef("y", 8)
+TENSORS = {"source": X, "sum": Y, "target": TensorRef("z", 4)}
+NUMBERS = {"rows": 2, "workgroup_size": 64, "factor": 0.5, "weights": 1 << 40, "n_words": 7}
 
 
 @pytest.fixture
@@ -21,9 +23,8 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> KernelSpec:
 def dispatch(spec: KernelSpec, **changes: object) -> Dispatch:
     arguments: dict[str, object] = {
         "variant": "scale.f32",
-        "constants": {"rows": 2, "workgroup_size": 64},
-        "tensors": {"source": X, "sum": Y, "target": TensorRef("z", 4)},
-        "push": {"factor": 0.5, "weights": 1 << 40, "n_words": 7},
+        "numbers": NUMBERS,
+        "tensors": TENSORS,
         "groups": (3, 1, 1),
         "label": "layer 3 scale",
     }
@@ -47,7 +48,7 @@ def test_a_printed_program(spec: KernelSpec) -> None:
     assert words(lines[1]) == "params in copy 32 bytes host+0 -> x+0"
     assert words(lines[2]) == "| layer 3 scale scale.f32 [3 1 1] (x, y, z)"
     assert words(lines[3]) == "| out copy 32 bytes y+0 -> readback+64"
-    assert program.n_dispatches == 1
+    assert len(program.dispatches()) == 1
 
 
 def test_dispatches_by_label(spec: KernelSpec) -> None:
@@ -59,7 +60,7 @@ def test_dispatches_by_label(spec: KernelSpec) -> None:
 
 def test_ranges_follow_the_bindings(spec: KernelSpec) -> None:
     weights = memory_range(4096, 64)
-    made = dispatch(spec, ranges={"sum": Y.words(2, 3)}, memory_reads=(weights,))
+    made = dispatch(spec, tensors=TENSORS | {"sum": Y.part(2, 3)}, reads=(weights,))
     assert made.reads == (X.whole, Range("y", 8, 20), weights)
     assert made.writes == (Range("y", 8, 20), Range("z", 0, 16))
 
@@ -73,10 +74,15 @@ def test_constants_and_pushes_are_in_the_order_of_the_specification(spec: Kernel
     assert len(made.push) == spec.push_bytes
 
 
-@pytest.mark.parametrize("part", ["constants", "tensors", "push"])
-def test_a_forgotten_part_is_a_bug(spec: KernelSpec, part: str) -> None:
+@pytest.mark.parametrize("name", ["rows", "factor"])
+def test_a_forgotten_number_is_a_bug(spec: KernelSpec, name: str) -> None:
+    with pytest.raises(AssertionError, match=f"scale.*{name}"):
+        dispatch(spec, numbers={key: NUMBERS[key] for key in NUMBERS if key != name})
+
+
+def test_a_forgotten_tensor_is_a_bug(spec: KernelSpec) -> None:
     with pytest.raises(AssertionError, match="scale"):
-        dispatch(spec, **{part: {}})
+        dispatch(spec, tensors={"source": X, "sum": Y})
 
 
 def test_more_than_128_bytes_of_push_constants_are_a_bug() -> None:

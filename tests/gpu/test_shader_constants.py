@@ -9,7 +9,7 @@ import pytest
 
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
-from vkmoe.ops import attention_shapes, candidates, experts, gather, router
+from vkmoe.ops import attention_shapes, candidates, experts, router
 from vkmoe.reference import logits as twins
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
@@ -31,7 +31,7 @@ CONSTANTS = {
         "AT_HOME": table.AT_HOME,
     },
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
-    "gather.comp": {"UNITS": gather.UNITS_PER_LANE},
+    "gather.comp": {"UNITS": experts.UNITS_PER_LANE},
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
     "include/select_top.glsl": {
         "N_TOP": candidates.N_CANDIDATES,

@@ -23,7 +23,8 @@ from tests.gpu.spirv import (
     Access,
     Module,
 )
-from vkmoe.gpu.kernels import KERNELS, KernelSpec, spirv_folder
+from vkmoe.gpu.device import spirv_folder
+from vkmoe.gpu.kernels import KERNELS, KernelSpec
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.tuning import Tuning
 

@@ -28,11 +28,10 @@ from vkmoe.models.weights import (
     LatentWeights,
     LayerWeights,
     ModelWeights,
-    with_landing,
     with_slots,
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
 from vkmoe.ops.tuning import Tuning
 
@@ -257,8 +256,8 @@ def token_program(
     if not mode.on_device:
         scratch = memory_range(memory.take(1 << 20), 1 << 20)
         arenas = [memory_range(memory.take(1 << 20), 1 << 20) for _ in range(n_moe_layers)]
-        weights = with_slots(weights, lambda i: (arenas[i], scratch))
-        weights = with_landing(weights, EXPERTS.n_used, lambda i: (arenas[i], scratch))
+        places = [(arena, scratch) for arena in arenas].__getitem__
+        weights = with_slots(weights, places, places, EXPERTS.n_used)
     workspace = Workspace(spec, tuning, kernels)
     decoder = Decoder(spec, tuning, weights, workspace, caches, mode)
     program = decoder.token_program(with_logits)

@@ -47,7 +47,7 @@ def test_a_layer_takes_these_dispatches_in_this_order(kind: str, tuning: Tuning)
     program = kind_program(kind, tuning)
     for index in range(3):
         assert labels(program, index) == LAYERS[kind]
-    assert program.n_dispatches == 3 * len(LAYERS[kind]) + 5
+    assert len(program.dispatches()) == 3 * len(LAYERS[kind]) + 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

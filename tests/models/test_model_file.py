@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import vkmoe.models
 from tests.engine.tiny import model_path, rewrite, with_metadata
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig
@@ -14,7 +15,6 @@ from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.gguf_file import GgufFile
 from vkmoe.llm import LLM
-from vkmoe.models import model_file
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(owner, name, call)
 
     for name in ("open_gguf", "read_tensors"):
-        noted(model_file, name)
+        noted(vkmoe.models, name)
     noted(GgufFile, "close")
     return done
 

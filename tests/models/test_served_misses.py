@@ -11,8 +11,9 @@ from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, EXPERTS, MOE, TUNINGS, Types, token_program
 from vkmoe.execute.segments import cut_at_routers, layer_ends
 from vkmoe.facts import READ_IN_PLACE, ExpertMode
+from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.hazards import plan_barriers
-from vkmoe.gpu.kernels import KERNELS, spirv_folder
+from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Range
 from vkmoe.ops.tuning import Tuning
 

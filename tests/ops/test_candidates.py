@@ -1,4 +1,4 @@
-"""candidates_partial and candidates_merge against their twins, exactly but for the sums."""
+"""The candidates against their twins, exactly but for the sums; finish behind everything else."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vkmoe.gpu.hazards import plan_barriers
+from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
+from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, finish, list_words
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
-from vkmoe.selftest.logits import CandidatesCase
+from vkmoe.selftest.inputs import PARAMS
+from vkmoe.selftest.logits import CandidatesCase, FinishCase
 
 CPU_TUNING = Tuning("blocks", 8, 1, False)
 GPU_TUNING = Tuning("lanes", 64, 4, True)
@@ -75,3 +80,22 @@ def test_a_second_run_leaves_the_same_bits(runner: Runner) -> None:
     case = CandidatesCase(CPU_TUNING, 1333, (awkward_logits("coarse", 1333),))
     for found, again in zip(case.words(runner), case.words(runner), strict=True):
         np.testing.assert_array_equal(found, again)
+
+
+def test_finish_writes_word_0_only(runner: Runner) -> None:
+    FinishCase((1, 0xFFFFFFFF)).run(runner).verify()
+
+
+def test_a_barrier_stands_before_finish() -> None:
+    """Also when the last writer shares no tensor with it."""
+    tuning = Tuning("blocks", 8, 1, False)
+    program = Program("finish")
+    candidates(
+        OpContext(program, tuning, "candidates"),
+        TensorRef("logits", 100),
+        100,
+        TensorRef("lists", list_words(tuning, 100)),
+        TensorRef("candidates", CANDIDATE_WORDS),
+    )
+    finish(program, PARAMS, TensorRef("log", 9))
+    assert plan_barriers(program.commands)[-1]

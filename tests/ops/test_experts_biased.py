@@ -11,8 +11,7 @@ from tests.ops.tunings import MAPPINGS, tuning_for
 from vkmoe.facts import Activation
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
-from vkmoe.ops.experts import ExpertBlock
+from vkmoe.ops.experts import ExpertBlock, ExpertShape, SpanBiases, SpanMatrix, kept_bytes
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.experts import activated
 from vkmoe.reference.experts import expert_down as down_twin
@@ -58,7 +57,7 @@ def test_routed_experts_have_no_weight_from_elsewhere() -> None:
     matrix, words = SpanMatrix("F32", 0, 4, 32, 128), TensorRef("words", 600)
     shape = ExpertShape(matrix, matrix, matrix, 512)
     with pytest.raises(AssertionError, match="fixed span"):
-        ExpertBlock(shape, words, 2, weight_slot=2)
+        ExpertBlock(shape, words, 2, weight_rank=2)
 
 
 @pytest.mark.parametrize("suffix", MAPPINGS)

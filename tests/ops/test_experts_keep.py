@@ -18,7 +18,7 @@ from tests.ops.tunings import MAPPINGS, tuning_for
 from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
 from vkmoe.gpu import backend
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.expert_spans import ExpertShape, SpanMatrix, kept_bytes
+from vkmoe.ops.experts import ExpertShape, SpanMatrix, kept_bytes
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes
 from vkmoe.quants.types import TYPES

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import MEMORY, Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionTensors
+from vkmoe.ops.attention import AttentionTensors, LatentCache, LatentQkv, latent_attention
 from vkmoe.ops.attention_shapes import AttentionSplit, LatentShape, choose_split
-from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import LatentInputs, attention_combine, rotate
 from vkmoe.reference.attention import latent_attention as latent_twin

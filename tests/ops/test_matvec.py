@@ -1,4 +1,4 @@
-"""matvec and matvec_residual against their twins: variants, shapes, tunings, damaged rows."""
+"""matvec and embed against their twins: types, shapes, tunings, and ids beyond the vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES, Bytes
 from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
-from vkmoe.selftest.matvec import MatvecCase, ResidualCase
+from vkmoe.selftest.matvec import EmbedCase, MatvecCase, ResidualCase
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
 GPU_TUNING = tuning_for("", 32, 4)
@@ -166,3 +166,25 @@ def test_the_same_bits_twice_and_in_any_company(runner: Runner) -> None:
     alone = replace(case, segments=(("Q4_K", 5),), file_rows=(rows[7:],))
     with Runner(runner.device) as other:
         np.testing.assert_array_equal(alone.words(other)[0], words[7:])
+
+
+CLAMPED = (0, 5, 6, 7, 1 << 20, 0xFFFFFFFF)  # of 7: the last three are clamped
+
+
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_embedded_rows_and_clamped_tokens(runner: Runner, kind: str) -> None:
+    """The workgroup sizes take turns; the last workgroup is not full."""
+    i = WEIGHT_TYPES.index(kind)
+    tuning = Tuning("lanes", SIZES[i % len(SIZES)], 4, False)
+    columns = 256 * (3 + i) if TYPES[kind].block_weights == 256 else 32 * (7 + 2 * i)
+    EmbedCase(tuning, kind, 7, columns, CLAMPED, seed=i).run(runner).verify()
+
+
+@pytest.mark.parametrize("workgroup_size", SIZES)
+def test_workgroup_sizes_of_embed(runner: Runner, workgroup_size: int) -> None:
+    tuning = Tuning("blocks", workgroup_size, 8, False)
+    EmbedCase(tuning, "Q6_K", 3, 1536, (2,)).run(runner).verify()
+
+
+def test_a_vocabulary_of_one(runner: Runner) -> None:
+    EmbedCase(Tuning("blocks", 8, 8, False), "F32", 1, 32, (0, 1)).run(runner).verify()

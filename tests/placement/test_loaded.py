@@ -22,7 +22,7 @@ from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.gguf_file import GgufFile
 from vkmoe.gpu.device import Device
-from vkmoe.models.model_file import ModelFile, open_model
+from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.loader import LoadedWeights, Progress, load_weights
 from vkmoe.placement.plan import Decision, decide
 

@@ -11,8 +11,7 @@ import pytest
 from tests.gpu.invented import AMD, APU, DISCRETE_12, NO_WINDOW, SMALL_WINDOW
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.arena import Arena, lay_out_spans
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Device, Intent
 from vkmoe.placement.memory import (
     FALLBACK_BYTES,
     GRANULARITY,

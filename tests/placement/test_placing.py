@@ -146,7 +146,7 @@ def test_experts_have_the_same_bytes_from_the_loader_and_the_span_reader(
     number = 0
     with SpanReader(opened, tensors) as reader:
         for layer in tensors.layers:
-            for block in (layer.block, layer.feed_forward.tensors.get("shared")):
+            for block in (layer.block, layer.feed_forward.get("shared")):
                 if not isinstance(block, FeedForwardTensors):
                     continue
                 wanted = spans_of(opened, block)

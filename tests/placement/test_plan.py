@@ -39,7 +39,7 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model
 from vkmoe.placement.memory import device_budget
 from vkmoe.placement.plan import (
     DEFAULT_CTX_SIZE,

@@ -20,8 +20,7 @@ from vkmoe.gguf_file import TensorInfo, open_gguf
 from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
-from vkmoe.models import read_spec
-from vkmoe.models.model_file import open_model
+from vkmoe.models import open_model, read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.placement import sizes as subject
 from vkmoe.placement.loader import load_weights

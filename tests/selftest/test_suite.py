@@ -14,7 +14,7 @@ import pytest
 from vkmoe.errors import GpuError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import backend, kernels
-from vkmoe.gpu.device import Device
+from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.program import Program
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import choose_tuning
@@ -96,8 +96,8 @@ def test_a_wrong_kernel_is_found(
 
     def swapped(name: str) -> bytes:
         if name == wanted:
-            return nothing if loaded == "nothing" else kernels.spirv_words(loaded)
-        return kernels.spirv_words(name)
+            return nothing if loaded == "nothing" else spirv_words(loaded)
+        return spirv_words(name)
 
     monkeypatch.setattr(backend, "spirv_words", swapped)
     assert not all(case.ok for case in run_variant(Variant.parse(wanted), device))
@@ -130,7 +130,7 @@ def test_keeping_in_another_order_of_sums_is_found(
     plain = f"{family}.q8_0+subgroup"
 
     def swapped(name: str) -> bytes:
-        return kernels.spirv_words(name.removesuffix("+subgroup") if name == plain else name)
+        return spirv_words(name.removesuffix("+subgroup") if name == plain else name)
 
     monkeypatch.setattr(backend, "spirv_words", swapped)
     assert all(case.ok for case in run_variant(Variant.parse(plain), device)), "near the twin"

@@ -84,8 +84,7 @@ def tutorial(
 def version() -> None:
     """Show the versions of vkmoe, Kompute and the Vulkan drivers."""
     from vkmoe import __version__
-    from vkmoe.gpu.device import list_devices
-    from vkmoe.gpu.extension import kompute_version
+    from vkmoe.gpu.device import kompute_version, list_devices
 
     typer.echo(f"vkmoe {__version__}")
     typer.echo(f"Kompute {kompute_version()}")

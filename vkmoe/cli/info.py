@@ -19,7 +19,7 @@ from vkmoe.errors import UnsupportedModelError, VkmoeError
 if TYPE_CHECKING:
     from vkmoe.facts import ExpertSpec, Mixer, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
-    from vkmoe.models.model_file import ModelFile
+    from vkmoe.models import ModelFile
     from vkmoe.models.tensors import ModelTensors
 
 __all__ = ["info", "spec_lines", "type_lines"]
@@ -41,8 +41,7 @@ def info(
     """
     from vkmoe.gguf_file import open_gguf
     from vkmoe.llm import demo_model_path
-    from vkmoe.models import read_spec
-    from vkmoe.models.model_file import ModelFile
+    from vkmoe.models import ModelFile, read_spec
     from vkmoe.models.tensors import read_tensors
 
     path = chosen_model(context, positional, model)

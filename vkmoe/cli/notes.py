@@ -22,7 +22,7 @@ from vkmoe.errors import UsageError, VkmoeError
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo, MemoryPlan
     from vkmoe.llm import LLM
-    from vkmoe.models.model_file import ModelFile
+    from vkmoe.models import ModelFile
 
 __all__ = [
     "cache_notes",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vkmoe.batch import RunResult, TokenBatch
     from vkmoe.experts.study.trace import TraceHeader
     from vkmoe.llm import LLM
-    from vkmoe.models.model_file import ModelFile
+    from vkmoe.models import ModelFile
 
 __all__ = ["trace"]
 
@@ -111,7 +111,7 @@ def _open(model: str | None) -> ModelFile:
     """Open the file of a model to trace. Raises UnsupportedModelError for one without experts."""
     from vkmoe.errors import UnsupportedModelError
     from vkmoe.llm import demo_model_path
-    from vkmoe.models.model_file import open_model
+    from vkmoe.models import open_model
 
     file = open_model(model if model is not None else demo_model_path())
     if file.spec.experts is None:

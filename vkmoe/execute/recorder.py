@@ -1,8 +1,7 @@
 """Records the program of a batch, whole or in segments, runs it, and reads what it reports.
 
-Puts round the decoder's commands what the host exchanges with them. Owns what the host writes and
-reads per run, and the running estimate of the time. Does not own memory that outlives a token
-(weights, caches), nor what follows from a report.
+Puts round the decoder's commands what the host exchanges with them, and owns that. Does not own
+memory that outlives a token (weights, caches), nor what follows from a report.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ class HostActions(Protocol):
     """Describes what the host does about experts round the submits of a run."""
 
     def begin(self, first: bool) -> int:
-        """Make ready for a submit, a run's `first` or a later one.
-
-        Returns the address of the expert table that it shall read.
-        """
+        """Make ready for a submit, and return the address of the expert table it shall read."""
 
     def end(self) -> None:
         """Note that the submit is over; it is not called for one that failed."""
@@ -75,10 +71,6 @@ class _Submit:
         self.recordings = tuple(segment.recording for segment in segments)
         self.then = segments[-1].then
         self.expected_ns = 0  # how long it takes, by those before
-
-    def took(self, elapsed_ns: int) -> None:
-        known = self.expected_ns
-        self.expected_ns = int(known + _TIME_WEIGHT * (elapsed_ns - known)) if known else elapsed_ns
 
 
 @dataclass(frozen=True)
@@ -129,13 +121,11 @@ class TokenPrograms(Closing):
             self.io = TokenIo(backend, space.params, space.log, space.candidates, len(borders) + 1)
             cleanup.callback(self.io.close)
             self._routing, self._filled = space.routing_log.views(self.io.view(space.log))
-            self._candidates = CandidatesReader(
-                self.io.view(space.candidates), decoder.spec.n_vocab
-            )
+            words = self.io.view(space.candidates)
+            self._candidates = CandidatesReader(words, decoder.spec.n_vocab)
             cleanup.callback(self._let_go)
-            logits = backend.tensor(space.logits)
-            readback = Readback(backend.device, logits, 0, space.logits.n_bytes)
-            self._logits = cleanup.enter_context(readback)
+            logits, n_bytes = backend.tensor(space.logits), space.logits.n_bytes
+            self._logits = cleanup.enter_context(Readback(backend.device, logits, 0, n_bytes))
             self._recorder = _Recorder(backend, decoder, self.io, executor, borders)
             self.recorded: dict[BatchKind, Recorded] = {}
             for with_logits in (False, True):
@@ -149,40 +139,34 @@ class TokenPrograms(Closing):
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
         assert len(batch.tokens) <= MAX_TOKENS, "programs take one row"
-        kind = batch.kind
-        recorded = self.recorded[kind]
         self._submissions = []
-        for index, submit in enumerate(recorded.submits):
+        for index, submit in enumerate(self.recorded[batch.kind].submits):
             self.io.send(batch, host.begin(index == 0))
             self._run(submit)
             host.end()
             if submit.then is not None:
                 layer = submit.then.layer
                 host.bring(layer, self._routing[:, layer].copy())
-        top = self._candidates.read() if kind.with_logits else None
+        top = self._candidates.read() if batch.kind.with_logits else None
         return RunResult(self.routing(), self.filled() if self._lands else None, top)
 
     def _run(self, submit: _Submit) -> None:
         started = time.perf_counter_ns()
         expected = 0 if self._backend.device.info.is_cpu else submit.expected_ns
-        self._submissions += self._backend.run_all(submit.recordings, expected)
-        submit.took(time.perf_counter_ns() - started)
+        self._submissions += self._backend.run(*submit.recordings, expected_ns=expected)
+        elapsed = time.perf_counter_ns() - started
+        known = submit.expected_ns or elapsed
+        submit.expected_ns = int(known + _TIME_WEIGHT * (elapsed - known))
         self.io.receive(len(submit.recordings))
 
     # ----- reading -----
 
     def routing(self) -> NDArray[np.uint32]:
-        """Return the experts the last run used (a copy).
-
-        uint32 [n_tokens, n_moe_layers, n_used].
-        """
+        """Return the experts the last run used: uint32 [n_tokens, n_moe_layers, n_used], a copy."""
         return self._routing.copy()
 
     def filled(self) -> NDArray[np.uint32]:
-        """Return what the last run's misses left in landing places (a copy).
-
-        uint32 [n_tokens, n_moe_layers, n_used, 2]: gate and up, then down (RoutingLog).
-        """
+        """Return what the last run's misses left in landing places: see RoutingLog; a copy."""
         return self._filled.copy()
 
     def full_logits(self) -> NDArray[np.float32]:
@@ -192,9 +176,8 @@ class TokenPrograms(Closing):
     def intervals(self) -> list[tuple[int, int]]:
         """Return when each submit of the last run began and ended, in order, in nanoseconds.
 
-        The clock is the compute queue's; empty where that has no timestamps. A submit whose times
-        are not known is left out. `Device.has_common_clock` of the extension says whether intervals
-        of copies on the upload queue may be compared with these.
+        The clock is the compute queue's; submits whose times are not known are left out.
+        `Device.has_common_clock` of the extension says whether copies may be compared with these.
         """
         known = (submission.interval() for submission in self._submissions)
         return [interval for interval in known if interval is not None]
@@ -228,30 +211,24 @@ def _submit_borders(
     return bounded.borders
 
 
+@dataclass(frozen=True)
 class _Recorder:
     """Makes the recordings of one decoder, timed where the device can. Methods raise GpuErrors."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        decoder: Decoder,
-        io: TokenIo,
-        executor: Executor,
-        borders: Sequence[int],
-    ) -> None:
-        """Take the layers that begin another submit, `borders`; n_layers means the output head."""
-        self._backend, self._decoder, self._io = backend, decoder, io
-        self._executor, self._borders = executor, borders
-        self._timed = backend.device.native.has_timestamps()
+    backend: Backend
+    decoder: Decoder
+    io: TokenIo
+    executor: Executor
+    borders: Sequence[int]  # the layers that begin another submit; n_layers means the output head
 
     def record(self, with_logits: bool, known: Sequence[Segment] = ()) -> Recorded:
         """Record the program of a token. `known` segments of the same commands are used again."""
-        body = self._decoder.token_program(with_logits)
+        body = self.decoder.token_program(with_logits)
         whole = self._dressed(body.name, Part(body.commands), 0, self._outputs(with_logits))
-        if self._executor == "stepped":
+        if self.executor == "stepped":
             parts = cut_at_routers(body.commands)
         else:
-            parts = cut_at_layers(body.commands, self._borders)
+            parts = cut_at_layers(body.commands, self.borders)
         segments: list[Segment] = []
         place = 0  # in its submit
         for index, part in enumerate(parts):
@@ -264,7 +241,7 @@ class _Recorder:
         return Recorded(whole, tuple(segments))
 
     def _outputs(self, with_logits: bool) -> tuple[TensorRef, ...]:
-        space = self._decoder.workspace
+        space = self.decoder.workspace
         return (space.log, space.candidates) if with_logits else (space.log,)
 
     def _dressed(self, name: str, part: Part, place: int, outputs: Sequence[TensorRef]) -> Program:
@@ -275,15 +252,15 @@ class _Recorder:
         """
         program = Program(name)
         if place == 0:
-            self._io.copy_in(program)
+            self.io.copy_in(program)
         else:
-            self._io.clear_serial(program)
+            self.io.clear_serial(program)
         program.commands.extend(part.commands)
-        self._decoder.close_program(program)
+        self.decoder.close_program(program)
         if outputs:
-            self._io.copy_out(program, outputs)
+            self.io.copy_out(program, outputs)
         else:
-            self._io.copy_serial(program, place)
+            self.io.copy_serial(program, place)
         return program
 
     def segment(
@@ -293,4 +270,4 @@ class _Recorder:
         for segment in known:
             if segment.then == then and segment.program.commands == program.commands:
                 return segment
-        return Segment(program, self._backend.record(program, timed=self._timed), then)
+        return Segment(program, self.backend.record(program, timed=True), then)

@@ -1,9 +1,8 @@
 """Cuts the commands of a token into parts that are submitted one after the other.
 
 The stepped executor needs a cut at each router. Bounded work needs cuts at layer borders: drivers
-end a submit that runs for about two seconds, and the device is lost; desktops stutter long before.
-What takes longest is reading weights, so their bytes over the measured bandwidth are the estimate.
-Pure: knows commands by their marks, and touches no device.
+end a submit that runs for about two seconds, and desktops stutter long before. What takes longest
+is reading weights, so their bytes over the measured bandwidth are the estimate. Touches no device.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import ArenaLayout, DeviceInfo, SpanRun
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Device, Intent
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -48,8 +47,8 @@ def lay_out_spans(device: DeviceInfo, spans: Iterable[int]) -> ArenaLayout:
     """Lay out spans of these bytes, one behind the other, in chunks that the device can allocate.
 
     Each is rounded up to ALIGNMENT, and so is each chunk's first address, for which a chunk has
-    room to spare: where spans lie does not depend on the addresses a driver gives. A span that is
-    larger than a chunk can be has a chunk of its own, which an Arena refuses.
+    room to spare: where spans lie does not depend on a driver. A span that is larger than a chunk
+    can be has one of its own, which an Arena refuses.
     """
     alike = [(round_up(n_bytes), sum(1 for _ in group)) for n_bytes, group in groupby(spans)]
     cap, left = min(PREFERRED_CHUNK, chunk_cap(device)), sum(size * n for size, n in alike)
@@ -72,10 +71,7 @@ def lay_out_spans(device: DeviceInfo, spans: Iterable[int]) -> ArenaLayout:
 
 
 class Arena:
-    """Allocates the chunks of a layout, and hands out its spans in their order.
-
-    Raises OutOfMemoryError when made, with nothing left allocated.
-    """
+    """Allocates the chunks of a layout, all or none, and hands out its spans in their order."""
 
     def __init__(self, device: Device, intent: Intent, name: str, layout: ArenaLayout) -> None:
         self._name = name
@@ -107,9 +103,7 @@ class Arena:
         return tuple(self._chunks)
 
     def place(self, n_bytes: int) -> Placement:
-        """Hand out the next span, aligned to ALIGNMENT. Must hold: it was laid out as one of these
-        bytes.
-        """
+        """Hand out the next span, which must have been laid out as one of these bytes."""
         span_bytes, place = next(self._spans)
         assert span_bytes == round_up(n_bytes), (self._name, span_bytes, n_bytes)
         return place

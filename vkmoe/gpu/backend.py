@@ -1,7 +1,6 @@
 """Lowers programs to recorded Kompute sequences and runs them; the only place commands meet memory.
 
-Owns the tensors and buffers behind a program's names and the compiled kernels, shared by all its
-programs.
+Owns the tensors and buffers behind names, and the compiled kernels, for all programs.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from vkmoe.gpu.device import Device, translate_errors, translated
-from vkmoe.gpu.extension import native
+from vkmoe.gpu.device import Device, native, spirv_words, translate_errors, translated
 from vkmoe.gpu.hazards import plan_barriers
-from vkmoe.gpu.kernels import spirv_words
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 
 if TYPE_CHECKING:
@@ -40,7 +37,7 @@ class Backend:
         self._tensors: dict[str, _native.Tensor] = {}
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
-        self._in_flight = False  # whether submits of `run_all` may be
+        self._in_flight = False  # whether submits of `run` may be
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
         """Name a raw buffer so that copies can refer to it."""
@@ -62,9 +59,9 @@ class Backend:
     ) -> _native.Recording:
         """Lower a program. `barriers` overrides the hazard plan (tests only).
 
-        A `timed` recording has two timestamps, before its first and behind its last command; a
-        device without timestamps raises ValueError.
+        A `timed` recording has timestamps at begin and end, where the device has any at all.
         """
+        timed = timed and self.device.native.has_timestamps()
         planned = plan_barriers(program.commands) if barriers is None else barriers
         self._compile(program.commands)
         with translate_errors(f"recording {program.name}"):
@@ -75,7 +72,10 @@ class Backend:
                 if barrier:
                     recorder.barrier()
                 if isinstance(command, Copy):
-                    self._record_copy(recorder, command)
+                    source, target = command.source, command.target
+                    before, after = map(self._memory, (source.resource, target.resource))
+                    n_bytes = source.end - source.start
+                    recorder.copy(before, source.start, after, target.start, n_bytes)
                 else:
                     kernel = self._kernels[_kernel_key(command)]
                     recorder.dispatch(kernel, command.groups, command.push)
@@ -83,13 +83,7 @@ class Backend:
                 recorder.timestamp(1)
             return recorder.finish()
 
-    def run(self, recording: _native.Recording, expected_ns: int = 0) -> None:
-        """Submit and wait, as `run_all` does."""
-        self.run_all((recording,), expected_ns)
-
-    def run_all(
-        self, recordings: Sequence[_native.Recording], expected_ns: int = 0
-    ) -> list[_native.Submission]:
+    def run(self, *recordings: _native.Recording, expected_ns: int = 0) -> list[_native.Submission]:
         """Submit one behind the other, and wait for the last; every one's result is checked.
 
         Each sees what those before it wrote. Raises DeviceLostError and other GpuErrors. Ctrl-C is
@@ -114,40 +108,26 @@ class Backend:
             raise
 
     def settle(self) -> None:
-        """Wait for what a run has left in flight: nothing, unless Ctrl-C came twice.
-
-        To be called before the host touches what submits read.
-        """
+        """Wait, before the host touches what submits read, for those that Ctrl-C left in flight."""
         if self._in_flight:
             self.device.native.settle(SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS)
             self._in_flight = False
-
-    def _record_copy(self, recorder: _native.Recorder, command: Copy) -> None:
-        recorder.copy(
-            self._memory(command.source.resource),
-            command.source.start,
-            self._memory(command.target.resource),
-            command.target.start,
-            command.source.end - command.source.start,
-        )
 
     def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
         return self._buffers[name] if name in self._buffers else self._tensors[name]
 
     def _compile(self, commands: Sequence[Command]) -> None:
         """Compile the kernels that are not there yet, several at a time: drivers take long."""
-        missing = {_kernel_key(c): c for c in commands if isinstance(c, Dispatch)}
-        todo = [command for key, command in missing.items() if key not in self._kernels]
-        if not todo:
-            return
-        for command in todo:
+        used = {_kernel_key(c): c for c in commands if isinstance(c, Dispatch)}
+        missing = {key: command for key, command in used.items() if key not in self._kernels}
+        for command in missing.values():
             for ref in command.tensors:
                 self.tensor(ref)
         pool = ThreadPoolExecutor(N_COMPILERS, "compile")
         try:
-            jobs = [(command, pool.submit(self._make_kernel, command)) for command in todo]
-            for command, job in jobs:
-                self._kernels[_kernel_key(command)] = job.result()
+            jobs = {key: pool.submit(self._make_kernel, missing[key]) for key in missing}
+            for key, job in jobs.items():
+                self._kernels[key] = job.result()
         finally:  # after Ctrl-C or a failure: jobs that have not begun are dropped
             pool.shutdown(cancel_futures=True)
 

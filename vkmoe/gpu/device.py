@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vkmoe.closing import Closing
-from vkmoe.errors import (
-    DeviceLostError,
-    GpuError,
-    NoDeviceError,
-    NoDriverError,
-    OutOfMemoryError,
-)
+from vkmoe.errors import DeviceLostError, GpuError, NoDeviceError, NoDriverError, OutOfMemoryError
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
-from vkmoe.gpu.extension import native
-from vkmoe.gpu.kernels import spirv_words
-from vkmoe.gpu.memory_types import Intent, memory_type_candidates
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -30,9 +23,15 @@ if TYPE_CHECKING:
 __all__ = [
     "REQUIRED_FEATURES",
     "Device",
+    "Intent",
     "blocked_render_nodes",
     "choose_device",
+    "kompute_version",
     "list_devices",
+    "memory_type_candidates",
+    "native",
+    "spirv_folder",
+    "spirv_words",
     "translate_errors",
     "translated",
 ]
@@ -44,19 +43,64 @@ OPTIONAL_FEATURES = ("int64", "host_query_reset", "subgroup_size_control", "comp
 HAZARD = "SYNC-HAZARD"  # begins the name of every message of synchronisation validation
 OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
+# What the extension and DeviceInfo say in the same form.
+_SAME_FACTS = (
+    *("index", "name", "type", "vendor_id", "driver_name", "driver_info"),
+    *("subgroup_size", "subgroup_arithmetic", "takes_subgroup_size"),
+)
 _DRIVER_HINT = (
     "install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "
     "then look at `vkmoe devices`"
 )
 
+# `device`: weights, caches and slots; `host`: homes and staging; `readback`: what the CPU reads;
+# `bar`: small tables the CPU writes and the GPU reads.
+Intent = Literal["device", "host", "readback", "bar"]
+# AMD's debugging types: coherent or uncached on the device, ten times slower.
+EXCLUDED = frozenset(
+    {"DEVICE_COHERENT_AMD", "DEVICE_UNCACHED_AMD", "PROTECTED", "LAZILY_ALLOCATED"}
+)
+
+
+def native() -> ModuleType:
+    """Import `vkmoe.gpu._native`. Raises NoDriverError where the Vulkan loader is missing."""
+    try:
+        from vkmoe.gpu import _native
+    except ImportError as error:
+        if "libvulkan" not in str(error):
+            raise
+        raise NoDriverError(
+            "the Vulkan loader (libvulkan.so.1) is not installed",
+            "install libvulkan1 (Debian, Ubuntu) or vulkan-loader (Fedora, Arch)",
+            str(error),
+        ) from error
+    return _native
+
+
+def kompute_version() -> str:
+    """Return the version of the Kompute classes inside the extension."""
+    return str(native().kompute_version)
+
+
+def spirv_folder() -> Path:
+    """Find the folder of the compiled shaders: beside the extension."""
+    return Path(str(native().__file__)).parent / "spirv"
+
+
+@cache
+def spirv_words(variant: str) -> bytes:
+    """Read the SPIR-V of one variant; a missing one is a broken installation."""
+    path = spirv_folder() / f"{variant}.spv"
+    assert path.exists(), f"no compiled shader {variant}: rebuild the package"
+    return path.read_bytes()
+
 
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
     """Turn the extension's VulkanError into the VkmoeError a user can act on."""
-    extension = native()
     try:
         yield
-    except extension.VulkanError as error:
+    except native().VulkanError as error:
         raise translated(error, doing) from error
 
 
@@ -111,15 +155,8 @@ def _device_info(facts: dict[str, Any]) -> DeviceInfo:
         for key, value in facts["limits"].items()
     }
     return DeviceInfo(
-        index=facts["index"],
-        name=facts["name"],
-        type=facts["type"],
-        vendor_id=facts["vendor_id"],
-        driver_name=facts["driver_name"],
-        driver_info=facts["driver_info"],
+        **{key: facts[key] for key in _SAME_FACTS},
         api_version=tuple(facts["api_version"]),
-        subgroup_size=facts["subgroup_size"],
-        subgroup_arithmetic=facts["subgroup_arithmetic"],
         features=frozenset(facts["features"]),
         heaps=tuple(Heap(**heap) for heap in facts["heaps"]),
         memory_types=tuple(
@@ -127,7 +164,6 @@ def _device_info(facts: dict[str, Any]) -> DeviceInfo:
         ),
         limits=DeviceLimits(**limits),
         subgroup_range=(facts["min_subgroup_size"], facts["max_subgroup_size"]),
-        takes_subgroup_size=facts["takes_subgroup_size"],
     )
 
 
@@ -146,7 +182,7 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
             raise NoDeviceError(f"no Vulkan device matches {wanted!r}", f"there is {listing}")
         chosen = matches[0]
     else:
-        able = [d for d in devices if _missing(d) == []]
+        able = [d for d in devices if not _missing(d)]
         chosen = min(able or devices, key=lambda d: (_TYPE_ORDER.get(d.type, 3), d.index))
     missing = _missing(chosen)
     if missing:
@@ -159,15 +195,13 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
 
 def _missing(device: DeviceInfo) -> list[str]:
     missing = [name for name in REQUIRED_FEATURES if name not in device.features]
-    if device.api_version[:2] < (1, 2):
-        missing.append("Vulkan 1.2")
-    return missing
+    return missing + ["Vulkan 1.2"] * (device.api_version[:2] < (1, 2))
 
 
 def _make_instance(validation: bool) -> _native.Instance:
     extension = native()
     try:
-        made: _native.Instance = extension.Instance(validation=validation)
+        return cast("_native.Instance", extension.Instance(validation=validation))
     except extension.VulkanError as error:
         if validation and error.result == "VK_ERROR_LAYER_NOT_PRESENT":
             raise NoDriverError(
@@ -176,13 +210,12 @@ def _make_instance(validation: bool) -> _native.Instance:
                 error.result,
             ) from error
         raise _no_driver(error.result) from error
-    return made
 
 
 def blocked_render_nodes() -> list[str]:
     """List render nodes of GPUs that this user may not open: their drivers list nothing."""
     nodes = sorted(Path("/dev/dri").glob("renderD*"))
-    return [str(node) for node in nodes if not _accessible(node)]
+    return [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
 
 
 def _no_driver(detail: str) -> NoDriverError:
@@ -195,10 +228,6 @@ def _no_driver(detail: str) -> NoDriverError:
     return NoDriverError(f"no Vulkan driver found ({detail})", _DRIVER_HINT, detail)
 
 
-def _accessible(node: Path) -> bool:
-    return os.access(node, os.R_OK | os.W_OK)
-
-
 class Device(Closing):
     """Owns an open device. Use it as a context manager; `close()` frees everything made from it.
 
@@ -209,19 +238,16 @@ class Device(Closing):
     def __init__(self, wanted: str | None = None, validation: bool = False) -> None:
         self._early_messages: list[str] = []  # of the validation layer, while opening
         self._instance = _make_instance(validation)
-        try:
+        with ExitStack() as cleanup:  # kept unless something fails
+            cleanup.callback(self._instance.close)
             self.info = choose_device(list_devices(self._instance), wanted)
-            features = [
-                *REQUIRED_FEATURES,
-                *(name for name in OPTIONAL_FEATURES if name in self.info.features),
-            ]
+            optional = [name for name in OPTIONAL_FEATURES if name in self.info.features]
             with translate_errors(f"opening {self.info.name}"):
-                self.native = self._instance.open(self.info.index, features)
+                self.native = self._instance.open(self.info.index, [*REQUIRED_FEATURES, *optional])
+            cleanup.callback(self.native.close)
             if validation:
                 self._require_validation()
-        except BaseException:
-            self._instance.close()
-            raise
+            cleanup.pop_all()
 
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> _native.Buffer:
         """Allocate a raw buffer of `n_bytes`; falls back to the intent's next fitting memory type.
@@ -239,19 +265,13 @@ class Device(Closing):
                     raise
             except extension.VulkanError as error:
                 refused.append((memory_type, error))
-        raise self._not_allocated(intent, n_bytes, name, refused) from refused[-1][1]
+        what = f"{n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on {self.info.name}"
+        raise self._not_allocated(what, refused) from refused[-1][1]
 
-    def _not_allocated(
-        self,
-        intent: Intent,
-        n_bytes: int,
-        name: str,
-        refused: list[tuple[int, _native.VulkanError]],
-    ) -> GpuError:
+    def _not_allocated(self, what: str, refused: list[tuple[int, _native.VulkanError]]) -> GpuError:
         """Make the error when every memory type was refused; running out counts before the rest."""
         full = [item for item in refused if item[1].result in OUT_OF_MEMORY]
         memory_type, error = (full or refused)[0]
-        what = f"{n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on {self.info.name}"
         if not full:
             return GpuError(
                 f"cannot allocate {what}: {error.call} failed with {error.result}",
@@ -271,22 +291,17 @@ class Device(Closing):
         The setting that switches synchronisation validation on has changed between releases of the
         layer, and variables or a settings file can switch it off. Its silence alone proves nothing.
         """
-        try:
-            with translate_errors("checking the validation layer"):
-                _run_with_a_missing_barrier(self.native)
-            messages = self._instance.messages()
-            self._early_messages = [text for text in messages if HAZARD not in text]
-            if len(messages) == len(self._early_messages):
-                raise GpuError(
-                    "the validation layer did not report a barrier that was left out on purpose, "
-                    "so its silence would prove nothing",
-                    "remove VK_LAYER_... variables and vk_layer_settings.txt files that switch "
-                    "checks off, update the layer (Debian: vulkan-validationlayers), or drop "
-                    "--validation",
-                )
-        except BaseException:
-            self.native.close()
-            raise
+        with translate_errors("checking the validation layer"):
+            _run_with_a_missing_barrier(self.native)
+        messages = self._instance.messages()
+        self._early_messages = [text for text in messages if HAZARD not in text]
+        if len(messages) == len(self._early_messages):
+            raise GpuError(
+                "the validation layer did not report a barrier that was left out on purpose, "
+                "so its silence would prove nothing",
+                "remove VK_LAYER_... variables and vk_layer_settings.txt files that switch checks "
+                "off, update the layer (Debian: vulkan-validationlayers), or drop --validation",
+            )
 
     def validation_messages(self) -> list[str]:
         """List the validation layer's messages since the last call (empty without --validation)."""
@@ -307,6 +322,51 @@ class Device(Closing):
             self.finish()
         finally:
             self._instance.close()
+
+
+def memory_type_candidates(device: DeviceInfo, intent: Intent) -> list[int]:
+    """List the memory type indices that can serve an intent, best first; a sound driver has some.
+
+    A CPU or integrated device has one memory, so `device` memory there is also mapped. On a
+    discrete device it is never the host's: a full card is an error, not a tenfold slowdown. Nor are
+    tables, which every workgroup would read over the bus, at about 26 us each: where none of the
+    device's memory is mapped, their writes are staged.
+    """
+    scored = []
+    for index, item in enumerate(device.memory_types):
+        score = None if item.flags & EXCLUDED else _score(item, intent, device.is_uma)
+        if score is not None:
+            scored.append((-score, index))
+    ranked = [index for _, index in sorted(scored)]
+    if intent == "bar" and not device.is_uma:
+        others = memory_type_candidates(device, "device")
+        ranked += [index for index in others if index not in ranked]
+    return ranked
+
+
+def _score(item: MemoryType, intent: Intent, is_uma: bool) -> int | None:
+    """Score a memory type for an intent: higher is better; None means unusable."""
+    local = "DEVICE_LOCAL" in item.flags
+    visible = "HOST_VISIBLE" in item.flags
+    coherent = "HOST_COHERENT" in item.flags
+    cached = "HOST_CACHED" in item.flags
+    if intent == "device":
+        # Mapped weights are written without a flush.
+        if (not local and not is_uma) or (visible and not coherent):
+            return None
+        # Slots and weights keep out of the small mapped window of discrete cards.
+        return 4 * local + 2 * (visible == is_uma) + cached * is_uma
+    if not visible:
+        return None
+    if intent == "readback":
+        return 4 * cached + 2 * coherent + (not local)
+    if not coherent:
+        return None
+    if intent == "host":
+        return 4 * (not local) + 2 * (not cached) if not is_uma else 4 * cached + 2 * local
+    if not local and not is_uma:
+        return None
+    return 4 * local + 2 * (not cached)
 
 
 def _run_with_a_missing_barrier(device: _native.Device) -> None:

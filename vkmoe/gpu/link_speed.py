@@ -59,14 +59,9 @@ class LinkSpeed(NamedTuple):
         """Return the speed of the faster way in which kernels reach host memory."""
         return max(self.read_bytes_per_second, self.gather_bytes_per_second)
 
-    @property
-    def reads_are_slow(self) -> bool:
-        """Say whether experts that kernels fetch cost more than twice what copying them costs."""
-        return self.miss_bytes_per_second < SLOW_SHARE * self.copy_bytes_per_second
-
     def note(self) -> str | None:
         """Return one line for the user where host reads are slow, else None."""
-        if not self.reads_are_slow:
+        if self.miss_bytes_per_second >= SLOW_SHARE * self.copy_bytes_per_second:
             return None
         return (
             f"this GPU reads host memory at {self.miss_bytes_per_second / 1e9:.1f} GB/s but copies "
@@ -83,13 +78,11 @@ def read_words(
     program.append(
         READ_WORDS.dispatch(
             "read_words",
-            {"workgroup_size": WORKGROUP_SIZE},
-            {"sums": sums},
-            {"source": address},
+            {"workgroup_size": WORKGROUP_SIZE, "source": address},
+            {"sums": sums.part(0, sums_words(n_bytes))},
             (n_bytes // GROUP_BYTES, 1, 1),
             label,
-            ranges={"sums": sums.words(0, sums_words(n_bytes))},
-            memory_reads=(memory_range(address, n_bytes),),
+            reads=(memory_range(address, n_bytes),),
         )
     )
 
@@ -102,10 +95,9 @@ def sums_words(n_bytes: int) -> int:
 def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
     """Time kernel reads of host memory, and copies of it to the device; the best of some repeats.
 
-    Takes a few tens of milliseconds, and N_SLICES slices of host and of device memory, which it
-    frees; `slice_bytes` is a multiple of GROUP_BYTES. Times are the device's where the queue has
-    timestamps; elsewhere the wall's, which counts the cost of a submit too. Raises
-    OutOfMemoryError and other GpuErrors.
+    Takes some ten milliseconds, and N_SLICES slices of host and of device memory meanwhile;
+    `slice_bytes` is a multiple of GROUP_BYTES. Times are the device's where the queue has
+    timestamps, else the wall's, with the cost of a submit. Raises GpuErrors.
     """
     slice_bytes = slice_bytes or default_slice_bytes(device)
     with link_memory(device, N_SLICES * slice_bytes) as (source, target):
@@ -115,10 +107,7 @@ def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
 
 @contextmanager
 def link_memory(device: Device, n_bytes: int) -> Iterator[tuple[_native.Buffer, _native.Buffer]]:
-    """Allocate `n_bytes` of written host memory and as much device memory; free both in the end.
-
-    Raises OutOfMemoryError.
-    """
+    """Allocate `n_bytes` of written host memory and as much device memory for a `with`."""
     with closing(device.allocate("host", n_bytes, "link source")) as source:
         source.view()[:] = 1  # pages never written may all be the same one
         with closing(device.allocate("device", n_bytes, "link target")) as target:
@@ -130,34 +119,24 @@ def default_slice_bytes(device: Device) -> int:
     return SLICE_BYTES_CPU if device.info.is_cpu else SLICE_BYTES
 
 
-class Timed:
+class Timed(NamedTuple):
     """Holds a recording that can be timed again and again."""
 
-    def __init__(
-        self, device: Device, recording: _native.Recording, n_bytes: int, queue: str, stamped: bool
-    ) -> None:
-        self._device, self._recording, self._n_bytes = device, recording, n_bytes
-        self._queue, self._stamped = queue, stamped
-
-    @classmethod
-    def program(cls, device: Device, backend: Backend, program: Program, n_bytes: int) -> Timed:
-        """Record a program on the compute queue that moves `n_bytes`."""
-        try:
-            recording, stamped = backend.record(program, timed=True), True
-        except ValueError:
-            recording, stamped = backend.record(program), False
-        return cls(device, recording, n_bytes, "compute", stamped)
+    device: Device
+    recording: _native.Recording
+    n_bytes: int  # that it moves
+    queue: str = "compute"
 
     def bytes_per_second(self) -> float:
         with translate_errors("measuring the link"):
             started = time.perf_counter()
-            self._device.native.submit(self._recording, self._queue).wait()
+            submission = self.device.native.submit(self.recording, self.queue)
+            submission.wait()
             elapsed = time.perf_counter() - started
-            if self._stamped:
-                first, last = self._recording.timestamps()
-                if last > first:  # not where the counter started again meanwhile
-                    elapsed = (last - first) / 1e9
-        return self._n_bytes / elapsed
+            first, last = submission.interval() or (0, 0)
+            if last > first:
+                elapsed = (last - first) / 1e9
+        return self.n_bytes / elapsed
 
 
 def best_of(*turns: Sequence[Timed]) -> list[float]:
@@ -177,19 +156,17 @@ def _reads(device: Device, source: _native.Buffer, slice_bytes: int) -> list[Tim
     for index in range(N_SLICES):
         program = Program(f"read slice {index}")
         read_words(program, source.address + index * slice_bytes, slice_bytes, sums)
-        reads.append(Timed.program(device, backend, program, slice_bytes))
+        reads.append(Timed(device, backend.record(program, timed=True), slice_bytes))
     return reads
 
 
 def _copy(device: Device, source: _native.Buffer, target: _native.Buffer) -> Timed:
+    is_timed = device.native.has_timestamps("upload")
     with translate_errors("measuring the link"):
-        try:
-            recorder, stamped = device.native.recorder(n_timestamps=2, queue="upload"), True
-        except ValueError:
-            recorder, stamped = device.native.recorder(queue="upload"), False
-        if stamped:
+        recorder = device.native.recorder(n_timestamps=2 * is_timed, queue="upload")
+        if is_timed:
             recorder.timestamp(0)
         recorder.copy(source, 0, target, 0, source.size)
-        if stamped:
+        if is_timed:
             recorder.timestamp(1)
-        return Timed(device, recorder.finish(), source.size, "upload", stamped)
+        return Timed(device, recorder.finish(), source.size, "upload")

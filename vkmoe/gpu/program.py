@@ -1,19 +1,18 @@
 """A program is data: an ordered list of dispatches and copies with the bytes each reads and writes.
 
-Building one touches no device. `hazards.py` decides where barriers go, `backend.py` lowers it.
-Tensors and buffers are named proxies; the memory behind a name is bound when the program is
-lowered.
+Building one touches no device: tensors and buffers are names, bound to memory when the program is
+lowered (`backend.py`). `hazards.py` decides where barriers go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 __all__ = [
     "MAX_GROUPS",
     "MEMORY",
+    "Bound",
     "Copy",
     "Dispatch",
     "Mark",
@@ -38,7 +37,8 @@ class Range(NamedTuple):
     end: int
 
     def overlaps(self, other: Range) -> bool:
-        return self.resource == other.resource and self.start < other.end and other.start < self.end
+        start, end = max(self.start, other.start), min(self.end, other.end)
+        return self.resource == other.resource and start < end
 
 
 def memory_range(address: int, n_bytes: int) -> Range:
@@ -65,6 +65,26 @@ class TensorRef:
     @property
     def whole(self) -> Range:
         return Range(self.name, 0, self.n_bytes)
+
+    def part(self, start: int, count: int) -> Bound:
+        """Bind the tensor to a dispatch that touches only `count` words from word `start`."""
+        return Bound(self, self.words(start, count))
+
+    @property
+    def bound(self) -> Bound:
+        """Bind the tensor to a dispatch that may touch all of it."""
+        return Bound(self, self.whole)
+
+
+class Bound(NamedTuple):
+    """Says which tensor a dispatch is bound to, and which bytes of it the dispatch touches."""
+
+    tensor: TensorRef
+    range: Range
+
+    @property
+    def bound(self) -> Bound:
+        return self
 
 
 # What a command does for a model. "choice": top-k, and the look-up of where the chosen experts are.
@@ -121,11 +141,11 @@ class Copy:
         assert self.source.end - self.source.start == self.target.end - self.target.start, self
 
     @property
-    def reads(self) -> tuple[Range, ...]:
+    def reads(self) -> tuple[Range]:
         return (self.source,)
 
     @property
-    def writes(self) -> tuple[Range, ...]:
+    def writes(self) -> tuple[Range]:
         return (self.target,)
 
     def __str__(self) -> str:
@@ -158,17 +178,10 @@ class Program:
     def copy(self, source: Range, target: Range, label: str) -> None:
         self.append(Copy(source, target, label))
 
-    @property
-    def n_dispatches(self) -> int:
-        return sum(isinstance(command, Dispatch) for command in self.commands)
-
-    def dispatches(self, label_prefix: str) -> Iterable[Dispatch]:
-        """Find the dispatches whose label starts with a prefix such as `layer 3`."""
-        return (
-            command
-            for command in self.commands
-            if isinstance(command, Dispatch) and command.label.startswith(label_prefix)
-        )
+    def dispatches(self, label_prefix: str = "") -> list[Dispatch]:
+        """List the dispatches whose label starts with a prefix such as `layer 3`."""
+        found = (command for command in self.commands if isinstance(command, Dispatch))
+        return [dispatch for dispatch in found if dispatch.label.startswith(label_prefix)]
 
     def __str__(self) -> str:
         from vkmoe.gpu.hazards import plan_barriers

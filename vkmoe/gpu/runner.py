@@ -1,5 +1,4 @@
-"""Runs small programs on given arrays and returns what they wrote: for tests, self-test,
-benchmarks.
+"""Runs small programs on given arrays, and returns what they wrote: for tests and benchmarks.
 
 Owns the arrays it places and one `Backend`, so that programs that name the same tensors share
 their kernels. Does not compare anything.
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device, translate_errors
-from vkmoe.gpu.program import Dispatch, Program, TensorRef
+from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ class Runner(Closing):
         self._backend = Backend(device)
         self._transfer = Transfer(device, STAGING_BYTES)
         self._buffers: list[_native.Buffer] = []
-        self.variants: set[str] = set()  # the SPIR-V modules of all programs recorded
         self._recordings: list[tuple[Program, _native.Recording]] = []
 
     def place(self, data: NDArray[np.generic]) -> int:
@@ -64,7 +62,7 @@ class Runner(Closing):
 
         Words without input, or behind it in their tensor, start as SENTINEL.
         """
-        refs = {ref for command in program.commands for ref in getattr(command, "tensors", ())}
+        refs = {ref for dispatch in program.dispatches() for ref in dispatch.tensors}
         for ref in sorted(refs | set(inputs) | set(outputs), key=lambda ref: ref.name):
             words = np.full(ref.n_words, SENTINEL, np.uint32)
             if ref in inputs:
@@ -79,28 +77,27 @@ class Runner(Closing):
         )
 
     @property
+    def variants(self) -> set[str]:
+        """Return the names of the SPIR-V modules of all programs that have run."""
+        return {dispatch.variant for program in self.programs for dispatch in program.dispatches()}
+
+    @property
     def programs(self) -> tuple[Program, ...]:
         """List all programs that have run, in the order of their first run."""
         return tuple(program for program, _ in self._recordings)
 
     def record(self, program: Program, timed: bool) -> _native.Recording:
-        """Make a recording that runs on what the tensors hold.
-
-        A `timed` one has a timestamp before and behind; a device without them raises ValueError.
-        """
+        """Make a recording that runs on what the tensors hold; see `Backend.record`."""
         return self._backend.record(program, timed=timed)
 
     def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
-        """Measure the shortest time the device took for a program; None if it has no timestamps.
+        """Measure the shortest time the device took for a program, on what its tensors hold.
 
-        Its tensors hold what earlier runs left there. Raises GpuError where the device has written
-        no timestamp.
+        None if it has no timestamps. Raises GpuError where it has written none.
         """
-        try:
-            recording = self.record(program, timed=True)
-        except ValueError:
+        if not self.device.native.has_timestamps():
             return None
-        times = []
+        recording, times = self.record(program, timed=True), []
         for _ in range(repeats):
             self._backend.run(recording)
             with translate_errors("reading timestamps"):
@@ -119,9 +116,6 @@ class Runner(Closing):
         for known, recording in self._recordings:
             if known is program:
                 return recording
-        self.variants |= {
-            command.variant for command in program.commands if isinstance(command, Dispatch)
-        }
         recording = self._backend.record(program)
         self._recordings.append((program, recording))
         return recording

@@ -44,28 +44,22 @@ class TokenIo:
         candidates: TensorRef,
         n_pieces: int = 1,
     ) -> None:
-        """Allocate room for the log, and behind it for the candidates, in the readback buffer.
+        """Allocate the buffers; that of results has the log, then the candidates.
 
         Behind them is a word for each but the last of the pieces that a run may be cut into.
         """
-        self._params, self._log, outputs = params, log, (log, candidates)
+        self._params, self._log = params, log
         self._in = backend.device.allocate("host", params.n_bytes, "params")
-        self._serials_at = sum(output.n_bytes for output in outputs)
-        n_bytes = self._serials_at + 4 * (n_pieces - 1)
+        self._starts = {log.name: 0, candidates.name: log.n_words}  # words of the readback buffer
+        self._serials_at = log.n_words + candidates.n_words
+        n_bytes = 4 * (self._serials_at + n_pieces - 1)
         self._out = backend.device.allocate("readback", n_bytes, "readback")
         backend.bind("host params", self._in)
         backend.bind("readback", self._out)
         # What every token touches is made once: NumPy's first calls after a submit are slow.
         self._params_view = self._in.view().data
-        words = self._out.view().view(np.uint32)
-        self._words = words.data
-        ends = np.cumsum([output.n_words for output in outputs]).tolist()
-        views = np.split(words[: ends[-1]], ends[:-1])
-        self._starts = {
-            output.name: 4 * (end - output.n_words)
-            for output, end in zip(outputs, ends, strict=True)
-        }
-        self._views = {output.name: view for output, view in zip(outputs, views, strict=True)}
+        self._words = self._out.view().view(np.uint32)
+        self._data = self._words.data
         self._n_bytes = self._out.size
         self.serial = 0
 
@@ -77,7 +71,7 @@ class TokenIo:
     def copy_out(self, program: Program, outputs: Sequence[TensorRef]) -> None:
         """Append the copies of some outputs to the readback buffer."""
         for output in outputs:
-            start = self._starts[output.name]
+            start = 4 * self._starts[output.name]
             target = Range("readback", start, start + output.n_bytes)
             program.copy(output.whole, target, f"{output.name} out")
 
@@ -91,7 +85,7 @@ class TokenIo:
 
     def copy_serial(self, program: Program, piece: int) -> None:
         """Append the copy of the log's serial to the readback word of a piece."""
-        start = self._serials_at + 4 * piece
+        start = 4 * (self._serials_at + piece)
         target = Range("readback", start, start + 4)
         program.copy(self._log.words(0, 1), target, f"serial {piece} out")
 
@@ -107,7 +101,7 @@ class TokenIo:
         a watchdog has reset the GPU.
         """
         self._out.invalidate(0, self._n_bytes)
-        first, words = self._serials_at // 4, self._words
+        first, words = self._serials_at, self._data
         if [words[0], *words[first : first + n_pieces - 1]] != [self.serial] * n_pieces:
             raise DeviceLostError(
                 "the GPU reported a finished token whose log was not written",
@@ -117,9 +111,10 @@ class TokenIo:
 
     def view(self, output: TensorRef) -> NDArray[np.uint32]:
         """Return an output's words, where `receive` leaves them; to be let go before `close`."""
-        return self._views[output.name]
+        start = self._starts[output.name]
+        return self._words[start : start + output.n_words]
 
     def close(self) -> None:
-        del self._params_view, self._words, self._views
+        del self._params_view, self._words, self._data
         self._in.close()
         self._out.close()

@@ -1,5 +1,4 @@
-"""Moves bytes between NumPy and GPU memory: directly where memory is mapped, through staging where
-not.
+"""Moves bytes between NumPy and GPU memory: directly where memory is mapped, else through staging.
 
 Owns the staging buffers. Does not decide what goes where.
 """
@@ -25,18 +24,16 @@ COPY_ALIGNMENT = 16  # of what is copied, in the staging buffer; drivers copy su
 
 
 class Transfer(Closing):
-    """Writes to and reads from device memory. Close it (or leave its `with`) to free the staging.
+    """Writes to and reads from device memory.
 
-    Staged bytes are sent when a staging buffer is full, or by `flush`: many small writes cost one
-    submit.
+    Staged bytes are sent when a staging buffer is full, or by `flush`: small writes share a submit.
     """
 
     def __init__(
         self, device: Device, staging_bytes: int = STAGING_BYTES, force_staging: bool = False
     ) -> None:
         """Take the staged path on mapped memory too if `force_staging` is set (tests)."""
-        self._device = device
-        self._staging_bytes = staging_bytes
+        self._device, self._staging_bytes = device, staging_bytes
         self._force_staging = force_staging
         self._lanes: list[_Lane] = []
         self._filling: _Lane | None = None  # has bytes that were not sent yet
@@ -91,19 +88,16 @@ class Transfer(Closing):
     def _free_lane(self) -> _Lane:
         """Return an empty lane, made at first use: while one is on its way, the other is filled."""
         if len(self._lanes) < N_LANES:
-            self._lanes.append(_Lane(self._device, self._staging_bytes))
-            return self._lanes[-1]
-        lane = self._lanes.pop(0)  # the one sent longest ago
+            lane = _Lane(self._device, self._staging_bytes)
+        else:
+            lane = self._lanes.pop(0)  # the one sent longest ago
+            lane.wait()
         self._lanes.append(lane)
-        lane.wait()
         return lane
 
 
 class Readback(Closing):
-    """Reads the same bytes again and again: one buffer, and a copy recorded once.
-
-    Raises OutOfMemoryError and other GpuErrors when made or read.
-    """
+    """Reads the same bytes again and again, by a copy recorded once. Raises GpuErrors."""
 
     def __init__(
         self, device: Device, source: _native.Buffer | _native.Tensor, offset: int, n_bytes: int

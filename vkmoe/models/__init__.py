@@ -1,16 +1,22 @@
 """Turns a model's file into its description, and that into a program; arch/ has the architectures.
 
-Never sees a byte offset: weights arrive as matrices with addresses.
+An open file holds what was read of it before any weights: it is opened once for each load and
+handed on. Weights arrive as matrices with addresses: nothing here sees a byte offset.
 """
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+
+from vkmoe.closing import Closing
 from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import ModelSpec
-from vkmoe.gguf_file import GgufFile
+from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
 from vkmoe.models.arch import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe
+from vkmoe.models.tensors import ModelTensors, read_tensors
 
-__all__ = ["ARCHITECTURES", "read_spec"]
+__all__ = ["ARCHITECTURES", "ModelFile", "open_model", "read_spec"]
 
 ARCHITECTURES = {
     "deepseek2": deepseek2.read_spec,
@@ -26,8 +32,7 @@ ARCHITECTURES = {
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a model file.
 
-    Raises UnsupportedModelError for an architecture, key or value vkmoe does not know,
-    ModelFileError for missing or absurd metadata.
+    Raises UnsupportedModelError for what vkmoe does not know, ModelFileError for absurd metadata.
     """
     architecture = file.require("general.architecture", str)
     reader = ARCHITECTURES.get(architecture)
@@ -37,3 +42,35 @@ def read_spec(file: GgufFile) -> ModelSpec:
             f"vkmoe runs {', '.join(sorted(ARCHITECTURES))}",
         )
     return reader(file)
+
+
+@dataclass(frozen=True)
+class ModelFile(Closing):
+    """Holds a file that vkmoe can run, its model's description, and where the tensors lie."""
+
+    file: GgufFile
+    spec: ModelSpec
+    tensors: ModelTensors
+
+    @property
+    def expert_tensors(self) -> tuple[tuple[TensorInfo, ...], ...]:
+        """List the tensors of the routed experts, for each MoE layer."""
+        return tuple(
+            tuple(part for matrix in block.matrices for part in matrix.parts)
+            for block in self.tensors.expert_layers
+        )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.file.close()
+
+
+def open_model(path: str | os.PathLike[str]) -> ModelFile:
+    """Open a model file and read all but its weights and its tokenizer; closed on errors."""
+    file = open_gguf(path)
+    try:
+        spec = read_spec(file)
+        return ModelFile(file, spec, read_tensors(file, spec))
+    except BaseException:
+        file.close()
+        raise

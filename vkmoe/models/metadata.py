@@ -12,20 +12,19 @@ from numpy.typing import NDArray
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.gguf_file import GgufFile
+from vkmoe.gguf_file.file import Scalar
 from vkmoe.gguf_file.header import shown
 
 __all__ = ["MAX_SIZE", "WRONG_FILE", "Metadata"]
 
 # Keys that say nothing the forward pass needs.
-HARMLESS = frozenset(
-    {
-        "vocab_size",
-        "rope.scaling.finetuned",
-        "pooling_type",
-        "tokens_per_second",
-        "tensor_data_layout",
-    }
-)
+HARMLESS = {
+    "vocab_size",
+    "rope.scaling.finetuned",
+    "pooling_type",
+    "tokens_per_second",
+    "tensor_data_layout",
+}
 MAX_SIZE = 1 << 24  # no dimension of any real model comes near; absurd files do
 MAX_NUMBER = 1e30  # kernels take f32
 WRONG_FILE = "the file was converted wrongly or is damaged"  # the hint with what cannot be
@@ -53,9 +52,16 @@ class Metadata:
     def has(self, key: str) -> bool:
         return self.prefix + key in self.file.metadata
 
+    def value(self, key: str, kind: type[Scalar], default: Scalar | None) -> Scalar:
+        """Read a value; without a default the key must be there."""
+        self._read.add(key)
+        if default is None:
+            return self.file.require(self.prefix + key, kind)
+        return self.file.get(self.prefix + key, kind, default)
+
     def size(self, key: str, default: int | None = None, largest: int = MAX_SIZE) -> int:
         """Read a dimension or count: between 1 and `largest`."""
-        value = self._int(key, default)
+        value = self.value(key, int, default)
         if not 1 <= value <= largest:
             self.refuse(key, value, f"must be between 1 and {largest}")
         return value
@@ -92,17 +98,13 @@ class Metadata:
 
     def count(self, key: str, largest: int) -> int:
         """Read a number of things, which may be none; a missing key says there are none."""
-        value = self._int(key, 0)
+        value = self.value(key, int, 0)
         if not 0 <= value <= largest:
             self.refuse(key, value, f"must be at most {largest}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        self._read.add(key)
-        if default is None:
-            value = self.file.require(self.prefix + key, float)
-        else:
-            value = self.file.get(self.prefix + key, float, default)
+        value = self.value(key, float, default)
         if abs(value) > MAX_NUMBER:
             self.refuse(key, value, f"must be at most {MAX_NUMBER:g}")
         return value
@@ -113,30 +115,18 @@ class Metadata:
             self.refuse(key, value, "must be positive")
         return value
 
-    def not_negative(self, key: str, default: float | None = None) -> float:
+    def not_negative(self, key: str, default: float) -> float:
         value = self.number(key, default)
         if value < 0:
             self.refuse(key, value, "must not be negative")
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
-        self._read.add(key)
-        return self.file.get(self.prefix + key, bool, default)
-
-    def text(self, key: str, default: str) -> str:
-        self._read.add(key)
-        return self.file.get(self.prefix + key, str, default)
-
     def finish(self) -> None:
         """Refuse keys that were not read: each might change what the model computes."""
-        present = {
-            key.removeprefix(self.prefix)
-            for key in self.file.metadata
-            if key.startswith(self.prefix)
-        }
-        unknown = sorted(present - self._read - HARMLESS)
-        if unknown:
-            names = ", ".join(shown(self.prefix + key) for key in unknown)
+        known = {self.prefix + key for key in self._read | HARMLESS}
+        present = {key for key in self.file.metadata if key.startswith(self.prefix)}
+        if unknown := sorted(present - known):
+            names = ", ".join(shown(key) for key in unknown)
             raise UnsupportedModelError(
                 f"{self.file.path}: unknown metadata {names}",
                 "the model may need something this version of vkmoe does not do; update vkmoe",
@@ -144,10 +134,8 @@ class Metadata:
 
     def refuse(self, key: str, value: object, why: str) -> NoReturn:
         """Raise ModelFileError for a value that cannot be."""
-        raise ModelFileError(
-            f"{self.file.path}: {self.prefix}{key} is {value}: {why}",
-            WRONG_FILE,
-        )
+        message = f"{self.file.path}: {self.prefix}{key} is {value}: {why}"
+        raise ModelFileError(message, WRONG_FILE)
 
     def _array(self, key: str) -> NDArray[np.generic] | None:
         """Read an array with a value for each layer; None where the file has no array."""
@@ -156,12 +144,5 @@ class Metadata:
         self._read.add(key)
         values = self.file.numbers(self.prefix + key)
         if len(values) != self.n_layers:
-            what = f"the model has {self.n_layers} layers"
-            self.refuse(key, f"an array of {len(values)}", what)
+            self.refuse(key, f"an array of {len(values)}", f"the model has {self.n_layers} layers")
         return values
-
-    def _int(self, key: str, default: int | None) -> int:
-        self._read.add(key)
-        if default is None:
-            return self.file.require(self.prefix + key, int)
-        return self.file.get(self.prefix + key, int, default)

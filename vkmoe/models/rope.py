@@ -42,7 +42,7 @@ def read_rope(
     dim = metadata.size("rope.dimension_count", head_dim, largest=head_dim)
     if dim % 2:
         metadata.refuse("rope.dimension_count", dim, "must be even")
-    kind = metadata.text("rope.scaling.type", "linear")  # as in files older than this key
+    kind = metadata.value("rope.scaling.type", str, "linear")  # as in files older than this key
     factor = metadata.positive("rope.scale_linear", 1.0)  # its old name
     rope = RopeSpec(
         dim,
@@ -59,11 +59,12 @@ def read_rope(
         metadata.refuse("rope.scaling.yarn_ext_factor", "not 1", "vkmoe knows nothing else")
     if kind == "longrope":
         return _longrope(metadata, rope)
+    factors = _factors(metadata, ROPE_FACTORS, dim)
     if kind == "yarn":
-        return _yarn(metadata, rope)
+        return _yarn(metadata, replace(rope, factors=factors))
     if (given := rope.attention_factor) not in (None, 1.0):
         metadata.refuse("rope.scaling.attn_factor", given, "not known without yarn or longrope")
-    plain = RopeSpec(dim, rope.base, style, factors=_factors(metadata, ROPE_FACTORS, dim))
+    plain = RopeSpec(dim, rope.base, style, factors=factors)
     if kind == "none" or (kind == "linear" and rope.factor == 1):
         return plain
     if kind == "linear":
@@ -80,13 +81,11 @@ def _attention_factor(metadata: Metadata) -> float | None:
 
 def _yarn(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
     if rope.original_context < 1:
-        metadata.refuse(
-            "rope.scaling.original_context_length", rope.original_context, "yarn needs it"
-        )
+        key = "rope.scaling.original_context_length"
+        metadata.refuse(key, rope.original_context, "yarn needs it")
     if rope.base <= 1:
         metadata.refuse("rope.freq_base", rope.base, "yarn needs more than 1")
-    factors = _factors(metadata, ROPE_FACTORS, rope.dim)
-    return replace(rope, scaling="yarn", factors=factors)
+    return replace(rope, scaling="yarn")
 
 
 def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
@@ -94,14 +93,13 @@ def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
 
     It is sqrt(1 + ln(stretch) / ln(original context)).
     """
-    short, long = (_factors(metadata, name, rope.dim) for name in LONGROPE_FACTORS)
-    for name, factors in zip(LONGROPE_FACTORS, (short, long), strict=True):
-        if not factors:
+    for name in LONGROPE_FACTORS:
+        if name not in metadata.file.tensors:
             raise ModelFileError(f"{metadata.file.path}: tensor {name} is missing", WRONG_FILE)
+    short, long = (_factors(metadata, name, rope.dim) for name in LONGROPE_FACTORS)
     context = metadata.size("context_length")
     original = rope.original_context or context
-    stretch = context / original
-    magnitude = 1.0
+    stretch, magnitude = context / original, 1.0
     if stretch > 1 and original > 1:
         magnitude = math.sqrt(1 + math.log(stretch) / math.log(original))
     return RopeSpec(
@@ -123,11 +121,9 @@ def _factors(metadata: Metadata, name: str, dim: int) -> tuple[float, ...]:
     if tensor is None:
         return ()
     if tuple(tensor.shape) != (dim // 2,) or tensor.type not in VECTOR_TYPES:
-        raise ModelFileError(
-            f"{file.path}: {name} has shape {list(tensor.shape)} and type {tensor.type}, expected "
-            f"[{dim // 2}] floats",
-            WRONG_FILE,
-        )
+        found = f"shape {list(tensor.shape)} and type {tensor.type}"
+        message = f"{file.path}: {name} has {found}, expected [{dim // 2}] floats"
+        raise ModelFileError(message, WRONG_FILE)
     values = decode(tensor.type, file.data(name), dim // 2)
     if not ((values >= LEAST_FACTOR) & (values <= LARGEST_FACTOR)).all():
         raise ModelFileError(f"{file.path}: {name} has factors that are none", WRONG_FILE)

@@ -1,5 +1,4 @@
-"""This module says which tensors of a file a model consists of, layer by layer; every tensor is
-used or named as ignored.
+"""This module says which tensors of a file a model consists of; each is used or named as ignored.
 
 A tensor of a layer is declared once, as a row of a table; that it is found and checked, counted and
 placed follows from the row. Names are llama.cpp's. Shapes are NumPy's: [rows, columns], rows being
@@ -11,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import chain
-from typing import Generic, TypeVar
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
@@ -21,14 +18,12 @@ from vkmoe.facts import (
     ExpertSpec,
     FeedForward,
     LatentSpec,
-    Mixer,
     ModelSpec,
-    RopeSpec,
 )
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gguf_file.header import shown
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector, split_heads
-from vkmoe.models.weights import AttentionWeights, FeedForwardWeights, LatentWeights
+from vkmoe.models.weights import AttentionWeights, LatentWeights
 from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
 __all__ = [
@@ -39,7 +34,6 @@ __all__ = [
     "FeedForwardTensors",
     "LayerTensors",
     "ModelTensors",
-    "PartTensors",
     "TrunkTensor",
     "read_tensors",
 ]
@@ -80,47 +74,36 @@ class ExpertMatrix:
 class FeedForwardTensors:
     """Holds a feed-forward block: routed experts, a shared one, or that of a layer without any."""
 
-    gate: ExpertMatrix
-    up: ExpertMatrix
-    down: ExpertMatrix
+    matrices: tuple[ExpertMatrix, ...]  # gate, up and down
     biases: tuple[ExpertMatrix, ...] = ()  # of gate, up and down; or none
 
     @property
-    def matrices(self) -> tuple[ExpertMatrix, ...]:
-        return (self.gate, self.up, self.down)
-
-    @property
     def n_experts(self) -> int:
-        return self.gate.n_experts
+        return self.matrices[0].n_experts
 
 
 TrunkTensor = FileMatrix | FileVector | FeedForwardTensors
-W = TypeVar("W", AttentionWeights, LatentWeights, FeedForwardWeights)
 Row = tuple[str, TrunkTensor]  # of a table: a field of a class of weights, and what it is made of
 
 
 @dataclass(frozen=True)
-class PartTensors(Generic[W]):
-    """Holds the tensors of a part of a layer by the fields of its weights, in memory's order."""
-
-    weights: type[W]
-    tensors: Mapping[str, TrunkTensor]
-
-
-@dataclass(frozen=True)
 class LayerTensors:
-    """Holds the tensors of a layer; memory has `block`, or the experts, before the parts."""
+    """Holds the tensors of a layer; memory has `block`, or the experts, before the other parts.
+
+    These are in memory's order, by the fields of their weights.
+    """
 
     block: FeedForwardTensors
     has_experts: bool  # in `block`
-    mixer: PartTensors[AttentionWeights] | PartTensors[LatentWeights]
-    feed_forward: PartTensors[FeedForwardWeights]
+    mixer: Mapping[str, TrunkTensor]
+    mixer_weights: type[AttentionWeights | LatentWeights]
+    feed_forward: Mapping[str, TrunkTensor]  # what there is of FeedForwardWeights besides `block`
 
     @property
     def trunk(self) -> tuple[TrunkTensor, ...]:
         """List what every token reads, in the order of memory."""
         block = () if self.has_experts else (self.block,)
-        return (*block, *self.mixer.tensors.values(), *self.feed_forward.tensors.values())
+        return (*block, *self.mixer.values(), *self.feed_forward.values())
 
 
 @dataclass(frozen=True)
@@ -151,8 +134,7 @@ class ModelTensors:
 def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     """Find and check every tensor the spec asks for.
 
-    Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModelError for a type
-    that cannot be run or a tensor vkmoe does not know.
+    Raises ModelFileError, or UnsupportedModelError for a type or a tensor vkmoe does not know.
     """
     find = _Finder(file)
     width = spec.width
@@ -164,38 +146,30 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     layers = tuple(_layer(find.within(f"blk.{i}."), spec, i) for i in range(spec.n_layers))
     for index in range(spec.n_layers, spec.n_layers + spec.n_ahead_layers):
         find.ignore_layer(index)
-    for rope in spec.ropes:
-        for name in _factor_names(rope):
-            find.ignore(name)  # read with the spec
+    for rope in spec.ropes:  # these were read with the spec
+        is_long = rope.scaling == "longrope"
+        for name in LONGROPE_FACTORS if is_long else (ROPE_FACTORS,) * bool(rope.factors):
+            find.ignore(name)
     find.finish()
     return ModelTensors(embeddings, output_gain, output, layers)
 
 
-def _factor_names(rope: RopeSpec) -> tuple[str, ...]:
-    """List the tensors that `rope` was read from, which nothing else needs."""
-    if rope.scaling == "longrope":
-        return LONGROPE_FACTORS
-    return (ROPE_FACTORS,) if rope.factors else ()
-
-
 def _layer(find: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
     layer, width = spec.layers[index], spec.width
-    mixer, block = _mixer(find, layer.mixer, width), layer.feed_forward
-    if isinstance(block, ExpertSpec):
-        tensors = _experts(find, block, width)
+    mixer, has_experts = layer.mixer, isinstance(layer.feed_forward, ExpertSpec)
+    weights: type[AttentionWeights | LatentWeights]
+    if isinstance(mixer, LatentSpec):
+        weights, tensors = LatentWeights, dict(_latent(find, mixer, width))
     else:
-        tensors = _block(find, block, width)
+        weights, tensors = AttentionWeights, dict(_attention(find, mixer, width))
     norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
-    others = PartTensors(FeedForwardWeights, dict(_feed_forward(find, block, width, norm)))
-    return LayerTensors(tensors, isinstance(block, ExpertSpec), mixer, others)
-
-
-def _mixer(
-    find: _Finder, spec: Mixer, width: int
-) -> PartTensors[AttentionWeights] | PartTensors[LatentWeights]:
-    if isinstance(spec, LatentSpec):
-        return PartTensors(LatentWeights, dict(_latent(find, spec, width)))
-    return PartTensors(AttentionWeights, dict(_attention(find, spec, width)))
+    return LayerTensors(
+        _block(find, layer.feed_forward, width, "_exps" * has_experts),
+        has_experts,
+        tensors,
+        weights,
+        dict(_feed_forward(find, layer.feed_forward, width, norm)),
+    )
 
 
 # ----- the table: every tensor of a layer once, with its field, role, file name and shape -----
@@ -215,7 +189,9 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
         yield "q_gain", find.vector("attn_q_norm.weight", spec.head_dim if per_head else q)
         yield "k_gain", find.vector("attn_k_norm.weight", spec.head_dim if per_head else kv)
     if spec.qkv_bias:
-        yield "qkv_bias", find.vectors({"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv})
+        sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
+        found = [find.vector(name, size) for name, size in sizes.items()]
+        yield "qkv_bias", FileVector(tuple(vector.tensors[0] for vector in found))
     if spec.output_bias:
         yield "output_bias", find.vector("attn_output.bias", width)
     if spec.sinks:
@@ -262,41 +238,28 @@ def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> It
         yield "shared_gate", find.row("ffn_gate_inp_shexp.weight", width)
 
 
-def _block(find: _Finder, spec: DenseSpec, width: int, suffix: str = "") -> FeedForwardTensors:
-    """Find the tensors of a block that every token uses."""
-    inner = spec.width
-    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
-    gate, up, down = (
-        ExpertMatrix((find.matrix(f"ffn_{name}{suffix}.weight", *shape).tensor,), 1, *shape)
-        for name, shape in shapes.items()
-    )
-    biases = [
-        ExpertMatrix(find.vector(f"ffn_{name}{suffix}.bias", rows).tensors, 1, 1, rows)
-        for name, (rows, _) in shapes.items()
-        if spec.bias
-    ]
-    return FeedForwardTensors(gate, up, down, tuple(biases))
+def _block(find: _Finder, spec: FeedForward, width: int, suffix: str = "") -> FeedForwardTensors:
+    """Find the tensors of a block that every token uses, or of the routed experts.
 
-
-def _experts(find: _Finder, spec: ExpertSpec, width: int) -> FeedForwardTensors:
-    """Find the routed experts: one tensor of all, or, in old files, one of each."""
-    n, inner = spec.n_experts, spec.width
+    Experts have one tensor of all, or, in old files, one of each.
+    """
+    of_experts, inner = isinstance(spec, ExpertSpec), spec.width
+    n, biased = (spec.n_experts, spec.biases) if isinstance(spec, ExpertSpec) else (1, spec.bias)
+    leading = (n,) * of_experts
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
-    matrices = []
+    matrices: list[ExpertMatrix] = []
+    biases: list[ExpertMatrix] = []
     for name, shape in shapes.items():
         single = [f"ffn_{name}.{expert}.weight" for expert in range(n)]
-        if find.has(single[0]):
+        if of_experts and find.has(single[0]):
             parts = find.alike(single, *shape)
         else:
-            parts = (find.matrix(f"ffn_{name}_exps.weight", n, *shape).tensor,)
+            parts = (find.matrix(f"ffn_{name}{suffix}.weight", *leading, *shape).tensor,)
         matrices.append(ExpertMatrix(parts, n, *shape))
-    biases = [
-        ExpertMatrix(find.vector(f"ffn_{name}_exps.bias", n, shape[0]).tensors, n, 1, shape[0])
-        for name, shape in shapes.items()
-        if spec.biases
-    ]
-    gate, up, down = matrices
-    return FeedForwardTensors(gate, up, down, tuple(biases))
+    for name, (rows, _) in shapes.items() if biased else ():
+        found = find.vector(f"ffn_{name}{suffix}.bias", *leading, rows)
+        biases.append(ExpertMatrix(found.tensors, n, 1, rows))
+    return FeedForwardTensors(tuple(matrices), tuple(biases))
 
 
 class _Finder:
@@ -372,11 +335,6 @@ class _Finder:
             message = f"{self._path}: {tensor.name} is of type {tensor.type}"
             raise UnsupportedModelError(message, _HINT)
         return FileVector((tensor,))
-
-    def vectors(self, sizes: Mapping[str, int]) -> FileVector:
-        """Find vectors that are used behind one another."""
-        found = (self.vector(name, size) for name, size in sizes.items())
-        return FileVector(tuple(chain.from_iterable(vector.tensors for vector in found)))
 
     def finish(self) -> None:
         """Raise UnsupportedModelError for tensors that were not asked for."""

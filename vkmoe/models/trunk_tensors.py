@@ -1,9 +1,8 @@
 """This module has what every token reads, as a file has it: matrices, vectors, matrices of heads.
 
 Each says what it is on the device, so that bytes are counted and copied without knowing its name.
-Latent attention's matrices between the compressed keys and values and the heads come in two forms.
-Newer files hold them as kernels read them. Older ones hold both in one tensor, with the keys' part
-transposed: it is turned while the model loads, and kept as floats.
+Of latent attention's matrices newer files have those that kernels read. Older ones have both in one
+tensor, with the keys' part transposed: it is turned while the model loads, and kept as floats.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""This module has a model's weights in the form that programs need: matrices and vectors with
-addresses, spans with offsets.
-
-Owns no memory.
-"""
+"""This module has a model's weights as programs need them, by address; it owns no memory."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vkmoe.gpu.program import Range
-from vkmoe.ops.expert_spans import ExpertShape
+from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
 
 __all__ = [
@@ -20,7 +16,6 @@ __all__ = [
     "LatentWeights",
     "LayerWeights",
     "ModelWeights",
-    "with_landing",
     "with_slots",
 ]
 
@@ -132,32 +127,21 @@ class ModelWeights:
         return tuple(self.layers[i].span_bytes for i in self.moe_layers)
 
 
-def with_slots(weights: ModelWeights, slots: Callable[[int], tuple[Range, ...]]) -> ModelWeights:
-    """Say that experts may also lie in the memory `slots(MoE layer)`."""
-    return _with_blocks(
-        weights, lambda layer, block: replace(block, ranges=(*block.ranges, *slots(layer)))
-    )
-
-
-def with_landing(
-    weights: ModelWeights, n_landing: int, memory: Callable[[int], tuple[Range, ...]]
+def with_slots(
+    weights: ModelWeights,
+    slots: Callable[[int], tuple[Range, ...]],
+    landing: Callable[[int], tuple[Range, ...]],
+    n_landing: int,
 ) -> ModelWeights:
-    """Say that experts may be stored into the memory `memory(MoE layer)` by kernels.
+    """Say that experts may also lie in the memory `slots(MoE layer)`.
 
-    The expert table has `n_landing` places for each layer. What is stored there is also read
-    there: `with_slots` must name that memory too.
+    Kernels may store them in `landing(MoE layer)`, a part of it; the expert table has `n_landing`
+    places for each layer.
     """
-    landing = _with_blocks(
-        weights, lambda layer, block: replace(block, landing_ranges=memory(layer))
-    )
-    return replace(landing, n_landing=n_landing)
-
-
-def _with_blocks(weights: ModelWeights, changed: Callable[[int, Block], Block]) -> ModelWeights:
-    """Change the experts' block of each MoE layer, which is counted from 0."""
     layers = list(weights.layers)
     for moe_layer, index in enumerate(weights.moe_layers):
         part = layers[index].feed_forward
-        part = replace(part, block=changed(moe_layer, part.block))
-        layers[index] = replace(layers[index], feed_forward=part)
-    return replace(weights, layers=tuple(layers))
+        ranges = (*part.block.ranges, *slots(moe_layer))
+        block = replace(part.block, ranges=ranges, landing_ranges=landing(moe_layer))
+        layers[index] = replace(layers[index], feed_forward=replace(part, block=block))
+    return replace(weights, layers=tuple(layers), n_landing=n_landing)

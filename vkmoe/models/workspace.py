@@ -1,14 +1,14 @@
-"""This module has what a token's computation works on besides weights: the workspace, the shapes
-that follow from a model's description, and the memory of the KV cache.
+"""This module has what a token's computation works on besides weights: tensors and the KV cache.
 
-Owns the cache's memory; the workspace only describes tensors. What lies where in a cache is the
-subject of ops/attention.py.
+Owns the cache's memory; the workspace only describes tensors, in shapes that follow from a model's
+description. What lies where in a cache is the subject of ops/attention.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Literal
 
 from vkmoe.choices import KvType
@@ -93,7 +93,8 @@ class Workspace:
         self.router_logits = TensorRef("router_logits", router.n_logits if router else 1)
         self.routing = TensorRef("routing", routing_words(router) if router else 4)
         self.act = TensorRef("act", max(_act_words(layer.feed_forward) for layer in spec.layers))
-        self.shared_act = _shared_act(experts)
+        shared_width = experts.shared_width if experts else 0
+        self.shared_act = TensorRef("shared_act", shared_width) if shared_width else None
         self.logits = TensorRef("logits", spec.n_vocab)
         self.candidate_lists = TensorRef("candidate_lists", list_words(tuning, spec.n_vocab))
         self.candidates = TensorRef("candidates", CANDIDATE_WORDS)
@@ -105,20 +106,10 @@ class Workspace:
         own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
         return own + (self.latent.tensors if self.latent else [])
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(tensor.n_bytes for tensor in self.tensors)
-
 
 def _act_words(block: FeedForward) -> int:
     """Count the words of `act`: those of all used experts, or of the one block there is."""
     return block.width * (block.n_used if isinstance(block, ExpertSpec) else 1)
-
-
-def _shared_act(experts: ExpertSpec | None) -> TensorRef | None:
-    if experts is None or not experts.shared_width:
-        return None
-    return TensorRef("shared_act", experts.shared_width)
 
 
 def attention_kernels(
@@ -127,17 +118,16 @@ def attention_kernels(
     """Say how each kind of attention runs with `ctx_size` places in its caches."""
     kernels = {}
     for mixer in spec.mixers:
-        shape = _attention_shape(mixer, ctx_size, kv_type, spec)
+        shape = _attention_shape(mixer, ctx_size, "F16" if kv_type == "f16" else "F32", spec)
         states = mixer.state_bytes(ctx_size, kv_type)
         kernels[mixer] = AttentionKernels(shape, choose_split(shape, tuning), states)
     return kernels
 
 
 def _attention_shape(
-    mixer: Mixer, ctx_size: int, kv_type: KvType, spec: ModelSpec
+    mixer: Mixer, ctx_size: int, cache_type: Literal["F16", "F32"], spec: ModelSpec
 ) -> AttentionShape | LatentShape:
     scale = mixer.scale or mixer.query_dim**-0.5
-    cache_type: Literal["F16", "F32"] = "F16" if kv_type == "f16" else "F32"
     if isinstance(mixer, LatentSpec):
         return LatentShape(
             n_heads=mixer.n_heads,
@@ -170,16 +160,7 @@ def router_shape(spec: ModelSpec) -> RouterShape:
     """Describe how the layers of a model with experts route."""
     experts = spec.experts
     assert experts is not None, spec.name
-    return RouterShape(
-        experts.n_experts,
-        experts.n_used,
-        experts.gating,
-        experts.renormalise,
-        experts.scale,
-        shared_gate=experts.shared_gate,
-        n_groups=experts.n_groups,
-        n_groups_used=experts.n_groups_used,
-    )
+    return RouterShape(**{item.name: getattr(experts, item.name) for item in fields(RouterShape)})
 
 
 @dataclass(frozen=True)
@@ -202,9 +183,8 @@ class KvCaches(Closing):
             places = [[self._arena.place(n_bytes) for n_bytes in sizes] for sizes in layers]
             with translate_errors("clearing the KV cache"):
                 recorder = device.native.recorder()
-                for layer, sizes in zip(places, layers, strict=True):
-                    for place, n_bytes in zip(layer, sizes, strict=True):
-                        recorder.fill(place.buffer, place.offset, n_bytes, 0)
+                for place, n_bytes in zip(chain(*places), chain(*layers), strict=True):
+                    recorder.fill(place.buffer, place.offset, n_bytes, 0)
                 device.native.submit(recorder.finish()).wait()
         except BaseException:
             self.close()

@@ -1,7 +1,9 @@
-"""Appends attention of one token: norm, RoPE, KV append, split softmax over the cache, the join.
+"""Appends attention of one token: over keys and values of grouped heads, or over compressed rows.
 
-Shaders: attention.comp, attention_combine.comp. Twins: vkmoe/reference/attention.py.
-The join is also the second dispatch of latent_attention.py.
+Both rotate, append to the cache, and read it in splits, which a second dispatch joins; over
+compressed rows, multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434,
+section 2.1). Shaders: attention.comp, latent_attention.comp, attention_combine.comp. Twins:
+vkmoe/reference/attention.py, latent_attention.py.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
 from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionShape, AttentionSplit, LatentShape
 
-__all__ = ["AttentionTensors", "KvCache", "attention", "combine_splits"]
+__all__ = [
+    "AttentionTensors",
+    "KvCache",
+    "LatentCache",
+    "LatentQkv",
+    "attention",
+    "latent_attention",
+]
 
 ATTENTION = kernel(
     "attention",
@@ -22,6 +31,20 @@ ATTENTION = kernel(
     "u32:context f32:eps f32:scale u32:window",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
     "team_lanes step_positions workgroup_heads",
+)
+LATENT_ATTENTION = kernel(
+    "latent_attention",
+    "r:absorbed r:params r:q r:kv w:partials",
+    "address:rows address:rope_table address:gain "
+    "u32:context u32:q_offset u32:kv_offset f32:eps f32:scale",
+    "workgroup_size kv_rank rope_dim nope_dim rope_style n_splits "
+    "team_lanes step_positions workgroup_heads",
+)
+ATTENTION_COMBINE = kernel(
+    "attention_combine",
+    "r:partials r:params w:out",
+    "address:sinks u32:context u32:window",
+    "workgroup_size head_dim n_splits",
 )
 NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
 
@@ -63,53 +86,33 @@ def attention(
     qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches.
     """
     split.check(shape)
-    assert qkv.n_words >= shape.qkv_width
     assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
     assert shape.sinks == (cache.sinks != 0), (shape, cache)
-    suffix = "+subgroup" if split.subgroup else ""
-    caches = (
-        memory_range(cache.keys, shape.cache_bytes),
-        memory_range(cache.values, shape.cache_bytes),
-    )
+    caches = tuple(memory_range(place, shape.cache_bytes) for place in (cache.keys, cache.values))
     program.append(
         ATTENTION.dispatch(
-            f"attention.{shape.kv_type.lower()}{suffix}",
+            f"attention.{shape.kv_type.lower()}{split.suffix}",
             {
-                "workgroup_size": split.workgroup_size,
-                "head_dim": shape.head_dim,
-                "n_heads": shape.n_heads,
-                "n_kv_heads": shape.n_kv_heads,
-                "rotary_dim": shape.rotary_dim,
+                **vars(shape),
+                **vars(split),
+                **vars(cache),
                 "rope_style": ROPE_STYLES[shape.rope_style],
                 "norm_mode": NORM_MODES[shape.norm],
-                "n_splits": split.n_splits,
-                "team_lanes": split.team_lanes,
-                "step_positions": split.step_positions,
-                "workgroup_heads": split.workgroup_heads,
-            },
-            {"qkv": qkv, "params": tensors.params, "partials": tensors.partials},
-            {
                 "k_cache": cache.keys,
                 "v_cache": cache.values,
-                "q_gain": cache.q_gain,
-                "k_gain": cache.k_gain,
-                "rope_table": cache.rope_table,
-                "context": shape.context,
-                "eps": shape.eps,
-                "scale": shape.scale,
-                "window": shape.window,
+            },
+            {
+                "qkv": qkv.part(0, shape.qkv_width),
+                "params": tensors.params,
+                "partials": tensors.partials.part(0, split.partials_words(shape)),
             },
             (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
             label,
-            ranges={
-                "qkv": qkv.words(0, shape.qkv_width),
-                "partials": tensors.partials.words(0, split.partials_words(shape)),
-            },
-            memory_reads=(*caches, *_constant_reads(shape, cache)),
-            memory_writes=caches,
+            reads=(*caches, *_constant_reads(shape, cache)),
+            writes=caches,
         )
     )
-    combine_splits(program, shape, split, tensors, label, window=shape.window, sinks=cache.sinks)
+    _join_splits(program, shape, split, tensors, label, sinks=cache.sinks)
 
 
 def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
@@ -122,41 +125,97 @@ def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
     return tuple(reads)
 
 
-ATTENTION_COMBINE = kernel(
-    "attention_combine",
-    "r:partials r:params w:out",
-    "address:sinks u32:context u32:window",
-    "workgroup_size head_dim n_splits",
-)
+@dataclass(frozen=True)
+class LatentCache:
+    """Holds addresses of one layer's cache and of what its attention reads besides."""
+
+    rows: int  # [context][kv_rank + rope_dim], in the shape's kv_type
+    rope_table: int
+    gain: int  # f32 [kv_rank], of the norm of the compressed part
 
 
-def combine_splits(
+class LatentQkv(NamedTuple):
+    """Holds what a token brings to latent attention; q and kv may be one tensor."""
+
+    absorbed: TensorRef  # f32 [n_heads * kv_rank]
+    q: TensorRef  # raw f32 [n_heads][nope_dim + rope_dim], of which the rope part is read
+    kv: TensorRef  # raw f32 [kv_rank + rope_dim]
+    q_offset: int = 0  # word at which q begins
+    kv_offset: int = 0
+
+
+def latent_attention(
+    program: Program,
+    shape: LatentShape,
+    split: AttentionSplit,
+    cache: LatentCache,
+    qkv: LatentQkv,
+    tensors: AttentionTensors,
+    label: str,
+) -> None:
+    """Append out = attention of the token in `params` over the cache, once its row is there.
+
+    out f32 [n_heads * kv_rank]. Two dispatches.
+    """
+    split.check(shape)
+    cached = memory_range(cache.rows, shape.cache_bytes)
+    program.append(
+        LATENT_ATTENTION.dispatch(
+            f"latent_attention.{shape.kv_type.lower()}{split.suffix}",
+            {
+                **vars(shape),
+                **vars(split),
+                **vars(cache),
+                "rope_style": ROPE_STYLES[shape.rope_style],
+                "q_offset": qkv.q_offset,
+                "kv_offset": qkv.kv_offset,
+            },
+            {
+                "absorbed": qkv.absorbed.part(0, shape.n_heads * shape.kv_rank),
+                "params": tensors.params,
+                "q": qkv.q.part(qkv.q_offset, shape.q_width),
+                "kv": qkv.kv.part(qkv.kv_offset, shape.row_dim),
+                "partials": tensors.partials.part(0, split.partials_words(shape)),
+            },
+            (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
+            label,
+            reads=(
+                cached,
+                memory_range(cache.rope_table, shape.rope_bytes),
+                memory_range(cache.gain, 4 * shape.kv_rank),
+            ),
+            writes=(cached,),
+        )
+    )
+    _join_splits(program, shape, split, tensors, label)
+
+
+def _join_splits(
     program: Program,
     shape: AttentionShape | LatentShape,
     split: AttentionSplit,
     tensors: AttentionTensors,
     label: str,
-    *,
-    window: int = 0,
     sinks: int = 0,
 ) -> None:
     """Append out f32 [n_heads * value_dim] = the splits' partials, joined; `sinks` 0 = none."""
-    params, partials, out = tensors
-    n_partials, n_out = split.partials_words(shape), shape.n_heads * shape.value_dim
-    assert partials.n_words >= n_partials and out.n_words >= n_out, (partials, out)
     program.append(
         ATTENTION_COMBINE.dispatch(
             "attention_combine",
             {
-                "workgroup_size": split.workgroup_size,
+                **vars(split),
                 "head_dim": shape.value_dim,
-                "n_splits": split.n_splits,
+                "sinks": sinks,
+                "context": shape.context,
+                "window": shape.window,
             },
-            {"partials": partials, "params": params, "out": out},
-            {"sinks": sinks, "context": shape.context, "window": window},
+            {
+                "partials": tensors.partials.part(0, split.partials_words(shape)),
+                "params": tensors.params,
+                "out": tensors.out.part(0, shape.n_heads * shape.value_dim),
+            },
             (shape.n_heads, 1, 1),
             f"{label} combine",
-            ranges={"partials": partials.words(0, n_partials), "out": out.words(0, n_out)},
-            memory_reads=(memory_range(sinks, 4 * shape.n_heads),) if sinks else (),
+            reads=(memory_range(sinks, 4 * shape.n_heads),) if sinks else (),
         )
     )

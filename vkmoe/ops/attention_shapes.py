@@ -1,16 +1,13 @@
 """This module says what a model fixes of its attention, and how that is spread over a device.
 
-A shape says heads, widths, what is seen, and the layout of the cache. A split says how many
-workgroups share the positions, how many lanes work on one, and how many heads at once; it must be
-kept in sync with attention_state.glsl. Owns no kernel: attention.py and latent_attention.py run
-these.
+Owns no kernel: attention.py runs these. A split must be kept in sync with attention_state.glsl.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vkmoe.ops.tuning import Tuning
 
@@ -32,6 +29,7 @@ UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
 MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 256, 1024, 256
 MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
 ROPE_STYLES = {"neox": 0, "normal": 1}  # as the shaders number them
+KV_BYTES = {"F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Count the query heads per kv head."""
+        """Count the query heads that share a row of the cache."""
         return self.n_heads // self.n_kv_heads
 
     @property
@@ -71,10 +69,7 @@ class AttentionShape:
         """Count the elements that a query head is multiplied with."""
         return self.head_dim
 
-    @property
-    def value_dim(self) -> int:
-        """Count the elements of a head's output."""
-        return self.head_dim
+    value_dim = row_dim  # the elements of a head's output
 
     @property
     def qkv_width(self) -> int:
@@ -83,7 +78,7 @@ class AttentionShape:
     @property
     def cache_bytes(self) -> int:
         """Count the bytes of the K cache of one layer; V has the same."""
-        return self.n_kv_heads * self.context * self.head_dim * (2 if self.kv_type == "F16" else 4)
+        return self.n_kv_heads * self.context * self.head_dim * KV_BYTES[self.kv_type]
 
     @property
     def rope_bytes(self) -> int:
@@ -93,9 +88,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Describes heads that share one compressed row per position.
-
-    DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    """Describes heads that share one compressed row per position (DeepSeek-V2, arXiv:2405.04434).
 
     A row [kv_rank | rope_dim] is key of all heads, and its first kv_rank dims are the value: k and
     v up-projections are absorbed into the query and the output. A layer has one cache [context]
@@ -111,6 +104,7 @@ class LatentShape:
     scale: float
     kv_type: Literal["F16", "F32"]
     rope_style: Literal["neox", "normal"] = "normal"
+    window: ClassVar[int] = 0  # all positions are seen
 
     def __post_init__(self) -> None:
         assert self.kv_rank % UNIT_DIMS == 0 and UNIT_DIMS <= self.kv_rank <= MAX_RANK, self
@@ -120,17 +114,14 @@ class LatentShape:
 
     @property
     def group(self) -> int:
-        """Count the query heads that share a row, which are all."""
         return self.n_heads
 
     @property
     def row_dim(self) -> int:
-        """Count the elements of a row of the cache."""
         return self.kv_rank + self.rope_dim
 
     @property
     def value_dim(self) -> int:
-        """Count the elements of a head's output."""
         return self.kv_rank
 
     @property
@@ -141,7 +132,7 @@ class LatentShape:
     @property
     def cache_bytes(self) -> int:
         """Count the bytes of the one cache of one layer."""
-        return self.context * self.row_dim * (2 if self.kv_type == "F16" else 4)
+        return self.context * self.row_dim * KV_BYTES[self.kv_type]
 
     @property
     def rope_bytes(self) -> int:
@@ -174,6 +165,11 @@ class AttentionSplit:
     workgroup_heads: int
     subgroup: bool
 
+    @property
+    def suffix(self) -> str:
+        """Return the suffix of the SPIR-V variants that run it."""
+        return "+subgroup" if self.subgroup else ""
+
     def partials_words(self, shape: AttentionShape | LatentShape) -> int:
         """Count the words of the partials tensor [n_heads][n_splits][value_dim + 2]."""
         return shape.n_heads * self.n_splits * (shape.value_dim + 2)
@@ -187,7 +183,7 @@ class AttentionSplit:
         values = max(self.step_positions * heads, n_input_rows)
         words = max(n_teams * shape.value_dim, n_input_rows * shape.row_dim)
         words += values * (self.workgroup_size + n_teams + 1) + values * n_teams + heads * n_teams
-        own_row_bytes = shape.row_dim * (2 if shape.kv_type == "F16" else 4)
+        own_row_bytes = shape.row_dim * KV_BYTES[shape.kv_type]
         return 4 * words + own_row_bytes * (1 if is_latent else 2)
 
     def check(self, shape: AttentionShape | LatentShape) -> None:
@@ -198,10 +194,7 @@ class AttentionSplit:
 
 
 def choose_split(
-    shape: AttentionShape | LatentShape,
-    tuning: Tuning,
-    workgroup_size: int = 0,
-    n_splits: int = 0,
+    shape: AttentionShape | LatentShape, tuning: Tuning, workgroup_size: int = 0, n_splits: int = 0
 ) -> AttentionSplit:
     """Choose a split; 0 = the tuning's workgroup size, and enough splits to fill the device.
 

@@ -1,6 +1,8 @@
-"""Finds the 64 largest logits and the log-sum-exp of all: the host need not read the vocabulary.
+"""Appends what the host reads of a token: the 64 largest logits and the log-sum-exp of all, so that
+it need not read the vocabulary, and last of all the submit's serial number in the log.
 
-Shaders: candidates_partial.comp, candidates_merge.comp. Twins: vkmoe/reference/logits.py.
+Shaders: candidates_partial.comp, candidates_merge.comp, finish.comp. Twins:
+vkmoe/reference/logits.py.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from vkmoe.batch import TopLogits
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import TensorRef
+from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
 
@@ -24,9 +26,9 @@ __all__ = [
     "N_CANDIDATES",
     "CandidatesReader",
     "candidates",
+    "finish",
     "list_words",
     "n_lists",
-    "read_candidates",
 ]
 
 CANDIDATES_PARTIAL = kernel(
@@ -35,6 +37,9 @@ CANDIDATES_PARTIAL = kernel(
 CANDIDATES_MERGE = kernel(
     "candidates_merge", "r:lists w:candidates", "u32:n_lists", "workgroup_size"
 )
+
+FINISH = kernel("finish", "r:params w:log", "", "workgroup_size")
+FINISH_WORKGROUP = 8
 
 N_CANDIDATES = 64
 # The output: [count, NaN flag, log-sum-exp (float bits), 0, 64 ids, 64 logits (float bits)].
@@ -61,11 +66,6 @@ class CandidatesReader:
         return TopLogits(ids, logits, self._n_vocab, log_sum_exp, bool(has_nan))
 
 
-def read_candidates(words: NDArray[np.uint32], n_vocab: int) -> TopLogits:
-    """Unpack the output tensor's words."""
-    return CandidatesReader(words, n_vocab).read()
-
-
 def n_lists(tuning: Tuning, n_vocab: int) -> int:
     """Choose the number of chunks: enough workgroups, and few lists for the one that merges."""
     most = 8 if tuning.mapping == "blocks" else 64
@@ -80,33 +80,44 @@ def list_words(tuning: Tuning, n_vocab: int) -> int:
 def candidates(
     op: OpContext, logits: TensorRef, n_vocab: int, lists: TensorRef, output: TensorRef
 ) -> None:
-    """Append output [CANDIDATE_WORDS] = the largest logits f32 [n_vocab], descending.
-
-    Two dispatches.
-    """
-    assert 1 <= n_vocab <= MAX_VOCAB and logits.n_words >= n_vocab
-    assert lists.n_words >= list_words(op.tuning, n_vocab) and output.n_words >= CANDIDATE_WORDS
+    """Append output [CANDIDATE_WORDS] = the largest of logits f32 [n_vocab], in two dispatches."""
+    assert 1 <= n_vocab <= MAX_VOCAB
     n_chunks = n_lists(op.tuning, n_vocab)
-    lists_range = lists.words(0, n_chunks * LIST_WORDS)
+    numbers = {**vars(op.tuning), "n_vocab": n_vocab, "n_lists": n_chunks}
+    used_lists = lists.part(0, n_chunks * LIST_WORDS)
     op.append(
         CANDIDATES_PARTIAL.dispatch(
             "candidates_partial",
-            {"workgroup_size": op.tuning.workgroup_size},
-            {"logits": logits, "lists": lists},
-            {"n_vocab": n_vocab},
+            numbers,
+            {"logits": logits.part(0, n_vocab), "lists": used_lists},
             (n_chunks, 1, 1),
             op.label,
-            ranges={"logits": logits.words(0, n_vocab), "lists": lists_range},
         )
     )
     op.append(
         CANDIDATES_MERGE.dispatch(
             "candidates_merge",
-            {"workgroup_size": op.tuning.workgroup_size},
-            {"lists": lists, "candidates": output},
-            {"n_lists": n_chunks},
+            numbers,
+            {"lists": used_lists, "candidates": output.part(0, CANDIDATE_WORDS)},
             (1, 1, 1),
             f"{op.label} merge",
-            ranges={"lists": lists_range, "candidates": output.words(0, CANDIDATE_WORDS)},
+        )
+    )
+
+
+def finish(program: Program, params: TensorRef, log: TensorRef) -> None:
+    """Append log word 0 = params.serial, after everything before it in the program.
+
+    It claims to read all that was written, so that the hazard plan puts a barrier before it.
+    """
+    written = dict.fromkeys(r for command in program.commands for r in command.writes)
+    program.append(
+        FINISH.dispatch(
+            "finish",
+            {"workgroup_size": FINISH_WORKGROUP},
+            {"params": params, "log": log.part(0, 1)},
+            (1, 1, 1),
+            "finish",
+            reads=tuple(written),
         )
     )

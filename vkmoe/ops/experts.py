@@ -1,25 +1,41 @@
 """Appends the feed-forward of the used experts: gate/up, activation, down, weighted sum, residual.
 
 Experts are reached through the addresses that `router_topk` looked up, or a fixed span (dense
-feed-forward, shared expert). Variants that keep also store what they read of a missed expert at its
-partner.
-Shaders: expert_gate_up.comp, expert_down.comp. Twins: vkmoe/reference/experts.py.
+feed-forward, shared expert). Missed experts may come to lie on the device in the same submit: a
+kernel gathers them first, or variants that keep store what they read at an expert's partner.
+Shaders: expert_gate_up.comp, expert_down.comp, gather.comp. Twins: vkmoe/reference/experts.py,
+gather.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vkmoe.facts import Activation
-from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Range, TensorRef, memory_range
+from vkmoe.gpu.kernels import KernelSpec, kernel
+from vkmoe.gpu.program import Bound, Program, Range, TensorRef, memory_range
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases
-from vkmoe.ops.gather import LandingMemory
+from vkmoe.ops.matvec import Rows
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import shared_weight_word
+from vkmoe.quants.types import TYPES
 
-__all__ = ["ExpertBlock", "expert_down", "expert_gate_up"]
+__all__ = [
+    "GROUP_BYTES",
+    "ExpertBlock",
+    "ExpertShape",
+    "LandingMemory",
+    "SpanBiases",
+    "SpanMatrix",
+    "expert_down",
+    "expert_gate_up",
+    "gather",
+    "kept_bytes",
+]
 
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
@@ -35,45 +51,185 @@ _DOWN = (
 )
 
 
-def _keeping(bindings: str, push: str, constants: str) -> tuple[str, str, str]:
-    """Declare the variant that keeps: it has the log besides."""
-    return f"{bindings} w:log", f"{push} u32:first_filled", constants
+def _keeping(name: str, bindings: str, push: str, constants: str) -> KernelSpec:
+    """Register the variant of a kernel that keeps: it has the log besides."""
+    return kernel(f"{name}_keep", f"{bindings} w:log", f"{push} u32:first_filled", constants)
 
 
+# `n_slots` counts used experts, of which `slot_vec4s` is what one has of `act`.
 EXPERT_GATE_UP = kernel("expert_gate_up", *_GATE_UP)
-EXPERT_GATE_UP_KEEP = kernel("expert_gate_up_keep", *_keeping(*_GATE_UP))
+EXPERT_GATE_UP_KEEP = _keeping("expert_gate_up", *_GATE_UP)
 EXPERT_DOWN = kernel("expert_down", *_DOWN)
-EXPERT_DOWN_KEEP = kernel("expert_down_keep", *_keeping(*_DOWN))
+EXPERT_DOWN_KEEP = _keeping("expert_down", *_DOWN)
+GATHER = kernel(
+    "gather", "r:routing w:log", "u32:n_slots u32:n_units u32:first_filled", "workgroup_size"
+)
 
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")  # as the shader numbers them
 NO_WORD = 0xFFFFFFFF
-NO_BIASES = SpanBiases(0, 0, 0)
+GATHER_WORKGROUP, UNITS_PER_LANE, UNIT_BYTES = 64, 8, 16
+GROUP_BYTES = GATHER_WORKGROUP * UNITS_PER_LANE * UNIT_BYTES  # what a workgroup gathers
+
+
+# ----- what an expert is, and where it lies -----
+
+
+@dataclass(frozen=True)
+class SpanMatrix(Rows):
+    """Describes one matrix of an expert: where it starts in the span, and its form."""
+
+    type: str
+    offset: int
+    n_rows: int
+    n_columns: int
+    row_bytes: int
+
+
+class SpanBiases(NamedTuple):
+    """Says where the biases start in a span, in bytes: f32 vectors, one number for each row."""
+
+    gate: int
+    up: int
+    down: int
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """Lays out one expert's span, the same for all experts of a layer."""
+
+    gate: SpanMatrix
+    up: SpanMatrix
+    down: SpanMatrix
+    span_bytes: int
+    biases: SpanBiases | None = None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return what kernels need to find matrices and biases in a span, as they name it."""
+        biases = self.biases or SpanBiases(0, 0, 0)
+        return {
+            "biased": int(self.biases is not None),
+            "gate_offset": self.gate.offset,
+            "up_offset": self.up.offset,
+            "down_offset": self.down.offset,
+            "gate_bias": biases.gate,
+            "up_bias": biases.up,
+            "down_bias": biases.down,
+        }
+
+
+def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
+    """Mark the bytes of a span [span_bytes] that kernels read: all but padding of rows and ends."""
+    kept = np.zeros(shape.span_bytes, np.bool_)
+    matrices = (shape.gate, shape.up, shape.down)
+    for matrix in matrices:
+        row_bytes = TYPES[matrix.type].row_bytes(matrix.n_columns)
+        rows = kept[matrix.offset : matrix.offset + matrix.n_bytes]
+        rows.reshape(matrix.n_rows, matrix.row_bytes)[:, : -(-row_bytes // 4) * 4] = True
+    for start, matrix in zip(shape.biases or (), matrices, strict=False):
+        kept[start : start + 4 * matrix.n_rows] = True
+    return kept
+
+
+@dataclass(frozen=True)
+class LandingMemory:
+    """Describes the memory of a layer's landing places, and where what was stored is noted.
+
+    `filled` are the layer's words of `log`, see `RoutingLog`.
+    """
+
+    ranges: tuple[Range, ...]
+    log: TensorRef
+    filled: Range
+
+    @property
+    def n_used(self) -> int:
+        """Count the used experts, each of which may have a place."""
+        return (self.filled.end - self.filled.start) // 8
+
+    @property
+    def first_word(self) -> int:
+        """Find the word of the log at which `filled` begins."""
+        return self.filled.start // 4
+
+    @property
+    def bound(self) -> Bound:
+        return Bound(self.log, self.filled)
 
 
 @dataclass(frozen=True)
 class ExpertBlock:
     """Describes experts of one feed-forward and shape: those the routing names, or one fixed span.
 
-    With `landing`, what is read of a slot that has a partner is stored there, and noted.
+    With `landing`, what is read of an expert that has a partner is stored there, and noted.
     """
 
     shape: ExpertShape
     routing: TensorRef
-    n_slots: int = 1  # used experts
+    n_used: int = 1
     ranges: tuple[Range, ...] = ()  # the bytes that routed experts may lie in
     landing: LandingMemory | None = None
     span: int = 0  # address of the fixed expert; 0: the routed ones
-    weight_slot: int | None = None  # slot of the routing with the fixed expert's weight; None: 1
+    weight_rank: int | None = None  # rank of the fixed expert's weight in the routing; None: 1
 
     def __post_init__(self) -> None:
-        assert self.weight_slot is None or self.span, "only a fixed span takes a weight of its own"
-        assert not self.landing or self.landing.n_used == self.n_slots, self
+        assert self.weight_rank is None or self.span, "only a fixed span takes a weight of its own"
+        assert not self.landing or self.landing.n_used == self.n_used, self
 
     @property
     def memory(self) -> tuple[Range, ...]:
         """List the ranges that are read by address."""
         return (memory_range(self.span, self.shape.span_bytes),) if self.span else self.ranges
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return what kernels need besides a matrix, as they name it."""
+        first = {"first_filled": self.landing.first_word} if self.landing else {}
+        return {**self.shape.numbers, "span": self.span, "n_slots": self.n_used, **first}
+
+    @property
+    def log(self) -> dict[str, Bound]:
+        """Return the binding of kernels that keep; none if these experts are not kept."""
+        return {"log": self.landing.bound} if self.landing else {}
+
+    @property
+    def landing_ranges(self) -> tuple[Range, ...]:
+        return self.landing.ranges if self.landing else ()
+
+
+# ----- the kernels -----
+
+
+def gather(
+    program: Program,
+    routing: TensorRef,
+    landing: LandingMemory,
+    span_bytes: int,
+    homes: tuple[Range, ...],
+    label: str,
+) -> None:
+    """Copy the span of each used expert that has a partner from there to the expert's address.
+
+    `homes` are the bytes the partners may lie in. Notes both words of a copied expert.
+    """
+    assert span_bytes % UNIT_BYTES == 0
+    program.append(
+        GATHER.dispatch(
+            "gather",
+            {
+                "workgroup_size": GATHER_WORKGROUP,
+                "n_slots": landing.n_used,
+                "n_units": span_bytes // UNIT_BYTES,
+                "first_filled": landing.first_word,
+            },
+            {"routing": routing, "log": landing.bound},
+            (-(-span_bytes // GROUP_BYTES), landing.n_used, 1),
+            label,
+            reads=homes,
+            writes=landing.ranges,
+        )
+    )
 
 
 def expert_gate_up(
@@ -84,118 +240,69 @@ def expert_gate_up(
     norm: NormInput,
     activation: Activation = "silu",
 ) -> None:
-    """Append act[slot] = f(gate @ norm(x), up @ norm(x)) for the routed slots, or the fixed span.
+    """Append act[rank] = f(gate @ norm(x), up @ norm(x)) for the used experts, or the fixed span.
 
     f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases, if any, are added before.
     One dispatch, or two when gate and up have different types.
     """
-    shape, n_slots, keep = experts.shape, experts.n_slots, experts.landing
-    spec = EXPERT_GATE_UP_KEEP if keep else EXPERT_GATE_UP
+    shape, n_used = experts.shape, experts.n_used
+    spec = EXPERT_GATE_UP_KEEP if experts.landing else EXPERT_GATE_UP
     passes = [(shape.gate, BOTH)]
     if shape.gate.type != shape.up.type:
         passes = [(shape.gate, GATE_ONLY), (shape.up, UP_ONLY)]
-    n_rows, biases = shape.gate.n_rows, shape.biases or NO_BIASES
-    assert act.n_words >= n_slots * n_rows
     for matrix, which in passes:
         # A row of both takes two dot products: the number of these stays the same.
         rows = max(1, op.tuning.rows // 2) if which == BOTH else op.tuning.rows
-        op.append(
-            spec.dispatch(
-                f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
-                {
-                    "workgroup_size": op.tuning.workgroup_size,
-                    "rows": rows,
-                    "pass": which,
-                    "activation": ACTIVATIONS.index(activation),
-                    "biased": int(shape.biases is not None),
-                },
-                {"x": x, "norm_partials": norm.partials, "routing": experts.routing, "act": act}
-                | _log_tensor(keep),
-                {
-                    "span": experts.span,
-                    "gate_offset": shape.gate.offset,
-                    "up_offset": shape.up.offset,
-                    "gate_bias": biases.gate,
-                    "up_bias": biases.up,
-                    "n_rows": n_rows,
-                    "row_bytes": matrix.row_bytes,
-                    "n_blocks": matrix.n_blocks,
-                    "n_slots": n_slots,
-                    "n_partials": norm.n_partials,
-                    "inverse_width": 1.0 / norm.width,
-                    "eps": norm.eps,
-                }
-                | _log_push(keep),
-                (-(-n_rows // rows), n_slots, 1),
-                op.label,
-                ranges={
-                    "act": act.words(0, n_slots * n_rows),
-                    "norm_partials": norm.partials.words(0, norm.n_partials),
-                }
-                | _log_range(keep),
-                memory_reads=experts.memory,
-                memory_writes=keep.ranges if keep else (),
-                subgroup_size=op.tuning.required_subgroup_size,
-            )
+        dispatch = spec.dispatch(
+            f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
+            {
+                **vars(op.tuning),
+                **matrix.numbers,
+                **norm.numbers,
+                **experts.numbers,
+                "rows": rows,
+                "pass": which,
+                "activation": ACTIVATIONS.index(activation),
+            },
+            {
+                "x": x,
+                "norm_partials": norm.partials.part(0, norm.n_partials),
+                "routing": experts.routing,
+                "act": act.part(0, n_used * matrix.n_rows),
+                **experts.log,
+            },
+            (-(-matrix.n_rows // rows), n_used, 1),
+            op.label,
+            reads=experts.memory,
+            writes=experts.landing_ranges,
         )
+        op.append(replace(dispatch, subgroup_size=op.tuning.required_subgroup_size))
 
 
 def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: NormOutput) -> int:
-    """Append hidden += sum of weight * (down @ act + bias) over the slots.
+    """Append hidden += sum of weight * (down @ act + bias) over the used experts.
 
-    Returns its number of partials. The weight of a fixed span is 1, or that of routing slot
-    `weight_slot`: the one behind the used ones, a shared expert's.
+    Returns its number of partials. The weight of a fixed span is 1, or that of `weight_rank`: the
+    one behind the used ones, a shared expert's.
     """
-    shape, keep, weight_slot = experts.shape, experts.landing, experts.weight_slot
-    matrix, spec = shape.down, EXPERT_DOWN_KEEP if keep else EXPERT_DOWN
+    matrix, rank = experts.shape.down, experts.weight_rank
+    spec = EXPERT_DOWN_KEEP if experts.landing else EXPERT_DOWN
     n_groups = -(-matrix.n_rows // op.tuning.rows)
-    op.append(
-        spec.dispatch(
-            f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
-            {
-                "workgroup_size": op.tuning.workgroup_size,
-                "rows": op.tuning.rows,
-                "biased": int(shape.biases is not None),
-            },
-            {
-                "act": act,
-                "routing": experts.routing,
-                "hidden": output.hidden,
-                "gained": output.gained,
-                "partials": output.partials,
-            }
-            | _log_tensor(keep),
-            {
-                "span": experts.span,
-                "gain": output.gain,
-                "down_offset": matrix.offset,
-                "down_bias": (shape.biases or NO_BIASES).down,
-                "weight_word": NO_WORD if weight_slot is None else shared_weight_word(weight_slot),
-                "n_rows": matrix.n_rows,
-                "row_bytes": matrix.row_bytes,
-                "n_blocks": matrix.n_blocks,
-                "n_slots": experts.n_slots,
-                "slot_vec4s": matrix.n_columns // 4,
-            }
-            | _log_push(keep),
-            (n_groups, 1, 1),
-            op.label,
-            ranges=_log_range(keep),
-            memory_reads=(*experts.memory, memory_range(output.gain, 4 * matrix.n_rows)),
-            memory_writes=keep.ranges if keep else (),
-            subgroup_size=op.tuning.required_subgroup_size,
-        )
+    dispatch = spec.dispatch(
+        f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
+        {
+            **vars(op.tuning),
+            **matrix.numbers,
+            **experts.numbers,
+            "gain": output.gain,
+            "weight_word": NO_WORD if rank is None else shared_weight_word(rank),
+            "slot_vec4s": matrix.n_columns // 4,
+        },
+        {"act": act, "routing": experts.routing, **output.tensors, **experts.log},
+        (n_groups, 1, 1),
+        op.label,
+        reads=(*experts.memory, memory_range(output.gain, 4 * matrix.n_rows)),
+        writes=experts.landing_ranges,
     )
+    op.append(replace(dispatch, subgroup_size=op.tuning.required_subgroup_size))
     return output.n_partials(n_groups)
-
-
-def _log_tensor(keep: LandingMemory | None) -> dict[str, TensorRef]:
-    return {"log": keep.log} if keep else {}
-
-
-def _log_push(keep: LandingMemory | None) -> dict[str, int]:
-    return {"first_filled": keep.first_word} if keep else {}
-
-
-def _log_range(keep: LandingMemory | None) -> dict[str, Range]:
-    return {"log": keep.filled} if keep else {}

@@ -1,14 +1,14 @@
 """Multiplies quantised matrices by vectors: plain (q/k/v, router, output head), with residual, and
-for stacks of one matrix per head.
+for stacks of one matrix per head. Fetches rows of the embedding.
 
-Shader: matvec.comp. Twins: vkmoe/reference/matvec.py.
+Shaders: matvec.comp, embed.comp. Twins: vkmoe/reference/matvec.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
@@ -17,7 +17,7 @@ from vkmoe.ops.context import OpContext
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.quants import HAS_KERNEL, TYPES
 
-__all__ = ["HeadParts", "Matrix", "matvec", "matvec_heads", "matvec_residual"]
+__all__ = ["HeadParts", "Matrix", "Rows", "embed", "matvec", "matvec_heads", "matvec_residual"]
 
 MATVEC = kernel(
     "matvec",
@@ -33,13 +33,42 @@ MATVEC_RESIDUAL = kernel(
     "address:weights address:gain address:bias u32:n_rows u32:row_bytes u32:n_blocks",
     "workgroup_size rows",
 )
+EMBED = kernel(
+    "embed",
+    "r:params w:hidden w:gained w:partials",
+    "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks",
+    "workgroup_size",
+)
+EMBED_WEIGHTS = 32  # what one lane of it unpacks
 
 # Types without blocks are read in chunks of 32.
 BLOCK_WEIGHTS = {name: max(32, TYPES[name].block_weights) for name in sorted(HAS_KERNEL)}
 
 
+class Rows:
+    """Says what the rows of a matrix are, wherever it starts; a base of dataclasses."""
+
+    type: str
+    n_rows: int
+    n_columns: int
+    row_bytes: int
+
+    @property
+    def n_blocks(self) -> int:
+        return self.n_columns // BLOCK_WEIGHTS[self.type]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_rows * self.row_bytes
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return what kernels need to read it, as they name it."""
+        return {"n_rows": self.n_rows, "row_bytes": self.row_bytes, "n_blocks": self.n_blocks}
+
+
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Rows):
     """Describes a weight matrix [n_rows, n_columns] in device layout, reached by address."""
 
     type: str
@@ -54,20 +83,12 @@ class Matrix:
         assert self.address % 16 == 0 and self.row_bytes % 16 == 0, self
 
     @property
-    def n_blocks(self) -> int:
-        return self.n_columns // BLOCK_WEIGHTS[self.type]
-
-    @property
-    def n_bytes(self) -> int:
-        return self.n_rows * self.row_bytes
-
-    @property
     def memory(self) -> Range:
         return memory_range(self.address, self.n_bytes)
 
 
 # What matvec is given where there are neither biases, a norm, nor heads.
-PLAIN: dict[str, int | float] = {
+PLAIN: dict[str, float] = {
     **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride", "n_partials"), 0),
     **dict.fromkeys(("inverse_width", "eps"), 0.0),
 }
@@ -91,31 +112,30 @@ def matvec(
     """
     assert x.n_words >= matrices[0].n_columns
     assert all(matrix.n_columns == matrices[0].n_columns for matrix in matrices)
-    assert y.n_words >= sum(matrix.n_rows for matrix in matrices)
     partials = norm.partials if norm else scratch
     assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
     offset = 0
     for group in _groups(matrices):
-        first, n_rows = group[0], sum(matrix.n_rows for matrix in group)
+        n_rows = sum(matrix.n_rows for matrix in group)
         op.append(
             MATVEC.dispatch(
-                f"matvec.{first.type.lower()}{op.tuning.dot_suffix}",
-                {"workgroup_size": op.tuning.workgroup_size, "rows": op.tuning.rows},
-                {"x": x, "y": y, "norm_partials": partials},
+                f"matvec.{group[0].type.lower()}{op.tuning.dot_suffix}",
                 {
+                    **vars(op.tuning),
                     **PLAIN,
-                    **_group_push(group),
+                    **(norm.numbers if norm else {}),
+                    **_group_numbers(group),
                     "bias": bias,
                     "output_offset": offset,
-                    **(_norm_push(norm) if norm else {}),
+                },
+                {
+                    "x": x,
+                    "y": y.part(offset, n_rows),
+                    "norm_partials": partials.part(0, norm.n_partials if norm else 0),
                 },
                 _grid(-(-n_rows // op.tuning.rows)),
                 op.label,
-                ranges={
-                    "y": y.words(offset, n_rows),
-                    "norm_partials": partials.words(0, norm.n_partials if norm else 0),
-                },
-                memory_reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
+                reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
             )
         )
         offset += n_rows
@@ -135,24 +155,16 @@ def _grid(n_groups: int) -> tuple[int, int, int]:
     return (-(-n_groups // n_lines), n_lines, 1)
 
 
-def _group_push(group: list[Matrix]) -> dict[str, int | float]:
+def _group_numbers(group: list[Matrix]) -> dict[str, int]:
     """Describe up to three matrices of one type; the last stands in for missing ones."""
-    ends = [sum(m.n_rows for m in group[: i + 1]) for i in range(len(group))]
-    padded = [*group, *[group[-1]] * (3 - len(group))]
+    ends = list(accumulate(matrix.n_rows for matrix in group))
     return {
-        "weights0": padded[0].address,
-        "weights1": padded[1].address,
-        "weights2": padded[2].address,
+        **group[0].numbers,
+        **{f"weights{i}": group[min(i, len(group) - 1)].address for i in range(3)},
         "rows_end0": ends[0],
-        "rows_end1": ends[1] if len(ends) > 1 else ends[-1],
+        "rows_end1": ends[min(1, len(ends) - 1)],
         "n_rows": ends[-1],
-        "row_bytes": group[0].row_bytes,
-        "n_blocks": group[0].n_blocks,
     }
-
-
-def _norm_push(norm: NormInput) -> dict[str, int | float]:
-    return {"n_partials": norm.n_partials, "inverse_width": 1.0 / norm.width, "eps": norm.eps}
 
 
 def _bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
@@ -182,25 +194,23 @@ def matvec_heads(
     op.append(
         MATVEC.dispatch(
             f"matvec.{stack.type.lower()}{op.tuning.dot_suffix}",
-            {"workgroup_size": op.tuning.workgroup_size, "rows": op.tuning.rows},
-            {"x": x.tensor, "y": y, "norm_partials": scratch},
             {
+                **vars(op.tuning),
                 **PLAIN,
+                **stack.numbers,
                 **dict.fromkeys(("weights0", "weights1", "weights2"), stack.address),
                 **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), n_rows),
-                "row_bytes": stack.row_bytes,
-                "n_blocks": stack.n_blocks,
                 "x_offset": x.offset // 4,
                 "x_stride": x.stride // 4,
             },
+            {
+                "x": x.tensor.part(x.offset, (n_heads - 1) * x.stride + stack.n_columns),
+                "y": y.part(0, stack.n_rows),
+                "norm_partials": scratch.part(0, 0),
+            },
             (*_grid(-(-n_rows // op.tuning.rows))[:2], n_heads),
             op.label,
-            ranges={
-                "x": x.tensor.words(x.offset, (n_heads - 1) * x.stride + stack.n_columns),
-                "y": y.words(0, stack.n_rows),
-                "norm_partials": scratch.words(0, 0),
-            },
-            memory_reads=(stack.memory,),
+            reads=(stack.memory,),
         )
     )
 
@@ -213,26 +223,43 @@ def matvec_residual(
     Returns the number of partials left. `bias` is the address of f32 [n_rows], 0 for none.
     """
     n_groups = -(-matrix.n_rows // op.tuning.rows)
+    gains = memory_range(output.gain, 4 * matrix.n_rows)
     op.append(
         MATVEC_RESIDUAL.dispatch(
             f"matvec_residual.{matrix.type.lower()}{op.tuning.dot_suffix}",
-            {"workgroup_size": op.tuning.workgroup_size, "rows": op.tuning.rows},
-            {"x": x, "hidden": output.hidden, "gained": output.gained, "partials": output.partials},
             {
+                **vars(op.tuning),
+                **matrix.numbers,
                 "weights": matrix.address,
                 "gain": output.gain,
                 "bias": bias,
-                "n_rows": matrix.n_rows,
-                "row_bytes": matrix.row_bytes,
-                "n_blocks": matrix.n_blocks,
             },
+            {"x": x, **output.tensors},
             _grid(n_groups),
             op.label,
-            memory_reads=(
-                matrix.memory,
-                memory_range(output.gain, 4 * matrix.n_rows),
-                *_bias_range(bias, 0, matrix.n_rows),
-            ),
+            reads=(matrix.memory, gains, *_bias_range(bias, 0, matrix.n_rows)),
+        )
+    )
+    return output.n_partials(n_groups)
+
+
+def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutput) -> int:
+    """Append hidden = embeddings[token]; gained = hidden * gain. Returns its number of partials."""
+    n_groups = -(-(embeddings.n_columns // EMBED_WEIGHTS) // op.tuning.workgroup_size)
+    op.append(
+        EMBED.dispatch(
+            f"embed.{embeddings.type.lower()}",
+            {
+                **vars(op.tuning),
+                **embeddings.numbers,
+                "embeddings": embeddings.address,
+                "gain": output.gain,
+                "n_vocab": embeddings.n_rows,
+            },
+            {"params": params, **output.tensors},
+            (n_groups, 1, 1),
+            op.label,
+            reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns)),
         )
     )
     return output.n_partials(n_groups)

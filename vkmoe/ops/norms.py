@@ -25,6 +25,11 @@ class NormInput:
     width: int
     eps: float
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Return what consumers need, as their kernels name it."""
+        return {"n_partials": self.n_partials, "inverse_width": 1.0 / self.width, "eps": self.eps}
+
 
 @dataclass(frozen=True)
 class NormOutput:
@@ -34,6 +39,11 @@ class NormOutput:
     gained: TensorRef
     partials: TensorRef
     gain: int
+
+    @property
+    def tensors(self) -> dict[str, TensorRef]:
+        """Return the tensors that producers write, as their kernels name them."""
+        return {"hidden": self.hidden, "gained": self.gained, "partials": self.partials}
 
     def n_partials(self, n_workgroups: int) -> int:
         assert n_workgroups <= self.partials.n_words, (n_workgroups, self.partials)
@@ -55,19 +65,17 @@ def rms_norm(
     *,
     x_offset: int = 0,
 ) -> None:
-    """Append y[:width] = v / sqrt(mean(v^2) + eps) * gain.
+    """Append y[:width] = v / sqrt(mean(v^2) + eps) * gain, where v is x[x_offset:][:width].
 
-    v is `width` words of x from `x_offset` on. `gain` is the address of f32 [width].
+    `gain` is the address of f32 [width].
     """
     op.append(
         RMS_NORM.dispatch(
             f"rms_norm{op.tuning.reduce_suffix}",
-            {"workgroup_size": op.tuning.workgroup_size},
-            {"x": x, "y": y},
-            {"gain": gain, "x_offset": x_offset, "width": width, "eps": eps},
+            {**vars(op.tuning), "gain": gain, "x_offset": x_offset, "width": width, "eps": eps},
+            {"x": x.part(x_offset, width), "y": y.part(0, width)},
             (1, 1, 1),
             op.label,
-            ranges={"x": x.words(x_offset, width), "y": y.words(0, width)},
-            memory_reads=(memory_range(gain, 4 * width),),
+            reads=(memory_range(gain, 4 * width),),
         )
     )

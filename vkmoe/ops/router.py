@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Range, TensorRef, memory_range
+from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range
 from vkmoe.ops.context import OpContext
 
 __all__ = [
@@ -103,7 +103,7 @@ def routing_words(shape: RouterShape) -> int:
 
 
 def shared_weight_word(n_used: int) -> int:
-    """Find the word of the shared expert's weight: its slot, behind the used ones, has no other."""
+    """Find the word of the shared expert's weight, behind all of the used ones."""
     return 6 * n_used
 
 
@@ -172,7 +172,7 @@ def router_topk(
     layer: int,
     tensors: RouterTensors,
     table: Range,
-    landing: Landing | None = None,
+    landing: Landing,
     *,
     selection_bias: int = 0,
 ) -> None:
@@ -182,38 +182,31 @@ def router_topk(
     while weights are made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16); 0 for none.
     `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
     places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
-    table and the log do. Without `landing` no slot has a partner.
+    table and the log do.
     """
-    logits, params, routing, log = tensors
-    assert logits.n_words >= shape.n_logits and routing.n_words >= routing_words(shape)
-    landing = landing or Landing(layer + 1, 0)
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
     biases = (memory_range(selection_bias, 4 * shape.n_experts),) if selection_bias else ()
     op.append(
         ROUTER_TOPK.dispatch(
             f"router_topk{op.tuning.reduce_suffix}",
-            {"workgroup_size": op.tuning.workgroup_size},
-            {"logits": logits, "params": params, "routing": routing, "log": log.tensor},
             {
+                **vars(op.tuning),
+                **vars(shape),
                 "selection_bias": selection_bias,
                 "layer": layer,
-                "n_experts": shape.n_experts,
-                "n_used": shape.n_used,
                 "flags": shape.flags | GATHER * landing.gather,
-                "scale": shape.scale,
                 "first_landing": landing.n_layers * shape.n_experts + layer * landing.n_places,
                 "n_landing": landing.n_places,
-                "n_groups": shape.n_groups,
-                "n_groups_used": shape.n_groups_used,
+            },
+            {
+                "logits": tensors.logits.part(0, shape.n_logits),
+                "params": tensors.params,
+                "routing": tensors.routing.part(0, routing_words(shape)),
+                "log": Bound(tensors.log.tensor, tensors.log.ids(layer)),
             },
             (1, 1, 1),
             op.label,
-            ranges={
-                "logits": logits.words(0, shape.n_logits),
-                "routing": routing.words(0, routing_words(shape)),
-                "log": log.ids(layer),
-            },
-            memory_reads=(table, *biases),
+            reads=(table, *biases),
         )
     )

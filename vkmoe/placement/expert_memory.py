@@ -22,7 +22,7 @@ from vkmoe.experts.store.slots import SlotManager
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
-from vkmoe.models.weights import ModelWeights, with_landing, with_slots
+from vkmoe.models.weights import ModelWeights, with_slots
 from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads
@@ -54,10 +54,8 @@ class ExpertMemory(Closing):
 
     def extend(self, loaded: LoadedWeights) -> ModelWeights:
         """Extend the weights by all memory their experts may lie in."""
-        weights = with_slots(loaded.weights, self._ranges)
-        if not self._decision.plan.mode.lands:
-            return weights
-        return with_landing(weights, loaded.table.landing.shape[1], self._landing_ranges)
+        n_landing = loaded.table.landing.shape[1]
+        return with_slots(loaded.weights, self._ranges, self._landing_ranges, n_landing)
 
     def follow(self, loaded: LoadedWeights, seed: NDArray[np.float64] | None) -> ExpertTracker:
         """Make the tracker that counts and moves the experts used; experts begin where they belong.

@@ -25,7 +25,7 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.gpu.arena import lay_out_spans
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Intent
 from vkmoe.placement.cache_choice import promotes
 from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout

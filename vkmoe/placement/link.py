@@ -26,7 +26,7 @@ from vkmoe.gpu.link_speed import (
 )
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.ops.gather import LandingMemory, gather
+from vkmoe.ops.experts import LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
 
 __all__ = ["SHARED_BYTES_PER_SECOND", "link_of_misses", "measure_gather", "submit_speed"]
@@ -100,4 +100,4 @@ def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed
     landing = LandingMemory((memory,), _LOG.tensor, _LOG.filled(0))
     homes = (memory_range(source, n_bytes),)
     gather(program, _ROUTING, landing, slice_bytes, homes, "gather slices")
-    return Timed.program(device, backend, program, n_bytes)
+    return Timed(device, backend.record(program, timed=True), n_bytes)

@@ -28,11 +28,10 @@ from vkmoe.experts.store.table import ExpertTable
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.models.model_file import ModelFile
+from vkmoe.models import ModelFile
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
@@ -177,9 +176,8 @@ class _Loader:
     ) -> tuple[AttentionWeights | LatentWeights, FeedForwardWeights]:
         place = self._expert_block if layer.has_experts else self._placer.block
         block = place(layer.block)
-        mixer = layer.mixer.weights(**self._placed(layer.mixer.tensors))
-        others = self._placed(layer.feed_forward.tensors)
-        return mixer, layer.feed_forward.weights(block=block, **others)
+        mixer = layer.mixer_weights(**self._placed(layer.mixer))
+        return mixer, FeedForwardWeights(block=block, **self._placed(layer.feed_forward))
 
     def _expert_block(self, experts: FeedForwardTensors) -> Block:
         """Place the homes of a layer's experts, unless they stay in the file."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from vkmoe.choices import BufferName
 from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, MemoryType
 from vkmoe.gpu.arena import round_up
-from vkmoe.gpu.memory_types import Intent, memory_type_candidates
+from vkmoe.gpu.device import Intent, memory_type_candidates
 
 __all__ = [
     "GRANULARITY",

@@ -30,10 +30,10 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.gpu.arena import lay_out_spans, round_up
+from vkmoe.gpu.device import Intent
 from vkmoe.gpu.link_speed import LinkSpeed
-from vkmoe.gpu.memory_types import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
-from vkmoe.models.model_file import ModelFile
+from vkmoe.models import ModelFile
 from vkmoe.models.workspace import Workspace, attention_kernels
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning

@@ -22,7 +22,7 @@ from vkmoe.facts import Conversion, MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.gpu.arena import round_up
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.placement.memory import in_mib
 from vkmoe.quants import TYPES, device_row_bytes, lay_out, loaded_type
 

@@ -19,7 +19,7 @@ from vkmoe.closing import Closing
 from vkmoe.experts.store.copies import Copy, Upload
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
-from vkmoe.ops.expert_spans import SpanMatrix
+from vkmoe.ops.experts import SpanMatrix
 from vkmoe.placement.sizes import N_THREADS, expert_shape, span_parts
 from vkmoe.quants import TYPES, lay_out, to_device
 

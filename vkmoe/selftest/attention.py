@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.attention import AttentionTensors, KvCache, attention
+from vkmoe.ops.attention import (
+    AttentionTensors,
+    KvCache,
+    LatentCache,
+    LatentQkv,
+    attention,
+    latent_attention,
+)
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
-from vkmoe.ops.latent_attention import LatentCache, LatentQkv, latent_attention
 from vkmoe.reference import attention as twins
 from vkmoe.selftest.comparison import Checks, Inputs, Words
 from vkmoe.selftest.inputs import PARAMS, params_words

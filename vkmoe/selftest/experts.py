@@ -18,9 +18,16 @@ from vkmoe.facts import Activation
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.expert_spans import ExpertShape, SpanBiases, SpanMatrix, kept_bytes
-from vkmoe.ops.experts import ExpertBlock, expert_down, expert_gate_up
-from vkmoe.ops.gather import LandingMemory
+from vkmoe.ops.experts import (
+    ExpertBlock,
+    ExpertShape,
+    LandingMemory,
+    SpanBiases,
+    SpanMatrix,
+    expert_down,
+    expert_gate_up,
+    kept_bytes,
+)
 from vkmoe.ops.router import RoutingLog, shared_weight_word
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes, to_device
@@ -220,7 +227,7 @@ class _Experts:
             (memory_range(self._address, self._spans.nbytes),),
             None if use.kept is None else LandingMemory((self._landing,), self.log.tensor, filled),
             span=0 if use.routed else self._address,
-            weight_slot=use.weight_slot,
+            weight_rank=use.weight_slot,
         )
 
     def of_slots(self, which: int) -> NDArray[np.float32]:

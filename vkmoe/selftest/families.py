@@ -14,7 +14,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
-from vkmoe.ops.gather import GROUP_BYTES as COPIED_BYTES
+from vkmoe.ops.experts import GROUP_BYTES as COPIED_BYTES
 from vkmoe.ops.router import RouterShape
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes

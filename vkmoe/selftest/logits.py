@@ -19,13 +19,13 @@ from vkmoe.ops.candidates import (
     IDS_AT,
     LIST_WORDS,
     LOGITS_AT,
+    CandidatesReader,
     candidates,
+    finish,
     list_words,
     n_lists,
-    read_candidates,
 )
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.finish import finish
 from vkmoe.ops.router import (
     Landing,
     RouterShape,
@@ -167,7 +167,7 @@ class CandidatesCase(KernelCase):
             _compare_entries(checks, "list", found, int(found[2]), part.ids, part.logits)
             maximum, total = found[:2].view(np.float32).astype(np.float64)
             _compare_sums(checks, "sum of a list", maximum + np.log(total), part.log_sum_exp)
-        wanted, result = twins.candidates(logits), read_candidates(output, self.n_vocab)
+        wanted, result = twins.candidates(logits), CandidatesReader(output, self.n_vocab).read()
         _compare_entries(checks, "candidates", output, len(result.ids), wanted.ids, wanted.logits)
         _compare_sums(checks, "log-sum-exp", result.log_sum_exp, wanted.log_sum_exp)
         checks.equal("NaN flag", np.array(result.has_nan), np.array(wanted.has_nan))

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.embed import embed
-from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
+from vkmoe.ops.matvec import HeadParts, embed, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import Bytes

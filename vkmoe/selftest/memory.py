@@ -19,7 +19,7 @@ from vkmoe.gpu.link_speed import (
 )
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
-from vkmoe.ops.gather import LandingMemory, gather
+from vkmoe.ops.experts import LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
 from vkmoe.reference.memory import gather as gather_twin
 from vkmoe.reference.memory import read_words as read_twin

@@ -13,8 +13,7 @@ import numpy as np
 
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
-from vkmoe.gpu.device import Device
-from vkmoe.gpu.kernels import spirv_folder
+from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning, adds_over_subgroups, choose_tuning
 from vkmoe.selftest.comparison import Check, Checks

@@ -28,8 +28,7 @@ from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.gpu.arena import Placement
 from vkmoe.gpu.backend import Submission
-from vkmoe.gpu.device import Device, translated
-from vkmoe.gpu.extension import native
+from vkmoe.gpu.device import Device, native, translated
 from vkmoe.gpu.link_speed import LinkSpeed
 
 __all__ = [

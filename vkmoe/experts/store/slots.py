@@ -21,8 +21,7 @@ from vkmoe.experts.decide.locations import FREE, NO_SLOT, Locations, Move
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.store.table import NOWHERE, ExpertTable
 from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
-from vkmoe.gpu.device import Device, translate_errors
-from vkmoe.gpu.memory_types import Intent
+from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 
 __all__ = ["Landings", "Slot", "SlotManager"]

@@ -72,11 +72,8 @@ def attention_specs(
                 WRONG_FILE,
             )
     rope = read_rope(metadata, head_dim, rope_style, truncate=truncate)
-    kinds = {
-        pair: AttentionSpec(*pair, head_dim, rope, qk_norm)
-        for pair in zip(heads, kv_heads, strict=True)
-    }
-    return tuple(kinds[pair] for pair in zip(heads, kv_heads, strict=True))
+    pairs = zip(heads, kv_heads, strict=True)
+    return tuple(AttentionSpec(*pair, head_dim, rope, qk_norm) for pair in pairs)
 
 
 def dense_specs(
@@ -140,7 +137,7 @@ def expert_spec(
             f"for {metadata.prefix[:-1]} vkmoe knows "
             + " and ".join(f"{GATINGS[item]} ({item})" for item in gatings),
         )
-    renormalise = metadata.flag("expert_weights_norm", renormalise)
+    renormalise = metadata.value("expert_weights_norm", bool, renormalise)
     return ExpertSpec(
         n_experts=n_experts,
         n_used=n_used,

@@ -13,14 +13,7 @@ from dataclasses import replace
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import (
-    MAX_HEADS,
-    SIGMOID,
-    SOFTMAX,
-    dense_specs,
-    expert_spec,
-    model_spec,
-)
+from vkmoe.models.arch import common
 from vkmoe.models.metadata import WRONG_FILE, Metadata
 from vkmoe.models.rope import read_rope
 from vkmoe.ops.attention_shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
@@ -41,15 +34,15 @@ def read_spec(file: GgufFile) -> ModelSpec:
     experts = _experts(metadata, f"blk.{n_dense}.exp_probs_b.bias" in file.tensors)
     if n_dense >= n_all - n_ahead:
         experts = None
-    blocks: Sequence[FeedForward] = dense_specs(metadata, experts.width if experts else None)
+    blocks: Sequence[FeedForward] = common.dense_specs(metadata, experts.width if experts else None)
     if experts is not None:
         blocks = [*blocks[:n_dense], *[experts] * (n_all - n_dense)]
-    return model_spec(metadata, [latent] * n_all, blocks, n_ahead)
+    return common.model_spec(metadata, [latent] * n_all, blocks, n_ahead)
 
 
 def _latent(metadata: Metadata) -> LatentSpec:
     """Read the heads. Newer files describe the cached row as one head under the old names."""
-    n_heads = metadata.size("attention.head_count", largest=MAX_HEADS)
+    n_heads = metadata.size("attention.head_count", largest=common.MAX_HEADS)
     rope_dim = metadata.size("rope.dimension_count", largest=MAX_ROPE_DIM)
     rank = metadata.size("attention.kv_lora_rank", largest=MAX_RANK)
     is_absorbed = metadata.has("attention.key_length_mla")
@@ -85,8 +78,8 @@ def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
             metadata.count(key, 1 << 24)
         return None
     # Files that do not name their function are of V2, or of V3's kind: those have the bias.
-    gatings = (SIGMOID, SOFTMAX) if selection_bias else (SOFTMAX, SIGMOID)
-    experts = expert_spec(metadata, renormalise=False, gatings=gatings)
+    gatings = (common.SOFTMAX, common.SIGMOID)[:: -1 if selection_bias else 1]
+    experts = common.expert_spec(metadata, renormalise=False, gatings=gatings)
     n_groups = metadata.count("expert_group_count", experts.n_experts) or 1
     n_groups_used = metadata.count("expert_group_used_count", n_groups) or n_groups
     in_group = experts.n_experts // n_groups

@@ -8,14 +8,7 @@ from dataclasses import replace
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import (
-    SOFTMAX,
-    SOFTMAX_OF_CHOSEN,
-    attention_specs,
-    expert_spec,
-    experts_everywhere,
-    model_spec,
-)
+from vkmoe.models.arch import common
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
@@ -24,11 +17,11 @@ __all__ = ["read_spec"]
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a gpt-oss file."""
     metadata = Metadata(file)
-    experts = expert_spec(
+    experts = common.expert_spec(
         metadata,
         renormalise=True,
         width=metadata.size("feed_forward_length"),
-        gatings=(SOFTMAX_OF_CHOSEN, SOFTMAX),
+        gatings=(common.SOFTMAX_OF_CHOSEN, common.SOFTMAX),
     )
     experts = replace(experts, router_bias=True, biases=True, activation="swiglu_oai")
     window = metadata.size("attention.sliding_window")
@@ -36,7 +29,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
     mixers = [
         replace(mixer, window=window * windowed, qkv_bias=True, output_bias=True, sinks=True)
         for mixer, windowed in zip(
-            attention_specs(metadata, truncate=False), has_window, strict=True
+            common.attention_specs(metadata, truncate=False), has_window, strict=True
         )
     ]
-    return model_spec(metadata, mixers, experts_everywhere(metadata, experts))
+    return common.model_spec(metadata, mixers, common.experts_everywhere(metadata, experts))

@@ -9,13 +9,7 @@ from dataclasses import replace
 
 from vkmoe.facts import FeedForward, ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import (
-    attention_specs,
-    dense_specs,
-    expert_spec,
-    experts_everywhere,
-    model_spec,
-)
+from vkmoe.models.arch import common
 from vkmoe.models.metadata import Metadata
 from vkmoe.ops.router import MAX_EXPERTS
 
@@ -28,15 +22,15 @@ def read_spec(file: GgufFile) -> ModelSpec:
     blocks: tuple[FeedForward, ...]
     if metadata.count("expert_count", MAX_EXPERTS):
         width = metadata.size("feed_forward_length")
-        experts = expert_spec(metadata, renormalise=True, width=width)
-        blocks = experts_everywhere(metadata, experts)
+        experts = common.expert_spec(metadata, renormalise=True, width=width)
+        blocks = common.experts_everywhere(metadata, experts)
     else:
         metadata.count("expert_used_count", 0)
-        blocks = dense_specs(metadata, bias="blk.0.ffn_gate.bias" in file.tensors)
+        blocks = common.dense_specs(metadata, bias="blk.0.ffn_gate.bias" in file.tensors)
     qkv_bias = "blk.0.attn_q.bias" in file.tensors
     output_bias = "blk.0.attn_output.bias" in file.tensors
     mixers = [
         replace(mixer, qkv_bias=qkv_bias, output_bias=output_bias)
-        for mixer in attention_specs(metadata, rope_style="normal")
+        for mixer in common.attention_specs(metadata, rope_style="normal")
     ]
-    return model_spec(metadata, mixers, blocks)
+    return common.model_spec(metadata, mixers, blocks)

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile
-from vkmoe.models.arch.common import (
-    attention_specs,
-    expert_spec,
-    experts_everywhere,
-    model_spec,
-)
+from vkmoe.models.arch.common import attention_specs, expert_spec, experts_everywhere, model_spec
 from vkmoe.models.metadata import Metadata
 
 __all__ = ["read_spec"]
