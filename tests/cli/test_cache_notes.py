@@ -9,7 +9,7 @@ import pytest
 
 from vkmoe.cli.cache_notes import cache_notes
 from vkmoe.config import EngineConfig
-from vkmoe.experts.decide.sizing import size_cache
+from vkmoe.experts.decide.settings import size_cache
 from vkmoe.facts import Allocation, ExpertMode, MemoryPlan
 
 from .conftest import FakeLLM, Run

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
-from vkmoe.experts.decide.locations import Locations
-from vkmoe.experts.decide.policies import POLICIES, Policy
+from vkmoe.experts.decide.keys import DecayedCounts, Keys, KeySpace, Mask
+from vkmoe.experts.decide.locations import FREE, Locations
+from vkmoe.experts.decide.policies import POLICIES, Leaving, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "random_tokens"]
@@ -41,13 +40,17 @@ class OnePool:
         return [int(key) for key in self.all.use(_keys(*keys))]
 
     def victim(self, newcomer: int, needed: Iterable[int]) -> int | None:
-        return self.all.victim(newcomer, self.mask(needed))
+        """Who would leave for `newcomer` were the pool full; None if nobody may."""
+        order = self.all._orders([0], self.mask(needed))[0]
+        spare = self.all._spare(0)
+        leaving = Leaving(0, order, int(self.all._newest[0]), self.all.space, spare)
+        return leaving.first_for(newcomer)
 
     def insert(self, key: int) -> None:
-        self.all.insert(_keys(key))
+        self.all.enter(_keys(key), _keys(FREE))
 
     def remove(self, key: int) -> None:
-        self.all.remove(_keys(key))
+        self.locations.leave(_keys(key))
 
     def pin(self, key: int) -> None:
         self.all.pin(_keys(*self._pinned(), key))

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, PoolParts
 from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload, Uploads

@@ -61,7 +61,7 @@ def _explain_cpu(llm: LLM) -> None:
 
 def _explain_cache(llm: LLM, config: EngineConfig) -> None:
     """Say how many experts are on the device, unless all are, and which options do nothing."""
-    from vkmoe.experts.decide.sizing import sizing_line
+    from vkmoe.experts.decide.settings import sizing_line
 
     sizing = llm.plan.sizing
     if sizing is not None and not llm.plan.mode.on_device:

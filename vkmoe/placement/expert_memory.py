@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.records.overlap import Overlap
 from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, ExpertTracker, PoolParts
 from vkmoe.experts.store.copies import CopyBudget, DrainedUploader, Prefetcher, Uploads

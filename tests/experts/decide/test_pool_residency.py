@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import FREE
-from vkmoe.experts.decide.pool_residency import PoolResidency
+from vkmoe.experts.decide.residency import PoolResidency
 from vkmoe.experts.decide.settings import PoolSpec
 
 SPACE = KeySpace(n_layers=2, n_experts=6)

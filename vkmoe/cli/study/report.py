@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.decide.sizing import recommended_slots
+from vkmoe.experts.decide.settings import recommended_slots
 from vkmoe.experts.study.replay import (
     Rung,
     SimulationResult,

@@ -15,14 +15,12 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.choices import Executor, PredictorName
+from vkmoe.choices import Executor
 from vkmoe.experts import _sums
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.settings import CacheSettings
 
 __all__ = [
-    "PREDICTORS",
     "WARM_UP",
     "Correlation",
     "Frequency",
@@ -35,7 +33,6 @@ __all__ = [
 Scores = NDArray[np.float64]
 Ids = NDArray[np.uint32]
 
-PREDICTORS: tuple[PredictorName, ...] = ("previous", "correlation", "frequency")
 N_TOKENS = 4  # the tokens that `Previous` looks back on
 WARM_UP = 32  # tokens seen before the first guess
 LATEST = 1e15  # weight of a pair; the counts are float32
@@ -79,12 +76,13 @@ def create_predictor(
     settings: CacheSettings, space: KeySpace, counts: DecayedCounts
 ) -> Predictor | None:
     """Make the predictor that the settings name; None for "none"."""
-    name, life = settings.predictor, PAIRS_LIVE * settings.half_life
+    name = settings.predictor
     if name == "previous":
         return Previous(space)
     if name == "frequency":
         return Frequency(space, counts)
     if name == "correlation":
+        life = PAIRS_LIVE * settings.half_life
         return Correlation(space, life, settings.executor, settings.lag)
     return None
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts import _sums
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask, Values
+from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask, Values
 from vkmoe.experts.decide.predict import create_predictor
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 

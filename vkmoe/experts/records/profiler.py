@@ -1,6 +1,6 @@
 """Counts, while a model runs, uses and hits of every expert; holds totals of caches and pools.
 
-Pure NumPy. Does not decide anything; the decayed counts that do are in decide/counts.py. The totals
+Pure NumPy. Does not decide anything; the decayed counts that do are in decide/keys.py. The totals
 are filled in by what moves experts (store/).
 """
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
-from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler
 from vkmoe.experts.store.copies import Copy, CopyBudget, DrainedUploader

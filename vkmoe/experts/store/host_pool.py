@@ -13,7 +13,7 @@ import numpy as np
 from vkmoe.errors import GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
 from vkmoe.experts.decide.locations import Locations, Move
-from vkmoe.experts.decide.pool_residency import PoolResidency
+from vkmoe.experts.decide.residency import PoolResidency
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import PoolCounters
 from vkmoe.experts.store.copies import Copy
