@@ -21,24 +21,20 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
-from vkmoe.experts.decide.residency import PoolResidency, Residency
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler
-from vkmoe.experts.store.copies import Copy, CopyBudget, DrainedUploader
-from vkmoe.experts.store.host_pool import HostPool
+from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader
 from vkmoe.experts.store.slots import Landings, SlotManager
 from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
-from vkmoe.experts.store.tier import Tier, TierSpec
+from vkmoe.experts.store.tier import HostPool, Tier
 from vkmoe.gpu.arena import Placement
 
-__all__ = ["CacheMemory", "CacheWays", "ExpertCache", "ExpertTracker", "PoolParts"]
+__all__ = ["CacheMemory", "CacheWays", "ExpertCache", "ExpertTracker"]
 
 # Limit of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
 MAX_SUBMIT_BYTES = 256 << 20
 OVERLAPPED_SUBMIT_BYTES = 16 << 20  # small enough to be of use, or taken back, one by one
-MAX_READ_BYTES = 1  # one expert a job: what is needed waits for no more guesses than that
-COPY_FAILED = "copying experts to the GPU failed, they are read in place"
-READ_FAILED = "reading experts from the model file failed"
 
 
 class CacheMemory(NamedTuple):
@@ -54,14 +50,6 @@ class CacheMemory(NamedTuple):
     scratch: Sequence[Placement] = ()  # [n_used]: where misses are gathered that may not stay
 
 
-class PoolParts(NamedTuple):
-    """Names the parts of a host pool smaller than the model."""
-
-    residency: PoolResidency
-    slots: SlotManager
-    reads: DrainedUploader
-
-
 @dataclass(frozen=True)
 class CacheWays:
     """Says how copies are made.
@@ -71,7 +59,6 @@ class CacheWays:
     """
 
     wait: bool = True
-    marks_homes: bool = False  # kernels are to know what they read at home
     budget: CopyBudget | None = None  # of bytes for the next token; None: there is no limit
     overlap: Overlap | None = None  # notes when copies to slots ran
 
@@ -180,23 +167,36 @@ class ExpertCache:
         self,
         residency: Residency,
         memory: CacheMemory,
-        uploads: DrainedUploader,
+        uploads: Uploader,
         ways: CacheWays = PLAIN,
-        pool: PoolParts | None = None,
+        pool: HostPool | None = None,
     ) -> None:
+        """Begin with empty slots; `pool` is a host pool smaller than the model."""
         self.residency, self._space, self._ways = residency, residency.space, ways
-        self._memory, self._table = memory, memory.table
+        self._memory, self._table, self.pool = memory, memory.table, pool
         self._homes = [home for row in memory.homes for home in row]  # by key
         self._span_bytes = np.array(memory.span_bytes, np.int64)
-        self._mark = np.uint64(AT_HOME if ways.marks_homes else 0)
+        # Where experts may land, kernels are to know what they read at home.
+        marks_homes = memory.slots.n_landing or memory.scratch
+        self._mark = np.uint64(AT_HOME if marks_homes else 0)
         homes = [home.address for home in self._homes] or [NOWHERE] * self._space.n_keys
         self._home_addresses = np.array(homes, np.uint64) | self._mark
         # First: it sets slots apart.
         self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
-        self.pool = _make_pool(pool, memory, residency) if pool else None
-        self._tier = _make_tier(memory, residency, uploads, self.pool, ways)
+        self._tier = Tier(
+            memory.table,
+            residency.locations,
+            memory.slots,
+            uploads,
+            source=self._homes.__getitem__ if pool is None else pool.place,
+            span_bytes=memory.span_bytes,
+            max_copy_bytes=MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
+            failure="copying experts to the GPU failed, they are read in place",
+            readable=pool.locations if pool is not None else None,
+            overlap=ways.overlap,
+        )
         self._lands = self._landings.n_landing > 0
-        self._steps = _LayerSteps(residency, self._tier, self.pool, ways.budget)
+        self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
         self._missed_bytes = self._n_landed = 0
 
     @property
@@ -228,7 +228,7 @@ class ExpertCache:
         reading raises.
         """
         moves = self.residency.start()
-        step = len(moves) if self.pool is None else max(1, self.pool.n_at_once)
+        step = len(moves) if self.pool is None else max(1, self.pool.residency.n_at_once)
         for first in range(0, len(moves), max(1, step)):
             self._bring_at_start(moves[first : first + step])
         if self.pool is not None:
@@ -313,7 +313,7 @@ class ExpertCache:
         """
         self.residency.check_integrity()
         if self.pool is not None:
-            self.pool.check_integrity()
+            self.pool.residency.check_integrity()
         keys = np.flatnonzero(~self._changed)
         entries = self._table.entries.reshape(-1)[keys]
         assert (entries == self._addresses(keys)).all(), "the table leads elsewhere"
@@ -471,44 +471,3 @@ def _rank_misses(keys: Keys, missed: Mask) -> tuple[Keys, Keys]:
             rank[token, layer, choice] = ranks.setdefault(key, len(ranks) + 1)
         n_missed[layer] = len(ranks)
     return rank, n_missed
-
-
-def _make_tier(
-    memory: CacheMemory,
-    residency: Residency,
-    uploads: DrainedUploader,
-    pool: HostPool | None,
-    ways: CacheWays,
-) -> Tier:
-    """Make the tier of the device's slots, which are filled from the homes."""
-    homes = [home for row in memory.homes for home in row]  # by key
-    spec = TierSpec(
-        residency.locations,
-        memory.slots,
-        uploads,
-        homes.__getitem__ if pool is None else lambda key: pool.tier.slot(key).memory,
-        pool.locations if pool is not None else None,
-        memory.span_bytes,
-        MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
-        COPY_FAILED,
-        ways.overlap,
-    )
-    return Tier(spec, memory.table)
-
-
-def _make_pool(parts: PoolParts, memory: CacheMemory, residency: Residency) -> HostPool:
-    """Make the host pool, which is filled from the file."""
-    overlap = Overlap()  # by the host's clock, which times reads
-    spec = TierSpec(
-        parts.residency.locations,
-        parts.slots,
-        parts.reads,
-        lambda key: key,
-        None,
-        memory.span_bytes,
-        MAX_READ_BYTES,
-        READ_FAILED,
-        overlap,
-    )
-    tier = Tier(spec, memory.table)
-    return HostPool(parts.residency, tier, residency.locations, overlap)
