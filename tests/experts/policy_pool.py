@@ -13,11 +13,19 @@ from vkmoe.experts.decide.locations import FREE, Locations
 from vkmoe.experts.decide.policies import POLICIES, Leaving, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "random_tokens"]
+__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "order", "random_tokens"]
 
 N_USED = 4
 
 MakePolicy = Callable[[Locations, DecayedCounts], Policy]
+
+
+def order(policy: Policy, pool: int) -> list[int]:
+    """The residents of a pool: those that would leave first in front, pinned ones last."""
+    found = policy._orders([pool], np.zeros(policy.space.n_keys, np.bool_))[0]
+    newest, residents = int(policy._newest[pool]), policy.locations.of(pool)
+    found.sort(key=lambda key: key == newest)  # it leaves only if no other may
+    return [*found, *residents[policy.locations.pins[residents] != 0].tolist()]
 
 
 class OnePool:
@@ -41,9 +49,9 @@ class OnePool:
 
     def victim(self, newcomer: int, needed: Iterable[int]) -> int | None:
         """Who would leave for `newcomer` were the pool full; None if nobody may."""
-        order = self.all._orders([0], self.mask(needed))[0]
+        others = self.all._orders([0], self.mask(needed))[0]
         spare = self.all._spare(0)
-        leaving = Leaving(0, order, int(self.all._newest[0]), self.all.space, spare)
+        leaving = Leaving(0, others, int(self.all._newest[0]), self.all.space, spare)
         return leaving.first_for(newcomer)
 
     def insert(self, key: int) -> None:
@@ -66,6 +74,7 @@ class OnePool:
 
     def check_integrity(self) -> None:
         self.all.check_integrity()
+        assert sorted(self) == self.locations.of(0).tolist()
 
     def mask(self, keys: Iterable[int]) -> Mask:
         mask = np.zeros(self._n_keys, np.bool_)
@@ -73,14 +82,14 @@ class OnePool:
         return mask
 
     def __contains__(self, key: int) -> bool:
-        return not self.locations.is_absent(key)
+        return bool(self.locations.resident[key])
 
     def __len__(self) -> int:
         return self.capacity - self.locations.n_free[0]
 
     def __iter__(self) -> Iterator[int]:
         """Those that would leave first in front."""
-        return iter(self.all.order(0))
+        return iter(order(self.all, 0))
 
 
 def _keys(*keys: int) -> Keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.experts.policy_pool import N_USED, PolicyPool, random_tokens
+from tests.experts.policy_pool import N_USED, PolicyPool, order, random_tokens
 from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import FREE, Locations
@@ -146,5 +146,5 @@ def test_pools_side_by_side_are_pools_alone(name: PolicyName) -> None:
                 policy.pin(np.union1d(pinned, mine) if token % 2 else np.setdiff1d(pinned, mine))
         together.check_integrity()
         for index, policy in enumerate(alone):
-            assert together.order(index) == policy.order(0)
+            assert order(together, index) == order(policy, 0)
         counts.advance()

@@ -55,6 +55,6 @@ def test_as_many_find_room_at_once_as_is_said(policy: PolicyName, floor: int, la
         wanted = SPACE.keys(layer)[-residency.n_at_once :]
         kept = nobody.copy()
         kept[wanted] = True
-        absent = [key for key in wanted.tolist() if residency.locations.is_absent(key)]
+        absent = [key for key in wanted.tolist() if not residency.locations.resident[key]]
         assert [move.key for move in residency.bring(absent, kept, nobody)] == absent
         residency.check_integrity()

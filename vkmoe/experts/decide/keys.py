@@ -32,10 +32,6 @@ class KeySpace:
     def n_keys(self) -> int:
         return self.n_layers * self.n_experts
 
-    def split(self, key: int) -> tuple[int, int]:
-        """Return the layer and the id of an expert."""
-        return divmod(key, self.n_experts)
-
     def layer(self, key: int) -> int:
         """Return the layer of an expert."""
         return key // self.n_experts

@@ -147,10 +147,6 @@ class Locations:
         found: Mask = self._state[keys] != ABSENT
         return found
 
-    def is_absent(self, key: int) -> bool:
-        """Return whether an expert has no slot."""
-        return not self._state[key]
-
     def slot_of(self, key: int) -> int:
         """Return the slot that an expert has. Must hold: it has one."""
         return self._slot_of.item(key)

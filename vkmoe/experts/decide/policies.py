@@ -127,21 +127,6 @@ class Policy(ABC):
         self._clock = 1  # 0 stands for experts that were never used
         self._newest: Keys = np.full(len(self.pools), FREE, np.int64)  # inserted last
 
-    # ----- questions -----
-
-    def order(self, pool: int) -> list[int]:
-        """List the residents of a pool: those that would leave first in front, pinned ones last."""
-        none_needed = np.zeros(self.space.n_keys, np.bool_)
-        order = self._orders([pool], none_needed)[0]
-        newest = int(self._newest[pool])
-        if newest in order:
-            order.remove(newest)
-            order.append(newest)
-        residents = self.locations.of(pool)
-        return [*order, *residents[self.locations.pins[residents] != 0].tolist()]
-
-    # ----- changes -----
-
     def use(self, keys: Keys) -> Keys:
         """Note that a token used these keys, all in pools, the most important first.
 
@@ -188,8 +173,6 @@ class Policy(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError if the policy contradicts itself (tests)."""
         self.locations.check_integrity()
-        for pool in range(len(self.pools)):
-            assert sorted(self.order(pool)) == self.locations.of(pool).tolist(), pool
         recency = self._last[:-1][self.locations.resident]
         assert len(np.unique(recency)) == len(recency), "recency is not an order"
 

@@ -69,15 +69,12 @@ class Residency:
     @property
     def pinned(self) -> list[list[int]]:
         """Return the ids of the pinned experts of each layer, ascending."""
-        found: list[list[int]] = [[] for _ in range(self.space.n_layers)]
-        for key in np.flatnonzero(self.locations.pins).tolist():
-            layer, expert = self.space.split(key)
-            found[layer].append(expert)
-        return found
+        pins = self.locations.pins.reshape(self.space.n_layers, self.space.n_experts)
+        return [np.flatnonzero(row).tolist() for row in pins]
 
     @property
     def predictions(self) -> PredictionCounts:
-        """Return how the guesses went that experts were fetched on."""
+        """Return how guesses went."""
         return self._foresight.counts if self._foresight is not None else PredictionCounts()
 
     def start(self) -> list[Move]:
@@ -86,9 +83,9 @@ class Residency:
         moves = self._pin(self._pinning.at_start(seed), NO_KEYS)
         if seed is not None:
             for index, pool in enumerate(self._pools):
-                wanted = pins.fill(seed, pool, self.space)
-                absent = [key for key in wanted if self.locations.is_absent(key)]
-                coming = np.array(absent[: self.locations.n_free[index]], np.int64)
+                wanted = np.array(pins.fill(seed, pool, self.space), np.int64)
+                absent = wanted[~self.locations.are_resident(wanted)]
+                coming = absent[: self.locations.n_free[index]]
                 # The most used comes last: then every policy lets it leave last.
                 moves += self._promote(coming[::-1], NO_KEYS)
         return moves
@@ -105,8 +102,7 @@ class Residency:
     def observe(self, routing: NDArray[np.uint32]) -> Keys:
         """Learn that tokens used `routing` [n_tokens, n_layers, n_used]; return their keys.
 
-        Tokens count one after the other: all that follows is the same whether they come in one
-        call or in several, as long as nothing is decided between them.
+        All that follows is the same if they come in several calls, with no decision between.
         """
         keys = self.space.keys_of(routing)
         for ids, used in zip(routing, keys, strict=True):
@@ -127,9 +123,9 @@ class Residency:
     def decide(self, landed: Sequence[int] = (), budget_bytes: float = inf) -> list[Move]:
         """Return what to move before the next token, now that some were observed.
 
-        `landed` are missed experts that lie in landing slots now. First come those that are worth
-        most; while nothing is known of that, those that landed, then those missed, by token and
-        rank. Copies fill at most `budget_bytes`, up to the first that does not fit.
+        `landed` are missed experts that lie in landing slots now. Those worth most come first;
+        while that is not known, those that landed, then those missed, by token and rank. Copies
+        fill at most `budget_bytes`, up to the first that does not fit.
         """
         if not self._is_undecided:
             return []

@@ -1,11 +1,10 @@
 """Runs the expert cache; only this module knows policy, slots, host pool, table and copies.
 
-`ExpertCache` puts these together and runs them: a submit begins with `begin`, a token ends with
-`after_token`; where a token is several submits with a look at the routing between them, `need`
-makes a layer's experts available. While a submit reads a version of the table, nothing that version
-leads to is written, except landing slots, by that submit alone. `ExpertTracker` counts what the
-tokens used, there also where nothing moves. Does not decide which experts have slots
-(decide/residency.py), and owns no memory.
+A submit begins with `begin`, a token ends with `after_token`; where a token is several submits,
+`need` makes a layer's experts available between them. While a submit reads a version of the table,
+nothing that version leads to is written, except landing slots, by that submit alone.
+`ExpertTracker` counts what the tokens used, there also where nothing moves. Does not decide which
+experts have slots (decide/residency.py), and owns no memory.
 """
 
 from __future__ import annotations
@@ -52,13 +51,9 @@ class CacheMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheWays:
-    """Says how copies are made.
+    """Says how copies are made."""
 
-    With `wait`, the plain way, the next submit finds all in place that was decided to move; else
-    copies are collected when they are done.
-    """
-
-    wait: bool = True
+    wait: bool = True  # the plain way: the next submit waits for what is to move
     budget: CopyBudget | None = None  # of bytes for the next token; None: there is no limit
     overlap: Overlap | None = None  # notes when copies to slots ran
 
@@ -78,10 +73,7 @@ class ExpertTracker:
         on_device: bool = False,
         checks: bool = False,
     ) -> None:
-        """Begin to count; without a cache, `on_device` says where all experts are.
-
-        `checks` is for tests.
-        """
+        """Begin to count; no cache: `on_device` says where all experts are; `checks`: in tests."""
         self.residency, self.cache = residency, cache
         self.profiler = ExpertProfiler(residency.space, layer_numbers)
         self._table, self._on_device, self._checks = table, on_device, checks
@@ -98,8 +90,7 @@ class ExpertTracker:
     def begin(self, first: bool = True) -> int:
         """Return the address of the table for the next submit, a run's `first` or a later one.
 
-        Must hold: no submit is in flight, not even one that was interrupted. Raises
-        DeviceLostError.
+        Must hold: no submit is in flight, nor one that was interrupted. Raises DeviceLostError.
         """
         table, cache = self._table, self.cache
         table.end_all()
@@ -114,9 +105,9 @@ class ExpertTracker:
         self._table.end(self._reader)
 
     def timed(self, submits: Sequence[Interval], host: Interval) -> None:
-        """Note when a token ran, in these submits and between `host`'s begin and end.
+        """Note when a token ran: its submits by the device's clock, begin and end by the host's.
 
-        In nanoseconds of the device's and of the host's clock. Comes before `after_token`.
+        Comes before `after_token`.
         """
         self._host_ns = host[1] - host[0]
         if self.overlap is not None:
@@ -136,8 +127,8 @@ class ExpertTracker:
     ) -> None:
         """Count tokens that are over: they used `routing` [n_tokens, n MoE layers, n_used].
 
-        It is kept. `filled` [n_tokens, n MoE layers, n_used]: which experts kernels stored whole
-        where they were to land; None: none.
+        It is kept. `filled`, alike, marks experts that kernels stored whole where they were to
+        land; None: none.
         """
         if self.cache is not None:
             hits = self.cache.after_token(routing, filled, self._host_ns)
@@ -195,7 +186,7 @@ class ExpertCache:
             readable=pool.locations if pool is not None else None,
             overlap=ways.overlap,
         )
-        self._lands = self._landings.n_landing > 0
+        self._lands = memory.slots.n_landing > 0
         self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
         self._missed_bytes = self._n_landed = 0
 
@@ -218,7 +209,6 @@ class ExpertCache:
 
     @property
     def overlap(self) -> Overlap | None:
-        """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
         return self._tier.overlap
 
     def start(self, read: Callable[[Sequence[Copy]], object] | None = None) -> None:
@@ -228,9 +218,12 @@ class ExpertCache:
         reading raises.
         """
         moves = self.residency.start()
-        step = len(moves) if self.pool is None else max(1, self.pool.residency.n_at_once)
-        for first in range(0, len(moves), max(1, step)):
-            self._bring_at_start(moves[first : first + step])
+        step = max(1, len(moves) if self.pool is None else self.pool.residency.n_at_once)
+        for first in range(0, len(moves), step):
+            batch = moves[first : first + step]
+            self._steps.fetch(np.array([move.key for move in batch], np.int64))
+            self._tier.bring(batch, wait=True)
+            self._tier.collect(wait=True)
         if self.pool is not None:
             self.residency.host = self.pool.locations
             if read is not None:
@@ -262,8 +255,8 @@ class ExpertCache:
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """Ensure that a layer's experts [n_tokens, n_used] of the next submit are in memory.
 
-        In a slot or in the pool. Waits for the file; raises ModelFileError where it cannot be read.
-        What they let expect of the next layer is begun.
+        In a slot or in the pool. What they let expect of the next layer is begun. Waits for the
+        file; raises ModelFileError where it cannot be read.
         """
         self._steps.need(layer, experts)
 
@@ -273,11 +266,9 @@ class ExpertCache:
         filled: NDArray[np.bool_] | None = None,
         host_ns: int = 0,
     ) -> Mask:
-        """Decide what moves after tokens that used `routing` [n_tokens, n_layers, n_used].
+        """Decide what moves after tokens, as of `ExpertTracker.after_token`; copies begin.
 
-        Copies begin. `filled`, alike, marks experts that were stored whole where they were to land;
-        `host_ns` is how long the host waited for the tokens. Returns which uses were served from
-        slots.
+        The host waited for them for `host_ns`. Returns which uses were served from slots.
         """
         keys, budget = self.residency.observe(routing), self._ways.budget
         hits = self._steps.hits(keys)
@@ -299,18 +290,12 @@ class ExpertCache:
         return hits
 
     def settle(self) -> None:
-        """Wait for the copies under way, so that the counters tell of them.
-
-        Raises DeviceLostError.
-        """
+        """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
         self._recover()
         self._tier.collect(wait=True)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the record of where experts are contradicts itself (tests).
-
-        Or if the table leads elsewhere.
-        """
+        """Raise AssertionError if a record contradicts itself, or the table leads elsewhere."""
         self.residency.check_integrity()
         if self.pool is not None:
             self.pool.residency.check_integrity()
@@ -363,11 +348,6 @@ class ExpertCache:
             moves = [move for move in moves if not move.landed]
         self._tier.bring(moves, self._ways.wait)
 
-    def _bring_at_start(self, moves: Sequence[Move]) -> None:
-        self._steps.fetch(np.array([move.key for move in moves], np.int64))
-        self._tier.bring(moves, wait=True)
-        self._tier.collect(wait=True)
-
 
 class _LayerSteps:
     """Brings the experts of the next layer into memory, where a token is cut at its routers.
@@ -393,10 +373,7 @@ class _LayerSteps:
         self._left = None
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Ensure that a layer's experts [n_tokens, n_used] of the next submit are in memory.
-
-        Waits for the file; raises ModelFileError where it cannot be read.
-        """
+        """Do what `ExpertCache.need` says."""
         keys = experts.astype(np.int64) + layer * self._residency.space.n_experts
         self._next = (layer, keys)
         used = keys.reshape(-1)
@@ -423,8 +400,6 @@ class _LayerSteps:
         for layer, row in self._hits.items():
             hits[:, layer] = row
         return hits
-
-    # ----- inside -----
 
     def _kept(self, keys: Keys) -> Mask:
         """Mark which may not leave the pool [n_keys]: those needed now or being copied from."""

@@ -28,7 +28,7 @@ from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.gpu.arena import Placement
 from vkmoe.gpu.backend import Submission
-from vkmoe.gpu.device import Device, translated
+from vkmoe.gpu.device import Device, translate_errors, translated
 from vkmoe.gpu.extension import native
 from vkmoe.gpu.link_speed import LinkSpeed
 
@@ -103,10 +103,8 @@ class Uploads:
             raise translated(error, DOING) from error
 
     def drain(self) -> bool:
-        try:
+        with translate_errors(DOING):
             self._device.native.wait_idle()
-        except native().VulkanError as error:
-            raise translated(error, DOING) from error
         return True
 
 

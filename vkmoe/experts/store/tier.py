@@ -26,13 +26,7 @@ from vkmoe.experts.decide.locations import FREE, Locations, Move
 from vkmoe.experts.decide.residency import PoolResidency
 from vkmoe.experts.records.overlap import Interval, Overlap
 from vkmoe.experts.records.profiler import PoolCounters
-from vkmoe.experts.store.copies import (
-    Copy,
-    JobCancelledError,
-    QueueFullError,
-    Upload,
-    Uploader,
-)
+from vkmoe.experts.store.copies import Copy, JobCancelledError, QueueFullError, Upload, Uploader
 from vkmoe.experts.store.slots import Slot, SlotManager
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.arena import Placement
@@ -403,14 +397,14 @@ class HostPool:
         tier.cancel(np.zeros(self.space.n_keys, np.bool_))
         for key in needed:
             tier.errors.pop(key, None)
-        todo = [key for key in absent.tolist() if self.locations.is_absent(key)]
+        todo = absent[~self.locations.are_resident(absent)].tolist()
         moves = self._bring(todo, kept, urgent=True)
         tier.collect(needed=needed)
         if len(moves) < len(todo):
             tier.collect(wait=True)  # those on their way can leave once they are here
         still = absent[~self.locations.are_present(absent)]
-        errors = [tier.errors[key] for key in still.tolist() if key in tier.errors]
-        return still, errors[0] if errors else None
+        errors = (tier.errors[key] for key in still.tolist() if key in tier.errors)
+        return still, next(errors, None)
 
     def _crowded(self, absent: Keys) -> OutOfMemoryError:
         layer = self.space.layer(absent.item(0))
