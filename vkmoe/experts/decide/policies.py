@@ -65,11 +65,11 @@ class Leaving:
         """Return the key whose slot the newcomer takes; FREE: a free one; None: there is none."""
         if self._n_free:
             return FREE
-        last, spare, layer = None, self._spare, self._space.layer(newcomer)
+        last, spare, layer_of = None, self._spare, self._space.layer
         for key in self._order:
             if spare is not None:
-                theirs = self._space.layer(key)
-                if spare[theirs] <= 0 and theirs != layer:
+                layer = layer_of(key)
+                if spare[layer] <= 0 and layer != layer_of(newcomer):
                     continue
             if key != self._newest:
                 return key
@@ -244,8 +244,8 @@ class Policy(ABC):
             n_most = max(n_waiting[pool] for pool in full) + 1  # one to choose from
         orders = self._orders(full, needed, n_most)
         return {
-            pool: Leaving(n_free[pool], order, int(newest), self.space, self._spare(pool))
-            for pool, order, newest in zip(full, orders, self._newest[full], strict=True)
+            pool: Leaving(n_free[pool], order, newest, self.space, self._spare(pool))
+            for pool, order, newest in zip(full, orders, self._newest[full].tolist(), strict=True)
         }
 
     def _orders(

@@ -131,8 +131,7 @@ class Residency:
             return []
         moves: list[Move] = []
         if self._pools:
-            used = np.concatenate(self._used, axis=None)
-            missing = np.concatenate(self._missing)
+            used, missing = np.concatenate(self._used), np.concatenate(self._missing)
             if len(self._missing) > 1:  # more than one token may have missed an expert
                 missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
                 missing = missing[~self.locations.are_resident(missing)]
