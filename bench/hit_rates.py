@@ -14,7 +14,7 @@ import numpy as np
 
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
-from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import DecayedCounts
 from vkmoe.experts.decide.locations import Locations
 from vkmoe.experts.decide.policies import Slru
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools

@@ -146,7 +146,7 @@ class _Arm:
         found = dict.fromkeys(self.counts, 0) | {"tokens": engine.profiler.n_tokens}
         pool = engine.cache.pool if engine.cache is not None else None
         if pool is not None:
-            reads = pool.tier._uploads
+            reads = pool.tier.uploads
             assert isinstance(reads, Prefetcher)
             counters = pool.counters
             found |= {name: getattr(counters, name) for name in COUNTERS}

@@ -11,13 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.engine import Engine
-from vkmoe.experts.store.copies import Copy, DrainedUploader, Prefetcher, Upload
+from vkmoe.experts.store.copies import Copy, Prefetcher, Upload, Uploader
 from vkmoe.gpu.link_speed import LinkSpeed
 
 __all__ = ["SlowLink", "SlowUploads", "throttle"]
@@ -52,7 +51,7 @@ class SlowLink:
 class SlowUploads:
     """Copies that arrive when a slow link has carried their bytes, too."""
 
-    def __init__(self, inner: DrainedUploader, link: SlowLink) -> None:
+    def __init__(self, inner: Uploader, link: SlowLink) -> None:
         self._inner, self._link = inner, link
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
@@ -92,12 +91,11 @@ def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
     cache, tracker = engine.cache, engine._experts
     assert cache is not None and cache.pool is None and engine.plan.executor == "fused"
     tier, span_bytes = cache._tier, np.array(cache._span_bytes)
-    uploads = tier._uploads
+    uploads = tier.uploads
     if isinstance(uploads, Prefetcher):
-        inner = cast(DrainedUploader, uploads._uploads)
-        uploads._uploads = SlowUploads(inner, link)
+        uploads._uploads = SlowUploads(uploads._uploads, link)
     else:
-        tier._uploads = SlowUploads(uploads, link)
+        tier.uploads = SlowUploads(uploads, link)
     if cache._ways.budget is not None:
         cache._ways.budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
     after_token = tracker.after_token

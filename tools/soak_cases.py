@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import GpuError
-from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload
+from vkmoe.experts.store.copies import Copy, Upload, Uploader
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.placement import expert_memory
 
@@ -163,7 +163,7 @@ class _Disturbed:
     `n_sound` copies succeed after each that failed.
     """
 
-    def __init__(self, real: DrainedUploader, case: Case, n_sound: int) -> None:
+    def __init__(self, real: Uploader, case: Case, n_sound: int) -> None:
         self._real, self._rng = real, random.Random(case.seed)
         self._delay_s = MAX_DELAY_S if "late" in case.copies else 0.0
         self._share = {"always failing": 1.0}.get(case.copies, 0.2 * ("failing" in case.copies))

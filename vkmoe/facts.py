@@ -370,7 +370,7 @@ class WeightBytes:
 class CacheSizing:
     """Compares how many experts are in memory with what a model needs to run well.
 
-    `experts/decide/sizing.py` makes it and says it in words.
+    `experts/decide/settings.py` makes it and says it in words.
     """
 
     status: SizingStatus

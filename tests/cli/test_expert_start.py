@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vkmoe.experts.decide.sizing import size_cache
+from vkmoe.experts.decide.settings import size_cache
 from vkmoe.facts import ExpertMode, MemoryPlan
 
 from .conftest import FakeLLM, Run

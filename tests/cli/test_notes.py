@@ -10,7 +10,7 @@ import pytest
 from vkmoe.cli.notes import cache_notes
 from vkmoe.config import EngineConfig
 from vkmoe.errors import PromptError
-from vkmoe.experts.decide.sizing import size_cache
+from vkmoe.experts.decide.settings import size_cache
 from vkmoe.facts import Allocation, DeviceInfo, ExpertMode, MemoryPlan
 
 from .conftest import DEVICE, FakeLLM, Run

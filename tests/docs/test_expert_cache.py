@@ -12,7 +12,7 @@ import pytest
 
 from tools.make_help import page
 from vkmoe.config import EngineConfig, flags_of
-from vkmoe.experts.decide.sizing import size_cache, sizing_line
+from vkmoe.experts.decide.settings import size_cache, sizing_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OTHERS = ("--device", "--ctx-size", "-c", "--kv-type", "--validation")  # not about experts

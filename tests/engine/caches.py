@@ -14,7 +14,7 @@ from vkmoe.engine import Engine
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertTracker
-from vkmoe.experts.store.copies import DrainedUploader, Uploads
+from vkmoe.experts.store.copies import Uploader, Uploads
 
 __all__ = ["assert_same_bits", "recache", "rows"]
 
@@ -38,7 +38,7 @@ def assert_same_bits(found: Rows, wanted: Rows) -> None:
 def recache(
     engine: Engine,
     settings: CacheSettings,
-    uploads: DrainedUploader | None = None,
+    uploads: Uploader | None = None,
     wait: bool = True,
 ) -> ExpertCache:
     """A new, empty cache over the slots of the old one; checked after every token."""

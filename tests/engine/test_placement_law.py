@@ -194,7 +194,7 @@ def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
         assert cache is not None and cache.residency.present.any()
         cache.begin()  # the last token's copies arrive
         for key in np.flatnonzero(cache.residency.present).tolist():
-            layer, expert = cache._space.split(key)
+            layer, expert = divmod(key, cache._space.n_experts)
             home, slot = cache._homes[key], cache._tier.slot(key).memory
             n_bytes = cache._memory.span_bytes[layer]
             read = transfer.read

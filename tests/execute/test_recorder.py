@@ -185,7 +185,7 @@ def test_a_step_tells_its_routing_before_any_expert_is_read(odd: Model) -> None:
 
         def begin(self, first: bool) -> int:
             assert first == (not self.asked)
-            self.table.set_all(range(entries.size), [0] * entries.size)
+            self.table.set_all(np.arange(entries.size), np.zeros(entries.size, np.uint64))
             for layer, expert in self.asked:
                 self.table.set(layer, expert, int(entries[layer, expert]))
             self.table.publish()

@@ -8,17 +8,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import Keys, KeySpace, Mask
-from vkmoe.experts.decide.locations import Locations
-from vkmoe.experts.decide.policies import POLICIES, Policy
+from vkmoe.experts.decide.keys import DecayedCounts, Keys, KeySpace, Mask
+from vkmoe.experts.decide.locations import FREE, Locations
+from vkmoe.experts.decide.policies import POLICIES, Leaving, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "random_tokens"]
+__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "order", "random_tokens"]
 
 N_USED = 4
 
 MakePolicy = Callable[[Locations, DecayedCounts], Policy]
+
+
+def order(policy: Policy, pool: int) -> list[int]:
+    """The residents of a pool: those that would leave first in front, pinned ones last."""
+    found = policy._orders([pool], np.zeros(policy.space.n_keys, np.bool_))[0]
+    newest, residents = int(policy._newest[pool]), policy.locations.of(pool)
+    found.sort(key=lambda key: key == newest)  # it leaves only if no other may
+    return [*found, *residents[policy.locations.pins[residents] != 0].tolist()]
 
 
 class OnePool:
@@ -41,13 +48,17 @@ class OnePool:
         return [int(key) for key in self.all.use(_keys(*keys))]
 
     def victim(self, newcomer: int, needed: Iterable[int]) -> int | None:
-        return self.all.victim(newcomer, self.mask(needed))
+        """Who would leave for `newcomer` were the pool full; None if nobody may."""
+        others = self.all._orders([0], self.mask(needed))[0]
+        spare = self.all._spare(0)
+        leaving = Leaving(0, others, int(self.all._newest[0]), self.all.space, spare)
+        return leaving.first_for(newcomer)
 
     def insert(self, key: int) -> None:
-        self.all.insert(_keys(key))
+        self.all.enter(_keys(key), _keys(FREE))
 
     def remove(self, key: int) -> None:
-        self.all.remove(_keys(key))
+        self.locations.leave(_keys(key))
 
     def pin(self, key: int) -> None:
         self.all.pin(_keys(*self._pinned(), key))
@@ -63,6 +74,7 @@ class OnePool:
 
     def check_integrity(self) -> None:
         self.all.check_integrity()
+        assert sorted(self) == self.locations.of(0).tolist()
 
     def mask(self, keys: Iterable[int]) -> Mask:
         mask = np.zeros(self._n_keys, np.bool_)
@@ -70,14 +82,14 @@ class OnePool:
         return mask
 
     def __contains__(self, key: int) -> bool:
-        return not self.locations.is_absent(key)
+        return bool(self.locations.resident[key])
 
     def __len__(self) -> int:
         return self.capacity - self.locations.n_free[0]
 
     def __iter__(self) -> Iterator[int]:
         """Those that would leave first in front."""
-        return iter(self.all.order(0))
+        return iter(order(self.all, 0))
 
 
 def _keys(*keys: int) -> Keys:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, PoolParts
-from vkmoe.experts.store.copies import Copy, DrainedUploader, Upload, Uploads
+from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache
+from vkmoe.experts.store.copies import Copy, Upload, Uploader, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
+from vkmoe.experts.store.tier import HostPool
 from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
@@ -40,7 +40,7 @@ class DelayedUploads:
     `fail_at_start`, otherwise when it is waited for.
     """
 
-    real: DrainedUploader
+    real: Uploader
     delay: int = 0
     failures: int = 0
     fail_at_start: bool = False
@@ -150,14 +150,16 @@ class Rig(Closing):
         self.uploads = DelayedUploads(Uploads(device), delay or 0)
         memory = CacheMemory(self.table, self.slots, self.homes, self.span_bytes)
         self.residency = Residency(space, pools, settings, seed)
-        ways = CacheWays(wait=delay is None, marks_homes=n_landing > 0)
+        ways = CacheWays(wait=delay is None)
         host_pools = self._host_pools(n_host_slots)
         self.host_slots = SlotManager(device, host_pools, poison=True, intent="host")
         self.file = DelayedUploads(_File(self.content, self.transfer), delay or 0)
         pool = None
         if n_host_slots is not None:
             order = PoolResidency(space, host_pools, "slru", self.residency.counts)
-            pool = PoolParts(order, self.host_slots, self.file)
+            here = self.residency.locations
+            reads, sizes = self.file, self.span_bytes
+            pool = HostPool(order, self.host_slots, reads, self.table, sizes, here)
         self.cache = ExpertCache(self.residency, memory, self.uploads, ways, pool)
         self.cache.start(self.file.real.start)
         self.table.publish()

@@ -110,7 +110,7 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 
 def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     """Show the plan on the chosen device, or say why there is none."""
-    from vkmoe.experts.decide.sizing import sizing_line
+    from vkmoe.experts.decide.settings import sizing_line
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.plan import decide

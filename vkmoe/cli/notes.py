@@ -155,7 +155,7 @@ def _validated(llm: LLM, quiet: bool) -> Iterator[None]:
 
 def _at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     """Describe the machine, how many experts are on it unless all are, and idle options."""
-    from vkmoe.experts.decide.sizing import sizing_line
+    from vkmoe.experts.decide.settings import sizing_line
 
     yield from cpu_notes(llm.device_info)
     sizing = llm.plan.sizing

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.pool_residency import PoolResidency
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.records.profiler import Overlap
-from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, ExpertTracker, PoolParts
-from vkmoe.experts.store.copies import CopyBudget, DrainedUploader, Prefetcher, Uploads
+from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, ExpertTracker
+from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
 from vkmoe.experts.store.slots import SlotManager
+from vkmoe.experts.store.tier import HostPool
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
@@ -73,7 +73,7 @@ class ExpertMemory(Closing):
             overlap = Overlap(self._device.native.has_common_clock)
         if decision.pools or decision.host_pools:
             memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
-            ways = CacheWays(not overlaps, decision.plan.mode.lands, budget, overlap)
+            ways = CacheWays(not overlaps, budget, overlap)
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
             cache.start(loaded.fill)
@@ -98,18 +98,25 @@ class ExpertMemory(Closing):
         """List the memory into which experts of a MoE layer can be stored by its kernels."""
         return (*self.slots.ranges(layer), *self._scratch_ranges)
 
-    def _uploads(self, overlaps: bool) -> DrainedUploader:
+    def _uploads(self, overlaps: bool) -> Uploader:
         uploads = Uploads(self._device)
         if not overlaps:
             return uploads
         return self._threads.enter_context(Prefetcher(uploads, "copies to the GPU"))
 
-    def _pool(self, loaded: LoadedWeights, residency: Residency) -> PoolParts | None:
-        """Make the parts of a host pool that does not hold all experts; None where it does."""
+    def _pool(self, loaded: LoadedWeights, residency: Residency) -> HostPool | None:
+        """Make the host pool, if it does not hold all experts."""
         if loaded.reader is None:
             return None
         policy = self._decision.cache_settings.policy
         pools = self._decision.host_pools
         order = PoolResidency(residency.space, pools, policy, residency.counts)
         reads = Prefetcher(FileReads(loaded.reader), "reads from the file")
-        return PoolParts(order, self._host_slots, self._threads.enter_context(reads))
+        return HostPool(
+            order,
+            self._host_slots,
+            self._threads.enter_context(reads),
+            loaded.table,
+            loaded.weights.span_bytes,
+            residency.locations,
+        )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.experts.decide.sizing import size_cache
+from vkmoe.experts.decide.settings import size_cache
 from vkmoe.facts import (
     ON_DEVICE,
     Allocation,

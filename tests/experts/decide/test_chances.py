@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.experts.interrupts import ctrl_c_after
 from vkmoe.experts import _sums
-from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import DecayedCounts
 from vkmoe.experts.decide.worth import EVERY, LEAST, Chances
 
 N = 64

@@ -272,7 +272,8 @@ def test_whatever_happens_the_books_are_right(
         under_way += copies
         if random.random() < 0.5:
             n = int(random.integers(0, len(under_way) + 1))
-            (cache.failed if random.random() < 0.2 else cache.arrived)(under_way[:n])
+            note = cache.locations.leave if random.random() < 0.2 else cache.locations.arrive
+            note([move.key for move in under_way[:n]])
             under_way = under_way[n:]
         if random.random() < 0.05:
             cache.reset_predictions()

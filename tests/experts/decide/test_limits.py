@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import FREE, Locations, Move
-from vkmoe.experts.decide.policies import POLICIES, Limits, Policy, create_policy
+from vkmoe.experts.decide.policies import POLICIES, Limits, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
 SPACE = KeySpace(3, 8)
@@ -25,9 +24,9 @@ SHARED = [PoolSpec((0, 2), 6, 2, 100), PoolSpec((1,), 3, 0, 150)]
 
 def full(name: PolicyName = "slru", pools: Sequence[PoolSpec] = OWN) -> Policy:
     """Experts 0, 1, 2 of each layer have the slots, 0 first."""
-    policy = create_policy(name, Locations(SPACE, pools), DecayedCounts(SPACE.n_keys, 64.0))
+    policy = POLICIES[name](Locations(SPACE, pools), DecayedCounts(SPACE.n_keys, 64.0))
     for expert in range(3):
-        policy.insert(np.array([expert, 8 + expert, 16 + expert]))
+        policy.enter(np.array([expert, 8 + expert, 16 + expert]), np.full(3, FREE))
     return policy
 
 
@@ -59,7 +58,7 @@ def test_the_highest_bid_of_a_pool_comes_first_and_the_rest_is_held_against_the_
 
 def test_a_free_slot_and_a_pin_ask_for_no_worth() -> None:
     policy = full()
-    policy.remove(np.array([0]))
+    policy.locations.leave(np.array([0]))
     policy.pin(np.array([12]))
     newcomers = [5, 6, 12]
     moves = policy.promote(newcomers, NOBODY, bid(newcomers, worth(k5=0.1, k6=0.1, k12=0.1)))

@@ -168,7 +168,11 @@ def pool_of(keys: range = range(CAPACITY), share: float = 0.5) -> tuple[PolicyPo
 
 def protected(policy: OnePool) -> set[int]:
     assert isinstance(policy.all, Slru)
-    return policy.all.protected(0)
+    slru, locations = policy.all, policy.locations
+    keys = locations.holders([0])
+    found = slru._protected(keys, locations.unpinned(keys), [0], slru._last[keys])
+    residents = locations.of(0)
+    return {*keys[found].tolist(), *residents[locations.pins[residents] != 0].tolist()}
 
 
 # ----- segments -----

@@ -8,11 +8,9 @@ import pytest
 
 from tests.experts.policy_pool import PolicyPool, random_tokens
 from vkmoe.choices import PolicyName
-from vkmoe.errors import UsageError
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import Locations
-from vkmoe.experts.decide.policies import POLICIES, create_policy
+from vkmoe.experts.decide.policies import POLICIES
 from vkmoe.experts.decide.settings import PoolSpec
 
 CAPACITY = 8
@@ -43,17 +41,9 @@ def full(name: PolicyName) -> PolicyPool:
 def test_every_name_of_the_settings_makes_its_policy() -> None:
     pool, space = PoolSpec((0,), 3, 0, 256), KeySpace(1, 8)
     assert tuple(POLICIES) == get_args(PolicyName)
-    for each, kind in POLICIES.items():
-        made = create_policy(each, Locations(space, [pool]), DecayedCounts(8, 64.0))
-        assert type(made) is kind
+    for kind in POLICIES.values():
+        made = kind(Locations(space, [pool]), DecayedCounts(8, 64.0))
         assert made.pools == (pool,) and made.locations.n_free == [3]
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="'mru'") as caught:
-        locations = Locations(KeySpace(1, 8), [])
-        create_policy("mru", locations, DecayedCounts(8, 64.0))  # type: ignore[arg-type]
-    assert all(known in caught.value.hint for known in POLICIES)
 
 
 # ----- uses, insertions, removals -----

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.experts.policy_pool import N_USED, PolicyPool, random_tokens
+from tests.experts.policy_pool import N_USED, PolicyPool, order, random_tokens
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import FREE, Locations
-from vkmoe.experts.decide.policies import POLICIES, create_policy
+from vkmoe.experts.decide.policies import POLICIES
 from vkmoe.experts.decide.settings import PoolSpec
 
 CAPACITY = 8
@@ -123,8 +122,8 @@ def test_pools_side_by_side_are_pools_alone(name: PolicyName) -> None:
     """Five layers in three pools, one of them of layers that are no neighbours; one has none."""
     space, counts = KeySpace(5, 16), DecayedCounts(80, 32.0)
     specs = [PoolSpec((0, 3), 9, 2, 256), PoolSpec((1,), 8, 0, 512), PoolSpec((4,), 5, 0, 256)]
-    together = create_policy(name, Locations(space, specs), counts)
-    alone = [create_policy(name, Locations(space, [spec]), counts) for spec in specs]
+    together = POLICIES[name](Locations(space, specs), counts)
+    alone = [POLICIES[name](Locations(space, [spec]), counts) for spec in specs]
     rng = np.random.default_rng(9)
     for token in range(80):
         experts = [rng.choice(16, 4, replace=False) + 16 * layer for layer in (0, 1, 3, 4)]
@@ -147,5 +146,5 @@ def test_pools_side_by_side_are_pools_alone(name: PolicyName) -> None:
                 policy.pin(np.union1d(pinned, mine) if token % 2 else np.setdiff1d(pinned, mine))
         together.check_integrity()
         for index, policy in enumerate(alone):
-            assert together.order(index) == policy.order(0)
+            assert order(together, index) == order(policy, 0)
         counts.advance()

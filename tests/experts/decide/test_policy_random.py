@@ -11,8 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.experts.policy_pool import OnePool
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.policies import POLICIES
 
 SPACE = KeySpace(3, 8)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import FREE
-from vkmoe.experts.decide.pool_residency import PoolResidency
+from vkmoe.experts.decide.residency import PoolResidency
 from vkmoe.experts.decide.settings import PoolSpec
 
 SPACE = KeySpace(n_layers=2, n_experts=6)
@@ -56,6 +55,6 @@ def test_as_many_find_room_at_once_as_is_said(policy: PolicyName, floor: int, la
         wanted = SPACE.keys(layer)[-residency.n_at_once :]
         kept = nobody.copy()
         kept[wanted] = True
-        absent = [key for key in wanted.tolist() if residency.locations.is_absent(key)]
+        absent = [key for key in wanted.tolist() if not residency.locations.resident[key]]
         assert [move.key for move in residency.bring(absent, kept, nobody)] == absent
         residency.check_integrity()

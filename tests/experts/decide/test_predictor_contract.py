@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting
 from vkmoe.choices import Executor, PredictorName
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.predict import WARM_UP, Predictor, Scores, create_predictor
 from vkmoe.experts.decide.settings import CacheSettings
 

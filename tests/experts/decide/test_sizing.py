@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vkmoe.experts.decide.sizing import recommended_slots, size_cache, sizing_line
+from vkmoe.experts.decide.settings import recommended_slots, size_cache, sizing_line
 
 MIB = 1 << 20
 SIZE = 3 * MIB

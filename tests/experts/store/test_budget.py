@@ -6,31 +6,38 @@ from math import inf
 
 import pytest
 
-from vkmoe.experts.store.copies import NEW_WEIGHT, CopyBudget, background_bytes
+from vkmoe.experts.store.copies import NEW_WEIGHT, CopyBudget
 from vkmoe.gpu.link_speed import LinkSpeed
 
 LINK = LinkSpeed(10e9, 20e9)  # reads in place, copies
 EXPERT = 3_000_000
 
 
+def budget(link: LinkSpeed | None, token_s: float, missed_bytes: float) -> float:
+    """What may be copied after one token."""
+    found = CopyBudget(link, EXPERT)
+    found.token(token_s, missed_bytes)
+    return found.n_bytes
+
+
 def test_a_quarter_of_the_link_where_misses_leave_more() -> None:
-    assert background_bytes(LINK, 0.040, 0, EXPERT) == pytest.approx(0.25 * 0.040 * 20e9)
+    assert budget(LINK, 0.040, 0) == pytest.approx(0.25 * 0.040 * 20e9)
     # 200 MB of misses take 20 of the 40 ms; a quarter is still less than the other half
-    assert background_bytes(LINK, 0.040, 200e6, EXPERT) == pytest.approx(0.25 * 0.040 * 20e9)
+    assert budget(LINK, 0.040, 200e6) == pytest.approx(0.25 * 0.040 * 20e9)
 
 
 def test_what_the_misses_leave_where_that_is_less() -> None:
     # 350 MB of misses take 35 of the 40 ms
-    assert background_bytes(LINK, 0.040, 350e6, EXPERT) == pytest.approx(0.005 * 20e9)
+    assert budget(LINK, 0.040, 350e6) == pytest.approx(0.005 * 20e9)
 
 
 @pytest.mark.parametrize(("token_s", "missed"), [(0.040, 400e6), (0.040, 4e9), (1e-5, 0), (0, 0)])
 def test_at_least_one_expert(token_s: float, missed: float) -> None:
-    assert background_bytes(LINK, token_s, missed, EXPERT) == EXPERT
+    assert budget(LINK, token_s, missed) == EXPERT
 
 
 def test_no_limit_without_a_link() -> None:
-    assert background_bytes(None, 0.040, 1e9, EXPERT) == inf
+    assert budget(None, 0.040, 1e9) == inf
     assert CopyBudget(None, EXPERT).n_bytes == inf
 
 

@@ -258,10 +258,10 @@ def test_a_copy_is_taken_back_while_a_submit_reads_what_it_replaces(make: Make) 
         rig.token(used)
     first, second = rig.begin(), rig.begin()
     rig.end(first, (used + 3) % SPACE.n_experts)
-    blocked = rig.cache._tier.moving
+    blocked = rig.residency.locations.arriving.sum()
     assert blocked and not rig.cache._tier.is_copying
     rig.cache._tier.cancel(np.zeros(SPACE.n_keys, np.bool_))
-    assert rig.cache.counters.n_cancelled == len(blocked) and not rig.cache._tier.moving
+    assert rig.cache.counters.n_cancelled == blocked and not rig.residency.locations.any_arriving
     rig.end(second, used)
     for _ in range(4):
         rig.token(random_routing(rng))

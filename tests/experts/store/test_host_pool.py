@@ -223,11 +223,11 @@ def test_guesses_that_the_queue_refused_do_not_go_before_who_is_needed(
     absent = np.flatnonzero(~pool.locations.present)
     guessed, used = absent[:2], absent[2:4]
     pool.want(guessed, np.zeros(SPACE.n_keys, np.bool_))
-    assert pool.tier.moving == set(guessed.tolist())
+    assert np.array_equal(np.flatnonzero(pool.locations.arriving), np.sort(guessed))
     pool.need(used, rig.cache._steps._kept(used), lambda: rig.cache._steps._make_room(used))
     assert [copy[0] for copy in rig.file.copied] == used.tolist()
-    assert pool.counters.n_cancelled == 2 and not pool.tier.moving
-    pool.check_integrity()
+    assert pool.counters.n_cancelled == 2 and not pool.locations.any_arriving
+    pool.residency.check_integrity()
 
 
 class SmallBudget(CopyBudget):

@@ -84,7 +84,7 @@ class Locations:
         assert not self._state.any(), "experts have slots"
         sizes = [pool.n_slots(n_landing) for pool in self.pools]
         self._firsts: Keys = np.cumsum([0, *sizes])  # the first slot of each pool, and the end
-        self.n_slots, self._widest = int(self._firsts[-1]), max(sizes, default=0)
+        self._widest = max(sizes, default=0)
         # The entry of each slot in `_Derived.holders`, one row a pool, to look at many at once.
         columns = [np.arange(size) + i * self._widest for i, size in enumerate(sizes)]
         self._entry_of: Keys = np.concatenate([NO_KEYS, *columns])
@@ -113,12 +113,6 @@ class Locations:
     def arriving(self) -> Mask:
         """Return which experts have a slot and are not there yet [n_keys]."""
         found: Mask = self._state > PRESENT
-        return found
-
-    @property
-    def pinned(self) -> Mask:
-        """Return which experts are pinned [n_keys]."""
-        found: Mask = self.pins != 0
         return found
 
     @property
@@ -152,10 +146,6 @@ class Locations:
         """Return which of these keys, of any shape, have a slot."""
         found: Mask = self._state[keys] != ABSENT
         return found
-
-    def is_absent(self, key: int) -> bool:
-        """Return whether an expert has no slot."""
-        return not self._state[key]
 
     def slot_of(self, key: int) -> int:
         """Return the slot that an expert has. Must hold: it has one."""

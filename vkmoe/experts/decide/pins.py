@@ -6,8 +6,7 @@ own the pins (locations.py): it answers with changes, which residency.py carries
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ class Pinning:
         self._locations = locations
         self._rules = {rule: 1 << index for index, rule in enumerate(settings.pins)}
         self._chooses_once = any(rule.by == "use" and not rule.again for rule in settings.pins)
-        self._space, self._pools = space, pools = locations.space, locations.pools
+        space, pools = locations.space, locations.pools
         self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for what is chosen once
         self._n_tokens = self._n_looked = 0  # tokens noted, and those at the last choice
         self.warm_at: int | None = None  # tokens seen when pins were last chosen by use
@@ -68,7 +67,7 @@ class Pinning:
     @property
     def is_due(self) -> bool:
         """Return whether pins are to be chosen after the tokens noted since the last choice."""
-        return bool(self._pools) and any(map(self._due, self._rules))
+        return bool(self._rows.size) and any(map(self._due, self._rules))
 
     def choose(self, counts: Uses) -> Iterator[PinChange]:
         """Yield the changes that are due; `counts` [n_keys] are decayed and know of the tokens."""
@@ -98,11 +97,29 @@ class Pinning:
         return PinChange(bit, keys, [key for key in keys if key not in before])
 
     def _most_used(self, rule: Pins, values: Uses) -> list[int]:
-        """Return the most used experts of each layer, for a rule that chooses by use."""
-        if rule.again:
-            taken = self._pinned(0xFF & ~self._rules[rule])
-            return _hottest(values, self._pools, self._space, rule.n, taken)
-        return _most_used(values, self._rows, rule.n)
+        """Return the most used experts of each layer, for a rule that chooses by use.
+
+        One that chooses again takes used ones only, and at most half of a pool gets pinned. Where
+        the room is too small for all its layers, those whose experts were used most come first.
+        """
+        if not rule.again:
+            return _most_used(values, self._rows, rule.n).reshape(-1).tolist()
+        locations, taken = self._locations, self._pinned(0xFF & ~self._rules[rule])
+        left = values.copy()
+        left[taken] = 0
+        best, pool_of_row = (
+            _most_used(left, self._rows, rule.n),
+            locations.pool_of[self._rows[:, 0]],
+        )
+        chosen: list[int] = []
+        for index, pool in enumerate(locations.pools):
+            rows = best[pool_of_row == index].tolist()
+            used = [[key for key in row if left[key] > 0] for row in rows]
+            used.sort(key=lambda keys: -sum(left[keys].tolist()))
+            n_taken = int(np.count_nonzero(locations.pool_of[taken] == index))
+            room = max(0, pool.capacity // 2 - n_taken)
+            chosen += [key for keys in used for key in keys][:room]
+        return chosen
 
     def _pinned(self, rules: int) -> list[int]:
         """Return the experts that some of these rules pin."""
@@ -113,39 +130,13 @@ class Pinning:
 def fill(values: Uses, pool: PoolSpec, space: KeySpace) -> list[int]:
     """Return used experts for all slots of a pool, the most used first; layers get their floor."""
     rows = np.stack([space.keys(layer) for layer in pool.layers])
-    chosen = _most_used(values, rows, pool.floor)
+    chosen: list[int] = _most_used(values, rows, pool.floor).reshape(-1).tolist()
     rest = set(rows.reshape(-1).tolist()) - set(chosen)
     chosen += sorted(rest, key=lambda key: (-values[key], key))
     return [key for key in chosen if values[key] > 0][: pool.capacity]
 
 
-def _most_used(values: Uses, rows: NDArray[np.int64], n: int) -> list[int]:
-    """Return the `n` most used of each row of keys [n_rows, n_experts]."""
+def _most_used(values: Uses, rows: Keys, n: int) -> Keys:
+    """Return the `n` most used of each row of keys [n_rows, n_experts]: [n_rows, n]."""
     order = np.argsort(-values[rows], axis=1, kind="stable")[:, :n]
-    chosen: list[int] = np.take_along_axis(rows, order, axis=1).reshape(-1).tolist()
-    return chosen
-
-
-def _hottest(
-    values: Uses, pools: Sequence[PoolSpec], space: KeySpace, n: int, taken: Sequence[int]
-) -> list[int]:
-    """Return up to `n` used experts of each layer with slots; at most half of a pool gets pinned.
-
-    `taken` are pinned already. Where the room is too small for all layers of a pool, those whose
-    experts were used most are served first.
-    """
-    left = values.copy()
-    left[list(taken)] = 0
-    rows = left.reshape(space.n_layers, space.n_experts)
-    best = np.argsort(-rows, axis=1, kind="stable")[:, :n].tolist()
-    n_taken = Counter(space.layer(key) for key in taken)
-    chosen: list[int] = []
-    for pool in pools:
-        by_layer = []
-        for layer in pool.layers:
-            first = layer * space.n_experts
-            keys = [first + expert for expert in best[layer] if left[first + expert] > 0]
-            by_layer.append((-sum(left[keys].tolist()), layer, keys))
-        room = max(0, pool.capacity // 2 - sum(n_taken[layer] for layer in pool.layers))
-        chosen += [key for _, _, keys in sorted(by_layer) for key in keys][:room]
-    return chosen
+    return np.take_along_axis(rows, order, axis=1)

@@ -1,9 +1,8 @@
 """Cache policies decide which resident of a pool of slots leaves first for another expert.
 
-Owns what decides whether a newcomer gets a slot, the contract that all policies share
-(tests/experts/decide/test_policy_contract.py), the three policies and their names; a new one is a
-class and a line in POLICIES. Policies see keys of experts, never a buffer. Which experts should
-enter is decided in residency.py.
+Owns whether a newcomer gets a slot, the contract that all policies share
+(tests/experts/decide/test_policy_contract.py), the policies and their names; a new one is a class
+and a line in POLICIES. Which experts should enter is decided in residency.py.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.choices import PolicyName
-from vkmoe.errors import UsageError
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import Keys, KeySpace, Mask, Values
+from vkmoe.experts.decide.keys import DecayedCounts, Keys, KeySpace, Mask, Values
 from vkmoe.experts.decide.locations import FREE, Locations, Move
 
 __all__ = [
@@ -33,7 +30,6 @@ __all__ = [
     "Lru",
     "Policy",
     "Slru",
-    "create_policy",
 ]
 
 # The share of a pool that Slru protects. On traces of the demo model larger shares hit less, and
@@ -61,10 +57,7 @@ class Leaving:
         space: KeySpace,
         spare: list[int] | None = None,
     ) -> None:
-        """List those that may leave in `order`, and how many each layer can spare [n_layers].
-
-        Without `spare` it is all of them.
-        """
+        """List those that may leave in `order`, and how many each layer can spare; None: all."""
         self._n_free, self._order, self._newest = n_free, order, newest
         self._space, self._spare = space, spare
 
@@ -72,10 +65,12 @@ class Leaving:
         """Return the key whose slot the newcomer takes; FREE: a free one; None: there is none."""
         if self._n_free:
             return FREE
-        last = None
+        last, spare, layer_of = None, self._spare, self._space.layer
         for key in self._order:
-            if self._spare is not None and not self._is_spared(key, newcomer):
-                continue
+            if spare is not None:
+                layer = layer_of(key)
+                if spare[layer] <= 0 and layer != layer_of(newcomer):
+                    continue
             if key != self._newest:
                 return key
             last = key
@@ -92,11 +87,6 @@ class Leaving:
             self._spare[self._space.layer(newcomer)] += 1
             if victim != FREE:
                 self._spare[self._space.layer(victim)] -= 1
-
-    def _is_spared(self, key: int, newcomer: int) -> bool:
-        assert self._spare is not None
-        layer = self._space.layer(key)
-        return self._spare[layer] > 0 or layer == self._space.layer(newcomer)
 
 
 class Limits(NamedTuple):
@@ -137,26 +127,6 @@ class Policy(ABC):
         self._clock = 1  # 0 stands for experts that were never used
         self._newest: Keys = np.full(len(self.pools), FREE, np.int64)  # inserted last
 
-    # ----- questions -----
-
-    def order(self, pool: int) -> list[int]:
-        """List the residents of a pool: those that would leave first in front, pinned ones last."""
-        none_needed = np.zeros(self.space.n_keys, np.bool_)
-        order = self._orders([pool], none_needed)[0]
-        newest = int(self._newest[pool])
-        if newest in order:
-            order.remove(newest)
-            order.append(newest)
-        residents = self.locations.of(pool)
-        return [*order, *residents[self.locations.pins[residents] != 0].tolist()]
-
-    def victim(self, newcomer: int, needed: Mask) -> int | None:
-        """Return which key would leave for `newcomer` were its pool full; None if none may."""
-        pool = int(self.locations.pool_of[newcomer])
-        return self._leaving(pool, 0, self._orders([pool], needed)[0]).first_for(newcomer)
-
-    # ----- changes -----
-
     def use(self, keys: Keys) -> Keys:
         """Note that a token used these keys, all in pools, the most important first.
 
@@ -181,23 +151,17 @@ class Policy(ABC):
             bids = np.where(self.locations.pins[keys] != 0, inf, limits.bids)
             turns = np.argsort(-bids, kind="stable").tolist()
             limits = limits._replace(bids=bids)
-        moves = self._admit(keys.tolist(), self._pools_of(keys), turns, needed, limits)
+        pools = self.locations.pool_of[keys].tolist()
+        moves = self._admit(keys.tolist(), pools, turns, needed, limits)
         if moves:
             entering = np.array([move.key for move in moves], np.int64)
-            self._enter(entering, np.array([move.victim for move in moves], np.int64))
+            self.enter(entering, np.array([move.victim for move in moves], np.int64))
         return moves
 
-    def insert(self, keys: Keys) -> None:
-        """Put keys that are not resident into free slots of their pools."""
-        self._enter(keys, np.full(len(keys), FREE, np.int64))
-
-    def replace(self, keys: Sequence[int], victims: Sequence[int]) -> None:
-        """Give keys the slots of victims of the same pools, whatever these are worth."""
-        self._enter(np.array(keys, np.int64), np.array(victims, np.int64))
-
-    def remove(self, keys: Keys) -> None:
-        """Take residents out of their slots; a pin stays noted for when its expert comes back."""
-        self.locations.leave(keys)
+    def enter(self, keys: Keys, victims: Keys) -> None:
+        """Give each key the slot of its victim, whatever that is worth, or for FREE a free one."""
+        self._note_entry(keys)
+        self.locations.enter(keys, victims)  # last: an expert with a slot has its recency
 
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin these keys, and no others, by a rule; return those that may leave again.
@@ -209,15 +173,13 @@ class Policy(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError if the policy contradicts itself (tests)."""
         self.locations.check_integrity()
-        for pool in range(len(self.pools)):
-            assert sorted(self.order(pool)) == self.locations.of(pool).tolist(), pool
         recency = self._last[:-1][self.locations.resident]
         assert len(np.unique(recency)) == len(recency), "recency is not an order"
 
     # ----- what a policy adds -----
 
     @abstractmethod
-    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
         """Rank residents: [n_pools, n], the lowest leaves first, and no two in a row are equal.
 
         `keys` [n_pools, n] are in the slots of these pools, n_keys where one is free; `unpinned`
@@ -230,15 +192,6 @@ class Policy(ABC):
         self._touch(keys)
 
     # ----- inside -----
-
-    def _enter(self, keys: Keys, victims: Keys) -> None:
-        """Give each key the slot of its victim, which leaves, or for FREE a free one."""
-        self._note_entry(keys)
-        self.locations.enter(keys, victims)  # last: an expert with a slot has its recency
-
-    def _pools_of(self, keys: Keys) -> list[int]:
-        pools: list[int] = self.locations.pool_of[keys].tolist()
-        return pools
 
     def _touch(self, keys: Keys) -> None:
         """Make these keys the most recent, the last one most of all."""
@@ -291,13 +244,9 @@ class Policy(ABC):
             n_most = max(n_waiting[pool] for pool in full) + 1  # one to choose from
         orders = self._orders(full, needed, n_most)
         return {
-            pool: self._leaving(pool, n_free[pool], order)
-            for pool, order in zip(full, orders, strict=True)
+            pool: Leaving(n_free[pool], order, newest, self.space, self._spare(pool))
+            for pool, order, newest in zip(full, orders, self._newest[full].tolist(), strict=True)
         }
-
-    def _leaving(self, pool: int, n_free: int, order: list[int]) -> Leaving:
-        spare = self._spare(pool) if self.pools[pool].floor else None
-        return Leaving(n_free, order, int(self._newest[pool]), self.space, spare)
 
     def _orders(
         self, pools: Sequence[int], needed: Mask, n_most: int | None = None
@@ -312,11 +261,13 @@ class Policy(ABC):
         n_allowed = allowed.sum(axis=1).tolist()
         return [row[:n] for row, n in zip(rows, n_allowed, strict=True)]
 
-    def _spare(self, pool: int) -> list[int]:
-        """Return how many residents each layer has above the pool's floor [n_layers]."""
+    def _spare(self, pool: int) -> list[int] | None:
+        """Return how many residents each layer has above the pool's floor, if that has one."""
+        if not (floor := self.pools[pool].floor):
+            return None
         layers = self.locations.of(pool) // self.space.n_experts
-        n_resident = np.bincount(layers, minlength=self.space.n_layers)
-        return [int(n) - self.pools[pool].floor for n in n_resident]
+        n_spare: list[int] = (np.bincount(layers, minlength=self.space.n_layers) - floor).tolist()
+        return n_spare
 
 
 class Lru(Policy):
@@ -325,7 +276,7 @@ class Lru(Policy):
     An insertion counts as a use; a pinned key keeps its place in the order.
     """
 
-    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
         return self._last[keys].astype(np.int64)
 
 
@@ -356,14 +307,6 @@ class Slru(Policy):
         sizes = [min(int(pool.capacity * share), pool.capacity - 1) for pool in self.pools]
         self._n_protected = np.array(sizes, np.int64)
 
-    def protected(self, pool: int) -> set[int]:
-        """Return the protected residents of a pool, pinned ones among them."""
-        keys, residents = self.locations.holders([pool]), self.locations.of(pool)
-        unpinned = self.locations.unpinned(keys)
-        protected = self._protected(keys, unpinned, [pool], self._last[keys])
-        pinned = residents[self.locations.pins[residents] != 0]
-        return {*keys[protected].tolist(), *pinned.tolist()}
-
     def use(self, keys: Keys) -> Keys:
         self._again[keys] = True  # also of those that will be inserted, which takes it back
         return super().use(keys)
@@ -380,7 +323,7 @@ class Slru(Policy):
         super()._note_entry(keys)
         self._again[keys] = False
 
-    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
         last = self._last[keys]
         values = self.counts.of(keys) if self.frequency else np.zeros(keys.shape)
         values[self._protected(keys, unpinned, pools, last)] = np.inf
@@ -389,17 +332,17 @@ class Slru(Policy):
     def _protected(
         self,
         keys: Keys,
-        unpinned: NDArray[np.bool_],
+        unpinned: Mask,
         pools: Sequence[int],
         last: NDArray[np.int32],
-    ) -> NDArray[np.bool_]:
+    ) -> Mask:
         """Return which are protected, [n_pools, n]; arguments as for `_rank`, and their recency."""
         room = (self._n_protected - self.locations.n_pinned)[pools]
         recency = last * (self._again[keys] & unpinned)  # 0: cannot be protected
         column = keys.shape[1] - np.maximum(1, room)
         lowest = np.maximum(1, np.sort(recency, axis=1)[np.arange(len(pools)), column])
         lowest[room <= 0] = _NO_RECENCY
-        found: NDArray[np.bool_] = recency >= lowest[:, None]
+        found: Mask = recency >= lowest[:, None]
         return found
 
 
@@ -423,12 +366,12 @@ class Lfru(Policy):
         super()._note_entry(keys)
         self._used_at[keys] = self.counts.now
 
-    def _rank(self, keys: Keys, unpinned: NDArray[np.bool_], pools: Sequence[int]) -> Ranks:
+    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
         since = self.counts.now - self._used_at[keys]
         return _rank_by(self.counts.of(keys) / (1 + since), self._last[keys])
 
 
-def _rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
+def _rank_by(values: Values, recency: NDArray[np.int32]) -> Ranks:
     """Join values and recency in one rank: the lowest value first, of equals the least recent.
 
     The bits of a float32, as an integer, rise with it where it is not negative; values are equal
@@ -439,10 +382,3 @@ def _rank_by(values: NDArray[np.float64], recency: NDArray[np.int32]) -> Ranks:
 
 
 POLICIES: Mapping[PolicyName, type[Policy]] = {"lru": Lru, "slru": Slru, "lfru": Lfru}
-
-
-def create_policy(name: PolicyName, locations: Locations, counts: DecayedCounts) -> Policy:
-    """Make a policy over empty slots. Raises UsageError for a name that is none of POLICIES."""
-    if name not in POLICIES:
-        raise UsageError(f"no cache policy is called '{name}'", f"use one of {', '.join(POLICIES)}")
-    return POLICIES[name](locations, counts)

@@ -15,14 +15,12 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.choices import Executor, PredictorName
+from vkmoe.choices import Executor
 from vkmoe.experts import _sums
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.settings import CacheSettings
 
 __all__ = [
-    "PREDICTORS",
     "WARM_UP",
     "Correlation",
     "Frequency",
@@ -35,7 +33,6 @@ __all__ = [
 Scores = NDArray[np.float64]
 Ids = NDArray[np.uint32]
 
-PREDICTORS: tuple[PredictorName, ...] = ("previous", "correlation", "frequency")
 N_TOKENS = 4  # the tokens that `Previous` looks back on
 WARM_UP = 32  # tokens seen before the first guess
 LATEST = 1e15  # weight of a pair; the counts are float32
@@ -55,6 +52,7 @@ class Predictor(ABC):
     def __init__(self, space: KeySpace) -> None:
         self.space = space
         self.guessed: Scores | None = None
+        self._next: Scores | None = None  # what `after_token` returned
 
     @abstractmethod
     def after_token(self, ids: Ids) -> Scores | None:
@@ -63,46 +61,35 @@ class Predictor(ABC):
         None while nothing is known, and in stepped mode where only a layer hints at the next.
         """
 
-    @abstractmethod
     def after_layer(self, layer: int, ids: Ids) -> Scores | None:
         """Return scores [n_experts] of the next MoE layer; the token uses `ids` [n_used] in this.
 
-        None while nothing is known. Must hold: there is a layer after it.
+        None while nothing is known; as before the token where this layer tells nothing more. Must
+        hold: there is a layer after it.
         """
+        return None if self._next is None else self._next[self.space.keys(layer + 1)]
 
-    @abstractmethod
     def reset(self) -> None:
         """Forget the last tokens, as a new text begins, but not what was learned of the model."""
+        self._next = self.guessed = None
 
 
 def create_predictor(
     settings: CacheSettings, space: KeySpace, counts: DecayedCounts
 ) -> Predictor | None:
     """Make the predictor that the settings name; None for "none"."""
-    name, life = settings.predictor, PAIRS_LIVE * settings.half_life
+    name = settings.predictor
     if name == "previous":
         return Previous(space)
     if name == "frequency":
         return Frequency(space, counts)
     if name == "correlation":
+        life = PAIRS_LIVE * settings.half_life
         return Correlation(space, life, settings.executor, settings.lag)
     return None
 
 
-class _ByToken(Predictor):
-    """Knows as much of a layer before the token as when the layers above it are done."""
-
-    def __init__(self, space: KeySpace) -> None:
-        super().__init__(space)
-        self._next: Scores | None = None
-
-    def after_layer(self, layer: int, ids: Ids) -> Scores | None:
-        if self._next is None:
-            return None
-        return self._next[self.space.keys(layer + 1)]
-
-
-class Previous(_ByToken):
+class Previous(Predictor):
     """Expects the experts of the last four tokens, half as likely with every token since."""
 
     def __init__(self, space: KeySpace) -> None:
@@ -118,11 +105,11 @@ class Previous(_ByToken):
         return scores
 
     def reset(self) -> None:
+        super().reset()
         self._last.clear()
-        self._next = None
 
 
-class Frequency(_ByToken):
+class Frequency(Predictor):
     """Expects experts by their decayed counts, which the owner keeps."""
 
     def __init__(self, space: KeySpace, counts: DecayedCounts) -> None:
@@ -151,7 +138,7 @@ class Correlation(Predictor):
     @staticmethod
     def n_bytes(space: KeySpace) -> int:
         """Count the bytes of what is remembered of pairs."""
-        return 4 * space.n_layers * space.n_experts * (space.n_experts + 1)
+        return 4 * space.n_keys * (space.n_experts + 1)
 
     def __init__(
         self, space: KeySpace, half_life: float, executor: Executor = "fused", lag: int = 1
@@ -177,22 +164,22 @@ class Correlation(Predictor):
             before, self.guessed = self._last[0]
             self._learn(before, ids, 0)
         ready = self._n_tokens > WARM_UP
-        guess = self._follow(ids, 0).ravel() if ready else None
-        self._last.append((ids.copy(), guess))
-        return guess
+        self._next = self._follow(ids, 0).ravel() if ready else None
+        self._last.append((ids.copy(), self._next))
+        return self._next
 
     def after_layer(self, layer: int, ids: Ids) -> Scores | None:
         if not self._stepped:
-            guess = self._last[0][1] if self._last else None
-            return guess[self.space.keys(layer + 1)] if guess is not None else None
+            return super().after_layer(layer, ids)
         if self._n_tokens <= WARM_UP:
             return None
         following: Scores = self._follow(ids[None], layer + 1)[0]
         return following
 
     def reset(self) -> None:
+        super().reset()
         self._last.clear()
-        self._above_first = self.guessed = None
+        self._above_first = None
 
     # ----- inside -----
 

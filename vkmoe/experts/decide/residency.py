@@ -1,8 +1,9 @@
-"""Decides which experts have a slot, from what the tokens used and without a GPU.
+"""Decides which experts have a slot, from what the tokens used and without a GPU or a file.
 
 The engine and the simulator ask the same object, so that their hits agree exactly. Owns the
 policies, the counts and the record of where experts are (locations.py), which it changes by giving
 slots; does not copy: it answers with moves, whose arrival its caller notes in the record.
+`Residency` is of the device, `PoolResidency` of a host pool that is smaller than the model.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import PolicyName
 from vkmoe.experts.decide import pins
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask
+from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask
 from vkmoe.experts.decide.locations import NO_POOL, Locations, Move
 from vkmoe.experts.decide.pins import PinChange, Pinning
-from vkmoe.experts.decide.policies import NO_LIMITS, Limits, create_policy
+from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Limits
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.worth import COPY, GUESS, PredictionCounts, create_foresight
 
-__all__ = ["Residency"]
+__all__ = ["PoolResidency", "Residency"]
 
 
 class Residency:
@@ -50,11 +51,11 @@ class Residency:
         # The MoE layers that have slots, in rows of their keys.
         self._layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
         self._foresight = create_foresight(space, pools, self.counts, settings)
-        self._policy = create_policy(settings.policy, self.locations, self.counts)
+        self._policy = POLICIES[settings.policy](self.locations, self.counts)
         self._pinning = Pinning(self.locations, settings)
         self.n_tokens = 0
         self._is_undecided = False  # whether a token was observed and not decided on
-        # What such tokens used, if there are slots at all: keys, and those without a slot.
+        # What such tokens used, if there are slots at all: keys, and those without a slot, by rank.
         self._used: list[Keys] = []
         self._missing: list[Keys] = []
         # The host pool where it does not hold all experts: only those in it can be copied.
@@ -68,15 +69,12 @@ class Residency:
     @property
     def pinned(self) -> list[list[int]]:
         """Return the ids of the pinned experts of each layer, ascending."""
-        found: list[list[int]] = [[] for _ in range(self.space.n_layers)]
-        for key in np.flatnonzero(self.locations.pins).tolist():
-            layer, expert = self.space.split(key)
-            found[layer].append(expert)
-        return found
+        pins = self.locations.pins.reshape(self.space.n_layers, self.space.n_experts)
+        return [np.flatnonzero(row).tolist() for row in pins]
 
     @property
     def predictions(self) -> PredictionCounts:
-        """Return how the guesses went that experts were fetched on."""
+        """Return how guesses went."""
         return self._foresight.counts if self._foresight is not None else PredictionCounts()
 
     def start(self) -> list[Move]:
@@ -85,9 +83,9 @@ class Residency:
         moves = self._pin(self._pinning.at_start(seed), NO_KEYS)
         if seed is not None:
             for index, pool in enumerate(self._pools):
-                wanted = pins.fill(seed, pool, self.space)
-                absent = [key for key in wanted if self.locations.is_absent(key)]
-                coming = np.array(absent[: self.locations.n_free[index]], np.int64)
+                wanted = np.array(pins.fill(seed, pool, self.space), np.int64)
+                absent = wanted[~self.locations.are_resident(wanted)]
+                coming = absent[: self.locations.n_free[index]]
                 # The most used comes last: then every policy lets it leave last.
                 moves += self._promote(coming[::-1], NO_KEYS)
         return moves
@@ -104,8 +102,7 @@ class Residency:
     def observe(self, routing: NDArray[np.uint32]) -> Keys:
         """Learn that tokens used `routing` [n_tokens, n_layers, n_used]; return their keys.
 
-        Tokens count one after the other: all that follows is the same whether they come in one
-        call or in several, as long as nothing is decided between them.
+        All that follows is the same if they come in several calls, with no decision between.
         """
         keys = self.space.keys_of(routing)
         for ids, used in zip(routing, keys, strict=True):
@@ -119,7 +116,6 @@ class Residency:
                 self._foresight.after_token(ids, used)
             if self._pools:
                 slotted = used if len(self._layers) == len(used) else used[self._layers]
-                # By rank: the highest of all layers come first.
                 self._missing.append(self._policy.use(slotted.T.reshape(-1)))
                 self._used.append(used)
         return keys
@@ -127,15 +123,15 @@ class Residency:
     def decide(self, landed: Sequence[int] = (), budget_bytes: float = inf) -> list[Move]:
         """Return what to move before the next token, now that some were observed.
 
-        `landed` are missed experts that lie in landing slots now. First come those that are worth
-        most; while nothing is known of that, those that landed, then those missed, by token and
-        rank. Copies fill at most `budget_bytes`, up to the first that does not fit.
+        `landed` are missed experts that lie in landing slots now. Those worth most come first;
+        while that is not known, those that landed, then those missed, by token and rank. Copies
+        fill at most `budget_bytes`, up to the first that does not fit.
         """
         if not self._is_undecided:
             return []
         moves: list[Move] = []
         if self._pools:
-            used, missing = _joined(self._used), _joined(self._missing)
+            used, missing = np.concatenate(self._used), np.concatenate(self._missing)
             if len(self._missing) > 1:  # more than one token may have missed an expert
                 missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
                 missing = missing[~self.locations.are_resident(missing)]
@@ -151,9 +147,20 @@ class Residency:
     def hint(
         self, keys: Sequence[int] | Keys, needed: Keys, budget_bytes: float = inf
     ) -> list[Move]:
-        """Fetch the absent ones of these, the likeliest first; none of `needed` leaves."""
+        """Fetch those of these that are worth far more than those that would leave, on a guess.
+
+        The likeliest come first; those with a slot are left out, and none of `needed` leaves.
+        """
+        if self._foresight is None or self._foresight.worth is None:
+            return []
         found = np.array(keys, np.int64)
-        return self._fetch(found[~self.locations.are_resident(found)], needed, budget_bytes)
+        absent = ~self.locations.are_resident(found) & (self.locations.pool_of[found] != NO_POOL)
+        guessed = self._copyable(found[absent])
+        bids = self._foresight.worth[guessed] / GUESS
+        limits = Limits(bids, self._foresight.held_worth, budget_bytes)
+        moves = self._promote(guessed, needed, limits)
+        self._note_guesses(moves, guessed)
+        return moves
 
     def guess_next_layer(self, layer: int, experts: NDArray[np.uint32]) -> Keys:
         """Guess which experts without a slot the next layer will use: keys, likeliest first.
@@ -173,10 +180,6 @@ class Residency:
     def arrived(self, moves: Iterable[Move]) -> None:
         """Note that all bytes of moves are there: the next token finds the experts in slots."""
         self.locations.arrive([move.key for move in moves])
-
-    def failed(self, moves: Iterable[Move]) -> None:
-        """Free the slots of moves whose copies failed."""
-        self.locations.leave([move.key for move in moves])
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the record or the policy contradicts itself (tests)."""
@@ -209,17 +212,6 @@ class Residency:
         bids[n_missed:] /= GUESS
         limits = Limits(bids, self._foresight.held_worth, budget_bytes, n_landed)
         moves = self._promote(newcomers, used, limits)
-        self._note_guesses(moves, guessed)
-        return moves
-
-    def _fetch(self, absent: Keys, needed: Keys, budget_bytes: float) -> list[Move]:
-        """Give slots on a guess to experts that are worth far more than those that would leave."""
-        if self._foresight is None or self._foresight.worth is None:
-            return []
-        guessed = self._copyable(absent[self.locations.pool_of[absent] != NO_POOL])
-        bids = self._foresight.worth[guessed] / GUESS
-        limits = Limits(bids, self._foresight.held_worth, budget_bytes)
-        moves = self._promote(guessed, needed, limits)
         self._note_guesses(moves, guessed)
         return moves
 
@@ -258,10 +250,80 @@ class Residency:
         return moves
 
 
-def _joined(parts: Sequence[Keys]) -> Keys:
-    """Return the keys of all parts, [n]."""
-    return (
-        np.concatenate([part.reshape(-1) for part in parts])
-        if len(parts) > 1
-        else parts[0].reshape(-1)
-    )
+class PoolResidency:
+    """Orders experts into host slots; a layer needs them while its token runs and waits for misses.
+
+    An expert in the pool that also has a device slot is the first to leave: it is not read there.
+    """
+
+    def __init__(
+        self,
+        space: KeySpace,
+        pools: Sequence[PoolSpec],
+        policy: PolicyName,
+        counts: DecayedCounts,
+    ) -> None:
+        """Begin with an empty pool; the owner of `counts` counts. All layers have host slots."""
+        assert {layer for pool in pools for layer in pool.layers} == set(range(space.n_layers))
+        self.space, self.pools = space, tuple(pools)
+        self.locations, self._counts = Locations(space, pools), counts
+        self._policy = POLICIES[policy](self.locations, counts)
+
+    @property
+    def n_at_once(self) -> int:
+        """Return how many experts of one size can always be here together.
+
+        What other layers keep in any case, although it is not needed now, leaves no room for them.
+        """
+        return min(pool.capacity - pool.floor * (len(pool.layers) - 1) for pool in self.pools)
+
+    def use(self, keys: Keys) -> Keys:
+        """Note that a layer uses these; returns those that are neither here nor on their way."""
+        return self._policy.use(keys)
+
+    def bring(self, keys: Sequence[int], kept: Mask, in_slots: Mask) -> list[Move]:
+        """Give host slots to these distinct keys, in order, as long as others may leave for them.
+
+        `kept` [n_keys] may not leave, nor may those on the way; `in_slots` leave first.
+        """
+        moves: list[Move] = []
+        busy = kept | self.locations.arriving
+        for pool in range(len(self.pools)):
+            coming = [key for key in keys if self.locations.pool_of[key] == pool]
+            if coming:
+                moves += self._bring(pool, coming, busy, in_slots)
+        return moves
+
+    def first_fill(self, in_slots: Mask) -> list[int]:
+        """List what to read before the first token: the most used, else as many of each layer.
+
+        Experts `in_slots` [n_keys] are left out: they are not read here.
+        """
+        used, left_out = self._counts.values(), in_slots | self.locations.resident
+        wanted: list[int] = []
+        for pool, n_free in zip(self.pools, self.locations.n_free, strict=True):
+            rows = np.stack([self.space.keys(layer) for layer in pool.layers])
+            ranks = np.argsort(np.argsort(-used[rows], axis=1, kind="stable"), axis=1)
+            ranked = rows.ravel()[np.lexsort((-used[rows].ravel(), ranks.ravel()))]
+            wanted += ranked[~left_out[ranked]][:n_free].tolist()
+        return sorted(wanted)  # as they lie in the file
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the record or the policy contradicts itself (tests)."""
+        self._policy.check_integrity()
+
+    # ----- inside -----
+
+    def _bring(self, pool: int, coming: list[int], busy: Mask, in_slots: Mask) -> list[Move]:
+        locations, leaving = self.locations, NO_KEYS
+        n_short = len(coming) - locations.n_free[pool]
+        if n_short > 0:
+            twice = locations.present & in_slots & ~busy & (locations.pool_of == pool)
+            leaving = np.flatnonzero(twice)[:n_short]
+        n = len(leaving)
+        if n:
+            self._policy.enter(np.array(coming[:n], np.int64), leaving)
+            busy[coming[:n]] = True  # the others' victims are none of these
+        pairs = zip(coming[:n], leaving.tolist(), strict=True)
+        moves = [Move(pool, key, victim) for key, victim in pairs]
+        return moves + self._policy.promote(coming[n:], busy)

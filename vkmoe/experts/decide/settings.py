@@ -1,6 +1,7 @@
-"""Describes how an expert cache is laid out and what was chosen for it, as plain data.
+"""Describes an expert cache as plain data: its slots, what was chosen for it, whether it suffices.
 
-Made from the config and the memory plan for the engine, from options for the simulator.
+Made from the config and the memory plan for the engine, from options for the simulator. Whether
+slots fit is decided by placement/experts.py.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from dataclasses import dataclass
 
 from vkmoe.choices import Executor, PolicyName, PredictorName, SlotSharing
 from vkmoe.config import Pins
+from vkmoe.facts import CacheSizing, SizingStatus
 
 __all__ = [
     "CacheSettings",
     "PoolSpec",
     "make_pools",
+    "recommended_slots",
+    "size_cache",
+    "sizing_line",
 ]
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_MORE_ROOM = "lower --ctx-size, close other programs that use the GPU, or take a smaller model"
 
 
 @dataclass(frozen=True)
@@ -55,15 +63,82 @@ def make_pools(
     theirs, each with a floor of `n_used` slots, or an even share where there are fewer.
     """
     if allocation == "layer":
-        return tuple(
-            PoolSpec((layer,), n_slots, 0, size)
-            for layer, (n_slots, size) in enumerate(zip(slots, slot_bytes, strict=True))
-            if n_slots
-        )
+        sized = enumerate(zip(slots, slot_bytes, strict=True))
+        return tuple(PoolSpec((layer,), n, 0, size) for layer, (n, size) in sized if n)
     pools = []
     for size in dict.fromkeys(slot_bytes):
         layers = tuple(i for i, other in enumerate(slot_bytes) if other == size)
-        capacity = sum(slots[layer] for layer in layers)
-        if capacity:
+        if capacity := sum(slots[layer] for layer in layers):
             pools.append(PoolSpec(layers, capacity, min(n_used, capacity // len(layers)), size))
     return tuple(pools)
+
+
+# ----- whether it is large enough -----
+
+
+def recommended_slots(n_experts: int, n_used: int) -> int:
+    """Return the slots per layer from which caching works well: twice the experts a token uses.
+
+    Measured on 20 models in "Not All Models Suit Expert Offloading" (arXiv:2505.16056).
+    """
+    return min(n_experts, 2 * n_used)
+
+
+def size_cache(
+    slots: Sequence[int], slot_bytes: Sequence[int], n_experts: int, n_used: int, asked: str = ""
+) -> CacheSizing:
+    """Judge `slots[layer]` slots of `slot_bytes[layer]` bytes (MoE layers).
+
+    A size of 0 is one that is not known; no layers at all: a model without experts. `asked` is the
+    flag by which the user chose the slots, empty if the plan did.
+    """
+    smallest, recommended = min(slots, default=0), recommended_slots(n_experts, n_used)
+    status: SizingStatus = "ok"
+    remedy = ""
+    if not slots:
+        status, remedy = "empty", f"leave out {asked}" if asked else ""
+    elif not all(slot_bytes):
+        status, remedy = "unknown_expert_size", "look at the model file with `vkmoe info`"
+    elif smallest < recommended:
+        status = "below_recommended" if smallest else "budget_exhausted"
+        remedy = f"raise {asked}" if asked else _MORE_ROOM
+    return CacheSizing(
+        status,
+        n_slots_smallest_layer=smallest,
+        n_slots=sum(slots),
+        n_total=n_experts * len(slots),
+        n_experts=n_experts,
+        n_bytes=sum(n * size for n, size in zip(slots, slot_bytes, strict=True)),
+        recommended=recommended,
+        ratio=smallest / recommended if recommended else 0.0,
+        remedy=remedy,
+    )
+
+
+def sizing_line(sizing: CacheSizing) -> str:
+    """Say in one line how much is cached, what is recommended, the status and the remedy."""
+    if sizing.status == "empty":
+        advice = f", so {sizing.remedy}" if sizing.remedy else ""
+        return f"expert cache: the model has no experts{advice}: empty"
+    if sizing.status == "unknown_expert_size":
+        found = "how large an expert is, is not known; all are read from host memory"
+    else:
+        found = f"{_share(sizing)}; recommended at least {sizing.recommended}"
+    verdict = sizing.status.replace("_", " ")
+    if sizing.status == "below_recommended":
+        verdict += f" ({sizing.ratio:.2f} of it)"
+    remedy = f"; to change that, {sizing.remedy}" if sizing.remedy else ""
+    return f"expert cache: {found}: {verdict}{remedy}"
+
+
+def _share(sizing: CacheSizing) -> str:
+    n_experts, n_bytes, place = sizing.n_experts, sizing.n_bytes, sizing.place
+    if not sizing.n_slots:
+        source = "host memory" if place == "device" else f"the {place}"
+        return f"none of {n_experts} experts per layer on the device, all read from {source}"
+    unit, size = ("GiB", _GIB) if n_bytes >= _GIB else ("MiB", _MIB)
+    return (
+        f"{sizing.n_slots_smallest_layer} of {n_experts} experts per layer "
+        f"({100 * sizing.n_slots / sizing.n_total:.0f} %) "
+        f"{'on' if place == 'device' else 'in'} the {place}, {n_bytes / size:,.1f} {unit}"
+    )

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts import _sums
-from vkmoe.experts.decide.counts import DecayedCounts
-from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask, Values
+from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask, Values
 from vkmoe.experts.decide.predict import create_predictor
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 
@@ -152,11 +151,10 @@ class Foresight:
 class Chances:
     """Learns how likely each expert is to be used `lag` tokens on; one `update` per token.
 
-    What recent use means differs from model to model: in one, an expert used a moment ago comes
-    back; in another only one that is used all the time, or that follows those of the last token. So
-    it is learned as the model runs: a linear fit of uses to decayed counts of several half-lives,
-    and to the predictor's scores. A fixed rule, such as the plain count, costs hits on some routing
-    (bench/results). Chances are estimates: they can lie outside of 0 to 1, and only compare.
+    What recent use means differs from model to model, and a fixed rule costs hits on some routing
+    (bench/results). So it is learned as the model runs: a linear fit of uses to decayed counts of
+    several half-lives, and to the predictor's scores. Chances are estimates: they can lie outside
+    of 0 to 1, and only compare.
     """
 
     def __init__(self, counts: DecayedCounts, half_life: float, lag: int = 1) -> None:

@@ -1,6 +1,6 @@
 """Counts uses and hits of every expert while a model runs, and times what copying hid.
 
-Pure NumPy. Does not decide anything; the decayed counts that do are in decide/counts.py. The totals
+Pure NumPy. Does not decide anything; the decayed counts that do are in decide/keys.py. The totals
 of caches and pools are filled in by what moves experts (store/).
 """
 

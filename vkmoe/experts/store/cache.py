@@ -1,11 +1,10 @@
 """Runs the expert cache; only this module knows policy, slots, host pool, table and copies.
 
-`ExpertCache` puts these together and runs them: a submit begins with `begin`, a token ends with
-`after_token`; where a token is several submits with a look at the routing between them, `need`
-makes a layer's experts available. While a submit reads a version of the table, nothing that version
-leads to is written, except landing slots, by that submit alone. `ExpertTracker` counts what the
-tokens used, there also where nothing moves. Does not decide which experts have slots
-(decide/residency.py), and owns no memory.
+A submit begins with `begin`, a token ends with `after_token`; where a token is several submits,
+`need` makes a layer's experts available between them. While a submit reads a version of the table,
+nothing that version leads to is written, except landing slots, by that submit alone.
+`ExpertTracker` counts what the tokens used, there also where nothing moves. Does not decide which
+experts have slots (decide/residency.py), and owns no memory.
 """
 
 from __future__ import annotations
@@ -21,24 +20,19 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
-from vkmoe.experts.decide.pool_residency import PoolResidency
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, Interval, Overlap
-from vkmoe.experts.store.copies import Copy, CopyBudget, DrainedUploader
-from vkmoe.experts.store.host_pool import HostPool
+from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader
 from vkmoe.experts.store.slots import Landings, SlotManager
 from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
-from vkmoe.experts.store.tier import Tier, TierSpec
+from vkmoe.experts.store.tier import HostPool, Tier
 from vkmoe.gpu.arena import Placement
 
-__all__ = ["CacheMemory", "CacheWays", "ExpertCache", "ExpertTracker", "PoolParts"]
+__all__ = ["CacheMemory", "CacheWays", "ExpertCache", "ExpertTracker"]
 
 # Limit of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
 MAX_SUBMIT_BYTES = 256 << 20
 OVERLAPPED_SUBMIT_BYTES = 16 << 20  # small enough to be of use, or taken back, one by one
-MAX_READ_BYTES = 1  # one expert a job: what is needed waits for no more guesses than that
-COPY_FAILED = "copying experts to the GPU failed, they are read in place"
-READ_FAILED = "reading experts from the model file failed"
 
 
 class CacheMemory(NamedTuple):
@@ -54,24 +48,11 @@ class CacheMemory(NamedTuple):
     scratch: Sequence[Placement] = ()  # [n_used]: where misses are gathered that may not stay
 
 
-class PoolParts(NamedTuple):
-    """Names the parts of a host pool smaller than the model."""
-
-    residency: PoolResidency
-    slots: SlotManager
-    reads: DrainedUploader
-
-
 @dataclass(frozen=True)
 class CacheWays:
-    """Says how copies are made.
+    """Says how copies are made."""
 
-    With `wait`, the plain way, the next submit finds all in place that was decided to move; else
-    copies are collected when they are done.
-    """
-
-    wait: bool = True
-    marks_homes: bool = False  # kernels are to know what they read at home
+    wait: bool = True  # the plain way: the next submit waits for what is to move
     budget: CopyBudget | None = None  # of bytes for the next token; None: there is no limit
     overlap: Overlap | None = None  # notes when copies to slots ran
 
@@ -91,10 +72,7 @@ class ExpertTracker:
         on_device: bool = False,
         checks: bool = False,
     ) -> None:
-        """Begin to count; without a cache, `on_device` says where all experts are.
-
-        `checks` is for tests.
-        """
+        """Begin to count; no cache: `on_device` says where all experts are; `checks`: in tests."""
         self.residency, self.cache = residency, cache
         self.profiler = ExpertProfiler(residency.space, layer_numbers)
         self._table, self._on_device, self._checks = table, on_device, checks
@@ -111,8 +89,7 @@ class ExpertTracker:
     def begin(self, first: bool = True) -> int:
         """Return the address of the table for the next submit, a run's `first` or a later one.
 
-        Must hold: no submit is in flight, not even one that was interrupted. Raises
-        DeviceLostError.
+        Must hold: no submit is in flight, nor one that was interrupted. Raises DeviceLostError.
         """
         table, cache = self._table, self.cache
         table.end_all()
@@ -127,9 +104,9 @@ class ExpertTracker:
         self._table.end(self._reader)
 
     def timed(self, submits: Sequence[Interval], host: Interval) -> None:
-        """Note when a token ran, in these submits and between `host`'s begin and end.
+        """Note when a token ran: its submits by the device's clock, begin and end by the host's.
 
-        In nanoseconds of the device's and of the host's clock. Comes before `after_token`.
+        Comes before `after_token`.
         """
         self._host_ns = host[1] - host[0]
         if self.overlap is not None:
@@ -149,8 +126,8 @@ class ExpertTracker:
     ) -> None:
         """Count tokens that are over: they used `routing` [n_tokens, n MoE layers, n_used].
 
-        It is kept. `filled` [n_tokens, n MoE layers, n_used]: which experts kernels stored whole
-        where they were to land; None: none.
+        It is kept. `filled`, alike, marks experts that kernels stored whole where they were to
+        land; None: none.
         """
         if self.cache is not None:
             hits = self.cache.after_token(routing, filled, self._host_ns)
@@ -180,23 +157,36 @@ class ExpertCache:
         self,
         residency: Residency,
         memory: CacheMemory,
-        uploads: DrainedUploader,
+        uploads: Uploader,
         ways: CacheWays = PLAIN,
-        pool: PoolParts | None = None,
+        pool: HostPool | None = None,
     ) -> None:
+        """Begin with empty slots; `pool` is a host pool smaller than the model."""
         self.residency, self._space, self._ways = residency, residency.space, ways
-        self._memory, self._table = memory, memory.table
+        self._memory, self._table, self.pool = memory, memory.table, pool
         self._homes = [home for row in memory.homes for home in row]  # by key
         self._span_bytes = np.array(memory.span_bytes, np.int64)
-        self._mark = np.uint64(AT_HOME if ways.marks_homes else 0)
+        # Where experts may land, kernels are to know what they read at home.
+        marks_homes = memory.slots.n_landing or memory.scratch
+        self._mark = np.uint64(AT_HOME if marks_homes else 0)
         homes = [home.address for home in self._homes] or [NOWHERE] * self._space.n_keys
         self._home_addresses = np.array(homes, np.uint64) | self._mark
         # First: it sets slots apart.
         self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
-        self.pool = _make_pool(pool, memory, residency) if pool else None
-        self._tier = _make_tier(memory, residency, uploads, self.pool, ways)
-        self._lands = self._landings.n_landing > 0
-        self._steps = _LayerSteps(residency, self._tier, self.pool, ways.budget)
+        self._tier = Tier(
+            memory.table,
+            residency.locations,
+            memory.slots,
+            uploads,
+            source=self._homes.__getitem__ if pool is None else pool.place,
+            span_bytes=memory.span_bytes,
+            max_copy_bytes=MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
+            failure="copying experts to the GPU failed, they are read in place",
+            readable=pool.locations if pool is not None else None,
+            overlap=ways.overlap,
+        )
+        self._lands = memory.slots.n_landing > 0
+        self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
         self._missed_bytes = self._n_landed = 0
 
     @property
@@ -218,7 +208,6 @@ class ExpertCache:
 
     @property
     def overlap(self) -> Overlap | None:
-        """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
         return self._tier.overlap
 
     def start(self, read: Callable[[Sequence[Copy]], object] | None = None) -> None:
@@ -228,9 +217,12 @@ class ExpertCache:
         reading raises.
         """
         moves = self.residency.start()
-        step = len(moves) if self.pool is None else max(1, self.pool.n_at_once)
-        for first in range(0, len(moves), max(1, step)):
-            self._bring_at_start(moves[first : first + step])
+        step = max(1, len(moves) if self.pool is None else self.pool.residency.n_at_once)
+        for first in range(0, len(moves), step):
+            batch = moves[first : first + step]
+            self._steps.fetch(np.array([move.key for move in batch], np.int64))
+            self._tier.bring(batch, wait=True)
+            self._tier.collect(wait=True)
         if self.pool is not None:
             self.residency.host = self.pool.locations
             if read is not None:
@@ -262,8 +254,8 @@ class ExpertCache:
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """Ensure that a layer's experts [n_tokens, n_used] of the next submit are in memory.
 
-        In a slot or in the pool. Waits for the file; raises ModelFileError where it cannot be read.
-        What they let expect of the next layer is begun.
+        In a slot or in the pool. What they let expect of the next layer is begun. Waits for the
+        file; raises ModelFileError where it cannot be read.
         """
         self._steps.need(layer, experts)
 
@@ -273,11 +265,9 @@ class ExpertCache:
         filled: NDArray[np.bool_] | None = None,
         host_ns: int = 0,
     ) -> Mask:
-        """Decide what moves after tokens that used `routing` [n_tokens, n_layers, n_used].
+        """Decide what moves after tokens, as of `ExpertTracker.after_token`; copies begin.
 
-        Copies begin. `filled`, alike, marks experts that were stored whole where they were to land;
-        `host_ns` is how long the host waited for the tokens. Returns which uses were served from
-        slots.
+        The host waited for them for `host_ns`. Returns which uses were served from slots.
         """
         keys, budget = self.residency.observe(routing), self._ways.budget
         hits = self._steps.hits(keys)
@@ -299,21 +289,15 @@ class ExpertCache:
         return hits
 
     def settle(self) -> None:
-        """Wait for the copies under way, so that the counters tell of them.
-
-        Raises DeviceLostError.
-        """
+        """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
         self._recover()
         self._tier.collect(wait=True)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the record of where experts are contradicts itself (tests).
-
-        Or if the table leads elsewhere.
-        """
+        """Raise AssertionError if a record contradicts itself, or the table leads elsewhere."""
         self.residency.check_integrity()
         if self.pool is not None:
-            self.pool.check_integrity()
+            self.pool.residency.check_integrity()
         keys = np.flatnonzero(~self._changed)
         entries = self._table.entries.reshape(-1)[keys]
         assert (entries == self._addresses(keys)).all(), "the table leads elsewhere"
@@ -363,11 +347,6 @@ class ExpertCache:
             moves = [move for move in moves if not move.landed]
         self._tier.bring(moves, self._ways.wait)
 
-    def _bring_at_start(self, moves: Sequence[Move]) -> None:
-        self._steps.fetch(np.array([move.key for move in moves], np.int64))
-        self._tier.bring(moves, wait=True)
-        self._tier.collect(wait=True)
-
 
 class _LayerSteps:
     """Brings the experts of the next layer into memory, where a token is cut at its routers.
@@ -393,10 +372,7 @@ class _LayerSteps:
         self._left = None
 
     def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Ensure that a layer's experts [n_tokens, n_used] of the next submit are in memory.
-
-        Waits for the file; raises ModelFileError where it cannot be read.
-        """
+        """Do what `ExpertCache.need` says."""
         keys = experts.astype(np.int64) + layer * self._residency.space.n_experts
         self._next = (layer, keys)
         used = keys.reshape(-1)
@@ -423,8 +399,6 @@ class _LayerSteps:
         for layer, row in self._hits.items():
             hits[:, layer] = row
         return hits
-
-    # ----- inside -----
 
     def _kept(self, keys: Keys) -> Mask:
         """Mark which may not leave the pool [n_keys]: those needed now or being copied from."""
@@ -471,44 +445,3 @@ def _rank_misses(keys: Keys, missed: Mask) -> tuple[Keys, Keys]:
             rank[token, layer, choice] = ranks.setdefault(key, len(ranks) + 1)
         n_missed[layer] = len(ranks)
     return rank, n_missed
-
-
-def _make_tier(
-    memory: CacheMemory,
-    residency: Residency,
-    uploads: DrainedUploader,
-    pool: HostPool | None,
-    ways: CacheWays,
-) -> Tier:
-    """Make the tier of the device's slots, which are filled from the homes."""
-    homes = [home for row in memory.homes for home in row]  # by key
-    spec = TierSpec(
-        residency.locations,
-        memory.slots,
-        uploads,
-        homes.__getitem__ if pool is None else lambda key: pool.tier.slot(key).memory,
-        pool.locations if pool is not None else None,
-        memory.span_bytes,
-        MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
-        COPY_FAILED,
-        ways.overlap,
-    )
-    return Tier(spec, memory.table)
-
-
-def _make_pool(parts: PoolParts, memory: CacheMemory, residency: Residency) -> HostPool:
-    """Make the host pool, which is filled from the file."""
-    overlap = Overlap()  # by the host's clock, which times reads
-    spec = TierSpec(
-        parts.residency.locations,
-        parts.slots,
-        parts.reads,
-        lambda key: key,
-        None,
-        memory.span_bytes,
-        MAX_READ_BYTES,
-        READ_FAILED,
-        overlap,
-    )
-    tier = Tier(spec, memory.table)
-    return HostPool(parts.residency, tier, residency.locations, overlap)

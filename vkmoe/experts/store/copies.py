@@ -28,7 +28,7 @@ from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.gpu.arena import Placement
 from vkmoe.gpu.backend import Submission
-from vkmoe.gpu.device import Device, native, translated
+from vkmoe.gpu.device import Device, native, translate_errors, translated
 from vkmoe.gpu.link_speed import LinkSpeed
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "SLICE_S",
     "Copy",
     "CopyBudget",
-    "DrainedUploader",
     "Job",
     "JobCancelledError",
     "JobQueue",
@@ -46,7 +45,6 @@ __all__ = [
     "Upload",
     "Uploader",
     "Uploads",
-    "background_bytes",
 ]
 
 log = logging.getLogger("vkmoe")
@@ -86,10 +84,6 @@ class Uploader(Protocol):
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         """Begin to copy, before what is not urgent. Raises VkmoeErrors, with nothing begun."""
 
-
-class DrainedUploader(Uploader, Protocol):
-    """Copies bytes, and can be brought to rest."""
-
     def drain(self) -> bool:
         """Wait until nothing is or will be written any more; return whether that was in time."""
 
@@ -108,10 +102,8 @@ class Uploads:
             raise translated(error, DOING) from error
 
     def drain(self) -> bool:
-        try:
+        with translate_errors(DOING):
             self._device.native.wait_idle()
-        except native().VulkanError as error:
-            raise translated(error, DOING) from error
         return True
 
 
@@ -192,7 +184,7 @@ class Prefetcher(Closing):
     @property
     def has_room(self) -> bool:
         """Return whether a job that is not urgent may be started now."""
-        return self._queue.n_later < self._max_queued
+        return len(self._queue.later) < self._max_queued
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Job:
         """Let the worker copy. `copies` must not change. Urgent jobs go before all others.
@@ -232,9 +224,8 @@ class Prefetcher(Closing):
             running.end(GpuError("the copy of experts did not end"))
         atexit.unregister(self.close)
         if first and self.n_failed:
-            n_all = self.n_jobs + self.n_failed
-            figures = (self._name, self.n_failed, n_all, self._first_failure)
-            log.warning("%s: %d of %d jobs failed; %s", *figures)
+            failed = f"{self.n_failed} of {self.n_jobs + self.n_failed} jobs failed"
+            log.warning("%s: %s; %s", self._name, failed, self._first_failure)
 
     # ----- on the worker's thread -----
 
@@ -386,22 +377,17 @@ class JobQueue:
         """Begin empty; `is_alive` returns whether the thread that takes jobs is."""
         self._is_alive = is_alive
         self._urgent: deque[Job] = deque()
-        self._later: deque[Job] = deque()
+        self.later: deque[Job] = deque()  # those that are not urgent
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._ending = False
         self.running: Job | None = None  # or the last one that was
 
     @property
-    def n_later(self) -> int:
-        """Return how many jobs wait that are not urgent."""
-        return len(self._later)
-
-    @property
     def waiting(self) -> list[Job]:
-        return [*self._urgent, *self._later]
+        return [*self._urgent, *self.later]
 
     def add(self, job: Job, urgent: bool) -> None:
-        (self._urgent if urgent else self._later).append(job)
+        (self._urgent if urgent else self.later).append(job)
         self._wake()
 
     def end(self) -> None:
@@ -411,9 +397,9 @@ class JobQueue:
 
     def wait_for(self, job: Job) -> None:
         """Wait until a job is over. Raises GpuError where no thread is left to do it."""
-        if job in self._later:
+        if job in self.later:
             self._urgent.append(job)  # first: Ctrl-C may leave it in both, but not in none
-            self._remove(self._later, job)
+            self._remove(self.later, job)
         while not job.look(SLICE_S):
             if not self._is_alive() and not job.done():
                 raise GpuError("the thread that copies experts has ended")
@@ -421,7 +407,7 @@ class JobQueue:
     def forget(self, job: Job) -> None:
         """Take a job out of the queue."""
         self._remove(self._urgent, job)
-        self._remove(self._later, job)
+        self._remove(self.later, job)
 
     def take(self) -> Job | None:
         """Return the next job, begun, once there is one; None when it is time to end."""
@@ -439,7 +425,7 @@ class JobQueue:
                 self._wakeups.get()
 
     def _first(self) -> Job | None:
-        for queue in (self._urgent, self._later):
+        for queue in (self._urgent, self.later):
             with suppress(IndexError):
                 return queue[0]
         return None
@@ -457,15 +443,20 @@ class JobQueue:
 class CopyBudget:
     """Says how many bytes may be copied in the background while the next token runs.
 
-    It goes by the tokens so far: running means of their time and of what they missed.
+    It goes by the tokens so far: running means of their time and of what they missed. Misses are
+    read over the same link, and a token waits for them but not for copies. So at most a quarter of
+    what the link can copy in the time of a token, and at most what the expected misses leave of it;
+    the aim is that reads in place get at most 15 % slower. But at least one expert, or a slow link
+    would let nothing in.
     """
 
     def __init__(self, link: LinkSpeed | None, largest_bytes: int) -> None:
+        """Begin without a token; no link: no limit. `largest_bytes` are those of an expert."""
         self._link, self._largest_bytes = link, largest_bytes
         self._token_s = self._missed_bytes = 0.0
         self._weight = 1.0  # of the next token; the first counts whole
 
-    def token(self, seconds: float, missed_bytes: int) -> None:
+    def token(self, seconds: float, missed_bytes: float) -> None:
         """Note how long a token took, from its submit to its end, and how much it missed."""
         self._token_s += self._weight * (seconds - self._token_s)
         self._missed_bytes += self._weight * (missed_bytes - self._missed_bytes)
@@ -474,20 +465,8 @@ class CopyBudget:
     @property
     def n_bytes(self) -> float:
         """Return the bytes that the next token may copy; one expert before the first."""
-        return background_bytes(self._link, self._token_s, self._missed_bytes, self._largest_bytes)
-
-
-def background_bytes(
-    link: LinkSpeed | None, token_s: float, missed_bytes: float, largest_bytes: int
-) -> float:
-    """Return the bytes to copy at most in a token of `token_s` seconds that misses `missed_bytes`.
-
-    Misses are read over the same link, and a token waits for them but not for copies. So at most a
-    quarter of what the link can copy in the time of a token, and at most what the expected misses
-    leave of it; the aim is that reads in place get at most 15 % slower. But at least
-    `largest_bytes`, one expert, or a slow link would let nothing in. Infinite without a link.
-    """
-    if link is None:
-        return inf
-    left_s = token_s - missed_bytes / link.read_bytes_per_second
-    return max(min(COPY_SHARE * token_s, left_s) * link.copy_bytes_per_second, largest_bytes)
+        if self._link is None:
+            return inf
+        left_s = self._token_s - self._missed_bytes / self._link.read_bytes_per_second
+        share_s = min(COPY_SHARE * self._token_s, left_s)
+        return max(share_s * self._link.copy_bytes_per_second, self._largest_bytes)

@@ -1,14 +1,13 @@
 """Holds the memory that experts are brought into: one slot holds one expert's span, whole.
 
-`SlotManager` owns the arenas, and since when a slot is no longer read; which expert has which slot
-says decide/locations.py, by the same numbers. `Landings` offers landing slots to the next submit,
-in the table. Neither chooses experts or copies. A host pool smaller than the model has slots of the
-same kind in host memory, host slots.
+`SlotManager` owns the arenas, of device or host memory, and since when a slot is no longer read;
+decide/locations.py records which expert has which slot, by the same numbers. `Landings` offers
+landing slots to the next submit, in the table. Neither chooses experts or copies.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -115,18 +114,17 @@ class SlotManager(Closing):
         self.all.clear()
 
     def _allocate(self) -> None:
-        totals: dict[int, int] = {}  # slots by their bytes
+        totals: Counter[int] = Counter()  # slots by their bytes
         for spec in self._pools:
-            n_slots = totals.get(spec.slot_bytes, 0) + spec.n_slots(self.n_landing)
-            totals[spec.slot_bytes] = n_slots
+            totals[spec.slot_bytes] += spec.n_slots(self.n_landing)
         name = "expert slots" if self._intent == "device" else "expert pool"
         for size, n_slots in totals.items():
             layout = lay_out_spans(self._device.info, [size] * n_slots)
             self._arenas[size] = Arena(self._device, self._intent, name, layout)
         for index, spec in enumerate(self._pools):
             arena = self._arenas[spec.slot_bytes]
-            n_slots = spec.n_slots(self.n_landing)
-            self.all += [Slot(arena.place(spec.slot_bytes), index) for _ in range(n_slots)]
+            for _ in range(spec.n_slots(self.n_landing)):
+                self.all.append(Slot(arena.place(spec.slot_bytes), index))
         if self._intent == "device" or self._poison:
             self._fill(self.all)
 
@@ -159,21 +157,14 @@ class Landings:
         """Fill the table's entries. Must hold: no expert has a slot, no submit is in flight."""
         self._table, self._locations, self._slots = table, locations, slots
         locations.set_apart(slots.n_landing)
-        n_layers, n_entries = table.landing.shape
-        for layer, (index, memory) in itertools.product(
-            range(n_layers), enumerate(scratch[:n_entries])
-        ):
-            table.set_landing(layer, index, memory.address)
+        for index, memory in enumerate(scratch[: table.landing.shape[1]]):
+            for layer in range(len(table.landing)):
+                table.set_landing(layer, index, memory.address)
         # Entries to offer when no submit reads their slots any more: (layer, index).
-        entries = np.argwhere(locations.landing != NO_SLOT).tolist()
-        self._waiting: list[tuple[int, int]] = [(layer, index) for layer, index in entries]
+        entries = np.ndindex(*locations.landing.shape)
+        self._waiting = [entry for entry in entries if locations.landing[entry] != NO_SLOT]
         self._landed: dict[int, int] = {}  # of the last token: rank among its layer's misses
         self.offer()
-
-    @property
-    def n_landing(self) -> int:
-        """Return how many slots a layer has to land in."""
-        return self._slots.n_landing
 
     def offer(self) -> None:
         """Offer those that no submit reads any more, in the table's next version."""
@@ -196,7 +187,7 @@ class Landings:
         `filled` are those found at home whose landing slot got every byte, as the kernels reported;
         `rank` counts the experts of a layer that were at home, from 1 on.
         """
-        here = filled & (rank <= self.n_landing)
+        here = filled & (rank <= self._slots.n_landing)
         found: list[int] = keys[here].tolist()
         self._landed = dict(zip(found, rank[here].tolist(), strict=True))
         return list(self._landed)

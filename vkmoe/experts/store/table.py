@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
+from vkmoe.experts.decide.keys import Keys
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
@@ -83,14 +84,10 @@ class ExpertTable(Closing):
         self._stale = [True] * N_VERSIONS
         self.entries[layer, expert] = address
 
-    def set_all(self, keys: ArrayLike, addresses: ArrayLike) -> None:
-        """Note the addresses of the experts of these keys (decide/keys.py)."""
-        where, words = np.asarray(keys, np.int64), np.asarray(addresses, np.uint64)
-        if where.shape != words.shape:
-            raise ValueError(f"{where.shape} keys for {words.shape} addresses")
-        if where.size:
-            self._stale = [True] * N_VERSIONS
-            self._all[where] = words
+    def set_all(self, keys: Keys, addresses: NDArray[np.uint64]) -> None:
+        """Note the addresses of the experts of these keys."""
+        self._stale = [True] * N_VERSIONS
+        self._all[keys] = addresses
 
     def set_landing(self, layer: int, index: int, address: int) -> None:
         """Note where the `index`-th miss of a layer may land; 0 = nowhere."""

@@ -1,8 +1,9 @@
 """Brings experts into memory of one kind, and follows what is under way there.
 
-There is one tier for device slots, filled from host memory, and where the host pool is smaller than
-the model one for the pool, filled from the file. It carries out what was decided, in the record of
-where experts are (decide/locations.py), and leaves the copying itself to an uploader.
+There is one `Tier` for device slots, filled from host memory, and where the host pool is smaller
+than the model one for the pool, filled from the file; `HostPool` runs that. A tier carries out what
+was decided, in the record of where experts are (decide/locations.py), and leaves the copying itself
+to an uploader.
 
 The record says before a copy begins that something may write its slot. So copies that Ctrl-C made
 the tier lose sight of are found by the record alone: `recover` lets go of their experts.
@@ -12,52 +13,41 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.errors import DeviceLostError, GpuError
-from vkmoe.experts.decide.keys import Mask
+from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
+from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Locations, Move
-from vkmoe.experts.records.profiler import Overlap
-from vkmoe.experts.store.copies import (
-    Copy,
-    DrainedUploader,
-    JobCancelledError,
-    QueueFullError,
-    Upload,
-)
+from vkmoe.experts.decide.residency import PoolResidency
+from vkmoe.experts.records.profiler import Interval, Overlap, PoolCounters
+from vkmoe.experts.store.copies import Copy, JobCancelledError, QueueFullError, Upload, Uploader
 from vkmoe.experts.store.slots import Slot, SlotManager
 from vkmoe.experts.store.table import ExpertTable
+from vkmoe.gpu.arena import Placement
 
-__all__ = ["Tier", "TierCounters", "TierSpec"]
+__all__ = ["HostPool", "Tier", "TierCounters"]
 
 log = logging.getLogger("vkmoe")
 MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
+MAX_READ_BYTES = 1  # one expert a job: what is needed waits for no more guesses than that
+N_ATTEMPTS = 2  # at an expert that is needed, before the run ends
 
 
-class TierSpec(NamedTuple):
-    """Lists what a tier works with."""
-
-    locations: Locations
-    slots: SlotManager
-    uploads: DrainedUploader
-    source: Callable[[int], Any]  # where the bytes of a key come from, as `uploads` takes it
-    readable: Locations | None  # only experts that are present there can be copied; None: all
-    span_bytes: Sequence[int]  # of an expert [n_layers]
-    max_copy_bytes: int  # of one upload
-    failure: str  # what is logged, once, when an upload fails
-    overlap: Overlap | None = None  # notes when bytes moved
-
-
+@dataclass
 class TierCounters:
     """Counts totals since the start; sizes in bytes, times in nanoseconds."""
 
-    def __init__(self) -> None:
-        self.n_copies = self.copied_bytes = self.n_evictions = 0
-        self.n_failed = self.n_cancelled = self.stall_ns = 0
+    n_copies: int = 0
+    copied_bytes: int = 0
+    n_evictions: int = 0
+    n_failed: int = 0
+    n_cancelled: int = 0
+    stall_ns: int = 0
 
 
 class _Pending(NamedTuple):
@@ -69,26 +59,29 @@ class _Pending(NamedTuple):
     began_ns: int
 
 
+@dataclass(eq=False)
 class Tier:
     """Brings experts into the slots they were given; none is written while a submit can read it."""
 
-    def __init__(self, spec: TierSpec, table: ExpertTable) -> None:
-        self.locations, self.slots, self.overlap = spec.locations, spec.slots, spec.overlap
-        self._uploads, self._source, self._readable = spec.uploads, spec.source, spec.readable
-        self._failure, self._table = spec.failure, table
-        self._span_bytes = np.array(spec.span_bytes, np.int64)
-        self._sizes: list[int] = self._span_bytes.tolist()
-        self._n_experts = spec.locations.space.n_experts
-        self._n_per_upload = max(1, spec.max_copy_bytes // max(spec.span_bytes))
-        self._addresses = spec.slots.addresses
-        self._pending: list[_Pending] = []
-        self.counters = TierCounters()
-        self.errors: dict[int, Exception] = {}  # why a key's last copy failed
+    table: ExpertTable
+    locations: Locations
+    slots: SlotManager
+    uploads: Uploader
+    source: Callable[[int], Any]  # where the bytes of a key come from, as `uploads` takes it
+    span_bytes: Sequence[int]  # of an expert [n_layers]
+    max_copy_bytes: int  # of one upload
+    failure: str  # what is logged, once, when an upload fails
+    readable: Locations | None = None  # only experts that are present there can be copied
+    overlap: Overlap | None = None  # notes when bytes moved
+    counters: TierCounters = field(default_factory=TierCounters)
+    errors: dict[int, Exception] = field(default_factory=dict)  # why a key's last copy failed
 
-    @property
-    def moving(self) -> set[int]:
-        """Return the keys that have a slot and are not there yet."""
-        return set(np.flatnonzero(self.locations.arriving).tolist())
+    def __post_init__(self) -> None:
+        self._sizes = np.array(self.span_bytes, np.int64)
+        self._n_experts = self.locations.space.n_experts
+        self._n_per_upload = max(1, self.max_copy_bytes // max(self.span_bytes))
+        self._addresses = self.slots.addresses
+        self._pending: list[_Pending] = []
 
     @property
     def pending_bytes(self) -> int:
@@ -96,7 +89,7 @@ class Tier:
         if not self.locations.any_arriving:
             return 0
         layers = np.flatnonzero(self.locations.arriving) // self._n_experts
-        return int(self._span_bytes[layers].sum())
+        return int(self._sizes[layers].sum())
 
     @property
     def is_copying(self) -> bool:
@@ -144,7 +137,7 @@ class Tier:
         waiting = self._waiting(last)
         if not waiting:
             return
-        oldest = self._table.oldest_read
+        oldest = self.table.oldest_read
         slots = zip(waiting, self._slots(waiting), strict=True)
         able = [key for key, slot in slots if slot.writable(oldest)]
         for start in range(0, len(able), self._n_per_upload):
@@ -179,7 +172,7 @@ class Tier:
         """
         if sum([len(pending.keys) for pending in self._pending]) == self.locations.n_copying:
             return
-        if not self._uploads.drain():
+        if not self.uploads.drain():
             raise GpuError("a copy of experts does not end", "its disk or its GPU may hang")
         self._pending.clear()
         self._release(self.locations.copying().tolist())
@@ -189,7 +182,7 @@ class Tier:
     def _note_evictions(self, moves: Sequence[Move]) -> None:
         newcomers = [move.key for move in moves if move.victim != FREE]
         if newcomers:
-            self.slots.unmap(self._slots(newcomers), self._table.version)
+            self.slots.unmap(self._slots(newcomers), self.table.version)
             self.counters.n_evictions += len(newcomers)
 
     def _slots(self, keys: Sequence[int]) -> list[Slot]:
@@ -199,8 +192,8 @@ class Tier:
     def _waiting(self, last: Sequence[int]) -> list[int]:
         """Return the experts whose copies can begin, those of `last` last and in that order."""
         waiting = self.locations.waiting()
-        if self._readable is not None:
-            waiting = waiting[self._readable.are_present(waiting)]
+        if self.readable is not None:
+            waiting = waiting[self.readable.are_present(waiting)]
         elif len(waiting) == len(last):
             return [*last]  # as nearly always: no others wait
         found: list[int] = waiting.tolist()
@@ -208,7 +201,7 @@ class Tier:
         return sorted(found, key=lambda key: turn.get(key, 0)) if turn else found
 
     def _copies(self, keys: Sequence[int]) -> list[Copy]:
-        source, sizes, n = self._source, self._sizes, self._n_experts
+        source, sizes, n = self.source, self.span_bytes, self._n_experts
         slots = zip(keys, self._slots(keys), strict=True)
         return [(source(key), slot.memory, sizes[key // n]) for key, slot in slots]
 
@@ -219,7 +212,7 @@ class Tier:
             self.slots.poison(map(self.slot, keys))
             began = perf_counter_ns()
             self.locations.begin_copy(keys)
-            upload = self._uploads.start(copies, urgent)
+            upload = self.uploads.start(copies, urgent)
             self._pending.append(_Pending(keys, n_bytes, upload, began))
         except DeviceLostError:
             raise
@@ -257,7 +250,7 @@ class Tier:
     def _give_up(self, keys: Sequence[int], error: Exception) -> None:
         """Take back copies that failed; warns once."""
         if not self.counters.n_failed:
-            log.warning("%s: %s", self._failure, str(error))  # the error holds on to memory
+            log.warning("%s: %s", self.failure, str(error))  # the error holds on to memory
         self.counters.n_failed += len(keys)
         self.errors.update((key, error) for key in keys)
         self._release(keys)
@@ -268,7 +261,161 @@ class Tier:
             self._release(keys)
 
     def _release(self, keys: Sequence[int]) -> None:
-        slots, oldest = self._slots(keys), self._table.oldest_read
+        slots, oldest = self._slots(keys), self.table.oldest_read
         self.locations.leave(keys)
         # A submit may still read the victim of an expert that waited.
         self.slots.poison(slot for slot in slots if slot.writable(oldest))
+
+
+class HostPool:
+    """Runs a host pool smaller than the model: experts come into it from the file when needed.
+
+    Those that are present on the device are not waited for here.
+    """
+
+    def __init__(
+        self,
+        residency: PoolResidency,
+        slots: SlotManager,
+        reads: Uploader,
+        table: ExpertTable,
+        span_bytes: Sequence[int],
+        device: Locations,
+    ) -> None:
+        """Begin empty; `device` says which experts are in its slots."""
+        self.residency, self.space = residency, residency.space
+        self.locations, self._device = residency.locations, device
+        self._overlap = Overlap()  # by the host's clock, which times reads
+        self.tier = Tier(
+            table,
+            residency.locations,
+            slots,
+            reads,
+            source=lambda key: key,
+            span_bytes=span_bytes,
+            max_copy_bytes=MAX_READ_BYTES,
+            failure="reading experts from the model file failed",
+            overlap=self._overlap,
+        )
+        self._n_uses = self._n_hits = self._n_hinted = self._n_right = 0
+        self._guessed: set[int] = set()  # for the layer to come, and being read for it
+
+    @property
+    def counters(self) -> PoolCounters:
+        """Return what was done since the start."""
+        tier, overlap = self.tier.counters, self._overlap
+        hidden = overlap.fraction  # which adds up what is known by now
+        return PoolCounters(
+            n_uses=self._n_uses,
+            n_hits=self._n_hits,
+            n_reads=tier.n_copies,
+            read_bytes=tier.copied_bytes,
+            n_failed=tier.n_failed,
+            n_hinted=self._n_hinted,
+            n_cancelled=tier.n_cancelled,
+            stall_ns=tier.stall_ns,
+            read_ns=overlap.copied_ns,
+            hidden=hidden,
+            n_right=self._n_right,
+        )
+
+    def place(self, key: int) -> Placement:
+        """Return the memory of an expert's host slot. Must hold: it has one."""
+        return self.tier.slot(key).memory
+
+    def computed(self, host: Interval) -> None:
+        """Note that computing went on from `host`'s begin to its end, by the clock of reads."""
+        self._overlap.computed([host], host)
+
+    def fill(self, read: Callable[[Sequence[Copy]], object]) -> None:
+        """Let `read` read experts until the pool is full. Raises what it raises.
+
+        Those that came through the pool into slots make room. To be called before the first submit.
+        """
+        in_slots = self._device.present
+        self.locations.leave(np.flatnonzero(self.locations.present & in_slots))
+        none_kept = np.zeros(self.space.n_keys, np.bool_)
+        wanted = self.residency.first_fill(in_slots)
+        moves = self.residency.bring(wanted, none_kept, in_slots)
+        self.tier.fill(moves, read)
+
+    def started(self) -> None:
+        """Begin with tokens: what was needed and waited for until now does not count."""
+        self._n_uses = self._n_hits = 0
+        self.tier.started()
+
+    def need(self, keys: Keys, kept: Mask, make_room: Callable[[], Mask]) -> None:
+        """Ensure these experts, `n_at_once` at most, are in a slot or in the pool; waits for them.
+
+        A key may be repeated: each is a use, of one expert. `kept` [n_keys] may not leave the pool,
+        these keys among them; `make_room` waits for those of them that are copied, and returns
+        which are kept then. Raises ModelFileError and other VkmoeErrors when one cannot be read,
+        even at a second attempt.
+        """
+        wanted = keys[~self._device.are_present(keys)]
+        self.residency.use(wanted)
+        self._n_right += len(self._guessed.intersection(keys.tolist()))
+        self._guessed.clear()
+        here = self.locations.are_present(wanted)
+        self._n_uses += len(wanted)
+        self._n_hits += int(np.count_nonzero(here))
+        absent = np.array(list(dict.fromkeys(wanted[~here].tolist())), np.int64)
+        n_failed = n_crowded = 0
+        while absent.size:
+            absent, error = self._fetch(absent, kept)
+            n_failed += error is not None
+            n_crowded += bool(absent.size) and error is None
+            if error is not None and n_failed == N_ATTEMPTS:
+                raise self._unreadable(error)
+            if n_crowded == N_ATTEMPTS:
+                raise self._crowded(absent)
+            if absent.size:
+                kept = make_room()
+
+    def want(self, keys: Keys, kept: Mask) -> None:
+        """Begin to read experts that may be needed soon, but never more than one call's keys."""
+        room = len(keys) - int(np.count_nonzero(self.locations.arriving))
+        elsewhere = keys[~(self.locations.are_resident(keys) | self._device.are_present(keys))]
+        coming = elsewhere.tolist()[: max(0, room)]
+        if coming:
+            moves = self._bring(coming, kept, urgent=False)
+            self._n_hinted += len(moves)
+            self._guessed.update(move.key for move in moves)
+
+    # ----- inside -----
+
+    def _bring(self, keys: list[int], kept: Mask, urgent: bool) -> list[Move]:
+        moves = self.residency.bring(keys, kept, self._device.present)
+        self.tier.bring(moves, urgent=urgent)
+        return moves
+
+    def _fetch(self, absent: Keys, kept: Mask) -> tuple[Keys, Exception | None]:
+        """Make one attempt; returns which are still absent, and why one could not be read."""
+        tier, needed = self.tier, set(absent.tolist())
+        # What is only guessed at waits; those needed come anew.
+        tier.cancel(np.zeros(self.space.n_keys, np.bool_))
+        for key in needed:
+            tier.errors.pop(key, None)
+        todo = absent[~self.locations.are_resident(absent)].tolist()
+        moves = self._bring(todo, kept, urgent=True)
+        tier.collect(needed=needed)
+        if len(moves) < len(todo):
+            tier.collect(wait=True)  # those on their way can leave once they are here
+        still = absent[~self.locations.are_present(absent)]
+        errors = (tier.errors[key] for key in still.tolist() if key in tier.errors)
+        return still, next(errors, None)
+
+    def _crowded(self, absent: Keys) -> OutOfMemoryError:
+        layer = self.space.layer(absent.item(0))
+        what = f"{len(absent)} experts of MoE layer {layer} found no place in the host pool"
+        return OutOfMemoryError(what, "give a larger --host-pool")
+
+    def _unreadable(self, error: Exception) -> VkmoeError:
+        if isinstance(error, VkmoeError):
+            return error
+        failure = GpuError(
+            f"an expert could not be read from the model file: {error}",
+            "see whether the file is still there and whole",
+        )
+        failure.__cause__ = error
+        return failure

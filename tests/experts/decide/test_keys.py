@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vkmoe.experts.decide.counts import DecayedCounts
+from vkmoe.experts.decide.keys import DecayedCounts
 
 
 def use(counts: DecayedCounts, *keys: int) -> None:
