@@ -1,0 +1,141 @@
+"""Appends the attention of a layer to a program: grouped-query, or latent.
+
+A mixer to come is a class here and its line in MIXERS.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from vkmoe.facts import AttentionSpec, LatentSpec, Mixer, ModelSpec
+from vkmoe.gpu.program import TensorRef
+from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
+from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
+from vkmoe.ops.attention import (
+    AttentionTensors,
+    KvCache,
+    LatentCache,
+    LatentQkv,
+    attention,
+    latent_attention,
+)
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
+from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
+
+__all__ = ["MIXERS", "AttentionBlock"]
+
+
+@dataclass(frozen=True)
+class AttentionBlock(ABC):
+    """Appends the attention of layer `index`; there is a subclass for each kind of mixer."""
+
+    spec: ModelSpec
+    space: Workspace
+    index: int
+    layer: LayerWeights
+    cache: KvAddresses
+
+    def append(self, op: OpContext, norm: NormInput, leaves: NormOutput) -> int:
+        """Append hidden += attention of the layer. Returns the number of partials it leaves."""
+        weights, attended = self.layer.mixer, self.space.attended
+        op.mark("attention")
+        self._attend(op, norm)
+        output = op.named("output")
+        return matvec_residual(output, weights.output, attended, leaves, bias=weights.output_bias)
+
+    @property
+    def kernels(self) -> AttentionKernels:
+        """Return the shape and split of the layer's attention."""
+        return self.space.attention[self.spec.layers[self.index].mixer]
+
+    @abstractmethod
+    def _attend(self, op: OpContext, norm: NormInput) -> None:
+        """Append what leaves the mixed values of all heads in `attended`."""
+
+
+class GroupedAttention(AttentionBlock):
+    """Appends grouped-query attention."""
+
+    def _attend(self, op: OpContext, norm: NormInput) -> None:
+        space, cache, weights = self.space, self.cache, self.layer.mixer
+        shape, split = self.kernels.shape, self.kernels.split
+        assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), op.label
+        qkv = (weights.q, weights.k, weights.v)
+        matvec(op.named("qkv"), qkv, space.gained, space.qkv, norm, bias=weights.qkv_bias)
+        attention(
+            op.program,
+            shape,
+            split,
+            KvCache(
+                cache.keys,
+                cache.values,
+                self.layer.rope_table,
+                weights.q_gain,
+                weights.k_gain,
+                weights.sinks,
+            ),
+            space.qkv,
+            AttentionTensors(space.params, space.attention_partials, space.attended),
+            f"{op.label} attention",
+        )
+
+
+class LatentAttention(AttentionBlock):
+    """Appends latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1, absorbed form).
+
+    The keys' projection is applied to the queries, the values' to what was mixed.
+    """
+
+    def _attend(self, op: OpContext, norm: NormInput) -> None:
+        space, weights, latent = self.space, self.layer.mixer, self.spec.layers[self.index].mixer
+        tensors, shape, split = space.latent, self.kernels.shape, self.kernels.split
+        assert isinstance(latent, LatentSpec) and tensors is not None, op.label
+        assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), op.label
+        n_heads, scratch = latent.n_heads, space.norm_partials
+        q, kv_offset = self._queries(op, weights, latent, tensors, norm)
+        heads = HeadParts(q, stride=latent.query_dim)
+        matvec_heads(op.named("absorbed"), weights.k_up, n_heads, heads, tensors.absorbed, scratch)
+        latent_attention(
+            op.program,
+            shape,
+            split,
+            LatentCache(self.cache.keys, self.layer.rope_table, weights.kv_gain),
+            LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset),
+            AttentionTensors(space.params, space.attention_partials, tensors.mixed),
+            f"{op.label} attention",
+        )
+        heads = HeadParts(tensors.mixed, stride=latent.kv_rank)
+        matvec_heads(op.named("values"), weights.v_up, n_heads, heads, space.attended, scratch)
+
+    def _queries(
+        self,
+        op: OpContext,
+        weights: LatentWeights,
+        latent: LatentSpec,
+        tensors: LatentWorkspace,
+        norm: NormInput,
+    ) -> tuple[TensorRef, int]:
+        """Append what makes the heads' queries, and the compressed keys and values.
+
+        Compressed queries take a norm and a projection more. Returns a tensor whose first words are
+        the queries, and the word of `qkv` at which the compressed keys and values begin.
+        """
+        space, down, q_kv = self.space, weights.q_down, op.named("q/kv")
+        if down is None or tensors.q is None or tensors.q_normed is None:
+            matvec(q_kv, (weights.q, weights.kv), space.gained, space.qkv, norm)
+            return space.qkv, weights.q.n_rows
+        matvec(q_kv, (down, weights.kv), space.gained, space.qkv, norm)
+        normed, eps = tensors.q_normed, self.spec.norm_eps
+        rms_norm(op.named("q norm"), space.qkv, normed, latent.q_rank, weights.q_gain, eps)
+        matvec(op.named("q"), (weights.q,), normed, tensors.q, scratch=space.norm_partials)
+        return tensors.q, latent.q_rank
+
+
+# What appends each kind of mixer.
+MIXERS: dict[type[Mixer], type[AttentionBlock]] = {
+    AttentionSpec: GroupedAttention,
+    LatentSpec: LatentAttention,
+}
