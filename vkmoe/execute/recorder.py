@@ -139,15 +139,15 @@ class TokenPrograms(Closing):
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
         assert len(batch.tokens) <= MAX_TOKENS, "programs take one row"
-        self._submissions = []
-        for index, submit in enumerate(self.recorded[batch.kind].submits):
+        kind, self._submissions = batch.kind, []
+        for index, submit in enumerate(self.recorded[kind].submits):
             self.io.send(batch, host.begin(index == 0))
             self._run(submit)
             host.end()
             if submit.then is not None:
                 layer = submit.then.layer
                 host.bring(layer, self._routing[:, layer].copy())
-        top = self._candidates.read() if batch.kind.with_logits else None
+        top = self._candidates.read() if kind.with_logits else None
         return RunResult(self.routing(), self.filled() if self._lands else None, top)
 
     def _run(self, submit: _Submit) -> None:
