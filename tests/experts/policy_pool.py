@@ -85,7 +85,7 @@ class OnePool:
         return bool(self.locations.resident[key])
 
     def __len__(self) -> int:
-        return self.capacity - self.locations.n_free[0]
+        return self.capacity - self.locations.n_free(0)
 
     def __iter__(self) -> Iterator[int]:
         """Those that would leave first in front."""

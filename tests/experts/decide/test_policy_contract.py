@@ -43,7 +43,7 @@ def test_every_name_of_the_settings_makes_its_policy() -> None:
     assert tuple(POLICIES) == get_args(PolicyName)
     for kind in POLICIES.values():
         made = kind(Locations(space, [pool]), DecayedCounts(8, 64.0))
-        assert made.pools == (pool,) and made.locations.n_free == [3]
+        assert made.pools == (pool,) and made.locations.n_free(0) == 3
 
 
 # ----- uses, insertions, removals -----

@@ -123,7 +123,7 @@ class Locations:
     @property
     def n_copying(self) -> int:
         """Return how many experts are being copied."""
-        return int(np.count_nonzero(self._state == COPYING)) if self._has(COPYING) else 0
+        return self._state.tobytes().count(COPYING)
 
     def waiting(self) -> Keys:
         """Return the experts whose copy has not begun."""
@@ -168,10 +168,9 @@ class Locations:
         found: Mask = self._view().unpinned[keys]
         return found
 
-    @property
-    def n_free(self) -> Sequence[int]:
-        """Return how many slots of each pool are free [n_pools]."""
-        return [len(slots) for slots in self._view().free]
+    def n_free(self, pool: int) -> int:
+        """Return how many slots of a pool are free."""
+        return len(self._view().free[pool])
 
     @property
     def n_pinned(self) -> Keys:
@@ -258,7 +257,7 @@ class Locations:
         pools = np.searchsorted(self._firsts, slots, side="right") - 1
         assert (self.pool_of[held] == pools).all(), "a slot of another pool"
         for index, pool in enumerate(self.pools):
-            assert (pools == index).sum() + self.n_free[index] == pool.capacity, pool
+            assert (pools == index).sum() + self.n_free(index) == pool.capacity, pool
             first, end = self._firsts[index], self._firsts[index + 1]
             ours = self.landing[list(pool.layers)]
             assert ((first <= ours) & (ours < end)).all(), "a landing slot of another pool"

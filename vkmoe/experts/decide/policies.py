@@ -236,7 +236,7 @@ class Policy(ABC):
     def _leaving_for(self, n_waiting: Mapping[int, int], needed: Mask) -> Mapping[int, Leaving]:
         """Return what leaves each of these pools with fewer free slots than experts that wait."""
         n_free = self.locations.n_free
-        full = [pool for pool, n in n_waiting.items() if n > n_free[pool]]
+        full = [pool for pool, n in n_waiting.items() if n > n_free(pool)]
         if not full:
             return {}
         n_most = None  # a floor may ask for any of them
@@ -244,7 +244,7 @@ class Policy(ABC):
             n_most = max(n_waiting[pool] for pool in full) + 1  # one to choose from
         orders = self._orders(full, needed, n_most)
         return {
-            pool: Leaving(n_free[pool], order, newest, self.space, self._spare(pool))
+            pool: Leaving(n_free(pool), order, newest, self.space, self._spare(pool))
             for pool, order, newest in zip(full, orders, self._newest[full].tolist(), strict=True)
         }
 

@@ -85,7 +85,7 @@ class Residency:
             for index, pool in enumerate(self._pools):
                 wanted = np.array(pins.fill(seed, pool, self.space), np.int64)
                 absent = wanted[~self.locations.are_resident(wanted)]
-                coming = absent[: self.locations.n_free[index]]
+                coming = absent[: self.locations.n_free(index)]
                 # The most used comes last: then every policy lets it leave last.
                 moves += self._promote(coming[::-1], NO_KEYS)
         return moves
@@ -200,9 +200,11 @@ class Residency:
             newcomers = np.concatenate([there, others])
             return self._promote(newcomers, used, Limits(None, None, budget_bytes, len(there)))
         worth = self._foresight.worth
-        absent = ~self.locations.resident
-        absent[used] = False
-        guessed = self._copyable(self._foresight.wanted(absent))
+        guessed = NO_KEYS
+        if self._foresight.guesses:
+            absent = ~self.locations.resident
+            absent[used] = False
+            guessed = self._copyable(self._foresight.wanted(absent))
         newcomers = np.concatenate([there, others, guessed])
         bids, n_landed, n_missed = worth[newcomers], len(there), len(there) + len(others)
         if self.settings.admission:
@@ -301,11 +303,11 @@ class PoolResidency:
         """
         used, left_out = self._counts.values(), in_slots | self.locations.resident
         wanted: list[int] = []
-        for pool, n_free in zip(self.pools, self.locations.n_free, strict=True):
+        for index, pool in enumerate(self.pools):
             rows = np.stack([self.space.keys(layer) for layer in pool.layers])
             ranks = np.argsort(np.argsort(-used[rows], axis=1, kind="stable"), axis=1)
             ranked = rows.ravel()[np.lexsort((-used[rows].ravel(), ranks.ravel()))]
-            wanted += ranked[~left_out[ranked]][:n_free].tolist()
+            wanted += ranked[~left_out[ranked]][: self.locations.n_free(index)].tolist()
         return sorted(wanted)  # as they lie in the file
 
     def check_integrity(self) -> None:
@@ -316,7 +318,7 @@ class PoolResidency:
 
     def _bring(self, pool: int, coming: list[int], busy: Mask, in_slots: Mask) -> list[Move]:
         locations, leaving = self.locations, NO_KEYS
-        n_short = len(coming) - locations.n_free[pool]
+        n_short = len(coming) - locations.n_free(pool)
         if n_short > 0:
             twice = locations.present & in_slots & ~busy & (locations.pool_of == pool)
             leaving = np.flatnonzero(twice)[:n_short]

@@ -98,10 +98,14 @@ class Foresight:
         if informed and self.worth is not None and steady is not None:
             self.held_worth = np.maximum(self.worth, steady)
 
+    @property
+    def guesses(self) -> bool:
+        """Return whether `wanted` has scores of a token to come to go by."""
+        return not self._stepped and self._scores is not None and self.worth is not None
+
     def wanted(self, absent: Mask) -> Keys:
         """Return which `absent` [n_keys] to fetch now that a token is over, likeliest first."""
-        if self._stepped or self._scores is None or self.worth is None:
-            return NO_KEYS
+        assert self._scores is not None and self.worth is not None, "there is nothing to guess by"
         (found,) = (absent & (self.worth > self._average)).nonzero()
         found = found[self._scores[found] > 0]
         order = (-self.worth[found]).argsort(kind="stable")
