@@ -22,16 +22,15 @@ __all__ = ["MAX_TOKENS", "PARAM_WORDS", "TokenIo", "pack_params"]
 # The parameters (shaders/include/params.glsl): a header, rows, and reserved words, which are zero.
 PARAM_WORDS, HEADER_WORDS, ROW_WORDS = 16, 4, 2
 MAX_TOKENS = 1  # rows a program takes
-# Expert table address, serial, number of tokens; then token and position of each.
-_LAYOUTS = [struct.Struct("<Q2I" + n * "2I") for n in range(MAX_TOKENS + 1)]
+_HEADER = struct.Struct("<Q2I")  # expert table address, serial, number of tokens
+_ROW = struct.Struct("<2I")  # token, position
 
 
 def pack_params(view: memoryview, batch: TokenBatch, table_address: int, serial: int) -> None:
     """Write the parameters of a batch to `view`, of PARAM_WORDS words; the reserved ones stay."""
-    words = [table_address, serial, n_tokens := len(batch.tokens)]
-    for row in zip(batch.tokens, batch.positions, strict=True):
-        words += row
-    _LAYOUTS[n_tokens].pack_into(view, 0, *words)
+    _HEADER.pack_into(view, 0, table_address, serial, len(batch.tokens))
+    for row, (token, position) in enumerate(zip(batch.tokens, batch.positions, strict=True)):
+        _ROW.pack_into(view, _HEADER.size + row * _ROW.size, token, position)
 
 
 class TokenIo:
