@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Everything succeeds here, but SwiftShader cannot be had."""
+    """Everything succeeds here, but neither SwiftShader nor drivers of GPUs can be had."""
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools" / "test", tmp_path / "tools")
     stand_in(tmp_path / "tools" / "setup", "exit 0")
+    stand_in(tmp_path / "tools" / "fetch_gpu_drivers", "exit 77")
     for name in ("ruff", "mypy"):
         stand_in(tmp_path / ".venv" / "bin" / name, "exit 0")
     stand_in(tmp_path / ".venv" / "bin" / "python", 'test "$1" != tools/fetch_swiftshader.py')
@@ -39,13 +40,13 @@ def run(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("value", ["true", "1"])
-def test_ci_fails_without_the_second_driver(checkout: Path, value: str) -> None:
+def test_ci_fails_without_the_other_drivers(checkout: Path, value: str) -> None:
     done = run(checkout, CI=value)
     assert done.returncode == 1
-    assert done.stderr == "tools/test: FAILED: swiftshader\n"
+    assert done.stderr == "tools/test: FAILED: swiftshader gpu_drivers\n"
 
 
-def test_elsewhere_it_may_be_missing(checkout: Path) -> None:
+def test_elsewhere_they_may_be_missing(checkout: Path) -> None:
     assert run(checkout).returncode == 0
     assert run(checkout, CI="").returncode == 0
 

@@ -21,12 +21,26 @@ std::vector<VkQueueFamilyProperties> queue_families(VkPhysicalDevice physical) {
     return families;
 }
 
+/// Families for video and optical flow (younger than our headers) also say "transfer".
+constexpr VkQueueFlags kVideo = 0x20 | 0x40 | 0x100;
+
 /// First family with all of `wanted` and none of `unwanted`, or kNone.
 uint32_t find_family(const std::vector<VkQueueFamilyProperties>& families, VkQueueFlags wanted,
                      VkQueueFlags unwanted) {
     for (uint32_t i = 0; i < families.size(); ++i) {
         const VkQueueFlags flags = families[i].queueFlags;
         if ((flags & wanted) == wanted && (flags & unwanted) == 0) return i;
+    }
+    return kNone;
+}
+
+/// The first family besides this one that can copy.
+uint32_t other_family(const std::vector<VkQueueFamilyProperties>& families, uint32_t first) {
+    const VkQueueFlags copying =
+        VK_QUEUE_GRAPHICS_BIT | VK_QUEUE_COMPUTE_BIT | VK_QUEUE_TRANSFER_BIT;
+    for (uint32_t i = 0; i < families.size(); ++i) {
+        const VkQueueFlags flags = families[i].queueFlags;
+        if (i != first && (flags & copying) != 0 && (flags & kVideo) == 0) return i;
     }
     return kNone;
 }
@@ -81,12 +95,14 @@ void Context::choose_families(std::vector<VkDeviceQueueCreateInfo>& infos) {
     }
     const bool own_memory = properties_.deviceType != VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU &&
                             properties_.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU;
-    // Video and optical flow families (younger than our headers) also say "transfer".
-    const VkQueueFlags not_copy_engine = graphics_compute | 0x20 | 0x40 | 0x100;
-    uint32_t upload = own_memory
-                          ? find_family(families, VK_QUEUE_TRANSFER_BIT, not_copy_engine)
-                          : kNone;
-    wants_upload_ = upload != kNone || families[compute].queueCount > 1;
+    const bool has_second = families[compute].queueCount > 1;
+    uint32_t upload = kNone;
+    if (own_memory) {
+        upload = find_family(families, VK_QUEUE_TRANSFER_BIT, graphics_compute | kVideo);
+        // AMD's drivers have no family of copy engines, and one queue in that of graphics.
+        if (upload == kNone && !has_second) upload = other_family(families, compute);
+    }
+    wants_upload_ = upload != kNone || has_second;
     upload_index_ = upload == kNone ? 1 : 0;
     if (upload == kNone) upload = compute;
 
@@ -94,7 +110,7 @@ void Context::choose_families(std::vector<VkDeviceQueueCreateInfo>& infos) {
     compute_.timestamp_bits = families[compute].timestampValidBits;
     upload_.family = families_[1] = upload;
     upload_.timestamp_bits = families[upload].timestampValidBits;
-    upload_.has_compute = upload == compute;
+    upload_.has_compute = (families[upload].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0;
     infos.push_back(queue_info(compute, wants_upload_ && upload == compute ? 2 : 1));
     if (upload != compute) infos.push_back(queue_info(upload, 1));
 }

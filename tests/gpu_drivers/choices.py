@@ -1,0 +1,75 @@
+"""Prints, as JSON, what vkmoe chooses on the one device that the driver at hand shows.
+
+python -m tests.gpu_drivers.choices        # what the tests compare
+python -m tests.gpu_drivers.choices --all  # on every GPU, each on its driver: the stored file
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from tools.gpu_drivers import GPUS, command, folder
+from tools.synthetic.shapes import PRESETS
+from vkmoe.gpu.device import Device, Intent
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.ops.tuning import choose_tuning
+
+STORED = Path(__file__).with_name("choices.json")
+CONTEXT = 4096
+
+
+def choices() -> dict[str, Any]:
+    """What decides where memory lies, which queues copy, and how kernels are mapped."""
+    with Device() as device:
+        info = device.info
+        tuning = choose_tuning(info)
+        found: dict[str, Any] = {
+            "type": info.type,
+            "subgroups": list(info.subgroup_range),
+            "copies on a queue of their own": device.native.has_upload_queue,
+            "tuning": asdict(tuning),
+        }
+        for intent in get_args(Intent):
+            buffer = device.allocate(intent, 1 << 20, "choices")
+            kind = info.memory_types[buffer.memory_type]
+            found[f"{intent} memory"] = sorted(kind.flags)
+            buffer.close()
+    shapes = {name: shape for name, shape in PRESETS.items() if not name.startswith("tiny")}
+    for name, shape in shapes.items():
+        split = choose_split(_attention(shape), tuning)
+        found[f"attention of {name}"] = list(asdict(split).values())
+    return found
+
+
+def _attention(shape: Any) -> AttentionShape | LatentShape:
+    n_heads, head_size = shape.n_heads, shape.head_size
+    if shape.latent is not None:
+        rank, rope = shape.latent.kv_rank, shape.latent.rope_size
+        return LatentShape(n_heads, rank, rope, head_size, CONTEXT, 1e-6, 1.0, "F16")
+    sizes = n_heads, shape.n_kv_heads, head_size, head_size
+    return AttentionShape(*sizes, CONTEXT, "neox", "none", 1e-6, 1.0, "F16")
+
+
+def on_gpu(gpu: str) -> dict[str, Any]:
+    """The same from a process on the driver of a GPU. Raises CalledProcessError."""
+    program = [sys.executable, "-m", "tests.gpu_drivers.choices"]
+    words, environment = command(folder(), gpu, program)
+    root = Path(__file__).resolve().parent.parent.parent
+    done = subprocess.run(
+        words, env=environment, cwd=root, stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--all"]:
+        every = {gpu: on_gpu(gpu) for gpu in GPUS}
+        STORED.write_text(json.dumps(every, indent=1) + "\n", encoding="utf-8")
+    else:
+        print(json.dumps(choices()))

@@ -1,0 +1,62 @@
+"""vkmoe on the drivers of GPUs that are not here: what it chooses there, and that it believes
+nothing of a device that computes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.needs import missing
+from tools.gpu_drivers import GPUS, command, folder, is_complete
+
+from .choices import STORED, on_gpu
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# One of each maker, for what takes seconds on every driver.
+OF_EACH_MAKER = ("navi31", "nvk-ampere", "anv-dg2")
+MODES = {
+    "slots": ("--expert-slots", "12"),
+    "gather": ("--expert-slots", "12", "--miss", "gather"),
+    "stepped": ("--executor", "stepped"),
+    "pool": ("--host-pool", "12MiB"),
+}
+
+
+@pytest.fixture(scope="module")
+def drivers() -> Path:
+    if not is_complete(folder()):
+        missing("no GPU drivers here; tools/fetch_gpu_drivers gets them where apt has Debian's")
+    return folder()
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_gpu_is_given_the_memory_queues_and_mapping_stored_for_it(
+    drivers: Path, gpu: str
+) -> None:
+    """Where the new ones are right: python -m tests.gpu_drivers.choices --all."""
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    assert on_gpu(gpu) == stored[gpu]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "mode"),
+    [
+        *((gpu, ()) for gpu in GPUS),
+        *((gpu, mode) for gpu in OF_EACH_MAKER for mode in MODES.values()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_device_that_computes_nothing_gives_one_error_and_no_text(
+    drivers: Path, gpu: str, mode: tuple[str, ...]
+) -> None:
+    program = [sys.executable, "-m", "vkmoe", "generate", "-p", "def", "-n", "2", *mode]
+    words, environment = command(drivers, gpu, program)
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout.strip()
+    assert "error: the GPU reported a finished token whose log was not written" in done.stderr
+    assert "Traceback" not in done.stderr
