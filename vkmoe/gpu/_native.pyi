@@ -98,12 +98,14 @@ class Device:
         push_bytes: int,
         name: str = "",
         subgroup_size: int = 0,
+        texts: bool = False,
     ) -> Kernel:
         """A pipeline: `tensors` are bindings 0.., `spec` specialisation constants 0.. (uint32).
 
         `subgroup_size`: its workgroups are whole subgroups of this size (0: as the driver likes);
         needs the features "subgroup_size_control" and "compute_full_subgroups". ValueError for a
-        size that the device does not take.
+        size that the device does not take. `texts`: the compiler keeps its texts for
+        `Kernel.executables`; needs the feature "pipeline_statistics".
         """
 
     def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
@@ -176,9 +178,24 @@ class Tensor:
     @property
     def name(self) -> str: ...
 
+class Executable:
+    """What a driver's compiler made of a pipeline, or of one part of it; names are the driver's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def subgroup_size(self) -> int: ...
+    @property
+    def statistics(self) -> dict[str, float]: ...
+    @property
+    def texts(self) -> dict[str, str]:
+        """Stages of compilation by name, assembly among them; {} for a kernel without `texts`."""
+
 class Kernel:
     @property
     def name(self) -> str: ...
+    def executables(self) -> list[Executable]:
+        """What the compiler made of it; RuntimeError without the feature "pipeline_statistics"."""
 
 class Recorder:
     def dispatch(self, kernel: Kernel, groups: tuple[int, int, int], push: bytes = b"") -> None: ...

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REQUIRED_FEATURES",
+    "STATISTICS",
     "Device",
     "Intent",
     "blocked_render_nodes",
@@ -40,6 +41,7 @@ REQUIRED_FEATURES = ("buffer_device_address",)
 # Switched on when present: for the kernels of CPU drivers, for timestamps of queues that only copy,
 # for kernels that must add alike. The extension knows more names; the rest is not asked for.
 OPTIONAL_FEATURES = ("int64", "host_query_reset", "subgroup_size_control", "compute_full_subgroups")
+STATISTICS = "pipeline_statistics"  # asked for alone: compilers then keep what they found out
 HAZARD = "SYNC-HAZARD"  # begins the name of every message of synchronisation validation
 OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
@@ -231,19 +233,29 @@ def _no_driver(detail: str) -> NoDriverError:
 class Device(Closing):
     """Owns an open device. Use it as a context manager; `close()` frees everything made from it.
 
-    With `validation` it opens only where the validation layer reports a missing barrier. Raises
-    NoDriverError, NoDeviceError and other GpuErrors.
+    With `validation` it opens only where the validation layer reports a missing barrier. With
+    `statistics` kernels can say what the driver's compiler made of them. Raises NoDriverError,
+    NoDeviceError and other GpuErrors.
     """
 
-    def __init__(self, wanted: str | None = None, validation: bool = False) -> None:
+    def __init__(
+        self, wanted: str | None = None, validation: bool = False, statistics: bool = False
+    ) -> None:
         self._early_messages: list[str] = []  # of the validation layer, while opening
         self._instance = _make_instance(validation)
         with ExitStack() as cleanup:  # kept unless something fails
             cleanup.callback(self._instance.close)
             self.info = choose_device(list_devices(self._instance), wanted)
-            optional = [name for name in OPTIONAL_FEATURES if name in self.info.features]
+            if statistics and STATISTICS not in self.info.features:
+                raise NoDeviceError(
+                    f"{self.info.name}'s driver keeps no statistics of pipelines "
+                    "(VK_KHR_pipeline_executable_properties)",
+                    "choose another device; without hardware: tools/with_gpu_driver",
+                )
+            features = [name for name in OPTIONAL_FEATURES if name in self.info.features]
+            features += [*REQUIRED_FEATURES, *[STATISTICS] * statistics]
             with translate_errors(f"opening {self.info.name}"):
-                self.native = self._instance.open(self.info.index, [*REQUIRED_FEATURES, *optional])
+                self.native = self._instance.open(self.info.index, features)
             cleanup.callback(self.native.close)
             if validation:
                 self._require_validation()

@@ -73,6 +73,7 @@ Context::Context(std::shared_ptr<Instance> instance, size_t index,
     vkGetPhysicalDeviceMemoryProperties(physical_, &memory_);
     heap_bytes_ = std::make_shared<HeapBytes>(memory_);
     has_addresses_ = contains(features, "buffer_device_address");
+    has_statistics_ = contains(features, "pipeline_statistics");
     resets_queries_ = contains(features, "host_query_reset");
     if (contains(features, "subgroup_size_control") && contains(features, "compute_full_subgroups"))
         subgroup_sizes_ = subgroup_sizes(physical_);

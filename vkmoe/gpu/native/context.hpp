@@ -42,6 +42,8 @@ class Context {
     bool has_addresses() const { return has_addresses_; }
     /// Whether compute pipelines may require full subgroups of this size.
     bool takes_subgroup_size(uint32_t size) const;
+    /// Whether compilers keep statistics of pipelines.
+    bool has_statistics() const { return has_statistics_; }
     /// Queries are reset by the host; otherwise by commands, which need a queue with compute.
     bool resets_queries() const { return resets_queries_; }
     bool has_timestamps(const QueueFacts& queue) const {
@@ -78,6 +80,7 @@ class Context {
     VkPhysicalDeviceMemoryProperties memory_{};
     std::shared_ptr<HeapBytes> heap_bytes_;
     bool has_addresses_ = false;
+    bool has_statistics_ = false;
     bool resets_queries_ = false;
     VkPhysicalDeviceSubgroupSizeControlProperties subgroup_sizes_{};  // zero: not enabled
     bool calibrated_ = false;

@@ -84,7 +84,7 @@ std::shared_ptr<Tensor> Device::tensor(uint64_t n_words, const std::string& name
 std::shared_ptr<Kernel> Device::kernel(const std::string& spirv,
                                        std::vector<std::shared_ptr<Tensor>> tensors,
                                        const std::vector<uint32_t>& spec, uint32_t push_bytes,
-                                       const std::string& name, uint32_t subgroup_size) {
+                                       const std::string& name, uint32_t subgroup_size, bool texts) {
     context();
     if (tensors.empty()) {
         // kp::Algorithm builds nothing without a tensor.
@@ -96,7 +96,7 @@ std::shared_ptr<Kernel> Device::kernel(const std::string& spirv,
     {
         const py::gil_scoped_release no_gil;  // compiling takes up to seconds; threads may share it
         made = std::make_shared<Kernel>(std::move(context), spirv, std::move(tensors), spec,
-                                        push_bytes, name, subgroup_size);
+                                        push_bytes, name, subgroup_size, texts);
     }
     this->context();  // may have been closed meanwhile: then the kernel goes again
     return keep(std::move(made));

@@ -18,7 +18,7 @@ class Device {
     std::shared_ptr<Kernel> kernel(const std::string& spirv,
                                    std::vector<std::shared_ptr<Tensor>> tensors,
                                    const std::vector<uint32_t>& spec, uint32_t push_bytes,
-                                   const std::string& name, uint32_t subgroup_size);
+                                   const std::string& name, uint32_t subgroup_size, bool texts);
     Recorder recorder(uint32_t n_timestamps, const std::string& queue);
     std::shared_ptr<Submission> submit(const std::shared_ptr<Recording>& recording,
                                        const std::string& queue);

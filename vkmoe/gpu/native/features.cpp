@@ -41,6 +41,8 @@ FeatureSet::FeatureSet() {
     host_query_reset_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_HOST_QUERY_RESET_FEATURES;
     integer_dot_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES;
     cooperative_matrix_.sType = static_cast<VkStructureType>(1000506000);
+    executables_.sType =
+        VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR;
 }
 
 std::vector<FeatureSet::Row> FeatureSet::rows() {
@@ -65,6 +67,8 @@ std::vector<FeatureSet::Row> FeatureSet::rows() {
          "VK_KHR_shader_integer_dot_product"},
         {"cooperative_matrix", base(cooperative_matrix_), &cooperative_matrix_.cooperativeMatrix,
          0, "VK_KHR_cooperative_matrix"},
+        {"pipeline_statistics", base(executables_), &executables_.pipelineExecutableInfo, 0,
+         "VK_KHR_pipeline_executable_properties"},
     };
 }
 

@@ -55,6 +55,7 @@ class FeatureSet {
     VkPhysicalDeviceHostQueryResetFeatures host_query_reset_{};
     VkPhysicalDeviceShaderIntegerDotProductFeatures integer_dot_{};
     CooperativeMatrixFeatures cooperative_matrix_{};
+    VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR executables_{};
     std::vector<const char*> extensions_;
 };
 

@@ -25,11 +25,12 @@ std::vector<uint32_t> spirv_words(const std::string& bytes, const std::string& n
 
 Kernel::Kernel(std::shared_ptr<Context> context, const std::string& spirv,
                std::vector<std::shared_ptr<Tensor>> tensors, const std::vector<uint32_t>& spec,
-               uint32_t push_bytes, std::string name, uint32_t subgroup_size)
+               uint32_t push_bytes, std::string name, uint32_t subgroup_size, bool texts)
     : context_(std::move(context)),
       tensors_(std::move(tensors)),
       push_bytes_(push_bytes),
-      name_(std::move(name)) {
+      name_(std::move(name)),
+      texts_(texts) {
     const uint32_t max_push = context_->properties().limits.maxPushConstantsSize;
     if (push_bytes % 4 != 0 || push_bytes > max_push) {
         throw std::invalid_argument("kernel \"" + name_ + "\": " + std::to_string(push_bytes) +
@@ -45,12 +46,21 @@ Kernel::Kernel(std::shared_ptr<Context> context, const std::string& spirv,
     std::vector<std::shared_ptr<kp::Tensor>> bound;
     for (const auto& tensor : tensors_) bound.push_back(tensor->kp());
 
-    const KomputeScope scope(*context_, subgroup_size);
+    if (texts && !context_->has_statistics()) throw no_statistics(name_);
+    const auto flags = context_->has_statistics() ? statistics_flags(texts) : 0;
+    const KomputeScope scope(*context_, subgroup_size, flags);
     // Built in two steps: a constructor that throws would leak what it had made.
     algorithm_ = std::make_shared<kp::Algorithm>(context_->kp_device());
     algorithm_->rebuild<uint32_t, uint32_t>(bound, words, {1, 1, 1}, spec,
                                             std::vector<uint32_t>(push_bytes / 4));
     scope.check("kernel \"" + name_ + "\"");
+    pipeline_ = scope.pipeline();
+}
+
+std::vector<Executable> Kernel::executables() const {
+    if (!algorithm_) throw std::runtime_error("kernel \"" + name_ + "\" is closed");
+    if (!context_->has_statistics()) throw no_statistics(name_);
+    return read_executables(context_->device(), pipeline_, texts_);
 }
 
 void Kernel::require_dispatch(const std::array<uint32_t, 3>& groups,

@@ -148,20 +148,23 @@ VKAPI_ATTR VkResult VKAPI_CALL create_pipelines(VkDevice device, VkPipelineCache
                                                 const VkAllocationCallbacks* host,
                                                 VkPipeline* out) {
     for (uint32_t i = 0; i < n; ++i) out[i] = VK_NULL_HANDLE;
+    KomputeScope* const scope = KomputeScope::current();
     std::vector<VkComputePipelineCreateInfo> ours(infos, infos + n);
     VkPipelineShaderStageRequiredSubgroupSizeCreateInfo required{};
     required.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO;
-    if (KomputeScope::current() != nullptr)
-        required.requiredSubgroupSize = KomputeScope::current()->subgroup_size();
+    if (scope != nullptr) required.requiredSubgroupSize = scope->subgroup_size();
     for (auto& info : ours) {
-        if (required.requiredSubgroupSize == 0) break;
+        if (scope != nullptr) info.flags |= scope->flags();
+        if (required.requiredSubgroupSize == 0) continue;
         info.stage.pNext = &required;  // Kompute chains nothing of its own
         info.stage.flags |= VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
     }
     guarded("vkCreateComputePipelines", vkCreateComputePipelines, device, cache, n, ours.data(),
             host, out);
     for (uint32_t i = 0; i < n; ++i) {
-        if (out[i] != VK_NULL_HANDLE) count_created("pipeline");
+        if (out[i] == VK_NULL_HANDLE) continue;
+        count_created("pipeline");
+        if (scope != nullptr) scope->made(out[i]);
     }
     return VK_SUCCESS;
 }
@@ -198,8 +201,8 @@ VKAPI_ATTR VkResult VKAPI_CALL end_commands(VkCommandBuffer buffer) {
 
 }  // namespace
 
-KomputeScope::KomputeScope(Context& context, uint32_t subgroup_size)
-    : context_(context), subgroup_size_(subgroup_size) {
+KomputeScope::KomputeScope(Context& context, uint32_t subgroup_size, VkPipelineCreateFlags flags)
+    : context_(context), subgroup_size_(subgroup_size), flags_(flags) {
     current_scope = this;
 }
 KomputeScope::~KomputeScope() { current_scope = nullptr; }

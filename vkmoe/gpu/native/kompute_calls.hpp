@@ -17,7 +17,9 @@ namespace vkmoe {
 class KomputeScope {
   public:
     /// `subgroup_size`: what its pipelines require, in full subgroups; 0: the driver's choice.
-    explicit KomputeScope(Context& context, uint32_t subgroup_size = 0);
+    /// `flags`: of its pipelines.
+    explicit KomputeScope(Context& context, uint32_t subgroup_size = 0,
+                          VkPipelineCreateFlags flags = 0);
     ~KomputeScope();
     KomputeScope(const KomputeScope&) = delete;
     KomputeScope& operator=(const KomputeScope&) = delete;
@@ -28,12 +30,18 @@ class KomputeScope {
     static KomputeScope* current();
     const Context& context() const { return context_; }
     uint32_t subgroup_size() const { return subgroup_size_; }
+    VkPipelineCreateFlags flags() const { return flags_; }
+    /// The last pipeline that was made; Kompute owns it and does not give it away.
+    VkPipeline pipeline() const { return pipeline_; }
+    void made(VkPipeline pipeline) { pipeline_ = pipeline; }
     bool failed() const { return call_ != nullptr; }
     void fail(const char* call, VkResult result);
 
   private:
     Context& context_;
     uint32_t subgroup_size_;
+    VkPipelineCreateFlags flags_;
+    VkPipeline pipeline_ = VK_NULL_HANDLE;
     const char* call_ = nullptr;
     VkResult result_ = VK_SUCCESS;
 };

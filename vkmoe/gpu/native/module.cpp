@@ -146,11 +146,17 @@ Copy copy_between_places(const py::handle& object) {
 }
 
 void add_commands(py::module_& module) {
+    py::class_<Executable>(module, "Executable")
+        .def_readonly("name", &Executable::name)
+        .def_readonly("subgroup_size", &Executable::subgroup_size)
+        .def_readonly("statistics", &Executable::statistics)
+        .def_readonly("texts", &Executable::texts);
     py::class_<Tensor, std::shared_ptr<Tensor>>(module, "Tensor")
         .def_property_readonly("n_words", &Tensor::n_words)
         .def_property_readonly("name", &Tensor::name);
     py::class_<Kernel, std::shared_ptr<Kernel>>(module, "Kernel")
-        .def_property_readonly("name", &Kernel::name);
+        .def_property_readonly("name", &Kernel::name)
+        .def("executables", &Kernel::executables);
     py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
         .def("timestamps", &Recording::timestamps);
     py::class_<Submission, std::shared_ptr<Submission>>(module, "Submission")
@@ -193,11 +199,12 @@ void add_device(py::module_& module) {
             "kernel",
             [](Device& device, const py::bytes& spirv,
                std::vector<std::shared_ptr<Tensor>> tensors, const std::vector<uint32_t>& spec,
-               uint32_t push_bytes, const std::string& name, uint32_t subgroup_size) {
+               uint32_t push_bytes, const std::string& name, uint32_t subgroup_size, bool texts) {
                 return device.kernel(spirv, std::move(tensors), spec, push_bytes, name,
-                                     subgroup_size);
+                                     subgroup_size, texts);
             },
-            "spirv"_a, "tensors"_a, "spec"_a, "push_bytes"_a, "name"_a = "", "subgroup_size"_a = 0)
+            "spirv"_a, "tensors"_a, "spec"_a, "push_bytes"_a, "name"_a = "",
+            "subgroup_size"_a = 0, "texts"_a = false)
         .def("recorder", &Device::recorder, "n_timestamps"_a = 0, "queue"_a = "compute")
         .def("submit", &Device::submit, "recording"_a.none(false), "queue"_a = "compute")
         .def(
