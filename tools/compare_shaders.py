@@ -10,14 +10,17 @@ Nothing runs: drivers of GPUs that are not here compile, and tools/assembly coun
 of Qwen3-30B-A3B. Columns:
     ALU/w    arithmetic instructions per weight in the main loop ("?": a lane reads fewer bytes than
              its weights have, so the loop is not what this tool takes it for)
-    rounds   dependent waits for memory of a wave from start to end
+    rounds   dependent waits for memory of a wave from start to end; behind the "+" those for scalar
+             loads (parameters, descriptors, addresses), which mostly hit a cache
     loads    loads of weights of a wave in flight at once
     KiB      bytes of weights in flight per compute unit as far as registers allow: what lanes ask
              for, bytes that lanes share counted once
     grid     the same with the waves that the matrix has for each unit
     need     twice bandwidth x 600 ns / units of a card with this GPU (Little's law, with reserve)
     waves    that fit on a unit; regs, code (bytes) and cycles are what the compiler says
-A "*" marks which of its two shaders llama.cpp runs there; its gate and up are two dispatches.
+A "*" marks which of its two shaders llama.cpp runs there; its gate and up are two dispatches, its
+q, k and v three (here: q). Where its columns are no multiple of what its main loop does in a pass,
+a whole pass is counted.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from pathlib import Path
 
 from tools import llama_cpp_shaders as llama
 from tools.assembly import Question, count, read
-from tools.gpu_drivers import command, folder
+from tools.debian import ArchiveError
+from tools.gpu_drivers import CANNOT, command, folder, is_complete
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Program, TensorRef
@@ -227,7 +231,7 @@ def _row(device: Device, job: Job) -> Row:
     tensor = device.native.tensor(1, "any")
     kernel = device.native.kernel(
         *(job.spirv, [tensor] * job.n_bindings, job.constants, job.push_bytes, job.code),
-        job.subgroup_size,
+        0 if device.info.has_one_subgroup_size else job.subgroup_size,
         True,
     )
     (made,) = kernel.executables()
@@ -295,7 +299,18 @@ def on_gpu(gpu: str, types: Sequence[str], shapes: Sequence[str]) -> list[Row]:
 
 # ----- for people -----
 
-HEADS = ("type", "code", "ALU/w", "rounds", "loads", "KiB", "grid", "need", "regs", "waves")
+HEADS: tuple[str, ...] = (
+    "type",
+    "code",
+    "ALU/w",
+    "rounds",
+    "loads",
+    "KiB",
+    "grid",
+    "need",
+    "regs",
+    "waves",
+)
 HEADS += ("code B", "cycles")
 
 
@@ -304,7 +319,7 @@ def _cells(row: Row) -> list[str]:
     said = [row.registers, row.waves, row.code_bytes, row.cycles]
     return [
         *(row.type, row.code, f"{row.alu_per_weight:.2f}{'' if row.covers else '?'}"),
-        *(str(row.rounds), str(row.loads_in_flight), *kib),
+        *(f"{row.rounds}+{row.scalar_rounds}", str(row.loads_in_flight), *kib),
         *("" if number is None else f"{number:.0f}" for number in said),
     ]
 
@@ -350,22 +365,39 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Run the command line."""
+def main() -> int:
+    """Run the command line; returns the exit code."""
     options = _arguments()
     if options.here:
         rows = measure(options.gpu[0], options.type, options.shape)
         print(json.dumps([asdict(row) for row in rows]))
-        return
-    rows = [row for gpu in options.gpu for row in on_gpu(gpu, options.type, options.shape)]
+        return 0
+    if not is_complete(folder()):
+        print("no GPU drivers here: tools/fetch_gpu_drivers gets them", file=sys.stderr)
+        return CANNOT
+    try:
+        _fetch(options)
+        rows = [row for gpu in options.gpu for row in on_gpu(gpu, options.type, options.shape)]
+    except (ArchiveError, subprocess.CalledProcessError) as error:
+        print(f"nothing to compare: {error}", file=sys.stderr)
+        return 1
     if options.save:
         options.save.write_text(json.dumps([asdict(row) for row in rows], indent=0) + "\n")
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows]))
-        return
     if options.before:
         rows = [*_before(options.before, rows), *rows]
-    print("\n".join(tables(rows, options.markdown)))
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print("\n".join(tables(rows, options.markdown)))
+    return 0
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    """Fetch and compile llama.cpp's shaders; processes on drivers find them in the cache."""
+    for gpu in options.gpu:
+        for shape in options.shape:
+            for kind in options.type:
+                list(_theirs(gpu, shape, kind))
 
 
 def _before(path: Path, now: Sequence[Row]) -> Iterator[Row]:
@@ -378,4 +410,4 @@ def _before(path: Path, now: Sequence[Row]) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -152,8 +152,9 @@ def _sources(cache: Path) -> Path:
     into = cache / "sources"
     if not into.exists():
         package, fetched = f"llama-cpp-python=={VERSION}", cache / "sdist"
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", fetched]
-        subprocess.run([*pip, "--no-binary", "llama-cpp-python", package], check=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]
+        options = ["--no-binary", "llama-cpp-python", "--dest", str(fetched)]
+        subprocess.run([*pip, *options], check=True)
         (archive,) = fetched.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             wanted = [item for item in packed if SHADERS.name in Path(item.name).parts]

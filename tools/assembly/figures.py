@@ -16,16 +16,17 @@ class Question:
 
     `weights` is the binding that weights are read from; None: they are read by address. The main
     loop is the outermost one that reads at least half of all weights, each loop passed once; it
-    takes `main_passes`. Loops in it take one pass. Of the others, one that reads a binding takes
-    `passes` of that binding, all others one. Blocks that read a binding of `unused` are not on the
-    path. With `main_only` nor are blocks that read weights beside the main loop: remainders, of
-    which a whole pass of it is counted instead. The main loop is then the one that reads most
-    weights in a pass, and of equal ones that with fewer rounds, then with less arithmetic: kernels
-    have others for the last rows and for columns that do not fit.
+    takes `main_passes`, loops in it take `inner_passes`. Of the others, one that reads a binding
+    takes `passes` of that binding, all others one. The path goes round blocks that read a binding
+    of `unused`, and with `main_only` round those that read weights beside the main loop:
+    remainders, of which a whole pass of it is counted instead. The main loop is then the one that
+    reads most weights in a pass, and of equal ones that with fewer rounds, then with less
+    arithmetic: kernels have others for the last rows and for columns that do not fit.
     """
 
     weights: int | None = None
     main_passes: int = 1
+    inner_passes: int = 1
     passes: Mapping[int | None, int] = field(default_factory=dict)
     unused: frozenset[int] = frozenset()
     main_only: bool = False
@@ -80,7 +81,7 @@ def _count(
 
     def passes(loop: Loop) -> int:
         if main is not None and loop.blocks < main.blocks:
-            return 1
+            return question.inner_passes
         return _passes(_instructions(blocks, loop.blocks), question)
 
     def path(main_passes: int) -> list[int]:
