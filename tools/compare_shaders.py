@@ -3,7 +3,8 @@
     python -m tools.compare_shaders                      # all GPUs; needs tools/fetch_gpu_drivers
     python -m tools.compare_shaders --gpu navi31 --type Q4_K --shape head
     python -m tools.compare_shaders --save before.json       # and later, of another tree:
-    python -m tools.compare_shaders --before before.json --markdown
+    python -m tools.compare_shaders --before before.json --save after.json
+    python -m tools.compare_shaders --before before.json --load after.json --markdown
     PYTHONPATH=OTHER:THIS python -m tools.compare_shaders    # in OTHER: vkmoe of another tree
 
 Nothing runs: drivers of GPUs that are not here compile, and tools/assembly counts. Shapes are those
@@ -29,7 +30,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
@@ -324,30 +325,59 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def tables(rows: Sequence[Row], markdown: bool) -> Iterator[str]:
+def tables(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of a table for each GPU and shape."""
     for gpu, shape in dict.fromkeys((row.gpu, row.shape) for row in rows):
         here = [row for row in rows if (row.gpu, row.shape) == (gpu, shape)]
         here.sort(key=lambda row: (llama.TYPES.index(row.type), row.code.startswith("llama")))
         n_rows, n_columns, n_experts = SHAPES[shape]
         experts = f" of {n_experts} experts" if n_experts else ""
-        card = CARDS[gpu]
-        title = f"{gpu} ({card.name}): {shape}, {n_rows} x {n_columns}{experts}"
-        yield f"\n#### {title}\n" if markdown else f"\n{title}"
-        yield from (_markdown if markdown else _aligned)([_cells(row) for row in here])
+        yield f"\n{gpu} ({CARDS[gpu].name}): {shape}, {n_rows} x {n_columns}{experts}"
+        lines = [HEADS, *map(_cells, here)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            words = zip(line, widths, strict=True)
+            yield "  ".join(word.ljust(n) if n > 9 else word.rjust(n) for word, n in words)
 
 
-def _markdown(cells: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(HEADS)} |"
-    yield f"|{'---|' * len(HEADS)}"
-    yield from (f"| {' | '.join(line)} |" for line in cells)
+CODES = ("vkmoe before", "vkmoe", "llama.cpp f32", "llama.cpp q8_1")
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(HEADS, *cells, strict=True)]
-    for line in (HEADS, *cells):
-        words = zip(line, widths, strict=True)
-        yield "  ".join(word.ljust(n) if n > 9 else word.rjust(n) for word, n in words)
+def summaries(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of a Markdown table for each GPU: a line for each type and shape.
+
+    Bold: vkmoe's arithmetic or rounds are above those of llama.cpp's f32, or its bytes below need.
+    """
+    codes = [code for code in CODES if any(row.code.rstrip("*") == code for row in rows)]
+    heads = [f"{figure} {code}" for figure in ("ALU/w", "rounds", "KiB") for code in codes]
+    for gpu in dict.fromkeys(row.gpu for row in rows):
+        need = CARDS[gpu].need_bytes / 1024
+        yield f"\n**{gpu}** ({CARDS[gpu].name}, needs {need:.1f} KiB a unit)\n"
+        yield f"| type | shape | {' | '.join(heads)} |"
+        yield f"|{'---|' * (2 + len(heads))}"
+        here = [row for row in rows if row.gpu == gpu]
+        for kind, shape in dict.fromkeys((row.type, row.shape) for row in here):
+            found = {r.code.rstrip("*"): r for r in here if (r.type, r.shape) == (kind, shape)}
+            cells = _summary_cells([found.get(code) for code in codes], found[CODES[2]])
+            yield f"| {kind} | {shape} | {' | '.join(cells)} |"
+
+
+def _summary_cells(rows: Sequence[Row | None], theirs: Row) -> Iterator[str]:
+    """Yield three figures of each of the rows."""
+    for name in ("alu_per_weight", "rounds", "unit_bytes"):
+        for row in rows:
+            if row is None:
+                yield ""
+                continue
+            value = getattr(row, name)
+            text = {"rounds": f"{value}", "unit_bytes": f"{value / 1024:.1f}"}.get(
+                name, f"{value:.2f}"
+            )
+            short = (
+                value < row.need_bytes if name == "unit_bytes" else value > getattr(theirs, name)
+            )
+            missed = short and row.code == "vkmoe"
+            yield f"**{text}**" if missed else f"{text}{'*' * row.code.endswith('*')}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -359,7 +389,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the rows there, as JSON")
     parser.add_argument("--before", type=Path, metavar="FILE", help="show vkmoe's saved rows too")
-    parser.add_argument("--markdown", action="store_true", help="print tables for a note")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="show saved rows, compile none")
+    parser.add_argument("--markdown", action="store_true", help="a table per GPU, for a note")
     parser.add_argument("--json", action="store_true", help="print the rows")
     parser.add_argument("--here", action="store_true", help="the device at hand is the GPU")
     return parser.parse_args()
@@ -372,13 +403,12 @@ def main() -> int:
         rows = measure(options.gpu[0], options.type, options.shape)
         print(json.dumps([asdict(row) for row in rows]))
         return 0
-    if not is_complete(folder()):
+    if not options.load and not is_complete(folder()):
         print("no GPU drivers here: tools/fetch_gpu_drivers gets them", file=sys.stderr)
         return CANNOT
     try:
-        _fetch(options)
-        rows = [row for gpu in options.gpu for row in on_gpu(gpu, options.type, options.shape)]
-    except (ArchiveError, subprocess.CalledProcessError) as error:
+        rows = _compiled(options) if options.load is None else _loaded(options)
+    except (ArchiveError, OSError, subprocess.CalledProcessError) as error:
         print(f"nothing to compare: {error}", file=sys.stderr)
         return 1
     if options.save:
@@ -388,16 +418,27 @@ def main() -> int:
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
-        print("\n".join(tables(rows, options.markdown)))
+        print("\n".join((summaries if options.markdown else tables)(rows)))
     return 0
 
 
-def _fetch(options: argparse.Namespace) -> None:
-    """Fetch and compile llama.cpp's shaders; processes on drivers find them in the cache."""
+def _compiled(options: argparse.Namespace) -> list[Row]:
+    """Compile what was asked; llama.cpp's shaders are in the cache when drivers are started."""
     for gpu in options.gpu:
         for shape in options.shape:
             for kind in options.type:
                 list(_theirs(gpu, shape, kind))
+    return [row for gpu in options.gpu for row in on_gpu(gpu, options.type, options.shape)]
+
+
+def _loaded(options: argparse.Namespace) -> list[Row]:
+    """Read what was asked from a file. Raises OSError."""
+    rows = [Row(**row) for row in json.loads(options.load.read_text())]
+    return [
+        row
+        for row in rows
+        if row.gpu in options.gpu and row.type in options.type and row.shape in options.shape
+    ]
 
 
 def _before(path: Path, now: Sequence[Row]) -> Iterator[Row]:

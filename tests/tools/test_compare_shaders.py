@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tools import compare_shaders
-from tools.compare_shaders import SHAPES, Row, tables
+from tools.compare_shaders import SHAPES, Row, summaries, tables
 from tools.llama_cpp_shaders import Matrix, choose
 from vkmoe.ops.tuning import Tuning
 
@@ -114,16 +114,23 @@ def test_tables_show_before_beside_now(tmp_path: Path) -> None:
         ("vkmoe", 4.0),
         ("llama.cpp f32", 5.8),
     ]
-    lines = list(tables(rows, markdown=True))
-    assert "navi31 (RX 7900 XTX): head, 151936 x 2048" in lines[0]
-    cells = "| Q4_K | vkmoe | 4.00 | 15+25 | 1 | 18.0 | 9.0 | 11.7 | 72 | 20 | 5448 |  |"
-    assert lines[4] == cells
-    assert len({len(line) for line in list(tables(rows, markdown=False))[1:]}) == 1
+    title, heads, _, line, _ = tables(rows)
+    assert title == "\nnavi31 (RX 7900 XTX): head, 151936 x 2048"
+    assert " ".join(line.split()) == "Q4_K vkmoe 4.00 15+25 1 18.0 9.0 11.7 72 20 5448"
+    assert len(line) == len(heads)
+    cells = "| Q4_K | head | 4.50 | 4.00 | 5.80 | 15 | 15 | 15 | 18.0 | 18.0 | 18.0 |"
+    assert list(summaries(rows))[-1] == cells
+
+
+def test_a_target_that_is_missed_is_bold() -> None:
+    slow = replace(_row("vkmoe", 6.0), rounds=16, unit_bytes=9216.0)
+    line = list(summaries([slow, _row("llama.cpp f32*", 5.8)]))[-1]
+    assert line == "| Q4_K | head | **6.00** | 5.80* | **16** | 15* | **9.0** | 18.0* |"
 
 
 def test_a_loop_that_reads_too_little_is_marked() -> None:
     row = replace(_row("vkmoe", 4.0), covers=False)
-    assert "4.00?" in list(tables([row], markdown=True))[-1]
+    assert "4.00?" in list(tables([row]))[-1]
 
 
 def test_without_drivers_nothing_is_compared(tmp_path: Path) -> None:
