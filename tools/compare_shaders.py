@@ -18,7 +18,8 @@ of Qwen3-30B-A3B. Columns:
              for, bytes that lanes share counted once
     grid     the same with the waves that the matrix has for each unit
     need     twice bandwidth x 600 ns / units of a card with this GPU (Little's law, with reserve)
-    waves    that fit on a unit; regs, code (bytes) and cycles are what the compiler says
+    waves    that fit on a unit; regs ("!": and spills), code (bytes) and cycles (of one wave, with
+             loops guessed) are what the compiler says
 A "*" marks which of its two shaders llama.cpp runs there; its gate and up are two dispatches, its
 q, k and v three (here: q). Where its columns are no multiple of what its main loop does in a pass,
 a whole pass is counted.
@@ -50,6 +51,7 @@ from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.quants import TYPES, device_row_bytes
 
 ROUND_TRIP = 600e-9  # seconds, of a load that misses all caches
+SPILLS = ("Spilled VGPRs", "Spilled SGPRs", "Spill Count", "SLM Size")  # NVK: its bytes
 CHUNK = 32  # weights that a lane of ours does of a row in a pass (shaders/include/dot.glsl)
 
 
@@ -123,6 +125,7 @@ class Row:
     need_bytes: float
     scalar_bases: int
     registers: float | None
+    spills: float
     waves: int
     code_bytes: float | None
     cycles: float | None
@@ -259,6 +262,7 @@ def _row(device: Device, job: Job) -> Row:
         need_bytes=card.need_bytes,
         scalar_bases=figures.scalar_bases,
         registers=_stated(made.statistics, "VGPRs", "Number of GPRs", "Max live registers"),
+        spills=sum(made.statistics.get(name, 0.0) for name in SPILLS),
         waves=waves,
         code_bytes=_stated(made.statistics, "Code size", "Code Size"),
         cycles=_stated(made.statistics, "Latency", "Cycle Count"),
@@ -317,10 +321,11 @@ HEADS += ("code B", "cycles")
 
 def _cells(row: Row) -> list[str]:
     kib = [f"{n / 1024:.1f}" for n in (row.unit_bytes, row.grid_bytes, row.need_bytes)]
-    said = [row.registers, row.waves, row.code_bytes, row.cycles]
+    said = [row.waves, row.code_bytes, row.cycles]
     return [
         *(row.type, row.code, f"{row.alu_per_weight:.2f}{'' if row.covers else '?'}"),
         *(f"{row.rounds}+{row.scalar_rounds}", str(row.loads_in_flight), *kib),
+        "" if row.registers is None else f"{row.registers:.0f}{'!' if row.spills else ''}",
         *("" if number is None else f"{number:.0f}" for number in said),
     ]
 

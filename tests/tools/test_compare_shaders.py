@@ -99,7 +99,7 @@ def test_waves_that_fit_on_a_unit() -> None:
 def _row(code: str, alu: float) -> Row:
     return Row(
         *("navi31", "head", "Q4_K", code, alu, True, 15, 25, 1, 18432.0, 9216.0, 12000.0, 0),
-        *(72, 20, 5448, None),
+        *(72, 0, 20, 5448, None),
     )
 
 
@@ -128,9 +128,9 @@ def test_a_target_that_is_missed_is_bold() -> None:
     assert line == "| Q4_K | head | **6.00** | 5.80* | **16** | 15* | **9.0** | 18.0* |"
 
 
-def test_a_loop_that_reads_too_little_is_marked() -> None:
-    row = replace(_row("vkmoe", 4.0), covers=False)
-    assert "4.00?" in list(tables([row]))[-1]
+def test_a_loop_that_reads_too_little_is_marked_and_so_are_spills() -> None:
+    row = replace(_row("vkmoe", 4.0), covers=False, spills=3.0)
+    assert "4.00?" in list(tables([row]))[-1] and " 72! " in list(tables([row]))[-1]
 
 
 def test_without_drivers_nothing_is_compared(tmp_path: Path) -> None:
