@@ -174,6 +174,8 @@ def test_intel_loops_bindings_and_tokens() -> None:
     assert (figures.rounds, figures.main_rounds) == (4, 2)
     assert (figures.scalar_rounds, figures.shared, figures.loads_in_flight) == (1, 1, 1)
     assert count(read(INTEL, 8, NIR), Question(weights=0)).weight_bytes == 16
+    waits = [i.waits for block in read(INTEL, 8, NIR) for i in block.instructions]
+    assert waits.count((Wait("$5"),)) == 3 and (Wait("*"),) in waits  # two sends, one sync
     # In a wave of 16 lanes, instructions of 8 are half of it.
     assert count(read(INTEL, 16, NIR), Question()).alu == 3
 

@@ -26,8 +26,8 @@ class Question:
 
     weights: int | None = None
     main_passes: int = 1
-    inner_passes: int = 1
     passes: Mapping[int | None, int] = field(default_factory=dict)
+    inner_passes: int = 1
     unused: frozenset[int] = frozenset()
     main_only: bool = False
 
