@@ -192,3 +192,12 @@ def test_other_text_is_refused() -> None:
         read("define void @main()", 64)
     with pytest.raises(ValueError, match="no weights"):
         count(read("\tv_nop\n\ts_endpgm\n", 64), Question())
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [(AMD, "\n\t"), (NVIDIA, "// delay="), (INTEL, "};\n")],
+    ids=("amd", "nvidia", "intel"),
+)
+def test_no_instruction_is_left_out(text: str, mark: str) -> None:
+    assert sum(len(block.instructions) for block in read(text, 8)) == text.count(mark)
