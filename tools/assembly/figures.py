@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tools.assembly.flow import Block, Instruction, Loop, find_loops, find_path
 
@@ -76,21 +76,9 @@ def _count(
     blocks: Sequence[Block], loops: Sequence[Loop], main: Loop | None, question: Question
 ) -> Figures:
     """Count with a loop taken for the main one."""
-    through = [main.header] if main else []
-    avoided = _avoided(blocks, question, main)
-
-    def passes(loop: Loop) -> int:
-        if main is not None and loop.blocks < main.blocks:
-            return question.inner_passes
-        return _passes(_instructions(blocks, loop.blocks), question)
 
     def path(main_passes: int) -> list[int]:
-        times = {main: main_passes}
-        return find_path(
-            *(blocks, loops, lambda loop: times[loop] if loop in times else passes(loop)),
-            through=through,
-            avoided=avoided,
-        )
+        return _path(blocks, loops, main, replace(question, main_passes=main_passes))
 
     whole = _instructions(blocks, path(question.main_passes))
     once, twice = (_instructions(blocks, path(n)) for n in (1, 2))
@@ -113,6 +101,22 @@ def _count(
         has_main_loop=main is not None,
         instructions=len(whole),
     )
+
+
+def _path(
+    blocks: Sequence[Block], loops: Sequence[Loop], main: Loop | None, question: Question
+) -> list[int]:
+    """Find the path on which loops are passed as asked."""
+
+    def passes(loop: Loop) -> int:
+        if loop is main:
+            return question.main_passes
+        if main is not None and loop.blocks < main.blocks:
+            return question.inner_passes
+        return _passes(_instructions(blocks, loop.blocks), question)
+
+    through = [main.header] if main else []
+    return find_path(blocks, loops, passes, through, _avoided(blocks, question, main))
 
 
 def _is_weight(instruction: Instruction, question: Question) -> bool:
