@@ -12,14 +12,15 @@ of Qwen3-30B-A3B. Columns:
     ALU/w    arithmetic instructions per weight in the main loop ("?": a lane reads fewer bytes than
              its weights have, so the loop is not what this tool takes it for)
     rounds   dependent waits for memory of a wave from start to end; behind the "+" those for scalar
-             loads (parameters, descriptors, addresses), which mostly hit a cache
+             loads (parameters, descriptors, addresses; Intel: spilled registers), which mostly hit
+             a cache
     loads    loads of weights of a wave in flight at once
     KiB      bytes of weights in flight per compute unit as far as registers allow: what lanes ask
              for, bytes that lanes share counted once
     grid     the same with the waves that the matrix has for each unit
     need     twice bandwidth x 600 ns / units of a card with this GPU (Little's law, with reserve)
-    waves    that fit on a unit; regs ("!": and spills), code (bytes) and cycles (of one wave, with
-             loops guessed) are what the compiler says
+    waves    that fit on a unit; regs ("!": spilled, or arrays in memory), code (bytes) and cycles
+             (of one wave, with loops guessed) are what the compiler says
 A "*" marks which of its two shaders llama.cpp runs there; its gate and up are two dispatches, its
 q, k and v three (here: q). Where its columns are no multiple of what its main loop does in a pass,
 a whole pass is counted.
