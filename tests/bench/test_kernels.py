@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ from vkmoe.selftest.suite import compiled_variants
 
 INFO = device("a CPU with 64-bit loads", "cpu", (), [])
 INFO = replace(INFO, features=INFO.features | {"int64"})
+MODEL_FILES = Path(__file__).resolve().parents[1] / "fixtures" / "models"
 SMALL = KernelChoice(models=("tiny",), repeats=2)
 
 
@@ -116,6 +118,20 @@ def test_a_file_has_its_own_shapes_and_types() -> None:
     assert {job.setting.variant.axis for job in found} == {"Q4_K", "Q5_K", "Q6_K", "Q8_0"}
     shapes = shapes_of(spec)
     assert (shapes.width, shapes.router.n_experts, shapes.norm) == (256, 32, "per_head")
+
+
+@pytest.mark.parametrize("path", sorted(MODEL_FILES.glob("*.gguf")), ids=lambda path: path.stem)
+def test_files_of_every_architecture_have_shapes(path: Path) -> None:
+    """Those without experts are refused."""
+    choice = KernelChoice(models=(str(path),), families=("matvec", "expert_down", "attention"))
+    with open_model(path) as file:
+        spec = file.spec
+    if spec.experts is None:
+        with pytest.raises(UsageError, match="has no experts"):
+            jobs(choice)
+    else:
+        found = {job.setting.variant.family for job in jobs(choice) if spec.name in job.name}
+        assert found >= {"matvec", "expert_down"}
 
 
 def test_every_kernel_has_shapes() -> None:

@@ -107,7 +107,10 @@ class Memory:
         """Choose more than the caches of its kind of device; `tiny` only tries whether it runs."""
         if tiny:
             return cls(MIB, 4 * MIB)
-        return cls(32 * MIB, 64 * MIB) if info.is_cpu else cls(256 * MIB, 512 * MIB)
+        if info.is_cpu:
+            return cls(32 * MIB, 64 * MIB)
+        room = max(heap.size for heap in info.heaps if heap.device_local) // 8
+        return cls(min(256 * MIB, room), min(512 * MIB, room))
 
 
 class Clock(Closing):

@@ -25,6 +25,7 @@ from vkmoe.experts.decide.settings import sizing_line
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path, read_tokenizer
 from vkmoe.models import ModelFile, open_model
+from vkmoe.placement.loader import Progress
 from vkmoe.placement.sizes import weight_bytes
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.suite import Variant, run_variant
@@ -79,6 +80,8 @@ def run(
     path = demo_model_path() if model is None else Path(model)
     with open_model(path) as file:
         prompt, sizes = read_tokenizer(file).encode(PROMPT), token_bytes(file)
+    needed = len(prompt) + choice.n_tokens * choice.repeats
+    _check_context(needed, config.ctx_size or file.spec.context_length)
     with Device(config.device) as device:
         card = describe(device.info)
         print_card(card, output.say)
@@ -88,9 +91,9 @@ def run(
         roofline.show(output)
     least_s = 1e-6 * (roofline.least_us(sizes.total) + roofline.submit.value.median)
     _say_model(path, model is None, sizes, least_s, output)
-    output.progress("loading the model")
-    with Engine(path, replace(config, device=str(device.info.index))) as engine:
-        _check_context(engine, len(prompt) + choice.n_tokens * choice.repeats)
+    config = replace(config, device=str(device.info.index))
+    with Engine(path, config, _loading(output)) as engine:
+        _check_context(needed, engine.ctx_size)
         if engine.plan.sizing is not None:
             output.say(sizing_line(engine.plan.sizing))
         checks = _check(engine, prompt, choice.n_tokens, output)
@@ -149,10 +152,14 @@ def _say_model(
     )
 
 
-def _check_context(engine: Engine, needed: int) -> None:
-    if needed > engine.ctx_size:
+def _loading(output: Output) -> Progress:
+    return lambda done, total: output.progress(f"loading, {done / max(total, 1):.0%}")
+
+
+def _check_context(needed: int, ctx_size: int) -> None:
+    if needed > ctx_size:
         raise UsageError(
-            f"the text has {needed} tokens, the context {engine.ctx_size}",
+            f"the text has {needed} tokens, the context {ctx_size}",
             "raise --ctx-size, or lower --tokens or --repeats",
         )
 

@@ -56,7 +56,7 @@ class KernelChoice:
         types = sorted({variant.axis for variant in compiled_variants() if variant.axis})
         _refuse_unknown("--family", self.families, WORKS)
         _refuse_unknown("--type", [name.upper() for name in self.types], types)
-        names = [name for name in self.models if not name.endswith(".gguf")]
+        names = [name for name in self.models if not _is_file(name)]
         _refuse_unknown("--model", names, [*MODELS, "all", "tiny", "FILE.gguf"])
 
     def largest_bytes(self, info: DeviceInfo) -> float:
@@ -115,12 +115,16 @@ def _refuse_unknown(flag: str, given: Iterable[str], known: Iterable[str]) -> No
         raise UsageError(f"{flag}: no {', '.join(unknown)}", f"there is {', '.join(known)}")
 
 
+def _is_file(name: str) -> bool:
+    return name.endswith(".gguf") or Path(name).is_file()
+
+
 def asked_of(choice: KernelChoice) -> Asked:
     """Look the models up, and read the one that is a file: its weights say which types."""
     shapes: list[ModelShapes] = []
     types: tuple[str, ...] = QUICK_TYPES if choice.quick else ()
     for name in choice.models:
-        if name.endswith(".gguf"):
+        if _is_file(name):
             with open_model(Path(name)) as file:
                 shapes.append(shapes_of(file.spec))
                 types = tuple({tensor.type for tensor in file.file.tensors.values()} - {"F32"})

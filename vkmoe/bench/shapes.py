@@ -179,7 +179,7 @@ def shapes_of(spec: ModelSpec) -> ModelShapes:
         raise UsageError(f"{spec.name} has no experts", "give a mixture-of-experts model")
     if isinstance(mixer, LatentSpec):
         latent, head_dim, norm, sinks = mixer, mixer.nope_dim, _Kind().norm, False
-        qkv: tuple[int, ...] = (mixer.n_heads * mixer.query_dim, mixer.row)
+        qkv: tuple[int, ...] = (mixer.q_rank or mixer.n_heads * mixer.query_dim, mixer.row)
     else:
         latent, head_dim, norm, sinks = None, mixer.head_dim, mixer.qk_norm, mixer.sinks
         qkv = (mixer.q_width, mixer.kv_width, mixer.kv_width)
