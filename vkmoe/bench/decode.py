@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vkmoe.batch import TopLogits
-from vkmoe.bench.clock import Clock, Memory, WrongResultError
+from vkmoe.bench.clock import Clock, Memory, Roofline, WrongResultError
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import MIN_REPEATS, Output, Row, document, percentile, summarise
 from vkmoe.config import EngineConfig
@@ -50,12 +50,16 @@ class DecodeChoice:
     """Says how much is decoded."""
 
     tokens: int = 32  # of a repeat
-    repeats: int = MIN_REPEATS
-    quick: bool = False  # fewer tokens
+    repeats: int = 2 * MIN_REPEATS
+    quick: bool = False  # fewer tokens, fewer repeats
 
     @property
     def n_tokens(self) -> int:
         return min(self.tokens, QUICK_TOKENS) if self.quick else self.tokens
+
+    @property
+    def n_repeats(self) -> int:
+        return min(self.repeats, MIN_REPEATS) if self.quick else self.repeats
 
 
 class TokenBytes(NamedTuple):
@@ -80,18 +84,19 @@ def run(
     path = demo_model_path() if model is None else Path(model)
     with open_model(path) as file:
         prompt, sizes = read_tokenizer(file).encode(PROMPT), token_bytes(file)
-    needed = len(prompt) + choice.n_tokens * choice.repeats
+        model_bytes = sum(tensor.n_bytes for tensor in file.file.tensors.values())
+    needed = len(prompt) + choice.n_tokens * choice.n_repeats
     _check_context(needed, config.ctx_size or file.spec.context_length)
-    with Device(config.device) as device:
-        card = describe(device.info)
-        print_card(card, output.say)
-        with Clock(device, MIN_REPEATS, Memory.of(device.info)) as clock:
-            output.progress("measuring the roofline")
-            roofline = clock.roofline()
-        roofline.show(output)
+    card, roofline, index = _roofline(config.device, output)
     least_s = 1e-6 * (roofline.least_us(sizes.total) + roofline.submit.value.median)
-    _say_model(path, model is None, sizes, least_s, output)
-    config = replace(config, device=str(device.info.index))
+    output.say(f"model: {path.name}, {model_bytes / 1e6:,.0f} MB of weights")
+    if model is None:
+        output.say("  the built-in demo, far smaller than a model one would use: --model FILE")
+    output.say(
+        f"  a token reads {sizes.total / 1e6:,.1f} MB of them (trunk {sizes.trunk / 1e6:,.1f}, "
+        f"experts {sizes.experts / 1e6:,.1f}): the roofline allows {1 / least_s:,.1f} tok/s"
+    )
+    config = replace(config, device=str(index))
     with Engine(path, config, _loading(output)) as engine:
         _check_context(needed, engine.ctx_size)
         if engine.plan.sizing is not None:
@@ -101,7 +106,7 @@ def run(
     share = found["rows"][0].value.median * least_s
     for line in ("", *EXPLANATION, found["rows"][0].line(f"{share:.0%}")):
         output.say(line)
-    found |= {"model": path.name, "model_bytes": path.stat().st_size, "checks": checks}
+    found |= {"model": path.name, "model_bytes": model_bytes, "checks": checks}
     found |= {"bytes_per_token": sizes.total, "share_of_roofline": share}
     found |= {"prompt": len(prompt), "tokens": choice.n_tokens, "context": engine.ctx_size}
     return document("decode", card, {"roofline": roofline.document(), **found})
@@ -137,19 +142,19 @@ def best(top: TopLogits) -> int:
     return int(top.ids[0])
 
 
-# ----- what is written, checked, measured -----
+# ----- checking and measuring -----
 
 
-def _say_model(
-    path: Path, is_demo: bool, sizes: TokenBytes, least_s: float, output: Output
-) -> None:
-    output.say(f"model: {path.name}, {path.stat().st_size / 1e6:,.0f} MB")
-    if is_demo:
-        output.say("  the built-in demo, far smaller than a model one would use: --model FILE")
-    output.say(
-        f"  a token reads {sizes.total / 1e6:,.1f} MB of weights (trunk {sizes.trunk / 1e6:,.1f}, "
-        f"experts {sizes.experts / 1e6:,.1f}): the roofline allows {1 / least_s:,.1f} tok/s"
-    )
+def _roofline(device_name: str | None, output: Output) -> tuple[dict[str, Any], Roofline, int]:
+    """Measure it before the model takes the memory; return the card and the device's index too."""
+    with Device(device_name) as device:
+        card = describe(device.info)
+        print_card(card, output.say)
+        with Clock(device, MIN_REPEATS, Memory.of(device.info)) as clock:
+            output.progress("measuring the roofline")
+            roofline = clock.roofline()
+        roofline.show(output)
+        return card, roofline, device.info.index
 
 
 def _loading(output: Output) -> Progress:
@@ -201,8 +206,8 @@ def _measure(
     speeds: list[float] = []
     every: list[float] = []
     before = engine.profiler.served().total if engine.profiler else None
-    for index in range(choice.repeats):
-        output.progress(f"repeat {index + 1} of {choice.repeats}")
+    for index in range(choice.n_repeats):
+        output.progress(f"repeat {index + 1} of {choice.n_repeats}")
         tokens, seconds = greedy(engine, token, position, choice.n_tokens)
         token, position = tokens[-1], position + choice.n_tokens
         speeds.append(len(seconds) / sum(seconds))

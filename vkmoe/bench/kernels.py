@@ -59,6 +59,10 @@ class KernelChoice:
         names = [name for name in self.models if not _is_file(name)]
         _refuse_unknown("--model", names, [*MODELS, "all", "tiny", "FILE.gguf"])
 
+    @property
+    def n_repeats(self) -> int:
+        return min(self.repeats, MIN_REPEATS) if self.quick else self.repeats
+
     def largest_bytes(self, info: DeviceInfo) -> float:
         """Return the size above which matrices are left out."""
         default = LARGEST_MIB_CPU if info.is_cpu else float("inf")
@@ -95,7 +99,7 @@ def run(device_name: str | None, choice: KernelChoice, output: Output) -> dict[s
         jobs, left_out = chosen_jobs(choice, asked, device.info)
         if not jobs:
             raise UsageError("no kernel passes these filters", "; ".join(left_out))
-        with Clock(device, choice.repeats, Memory.of(device.info, TINY in asked.shapes)) as clock:
+        with Clock(device, choice.n_repeats, Memory.of(device.info, TINY in asked.shapes)) as clock:
             output.progress("measuring the roofline")
             roofline = clock.roofline()
             roofline.show(output)

@@ -10,6 +10,7 @@ are read from `readback` memory only.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -206,6 +207,15 @@ def _measure_weights(
         arms.append(
             _Arm(f"copy to device, {size}", weights.laid_out.size, _copy(device, memory, local))
         )
+    rows += _timed_in_turns(device, arms, flush, repeats)
+    for memory in placed:
+        memory.close()
+    local.close()
+
+
+def _timed_in_turns(
+    device: Device, arms: list[_Arm], flush: Recording, repeats: int
+) -> Iterator[Row]:
     taken = {arm.what: Times([], []) for arm in arms}
     timed = has_timestamps(device)
     for _ in range(repeats):
@@ -214,10 +224,7 @@ def _measure_weights(
             taken[arm.what].wall.extend(times.wall)
             taken[arm.what].device.extend(times.device)
     for arm in arms:
-        rows += _rows(arm, taken[arm.what])
-    for memory in placed:
-        memory.close()
-    local.close()
+        yield from _rows(arm, taken[arm.what])
 
 
 def _refs(weights: _Weights) -> tuple[TensorRef, TensorRef]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench", "decode", "kernels", "transfer"]
 
-_REPEATS = "Take every figure so often."
-
 
 def _asked(default: Any, *flags: str, help: str, **more: Any) -> Any:
     """Declare a field that is an option, in the form of those of EngineConfig."""
@@ -68,6 +66,14 @@ class Report:
     any_device: bool = _asked(
         False, "--any-device", help="Compare with a run on another device or by another clock too."
     )
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Says how much is measured."""
+
+    repeats: int = _asked(10, "--repeats", minimum=2, help="Take every figure so often.")
+    quick: bool = _asked(False, "--quick", help="Measure less: under half a minute on two cores.")
 
 
 @dataclass(frozen=True)
@@ -119,10 +125,6 @@ class Amounts:
 Device = Annotated[
     str | None, option("--device", help="Vulkan device: its index or part of its name.")
 ]
-Repeats = Annotated[int, option("--repeats", kind=int, minimum=2, help=_REPEATS)]
-Quick = Annotated[
-    bool, option("--quick", kind=bool, help="Measure less: under half a minute on two cores.")
-]
 
 
 def bench(context: typer.Context) -> None:
@@ -148,10 +150,7 @@ def bench(context: typer.Context) -> None:
 
 
 @config_options
-def kernels(
-    *, which: Filters, device: Device = None, repeats: Repeats = 10, quick: Quick = False,
-    report: Report,
-) -> None:  # fmt: skip
+def kernels(*, which: Filters, device: Device = None, effort: Effort, report: Report) -> None:
     """Check every kernel against NumPy in the shapes of real models, then time it.
 
     Shapes are those of one model, and of another for kernels that it has no use for. That takes
@@ -168,8 +167,8 @@ def kernels(
         all_mappings=which.mapping == "all",
         shape=which.shape,
         largest_mib=which.largest_mib,
-        repeats=repeats,
-        quick=quick,
+        repeats=effort.repeats,
+        quick=effort.quick,
     )
     _report(report, lambda output: run(device, choice, output))
 
@@ -178,9 +177,11 @@ def kernels(
 def transfer(
     *,
     parts: Annotated[list[str] | None, typer.Argument(metavar="[PART...]", hidden=True)] = None,
-    amounts: Amounts, device: Device = None, repeats: Repeats = 10, quick: Quick = False,
+    amounts: Amounts,
+    device: Device = None,
+    effort: Effort,
     report: Report,
-) -> None:  # fmt: skip
+) -> None:
     """Time what the engine's design rests on: submits, dispatches, copies and reads of memory.
 
     \b
@@ -197,14 +198,14 @@ def transfer(
     from vkmoe.bench.transfer import Settings, run
 
     settings = Settings(
-        repeats,
+        effort.repeats,
         amounts.submits,
         amounts.dispatches,
         _numbers(amounts.copy_mib),
         _numbers(amounts.homes_gib),
         _numbers(amounts.read_mib),
     )
-    wanted = settings.shortened() if quick else settings
+    wanted = settings.shortened() if effort.quick else settings
     _report(report, lambda output: run(device, parts or (), wanted, output))
 
 
@@ -219,8 +220,10 @@ def decode(
     tokens: Annotated[
         int, option("--tokens", kind=int, minimum=1, help="Decode so many in each repeat.")
     ] = 32,
-    config: EngineConfig, repeats: Repeats = 5, quick: Quick = False, report: Report,
-) -> None:  # fmt: skip
+    config: EngineConfig,
+    effort: Effort,
+    report: Report,
+) -> None:
     """Time greedy decoding of a model, one token per submit, beside what its memory allows.
 
     Without MODEL the built-in demo model is used, whose few megabytes say little of large ones.
@@ -230,7 +233,7 @@ def decode(
     from vkmoe.bench.decode import DecodeChoice, run
 
     chosen = chosen_model(context, positional, model)
-    choice = DecodeChoice(tokens, repeats, quick)
+    choice = DecodeChoice(tokens, effort.repeats, effort.quick)
     _report(report, lambda output: run(chosen, config, choice, output))
 
 
