@@ -109,7 +109,8 @@ class Memory:
             return cls(MIB, 4 * MIB)
         if info.is_cpu:
             return cls(32 * MIB, 64 * MIB)
-        room = max(heap.size for heap in info.heaps if heap.device_local) // 8
+        sizes = (heap.size for heap in info.heaps if heap.device_local)
+        room = max(sizes, default=8 * MIB) // 8
         return cls(min(256 * MIB, room), min(512 * MIB, room))
 
 

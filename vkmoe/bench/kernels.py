@@ -161,7 +161,7 @@ def chosen_jobs(
         if job.work.misfit or job.work.n_bytes > largest:
             why = job.work.misfit or f"larger than --largest-mib {largest / 2**20:g}"
             what = f"{job.setting.shapes.name} {job.work.what}: {why}"
-            name = axis if job.work.misfit else f"{axis} ({mib:.0f} MiB)"
+            name = axis if job.work.misfit else f"{axis} ({mib:.0f} MiB)".strip()
             left_out.setdefault(what, {})[name] = None
         else:
             jobs.append(job)
