@@ -1,4 +1,4 @@
-"""Decode speed in tokens per second, alone or beside llama.cpp on the same device and file.
+"""Decode speed of synthetic models, alone or beside llama.cpp on the same device and file.
 
 python -m bench.decode
 python -m bench.decode --llama-python LLAMA_VENV/bin/python --record
@@ -22,12 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.environment import describe, print_card
-from bench.measure import MIN_REPEATS, Arms, Row, command_line, finish, run_main, take_turns
-from bench.models import TokenBytes, add_model_options, chosen_model, token_bytes
+from bench.command import command_line, finish, run_main
+from bench.models import add_model_options, chosen_model
 from bench.worker import Worker, WorkerError
+from vkmoe.bench.decode import TokenBytes, token_bytes
+from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.measure import MIN_REPEATS, Arms, Row, take_turns
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import choose_device, list_devices
+from vkmoe.models import open_model
 
 ROOT = Path(__file__).resolve().parent.parent
 VKMOE, LLAMA = "vkmoe", "llama.cpp"
@@ -53,7 +56,8 @@ def main() -> None:
     card = describe(info)
     print_card(card)
     model = chosen_model(options)
-    sizes = token_bytes(model)
+    with open_model(model) as file:
+        sizes = token_bytes(file)
     _print_static(model, sizes)
     prompt = [PROMPT_STEP * index % 251 for index in range(1, options.prompt + 1)]
     with ExitStack() as stack:

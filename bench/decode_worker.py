@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.measure import run_main
-from vkmoe.batch import TopLogits
+from bench.command import run_main
+from vkmoe.bench.decode import best, greedy
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 
@@ -42,23 +41,8 @@ def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "logits":
         np.save(request["out"], engine.full_logits())
         return {}
-    return _decode(engine, _best(top), len(request["prompt"]), request["tokens"])
-
-
-def _decode(engine: Engine, token: int, position: int, n_tokens: int) -> dict[str, Any]:
-    """Greedy tokens and the seconds each took."""
-    tokens, seconds = [token], []
-    for step in range(n_tokens):
-        started = time.perf_counter()
-        top = engine.run_token(tokens[-1], position + step)
-        assert top is not None
-        tokens.append(_best(top))
-        seconds.append(time.perf_counter() - started)
+    tokens, seconds = greedy(engine, best(top), len(request["prompt"]), request["tokens"])
     return {"tokens": tokens, "seconds": seconds}
-
-
-def _best(top: TopLogits) -> int:
-    return int(top.ids[0])
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.environment import describe, print_card
+from bench.command import command_line, finish, run_main
 from bench.hit_rates import (
     DEFAULT,
     POLICIES,
@@ -28,8 +28,9 @@ from bench.hit_rates import (
     mean_curve,
     measure_curve,
 )
-from bench.measure import Row, command_line, finish, run_main, summarise
 from bench.routing import PROMPTS, prompt_text, record_trace, skewed_trace
+from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.measure import Row, summarise
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.study.trace import Trace, joined
 from vkmoe.llm import LLM

@@ -30,10 +30,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.environment import describe, print_card
-from bench.measure import MIN_REPEATS, Row, command_line, finish, percentile, run_main, summarise
+from bench.command import command_line, finish, run_main
 from bench.models import custom_model, default_cache, shape_of
 from vkmoe.batch import BatchKind
+from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.measure import MIN_REPEATS, Row, percentile, summarise
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.execute.recorder import Recorded

@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.environment import describe, print_card
-from bench.measure import Row, command_line, finish, run_main, summarise
+from bench.command import command_line, finish, run_main
 from bench.models import add_model_options, chosen_model
 from bench.worker import WorkerError
+from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.measure import Row, summarise
 from vkmoe.gpu.device import choose_device, list_devices
 
 ROOT = Path(__file__).resolve().parent.parent

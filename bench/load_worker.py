@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import run_main
+from bench.command import run_main
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gguf_file import open_gguf

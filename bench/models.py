@@ -1,6 +1,6 @@
 """The models benchmarks run: synthetic ones made once into a cache folder, or the user's own.
 
-Owns the cache and the count of bytes a token reads. Does not run anything.
+Owns the cache. Does not run anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,35 +24,17 @@ from tools.make_synthetic_model import (
     random_tensor,
     tensor_list,
 )
-from vkmoe.gguf_file import open_gguf
-from vkmoe.models import read_spec
-from vkmoe.models.tensors import read_tensors
-from vkmoe.placement.sizes import weight_bytes
-from vkmoe.quants import device_row_bytes
 
 __all__ = [
-    "TokenBytes",
     "add_model_options",
     "chosen_model",
     "custom_model",
     "default_cache",
     "shape_of",
-    "token_bytes",
 ]
 
 DEFAULT_PRESET, DEFAULT_LAYERS, DEFAULT_TYPES = "olmoe-1b-7b", 4, "q4_k_m"
 SEED = 0
-
-
-class TokenBytes(NamedTuple):
-    """Bytes of weights one decoded token reads, in device layout."""
-
-    trunk: int  # attention, router, gains, output head, one row of the embeddings
-    experts: int  # the routed experts it uses
-
-    @property
-    def total(self) -> int:
-        return self.trunk + self.experts
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -99,20 +81,6 @@ def custom_model(name: str, shape: ModelShape, mix: str, cache: Path) -> Path:
 def shape_of(preset: str, **changes: Any) -> ModelShape:
     """A preset with some numbers changed."""
     return replace(PRESETS[preset], **changes)
-
-
-def token_bytes(path: Path) -> TokenBytes:
-    """trunk - embeddings + one row + experts * used / all, from the file's own tensors."""
-    with open_gguf(path) as file:
-        spec = read_spec(file)
-        tensors = read_tensors(file, spec)
-        sizes = weight_bytes(tensors)
-        embeddings = tensors.embeddings
-        row_bytes = device_row_bytes(embeddings.type, spec.width)
-        tied = tensors.output is embeddings
-        trunk = sizes.trunk + row_bytes - (0 if tied else spec.n_vocab * row_bytes)
-        used = sizes.experts * spec.experts.n_used // spec.experts.n_experts if spec.experts else 0
-        return TokenBytes(trunk, used)
 
 
 def default_cache() -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.cached_arm import CachedArm
-from bench.measure import MIN_REPEATS, N_RESAMPLES, Arms, Row, Summary
+from vkmoe.bench.measure import MIN_REPEATS, N_RESAMPLES, Arms, Row, Summary
 from vkmoe.config import EngineConfig
 
 __all__ = ["BASE", "compare", "found_of", "ratio_of_sums", "rival_of", "row", "verdict"]

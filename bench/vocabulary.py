@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.environment import describe, print_card
-from bench.measure import Row, command_line, finish, run_main, summarise
+from bench.command import command_line, finish, run_main
 from tools.gguf_writer import write_gguf
 from tools.make_synthetic_model import PRESETS, model_metadata
+from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.measure import Row, summarise
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gpu.device import choose_device, list_devices
 

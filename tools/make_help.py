@@ -73,11 +73,15 @@ def section(command: TyperCommand | TyperGroup, path: str) -> Iterator[str]:
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, *section(root, "vkmoe")]
-    for name, command in root.commands.items():
-        assert isinstance(command, TyperCommand)
-        parts.extend(section(command, f"vkmoe {name}"))
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, *sections(root, "vkmoe")])
+
+
+def sections(command: TyperCommand | TyperGroup, path: str) -> Iterator[str]:
+    """A command's section, then those of the commands below it."""
+    yield from section(command, path)
+    for name, below in command.commands.items() if isinstance(command, TyperGroup) else ():
+        assert isinstance(below, TyperCommand | TyperGroup)
+        yield from sections(below, f"{path} {name}")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from tools.gguf_writer import write_gguf
 from tools.quantise import random_weights
 from tools.synthetic.metadata import model_metadata
 from tools.synthetic.mixes import MIXES
-from tools.synthetic.shapes import PRESETS, ModelShape
 from tools.synthetic.tensors import tensor_list
+from vkmoe.bench.shapes import PRESETS, ModelShape
 from vkmoe.gguf_file.header import TensorInfo
 
 __all__ = ["MIXES", "PRESETS", "ModelShape", "make", "model_metadata", "random_tensor",

@@ -13,7 +13,7 @@ layout(set = 0, binding = 0, std430) readonly buffer Source { uvec4 units[]; } s
 layout(set = 0, binding = 1, std430) writeonly buffer Sums { uint sums[]; };
 layout(push_constant) uniform Push { uvec2 address; } push;
 
-const uint UNITS = 16u;  // bench/parts/address.py: UNITS_PER_LANE
+const uint UNITS = 16u;  // bench/address.py: UNITS_PER_LANE
 
 uvec4 load_unit(uint index) {
 #ifdef BY_ADDRESS

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from bench.transfer import PARTS
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 STUB = Path(__file__).resolve().parent / "stub"
 CARD = {"device", "driver", "os", "cpu", "cores", "vkmoe", "commit", "load_average", "command"}
@@ -45,22 +43,9 @@ def positive(rows: list[dict[str, Any]]) -> bool:
     return bool(rows) and all(row["value"]["median"] > 0 and row["mode"] for row in rows)
 
 
-def test_transfer() -> None:
-    sizes = ["--copy-mib", "0.25,1", "--homes-gib", "0.05", "--read-mib", "0.6"]
-    counts = ["--repeats", "2", "--submits", "10", "--dispatches", "50"]
-    results = document("transfer", *sizes, *counts)["results"]
-    assert set(results) == set(PARTS)
-    for name, part in results.items():
-        # an empty recording, subtracted, may cost more than 50 dispatches on a busy machine
-        assert name == "dispatch" or positive(part["rows"]), (name, part)
-    assert results["homes"]["us_per_gib"] is not None
-    assert all(line["gb_per_s"] > 0 for line in results["copies"]["lines"].values())
-    assert results["address"]["address_over_descriptor"]["median"] > 0
-
-
-def test_transfer_refuses_a_part_that_is_not_there() -> None:
-    done = run("transfer", "nothing")
-    assert done.returncode == 2 and "submit" in done.stderr
+def test_address() -> None:
+    """On a machine with glslang, which every checkout has."""
+    assert document("address", "--repeats", "5")["results"]["address_over_descriptor"]["n"] == 5
 
 
 def test_decode_alone(cache: list[str]) -> None:

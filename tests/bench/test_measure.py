@@ -9,9 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import measure
-from bench.measure import MIN_REPEATS, Arms, Row, Summary, UnfairRatioError, summarise, take_turns
-from bench.parts.common import fit_line
+from bench import command
+from vkmoe.bench.copies import fit_line
+from vkmoe.bench.measure import (
+    MIN_REPEATS,
+    Arms,
+    Row,
+    Summary,
+    UnfairRatioError,
+    summarise,
+    take_turns,
+)
 
 CARD = {"clocks": "pinned", "link": "PCIe 4 x16"}
 
@@ -101,10 +109,10 @@ def test_line_through_times() -> None:
 def test_the_document_is_the_last_line_and_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     card = {"device": "Example GPU (driver 1)", "date": "2026-01-02T03:04:05+00:00"}
     row = Row("a copy", summarise([1.0, 2.0]), "GB/s", "wall")
-    measure.finish("copies", card, {"rows": [row]}, record=True)
+    command.finish("copies", card, {"rows": [row]}, record=True)
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     recorded = tmp_path / "results" / "2026-01-02-copies-example-gpu.json"
     assert printed == json.loads(recorded.read_text())

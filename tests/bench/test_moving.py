@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench.measure import Summary
 from bench.prefetch import ARMS
 from bench.prefetch_report import ratio_of_sums, rival_of, verdict
 from tests.bench.test_bench import document, positive, run
+from vkmoe.bench.measure import Summary
 
 TURNS = [10.0, 20.0, 30.0, 10.0, 20.0]
 LESS = ratio_of_sums([9.0, 18.0, 27.0, 9.0, 18.0], TURNS)

@@ -22,12 +22,12 @@ from .conftest import FakeLLM, Run
 HEAVY = ("numpy", "tokenizers", "jinja2", "vkmoe.gpu", "vkmoe.llm", "vkmoe.engine", "rich")
 
 
-def test_root_help_is_a_tutorial_in_ten_lines(run: Run) -> None:
+def test_root_help_is_a_tutorial_of_a_dozen_lines(run: Run) -> None:
     done = run("--help")
     assert done.code == 0
     lines = [line for line in done.out.splitlines() if line.strip().startswith(("vkmoe ", "echo"))]
     lines += [line for line in done.out.splitlines() if "VKMOE_TEMP=0 vkmoe" in line]
-    assert len(lines) == 10
+    assert 10 <= len(lines) <= 12
     for name in ("generate", "chat", "info", "devices", "selftest", "trace", "simulate"):
         assert any(f"vkmoe {name}" in line for line in lines), name
 

@@ -25,6 +25,7 @@ LAYERS = (
     ("execute", "placement", "generate"),
     ("engine",),
     ("llm", "selftest"),
+    ("bench",),
     ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

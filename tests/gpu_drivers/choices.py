@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tools.gpu_drivers import GPUS, command, folder
-from tools.synthetic.shapes import PRESETS
+from vkmoe.bench.shapes import PRESETS
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.tuning import choose_tuning

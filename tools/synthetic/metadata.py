@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tools.gguf_writer import MetadataValue
 from tools.synthetic.mixes import MIXES
-from tools.synthetic.shapes import ModelShape
 from tools.synthetic.vocabulary import vocabulary
+from vkmoe.bench.shapes import ModelShape
 
 __all__ = ["model_metadata"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.mixes import MIXES, choose_type
-from tools.synthetic.shapes import LatentShape, ModelShape
+from vkmoe.bench.shapes import LatentShape, ModelShape
 from vkmoe.gguf_file.header import TensorInfo
 
 __all__ = ["tensor_list"]

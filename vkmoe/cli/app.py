@@ -19,6 +19,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperArgument, TyperCommand
 
+from vkmoe.cli.bench import bench, decode, kernels, transfer
 from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import INTERRUPTED, generate
@@ -69,6 +70,7 @@ def tutorial(
     vkmoe chat model.gguf                     a conversation; /exit ends it
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe selftest                            does this device compute correctly, how fast
+    vkmoe bench kernels --quick               how far its speed is from what it could be
     vkmoe trace model.gguf -f prompt.txt      record which experts the tokens use
     vkmoe simulate trace.jsonl                what would a cache of experts do, and how large
     VKMOE_TEMP=0 vkmoe generate -p "x ="      every option is also a variable
@@ -107,6 +109,18 @@ for _command, _summary in {
     version: "Show versions.",
 }.items():
     app.command(cls=_Command, short_help=_summary)(_command)
+
+_benchmarks = typer.Typer(add_completion=False, rich_markup_mode=None)
+_benchmarks.callback(invoke_without_command=True)(bench)
+for _command, _summary in {
+    kernels: "Time every kernel.",
+    transfer: "Time submits, copies and reads of memory.",
+    decode: "Time decoding.",
+}.items():
+    _benchmarks.command(cls=_Command, short_help=_summary)(_command)
+app.add_typer(
+    _benchmarks, name="bench", short_help="Measure speed, and the distance from the best."
+)
 
 root = typer.main.get_group(app)
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vkmoe.config import environment_name, flags_of, long_flag, predictor_contradicts
-from vkmoe.errors import PromptError, UsageError
+from vkmoe.errors import PromptError, UsageError, VkmoeError
 
 __all__ = [
     "IgnoreEos",
@@ -37,6 +37,7 @@ __all__ = [
     "Stop",
     "Verbose",
     "Words",
+    "check_plot",
     "chosen_model",
     "config_options",
     "option",
@@ -200,6 +201,24 @@ Verbose = Annotated[
 Quiet = Annotated[
     bool, option("-q", "--quiet", kind=bool, help="Print errors and the result only.")
 ]
+
+
+# ----- files to write -----
+
+
+def check_plot(plot: str, inputs: Sequence[str]) -> None:
+    """Raise VkmoeError before the work where the plot could not be drawn."""
+    from importlib.util import find_spec
+
+    from vkmoe.experts.records.keeper import check_outputs, reason_against_writing
+
+    if find_spec("matplotlib") is None:
+        raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
+    if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot is {plot!r}, not a picture", "name it .png, .svg or .pdf")
+    check_outputs([("--plot", Path(plot))], inputs)
+    if reason := reason_against_writing(Path(plot)):
+        raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
 
 
 # ----- the model and the prompt -----

@@ -15,9 +15,9 @@ import typer
 
 from vkmoe.choices import PolicyName
 from vkmoe.cli.notes import counting, dependent_notes, note
-from vkmoe.cli.options import Json, Quiet, config_options, option
+from vkmoe.cli.options import Json, Quiet, check_plot, config_options, option
 from vkmoe.config import EngineConfig
-from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.errors import UsageError
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
@@ -85,7 +85,7 @@ def simulate(
 
     policies = _listed("--policy", policy, _POLICIES.split(","), f"known are {_POLICIES}")
     if plot is not None:
-        _check_plotting(plot, traces)
+        check_plot(plot, traces)
     trace = _read(traces, quiet)
     counts = _ladder(trace, config) if slots is None else _slots(slots, trace.header.n_experts)
     if not quiet:
@@ -144,21 +144,6 @@ def _ladder(trace: Trace, config: EngineConfig) -> list[int]:
         else:
             fitting.append(count)
     return fitting
-
-
-def _check_plotting(plot: str, traces: list[str]) -> None:
-    """Raise VkmoeError before the work where the plot could not be drawn."""
-    from importlib.util import find_spec
-
-    from vkmoe.experts.records.keeper import check_outputs, reason_against_writing
-
-    if find_spec("matplotlib") is None:
-        raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
-    if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot is {plot!r}, not a picture", "name it .png, .svg or .pdf")
-    check_outputs([("--plot", Path(plot))], traces)
-    if reason := reason_against_writing(Path(plot)):
-        raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
 
 
 # ----- the work -----

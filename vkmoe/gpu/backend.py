@@ -17,9 +17,10 @@ from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["Backend", "Recorder", "Recording", "Submission"]
+__all__ = ["Backend", "Buffer", "Recorder", "Recording", "Submission"]
 
 # The extension's classes, for type annotations outside this package.
+Buffer: TypeAlias = "_native.Buffer"
 Recorder: TypeAlias = "_native.Recorder"
 Recording: TypeAlias = "_native.Recording"
 Submission: TypeAlias = "_native.Submission"

@@ -1,6 +1,6 @@
-"""The card every report opens with: device, driver, system, version, load, clocks and link.
+"""This module makes the card that reports open with: device, driver, system, load, clocks, link.
 
-Owns how these are found out, without root and without a path or host name of the machine. What
+It owns how these are found out, without root and without a path or host name of the machine. What
 cannot be known is stated as such.
 """
 
@@ -22,14 +22,14 @@ from vkmoe.facts import DeviceInfo
 
 __all__ = ["describe", "link_under_load", "print_card"]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PCI = Path("/sys/bus/pci/devices")
 DISPLAY_CLASS = "0x03"
 NOT_REPORTED = "not reported"
 
 
 def describe(info: DeviceInfo) -> dict[str, Any]:
-    """What a reader must know to judge the figures."""
+    """Describe what a reader must know to judge the figures."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
@@ -45,21 +45,21 @@ def describe(info: DeviceInfo) -> dict[str, Any]:
         "python": platform.python_version(),
         "vkmoe": __version__,
         "commit": _commit(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "load_average": _load_average(),
         "clocks": _clocks(info),
         "link": _link(info),
     }
 
 
-def print_card(card: dict[str, Any]) -> None:
-    """Print the card, one fact a line."""
+def print_card(card: dict[str, Any], say: Callable[[str], None] = print) -> None:
+    """Write the card, one fact a line, and an empty line behind it."""
     for key, value in card.items():
-        print(f"{key + ':':<16} {value}")
-    print(flush=True)
+        say(f"{key + ':':<16} {value}")
+    say("")
 
 
 def link_under_load(info: DeviceInfo, work: Callable[[], object]) -> str:
-    """Link speed and clocks read while `work` runs over and over: idle links are slowed down."""
+    """Read link speed and clocks while `work` runs over and over: idle links are slowed down."""
     if info.is_cpu:
         return _link(info)
     found: list[str] = []
@@ -72,9 +72,16 @@ def link_under_load(info: DeviceInfo, work: Callable[[], object]) -> str:
 
 
 def _command() -> str:
-    """The command line without the folders of this machine."""
+    """Return the command line without the folders of this machine."""
     given = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
-    return " ".join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *given])
+    name = Path(sys.argv[0]).stem
+    own = name in ("vkmoe", "__main__")
+    return " ".join([*(["vkmoe"] if own else ["python", "-m", f"bench.{name}"]), *given])
+
+
+def _load_average() -> list[float] | str:
+    loads = os.getloadavg() if hasattr(os, "getloadavg") else ()
+    return [round(load, 2) for load in loads] or NOT_REPORTED
 
 
 def _cpu_model() -> str:
@@ -87,7 +94,9 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit; `+` when a tracked file differs from it."""
+    """Return the checkout's commit, with `+` when a tracked file differs from it."""
+    if not (ROOT / ".git").exists():  # an installed package, perhaps inside another repository
+        return NOT_REPORTED
     commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"])
     if not commit:
         return NOT_REPORTED
@@ -127,7 +136,7 @@ def _link(info: DeviceInfo) -> str:
 
 
 def _display_devices(info: DeviceInfo) -> list[Path]:
-    """The PCI devices that can be this one: its vendor's display controllers."""
+    """List the PCI devices that can be this one: its vendor's display controllers."""
     if not PCI.is_dir():
         return []
     vendor = f"{info.vendor_id:#06x}"
@@ -146,7 +155,7 @@ def _read(path: Path) -> str:
 
 
 def _output(command: list[str]) -> str:
-    """What a program says, or nothing if it is not there or fails."""
+    """Return what a program writes, or nothing if it is not there or fails."""
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, capture_output=True, text=True, check=False)

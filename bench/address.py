@@ -1,4 +1,6 @@
-"""Part `address`: the same loads by buffer address and through a descriptor (B 9).
+"""The same loads by buffer address and through a descriptor.
+
+python -m bench.address
 
 Up to 6 % in favour of either is expected; above 10 % the driver deserves a note. The two kernels
 are one small shader of the benchmark's own, compiled here: they are no part of the package.
@@ -15,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.measure import MIN_REPEATS, Row, take_turns
-from bench.parts.common import MIB, CheckError, Settings, time_recording
+from bench.command import command_line, finish, run_main
 from tools.compile_shaders import ShaderError, Variant, compile_variant
+from vkmoe.bench.clock import MIB, WrongResultError, time_recording
+from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.measure import MIN_REPEATS, Row, take_turns
+from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.ops.tuning import choose_tuning
@@ -25,9 +30,7 @@ from vkmoe.ops.tuning import choose_tuning
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["measure"]
-
-SHADERS = Path(__file__).resolve().parent.parent / "shaders"
+SHADERS = Path(__file__).resolve().parent / "shaders"
 UNITS_PER_LANE, UNIT_BYTES = 16, 16
 MIB_CPU, MIB_GPU = 8, 96  # a descriptor must reach it on every device: at most 128 MiB
 WAYS: dict[str, dict[str, str]] = {"address": {"BY_ADDRESS": "1"}, "descriptor": {}}
@@ -35,12 +38,22 @@ WAYS: dict[str, dict[str, str]] = {"address": {"BY_ADDRESS": "1"}, "descriptor":
 WAY_64BIT = {"address in 64 bits": {"BY_ADDRESS": "1", "LOAD_64BIT": "1"}}
 
 
-def measure(device: Device, settings: Settings) -> dict[str, Any]:
+def main() -> None:
+    """Check each way of loading, then take turns."""
+    options = command_line(__doc__, repeats=2 * MIN_REPEATS).parse_args()
+    with Device(options.device) as device:
+        card = describe(device.info)
+        print_card(card)
+        results = _measure(device, options.repeats, card)
+    for row in results["rows"]:
+        print(row)
+    print(f"address / descriptor = {results['address_over_descriptor']}")
+    finish("address", card, results, options.record)
+
+
+def _measure(device: Device, repeats: int, card: dict[str, Any]) -> dict[str, Any]:
     """Rows of GB/s by way of loading, and address over descriptor."""
-    try:
-        kernels = _compile(WAYS | (WAY_64BIT if "int64" in device.info.features else {}))
-    except ShaderError as error:
-        return {"rows": [], "left_out": str(error)}
+    kernels = _compile(WAYS | (WAY_64BIT if "int64" in device.info.features else {}))
     size = choose_tuning(device.info).workgroup_size
     n_bytes = (MIB_CPU if device.info.is_cpu else MIB_GPU) * MIB
     n_lanes = n_bytes // (UNITS_PER_LANE * UNIT_BYTES)
@@ -59,12 +72,12 @@ def measure(device: Device, settings: Settings) -> dict[str, Any]:
         recording = _record(device, kernel, n_lanes // size, push)
         _check(device, recording, sums, _expected(words, size), way)
         arms[way] = _speed(device, recording, n_bytes)
-    taken = take_turns(arms, max(settings.repeats, MIN_REPEATS), "GB/s")
+    taken = take_turns(arms, max(repeats, MIN_REPEATS), "GB/s")
     rows = [
         Row(f"{n_bytes / MIB:g} MiB by {way}", taken.summary(way), "GB/s", "gpu_timestamp")
         for way in arms
     ]
-    ratio = taken.ratio("address", "descriptor", settings.card)
+    ratio = taken.ratio("address", "descriptor", card)
     buffer.close()
     return {"rows": rows, "address_over_descriptor": ratio}
 
@@ -75,7 +88,11 @@ def _compile(ways: dict[str, dict[str, str]]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         for way, defines in ways.items():
             out = Path(folder) / f"{way}.spv"
-            compile_variant(Variant(f"read_words+{way}", "read_words.comp", defines), SHADERS, out)
+            variant = Variant(f"read_words+{way}", "read_words.comp", defines)
+            try:
+                compile_variant(variant, SHADERS, out)
+            except ShaderError as error:
+                raise VkmoeError(f"no shader: {error}", "install glslang") from error
             kernels[way] = out.read_bytes()
     return kernels
 
@@ -112,8 +129,12 @@ def _check(
     with Transfer(device) as transfer:
         found = transfer.read(sums, 0, 4 * sums.n_words).view(np.uint32)
     if not np.array_equal(found, expected):
-        raise CheckError(f"loads by {way} read other words")
+        raise WrongResultError(f"loads by {way} read other words")
 
 
 def _speed(device: Device, recording: _native.Recording, n_bytes: int) -> Callable[[], float]:
     return lambda: n_bytes / time_recording(device, recording, 1).device[0] / 1e9
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,19 +1,12 @@
-"""What all benchmarks share: medians with intervals, arms taken in turns, the command line, the
-report.
+"""This module holds what all benchmarks share: medians with intervals, arms in turns, the document.
 
-Owns the statistics and the form of a report: a table for people, one JSON document as the last line
-of stdout. Does not know devices (environment.py) or models (models.py).
+It owns the statistics and the form of what a benchmark says: lines for people, and one document.
+It knows neither devices (environment.py) nor command lines.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,13 +17,13 @@ __all__ = [
     "MIN_REPEATS",
     "Arms",
     "Mode",
+    "Output",
     "Row",
     "Summary",
     "UnfairRatioError",
-    "command_line",
-    "finish",
+    "document",
     "percentile",
-    "run_main",
+    "short",
     "summarise",
     "take_turns",
 ]
@@ -40,15 +33,14 @@ __all__ = [
 Mode = Literal["wall", "gpu_timestamp", "thread_time", "host_wall", "count"]
 MIN_REPEATS = 5
 N_RESAMPLES = 2000
-RESULTS = Path(__file__).resolve().parent / "results"
 
 
 class UnfairRatioError(VkmoeError):
-    """A ratio was asked of measurements that do not allow one."""
+    """Refuses a ratio of measurements that do not allow one."""
 
 
 class Summary(NamedTuple):
-    """The median of `n` repeats and the 95 % interval of that median."""
+    """Holds the median of `n` repeats and the 95 % interval of that median."""
 
     median: float
     low: float
@@ -56,11 +48,11 @@ class Summary(NamedTuple):
     n: int
 
     def __str__(self) -> str:
-        return f"{self.median:.4g} [{self.low:.4g} .. {self.high:.4g}]"
+        return f"{short(self.median)} [{short(self.low)} .. {short(self.high)}]"
 
 
 class Row(NamedTuple):
-    """One line of a report."""
+    """Holds one line of a report."""
 
     what: str
     value: Summary
@@ -69,13 +61,24 @@ class Row(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
+        return self.line()
+
+    def line(self, share: str = "") -> str:
+        """Write it for people, with its share of something, such as "25%"."""
         note = f" ({self.note})" if self.note else ""
-        measured = f"{self.value!s:>30} {self.unit:<6} {self.mode:<13} n={self.value.n:<5}"
-        return f"{measured} {self.what}{note}"
+        measured = f"{self.value!s:>28} {self.unit:<5} {self.mode:<13} n={self.value.n:<4}"
+        return f"{measured} {share + ' ':>5}{self.what}{note}"
+
+
+class Output(NamedTuple):
+    """Says where a benchmark writes while it runs."""
+
+    say: Callable[[str], None]  # lines of the report
+    progress: Callable[[str], None] = lambda text: None  # what is under way
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Median and its bootstrap percentile interval (Efron 1979); the same values give the same."""
+    """Return the median and its bootstrap interval (Efron 1979); same values, same interval."""
     data = np.asarray(values, np.float64)
     assert data.size, "nothing was measured"
     medians = np.median(data[_resamples(data.size)], axis=1)
@@ -83,18 +86,23 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(float(np.median(data)), float(low), float(high), data.size)
 
 
+def short(value: float) -> str:
+    """Write a number with the digits that matter."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` percent of the values do not exceed."""
+    """Return the value that `share` percent of the values do not exceed."""
     return float(np.percentile(np.asarray(values, np.float64), share))
 
 
 def _resamples(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which of n values each resample draws: [N_RESAMPLES, n]."""
+    """Draw n of n values for each resample: [N_RESAMPLES, n]."""
     return np.random.default_rng(0).integers(0, n, (N_RESAMPLES, n))
 
 
 class Arms:
-    """What rivals scored, in the order it was measured."""
+    """Collects what rivals scored, in the order it was measured."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -114,7 +122,7 @@ class Arms:
         return [value for name, value in self._taken if name == arm]
 
     def ratio(self, above: str, below: str, card: Mapping[str, Any]) -> Summary:
-        """Ratio of the medians; its interval resamples whole rounds.
+        """Divide the medians; the interval resamples whole rounds.
 
         Raises UnfairRatioError unless the arms were taken in turns, at least MIN_REPEATS times, and
         `card` states clocks and link, which change what is measured.
@@ -159,38 +167,13 @@ def take_turns(arms: Mapping[str, Callable[[], float]], repeats: int, unit: str)
     return taken
 
 
-# ----- command line and report -----
-
-
-def command_line(doc: str | None, repeats: int = MIN_REPEATS) -> argparse.ArgumentParser:
-    """A parser with the options that all benchmarks have."""
-    parser = argparse.ArgumentParser(
-        description=(doc or "").split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--device",
-        default=os.environ.get("VKMOE_DEVICE"),
-        help="Vulkan device, as for vkmoe (default: VKMOE_DEVICE, else the best one)",
-    )
-    parser.add_argument("--repeats", type=int, default=repeats, help=f"default: {repeats}")
-    parser.add_argument("--record", action="store_true", help="also write to bench/results/")
-    return parser
-
-
-def finish(name: str, card: dict[str, Any], results: dict[str, Any], record: bool) -> None:
-    """Print the JSON document as the last line; with `record`, also keep it as a file."""
-    document = {"benchmark": name, "card": card, "results": _plain(results)}
-    if record:
-        device = re.sub(r"[^a-z0-9]+", "-", card["device"].split("(")[0].lower()).strip("-")
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{card['date'][:10]}-{name}-{device}.json"
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"recorded: bench/results/{path.name}")
-    print(json.dumps(document), flush=True)
+def document(name: str, card: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """Make what a benchmark leaves, as values for JSON."""
+    return {"benchmark": name, "card": dict(card), "results": _plain(results)}
 
 
 def _plain(value: Any) -> Any:
-    """Rows and summaries as JSON objects."""
+    """Turn rows and summaries into values for JSON, at any depth."""
     if isinstance(value, Row | Summary):
         return {key: _plain(item) for key, item in value._asdict().items()}
     if isinstance(value, Mapping):
@@ -198,14 +181,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def run_main(main: Callable[[], None]) -> None:
-    """Run a benchmark; what the user can mend becomes one line and a hint."""
-    try:
-        main()
-    except VkmoeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None

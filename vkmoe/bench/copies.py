@@ -1,31 +1,38 @@
-"""Part `copies`: host to device on each queue, and device to host memory, by size (B 3).
+"""This module measures copies between host and device by size, and the link as the engine sees it.
 
-Speed and fixed cost come from a straight line through all sizes. The link is read while it is busy.
+Two parts of `vkmoe bench transfer`: `copies` (both directions, each queue; speed and fixed cost
+come from a straight line through all sizes, and the link is read while it is busy) and `link`
+(plain loads of host memory in place beside copies of it, as vkmoe measures them to choose how
+misses are served).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.environment import link_under_load
-from bench.measure import Row, percentile, summarise
-from bench.parts.common import MIB, CheckError, Settings, fit_line, time_recording
+from vkmoe.bench.clock import MIB, WrongResultError, has_timestamps, time_recording
+from vkmoe.bench.environment import link_under_load
+from vkmoe.bench.measure import MIN_REPEATS, Mode, Row, percentile, summarise
+from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.link_speed import measure_link
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.placement.link import measure_gather
 
 if TYPE_CHECKING:
-    from vkmoe.gpu import _native
+    from vkmoe.bench.transfer import Settings
 
-__all__ = ["measure"]
+__all__ = ["fit_line", "measure_copies", "measure_link_speeds"]
 
 PEAK_SHARE = 0.9  # the prefetch chunk is the smallest size that reaches this share of the peak
 
 
-def measure(device: Device, settings: Settings) -> dict[str, Any]:
-    """Rows of GB/s by direction, queue and size; a line fitted to each direction and queue."""
+def measure_copies(device: Device, settings: Settings) -> dict[str, Any]:
+    """Measure GB/s by direction, queue and size; fit a line to each direction and queue."""
     sizes = sorted(int(mib * MIB) for mib in settings.copy_mib)
     host = device.allocate("host", sizes[-1], "copy source")
     local = device.allocate("device", sizes[-1], "copy target")
@@ -55,9 +62,7 @@ def measure(device: Device, settings: Settings) -> dict[str, Any]:
     return {"rows": rows, "lines": lines, "link_under_load": link}
 
 
-def _record(
-    device: Device, source: _native.Buffer, target: _native.Buffer, size: int, queue: str
-) -> _native.Recording:
+def _record(device: Device, source: Buffer, target: Buffer, size: int, queue: str) -> Recording:
     recorder = device.native.recorder(queue=queue)
     recorder.copy(source, 0, target, 0, size)
     return recorder.finish()
@@ -65,12 +70,12 @@ def _record(
 
 def _check(
     device: Device,
-    recording: _native.Recording,
-    target: _native.Buffer,
+    recording: Recording,
+    target: Buffer,
     pattern: NDArray[np.uint8],
     queue: str,
 ) -> None:
-    """All bytes must arrive before a copy is timed; the target starts as something else."""
+    """Raise WrongResultError unless all bytes arrive; the target starts as something else."""
     clear = device.native.recorder()
     clear.fill(target, 0, target.size, 0)
     device.native.submit(clear.finish()).wait()
@@ -78,7 +83,7 @@ def _check(
     with Transfer(device) as transfer:
         arrived = transfer.read(target, 0, target.size)
     if not np.array_equal(arrived, pattern):
-        raise CheckError(f"a copy on the {queue} queue brought other bytes")
+        raise WrongResultError(f"a copy on the {queue} queue brought other bytes")
 
 
 def _row(name: str, size: int, seconds: list[float]) -> Row:
@@ -88,9 +93,42 @@ def _row(name: str, size: int, seconds: list[float]) -> Row:
 
 
 def _line(seconds: dict[int, list[float]]) -> dict[str, float]:
-    """Fixed cost and speed, and the smallest size near the best speed."""
+    """Return fixed cost and speed, and the smallest size near the best speed."""
     medians = {size: percentile(values, 50) for size, values in seconds.items()}
     fit = fit_line(list(medians), list(medians.values()))
     best = max(size / took for size, took in medians.items())
     enough = min(size for size, took in medians.items() if size / took >= PEAK_SHARE * best)
     return {**fit._asdict(), "smallest_mib_near_peak": enough / MIB}
+
+
+class Fit(NamedTuple):
+    """Holds a line: T = fixed + bytes / speed."""
+
+    fixed_us: float
+    gb_per_s: float
+
+
+def fit_line(n_bytes: Sequence[float], seconds: Sequence[float]) -> Fit:
+    """Fit by least squares of the relative error: small sizes count as much as large ones."""
+    sizes, times = np.asarray(n_bytes, np.float64), np.asarray(seconds, np.float64)
+    design = np.stack([1 / times, sizes / times], axis=1)
+    (fixed, slope), *_ = np.linalg.lstsq(design, np.ones(times.size), rcond=None)
+    return Fit(float(fixed) * 1e6, float(1e-9 / slope) if slope > 0 else float("inf"))
+
+
+# ----- link -----
+
+
+def measure_link_speeds(device: Device, settings: Settings) -> dict[str, Any]:
+    """Measure GB/s of three ways over the link; each repeat measures all."""
+    mode: Mode = "gpu_timestamp" if has_timestamps(device) else "wall"
+    speeds, gathers = [], []
+    for _ in range(max(settings.repeats, MIN_REPEATS)):
+        speeds.append(measure_link(device))
+        gathers.append(measure_gather(device) / 1e9)
+    ways = {
+        "reads of host memory in place": [s.read_bytes_per_second / 1e9 for s in speeds],
+        "copies host -> device, upload queue": [s.copy_bytes_per_second / 1e9 for s in speeds],
+        "copies host -> device, gather kernel": gathers,
+    }
+    return {"rows": [Row(way, summarise(found), "GB/s", mode) for way, found in ways.items()]}

@@ -1,0 +1,247 @@
+"""`vkmoe bench`: the commands, their documents, comparisons and pictures."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkmoe.bench import kernels
+from vkmoe.bench.compare import changes
+from vkmoe.bench.transfer import PARTS
+from vkmoe.selftest.suite import run_variant
+
+from .conftest import Run
+
+CARD = {"device", "driver", "os", "cpu", "cores", "vkmoe", "commit", "load_average", "command",
+        "clocks", "link"}  # fmt: skip
+
+
+def document(run: Run, *arguments: str) -> dict[str, Any]:
+    """All of stdout is one line; the table is on stderr, the roofline above all figures."""
+    done = run("bench", *arguments, "--json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    assert done.out.count("\n") == 1 and set(found) >= {"benchmark", "card", "results"}
+    assert found["benchmark"] == arguments[0] and set(found["card"]) >= CARD
+    assert found["results"]["roofline"]["latency_mode"] in ("gpu_timestamp", "wall")
+    names = [row["what"] for row in found["results"]["roofline"]["rows"]]
+    assert names == ["copy within device memory", "empty dispatch", "empty submit and wait",
+                     "GPU reads host memory", "copy host -> device"]  # fmt: skip
+    assert (
+        done.err.index("latency mode: ") < done.err.index("roofline: ") < done.err.index("A line")
+    )
+    return found
+
+
+def positive(rows: list[dict[str, Any]]) -> bool:
+    return bool(rows) and all(row["value"]["median"] > 0 and row["mode"] for row in rows)
+
+
+def picture(path: Path) -> int:
+    """The number of colours of a picture."""
+    from matplotlib.image import imread
+
+    return len(np.unique(imread(path).reshape(-1, 4), axis=0))
+
+
+# ----- the three commands -----
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the run of the next test is kept for those that compare with it."""
+    return tmp_path_factory.mktemp("runs") / "kernels.json"
+
+
+KERNELS = ("kernels", "--model", "tiny", "--family", "matvec,finish", "--type", "q8_0",
+           "--shape", "q/k/v", "--repeats", "3")  # fmt: skip
+
+
+@pytest.fixture
+def kept(run: Run, few: Path) -> Path:
+    if not few.exists():
+        few.write_text(json.dumps(document(run, *KERNELS)))
+    return few
+
+
+def test_transfer(run: Run, tmp_path: Path) -> None:
+    sizes = ("--copy-mib", "0.25,1", "--homes-gib", "0.05", "--read-mib", "0.6")
+    plot = tmp_path / "speeds.png"
+    counts = ("--submits", "10", "--dispatches", "50", "--repeats", "2", "--quick")
+    results = document(run, "transfer", *sizes, *counts, "--plot", str(plot))["results"]
+    assert set(results) == {"roofline", *PARTS}
+    for name, part in results.items():
+        # an empty recording, subtracted, may cost more than 50 dispatches on a busy machine
+        assert name == "dispatch" or positive(part["rows"]), (name, part)
+    assert results["homes"]["us_per_gib"] is not None
+    assert all(line["gb_per_s"] > 0 for line in results["copies"]["lines"].values())
+    assert picture(plot) > 20
+
+
+def test_decode_of_the_demo_model(run: Run, tmp_path: Path) -> None:
+    plot = tmp_path / "tokens.png"
+    few = ("--quick", "--repeats", "2", "--tokens", "2", "--expert-slots", "8")
+    results = document(run, "decode", *few, "--plot", str(plot))["results"]
+    assert positive(results["rows"]) and len(results["values"]) == 2
+    assert results["model"] == "demo.gguf" and results["model_bytes"] > results["bytes_per_token"]
+    assert results["checks"]["cases"] >= results["checks"]["kernels"] > 5
+    assert 0 < results["hit_rate"] < 1, "8 of 32 experts have a slot"
+    assert picture(plot) > 20
+
+
+def test_decode_stops_at_a_wrong_kernel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoilt(*arguments: Any, **more: Any) -> Any:
+        return (
+            replace(case, ok=False, where="logits [3]") for case in run_variant(*arguments, **more)
+        )
+
+    monkeypatch.setattr("vkmoe.bench.decode.run_variant", spoilt)
+    monkeypatch.setattr("vkmoe.bench.decode._measure", None)
+    done = run("bench", "decode", "--quick", "--json")
+    assert (done.code, done.out) == (1, "")
+    assert "is wrong: logits [3]" in done.err.splitlines()[-2]
+    assert done.err.splitlines()[-1].startswith("hint: nothing wrong is timed")
+
+
+def test_a_text_that_is_longer_than_the_context_is_refused(run: Run) -> None:
+    done = run(
+        "bench", "decode", "--tokens", "100", "--ctx-size", "64", "--quick", "--repeats", "9"
+    )
+    assert done.code == 2 and "the context 64" in done.err and "--ctx-size" in done.err
+
+
+def test_without_a_command_the_help_appears(run: Run) -> None:
+    done = run("bench")
+    assert (done.code, done.out) == (2, "") and "vkmoe bench kernels --compare" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("kernels", "--family", "matmul"), "--family: no matmul"),
+        (("kernels", "--type", "Q9_K"), "--type: no Q9_K"),
+        (("kernels", "--model", "gpt-2"), "--model: no gpt-2"),
+        (("kernels", "--repeats", "1"), "less than 2"),
+        (("transfer", "nothing"), "no part nothing"),
+        (("transfer", "--copy-mib", "1,-1"), "no list of sizes"),
+        (("kernels", "--compare", "no.json"), "no.json cannot be read"),
+        (("kernels", "--plot", "out.txt"), "not a picture"),
+        (("compression",), "No such command"),
+    ],
+)
+def test_bad_usage(run: Run, words: tuple[str, ...], message: str) -> None:
+    done = run("bench", *words)
+    assert (done.code, done.out) == (2, "")
+    error, hint = done.err.splitlines()
+    assert error.startswith("error: ") and message in error and hint.startswith("hint: ")
+
+
+def test_a_file_that_is_no_model(run: Run, tmp_path: Path) -> None:
+    for command in ("kernels", "decode"):
+        done = run("bench", command, "--model", str(tmp_path / "none.gguf"))
+        assert (done.code, done.out) == (1, "") and "none.gguf" in done.err
+
+
+# ----- comparing -----
+
+
+def slower(found: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The document of a run in which kernels took `factor` of the time."""
+    changed = copy.deepcopy(found)
+    for kernel in changed["results"]["kernels"]:
+        kernel["us"] = {key: value * (factor if key != "n" else 1)
+                        for key, value in kernel["us"].items()}  # fmt: skip
+    return changed
+
+
+def test_a_run_is_compared_with_an_earlier_one(run: Run, kept: Path, tmp_path: Path) -> None:
+    """The earlier one took ten thousand times as long."""
+    earlier = tmp_path / "before.json"
+    earlier.write_text("a note\n" + json.dumps(slower(json.loads(kept.read_text()), 1e4)))
+    found = document(run, *KERNELS, "--compare", str(earlier))
+    kernel = found["comparison"]["lines"][-1]
+    assert kernel["what"].startswith("matvec.q8_0") and kernel["verdict"] == "faster"
+    assert kernel["speed"]["low"] > 1 and kernel["then"] > 100 * kernel["now"]
+    assert found["comparison"]["with"] == json.loads(kept.read_text())["card"]
+
+
+def test_changes_are_marked_beyond_noise_only() -> None:
+    value = {"median": 100.0, "low": 90.0, "high": 120.0, "n": 9}
+    kernel = {"variant": "a", "model": "b", "shape": "c", "us": value}
+    row = {"what": "copy", "unit": "GB/s", "mode": "wall", "value": value, "note": ""}
+    now = {"results": {"kernels": [kernel], "roofline": {"rows": [row]}}}
+    for factor, kernels_now, rows_now in [(3.0, "faster", "slower"), (0.3, "slower", "faster"),
+                                          (1.001, "", ""), (1.3, "", "")]:  # fmt: skip
+        then = slower(now, factor)
+        value_then = {key: v * (factor if key != "n" else 1) for key, v in value.items()}
+        then["results"]["roofline"]["rows"][0]["value"] = value_then
+        found = {change.what: change for change in changes(now, then)}
+        assert found["a, b c"].verdict == kernels_now
+        assert found["roofline: copy (wall)"].verdict == rows_now
+        assert found["a, b c"].speed.median == pytest.approx(factor)
+        assert found["roofline: copy (wall)"].speed.median == pytest.approx(1 / factor)
+
+
+@pytest.mark.parametrize("fact", ["device", "clock", "benchmark"])
+def test_runs_that_are_not_alike_are_refused(
+    run: Run, kept: Path, tmp_path: Path, fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = json.loads(kept.read_text())
+    monkeypatch.setattr(kernels, "run", lambda *_: copy.deepcopy(earlier))
+    then = copy.deepcopy(earlier)
+    if fact == "device":
+        then["card"]["device"] = "Another GPU"
+    elif fact == "clock":
+        then["results"]["roofline"]["latency_mode"] = "thread_time"
+    else:
+        then["benchmark"] = "transfer"
+    path = tmp_path / "then.json"
+    path.write_text(json.dumps(then))
+    done = run("bench", *KERNELS, "--compare", str(path))
+    assert done.code == 2 and f"the earlier run has another {fact}" in done.err
+    again = run("bench", *KERNELS, "--compare", str(path), "--any-device")
+    assert again.code == (2 if fact == "benchmark" else 0), again.err
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"benchmark": "kernels"}'])
+def test_a_file_that_is_no_run_is_refused(run: Run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "before.json"
+    path.write_text(text)
+    done = run("bench", *KERNELS, "--compare", str(path))
+    assert (done.code, done.out) == (2, "") and "no document of a benchmark" in done.err
+
+
+# ----- pictures -----
+
+
+def test_a_picture_of_kernels(
+    run: Run, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = json.loads(kept.read_text())
+    monkeypatch.setattr(kernels, "run", lambda *_: found)
+    for name in ("kernels.png", "kernels.svg"):
+        done = run("bench", *KERNELS, "--plot", str(tmp_path / name))
+        assert done.code == 0 and f"the plot is in {tmp_path / name}" in done.err, done.err
+    assert picture(tmp_path / "kernels.png") > 20
+    svg = (tmp_path / "kernels.svg").read_text()
+    for text in ("share of the roofline", "matvec.q8_0", found["card"]["device"]):
+        assert text in svg, text
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "matplotlib" else real(name)
+    )
+    done = run("bench", *KERNELS, "--plot", str(tmp_path / "out.png"))
+    assert (done.code, done.out) == (1, ""), "before the work"
+    assert done.err == 'error: --plot needs matplotlib\nhint: pip install "vkmoe[plot]"\n'

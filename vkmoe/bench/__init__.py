@@ -1,0 +1,1 @@
+"""This package is `vkmoe bench`: kernels, transfers and decoding, checked before they are timed."""

@@ -1,0 +1,222 @@
+"""This module measures decoding: tokens per second of a loaded model, beside what memory allows.
+
+It owns greedy decoding with a clock, the count of bytes a token reads, and the checks before it:
+every kernel of the model's program against its twin, finite logits, and the same tokens twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vkmoe.batch import TopLogits
+from vkmoe.bench.clock import Clock, Memory, Roofline, WrongResultError
+from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.measure import MIN_REPEATS, Output, Row, document, percentile, summarise
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import UsageError
+from vkmoe.experts.decide.settings import sizing_line
+from vkmoe.gpu.device import Device
+from vkmoe.llm import demo_model_path, read_tokenizer
+from vkmoe.models import ModelFile, open_model
+from vkmoe.placement.loader import Progress
+from vkmoe.placement.sizes import weight_bytes
+from vkmoe.quants import device_row_bytes
+from vkmoe.selftest.suite import Variant, run_variant
+
+__all__ = ["DecodeChoice", "TokenBytes", "best", "greedy", "run", "token_bytes"]
+
+PROMPT = '''\
+def count_words(path):
+    """Return how often each word occurs in a file."""
+    counts = {}
+'''
+QUICK_TOKENS = 8
+EXPLANATION = (
+    "A line is the median [95 % interval] of repeats. Each decodes the next tokens of one text,",
+    "a submit for each token, from its logits to the choice of the next. The share is of what the",
+    "roofline allows: a token's bytes at the speed of the copy, and an empty submit.",
+)
+
+
+@dataclass(frozen=True)
+class DecodeChoice:
+    """Says how much is decoded."""
+
+    tokens: int = 32  # of a repeat
+    repeats: int = 2 * MIN_REPEATS
+    quick: bool = False  # fewer tokens, fewer repeats
+
+    @property
+    def n_tokens(self) -> int:
+        return min(self.tokens, QUICK_TOKENS) if self.quick else self.tokens
+
+    @property
+    def n_repeats(self) -> int:
+        return min(self.repeats, MIN_REPEATS) if self.quick else self.repeats
+
+
+class TokenBytes(NamedTuple):
+    """Counts the bytes of weights that one decoded token reads, in device layout."""
+
+    trunk: int  # attention, router, gains, output head, one row of the embeddings
+    experts: int  # the routed experts it uses
+
+    @property
+    def total(self) -> int:
+        return self.trunk + self.experts
+
+
+def run(
+    model: str | None, config: EngineConfig, choice: DecodeChoice, output: Output
+) -> dict[str, Any]:
+    """Measure the roofline, load the model (None: the demo), check, then decode.
+
+    Raises UsageError where the text does not fit the context, WrongResultError, ModelFileError,
+    GpuErrors.
+    """
+    path = demo_model_path() if model is None else Path(model)
+    with open_model(path) as file:
+        prompt, sizes = read_tokenizer(file).encode(PROMPT), token_bytes(file)
+        model_bytes = sum(tensor.n_bytes for tensor in file.file.tensors.values())
+    needed = len(prompt) + choice.n_tokens * choice.n_repeats
+    _check_context(needed, config.ctx_size or file.spec.context_length)
+    card, roofline, index = _roofline(config.device, output)
+    least_s = 1e-6 * (roofline.least_us(sizes.total) + roofline.submit.value.median)
+    output.say(f"model: {path.name}, {model_bytes / 1e6:,.0f} MB of weights")
+    if model is None:
+        output.say("  the built-in demo, far smaller than a model one would use: --model FILE")
+    output.say(
+        f"  a token reads {sizes.total / 1e6:,.1f} MB of them (trunk {sizes.trunk / 1e6:,.1f}, "
+        f"experts {sizes.experts / 1e6:,.1f}): the roofline allows {1 / least_s:,.1f} tok/s"
+    )
+    config = replace(config, device=str(index))
+    with Engine(path, config, _loading(output)) as engine:
+        _check_context(needed, engine.ctx_size)
+        if engine.plan.sizing is not None:
+            output.say(sizing_line(engine.plan.sizing))
+        checks = _check(engine, prompt, choice.n_tokens, output)
+        found = _measure(engine, prompt, choice, output)
+    share = found["rows"][0].value.median * least_s
+    for line in ("", *EXPLANATION, found["rows"][0].line(f"{share:.0%}")):
+        output.say(line)
+    found |= {"model": path.name, "model_bytes": model_bytes, "checks": checks}
+    found |= {"bytes_per_token": sizes.total, "share_of_roofline": share}
+    found |= {"prompt": len(prompt), "tokens": choice.n_tokens, "context": engine.ctx_size}
+    return document("decode", card, {"roofline": roofline.document(), **found})
+
+
+def token_bytes(model: ModelFile) -> TokenBytes:
+    """Count trunk - embeddings + one row + experts * used / all, from the file's own tensors."""
+    spec, tensors = model.spec, model.tensors
+    sizes = weight_bytes(tensors)
+    row_bytes = device_row_bytes(tensors.embeddings.type, spec.width)
+    tied = tensors.output is tensors.embeddings
+    trunk = sizes.trunk + row_bytes - (0 if tied else spec.n_vocab * row_bytes)
+    used = sizes.experts * spec.experts.n_used // spec.experts.n_experts if spec.experts else 0
+    return TokenBytes(trunk, used)
+
+
+def greedy(
+    engine: Engine, token: int, position: int, n_tokens: int
+) -> tuple[list[int], list[float]]:
+    """Decode from `token` at `position` on: it and `n_tokens` more, and the seconds of each."""
+    tokens, seconds = [token], []
+    for step in range(n_tokens):
+        started = time.perf_counter()
+        top = engine.run_token(tokens[-1], position + step)
+        assert top is not None
+        tokens.append(best(top))
+        seconds.append(time.perf_counter() - started)
+    return tokens, seconds
+
+
+def best(top: TopLogits) -> int:
+    """Return the token with the largest logit."""
+    return int(top.ids[0])
+
+
+# ----- checking and measuring -----
+
+
+def _roofline(device_name: str | None, output: Output) -> tuple[dict[str, Any], Roofline, int]:
+    """Measure it before the model takes the memory; return the card and the device's index too."""
+    with Device(device_name) as device:
+        card = describe(device.info)
+        print_card(card, output.say)
+        with Clock(device, MIN_REPEATS, Memory.of(device.info)) as clock:
+            output.progress("measuring the roofline")
+            roofline = clock.roofline()
+        roofline.show(output)
+        return card, roofline, device.info.index
+
+
+def _loading(output: Output) -> Progress:
+    return lambda done, total: output.progress(f"loading, {done / max(total, 1):.0%}")
+
+
+def _check_context(needed: int, ctx_size: int) -> None:
+    if needed > ctx_size:
+        raise UsageError(
+            f"the text has {needed} tokens, the context {ctx_size}",
+            "raise --ctx-size, or lower --tokens or --repeats",
+        )
+
+
+def _check(
+    engine: Engine, prompt: Sequence[int], n_tokens: int, output: Output
+) -> dict[str, int | bool]:
+    """Compare kernels with their twins, and a text with itself; this warms up too."""
+    variants = sorted({command.variant for command in engine.program().dispatches()})
+    n_cases = 0
+    for name in variants:
+        output.progress(f"checking {name}")
+        for case in run_variant(Variant.parse(name), engine.device, timed=False):
+            n_cases += 1
+            if not case.ok:
+                raise WrongResultError(f"{case.name} is wrong: {case.where}")
+    output.progress("decoding twice")
+    runs = []
+    for _ in range(2):
+        tokens, _ = greedy(engine, best(engine.run_tokens(prompt, 0)), len(prompt), n_tokens)
+        logits = engine.full_logits().copy()
+        if not np.isfinite(logits).all() or logits.std() == 0:
+            raise WrongResultError(f"{engine.spec.name} computes no finite logits")
+        runs.append((tokens, logits.tobytes()))
+    if runs[0] != runs[1]:
+        raise WrongResultError("the same text gives other tokens or logits the second time")
+    output.say(
+        f"checked: {n_cases} cases of {len(variants)} kernels agree with NumPy; {n_tokens} tokens "
+        "repeat themselves to the last bit"
+    )
+    return {"kernels": len(variants), "cases": n_cases, "repeats_itself": True}
+
+
+def _measure(
+    engine: Engine, prompt: Sequence[int], choice: DecodeChoice, output: Output
+) -> dict[str, Any]:
+    """Decode one text, piece by piece."""
+    token, position = best(engine.run_tokens(prompt, 0)), len(prompt)
+    speeds: list[float] = []
+    every: list[float] = []
+    before = engine.profiler.served().total if engine.profiler else None
+    for index in range(choice.n_repeats):
+        output.progress(f"repeat {index + 1} of {choice.n_repeats}")
+        tokens, seconds = greedy(engine, token, position, choice.n_tokens)
+        token, position = tokens[-1], position + choice.n_tokens
+        speeds.append(len(seconds) / sum(seconds))
+        every += [1e3 * took for took in seconds]
+    note = f"a token p50 {percentile(every, 50):.1f} ms, p99 {percentile(every, 99):.1f} ms"
+    found: dict[str, Any] = {"values": speeds}
+    if before is not None and engine.profiler is not None:
+        after = engine.profiler.served().total
+        found["hit_rate"] = (after.n_hits - before.n_hits) / (after.n_uses - before.n_uses)
+        note += f"; {found['hit_rate']:.1%} of used experts on the device"
+    rows = [Row("decode", summarise(speeds), "tok/s", "host_wall", note)]
+    return {"rows": rows, **found}

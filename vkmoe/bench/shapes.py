@@ -1,0 +1,216 @@
+"""This module holds the shapes of real models, from their published configurations, and tiny ones.
+
+It owns what decides how large the kernels of a model are, for presets and for a user's own file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from vkmoe.errors import UsageError
+from vkmoe.facts import Activation, AttentionSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.models.workspace import router_shape
+from vkmoe.ops.router import RouterShape
+
+__all__ = ["MODELS", "PRESETS", "TINY", "LatentShape", "ModelShape", "ModelShapes", "shapes_of"]
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Holds widths of latent attention (DeepSeek-V2, arXiv:2405.04434), beside a head's own."""
+
+    kv_rank: int
+    rope_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Holds the numbers that decide a model's size and speed."""
+
+    n_layers: int
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_size: int  # of latent attention without the rotary part
+    n_experts: int
+    n_experts_used: int
+    expert_size: int
+    n_tokens: int
+    context: int
+    rope_base: float
+    architecture: str = "qwen3moe"
+    shared_size: int = 0  # of all shared experts together
+    dense_size: int = 0  # of layers without experts
+    n_dense_layers: int = 0
+    window: int = 0
+    yarn: float = 1.0  # the factor by which the context was stretched
+    latent: LatentShape | None = None
+
+
+PRESETS = {
+    "tiny": ModelShape(2, 256, 4, 2, 64, 8, 2, 256, 1024, 512, 1e4),
+    "tiny-olmoe": ModelShape(2, 256, 4, 4, 64, 8, 2, 256, 1024, 512, 1e4, "olmoe"),
+    "tiny-llama": ModelShape(2, 256, 4, 2, 64, 8, 2, 256, 1024, 512, 1e4, "llama"),
+    "tiny-qwen2moe": ModelShape(
+        *(2, 256, 4, 4, 64, 8, 2, 256, 1024, 512, 1e4, "qwen2moe"),
+        *(512, 768),
+    ),
+    "tiny-gpt-oss": ModelShape(
+        *(2, 256, 8, 2, 64, 8, 2, 256, 1024, 512, 150000.0, "gpt-oss"),
+        window=32,
+        yarn=4.0,
+    ),
+    "tiny-deepseek2": ModelShape(
+        *(2, 256, 4, 4, 128, 8, 2, 256, 1024, 512, 1e4, "deepseek2"),
+        *(512, 512, 1),
+        yarn=4.0,
+        latent=LatentShape(256, 64, 128),
+    ),
+    "olmoe-1b-7b": ModelShape(16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 1e4, "olmoe"),
+    "qwen3-30b-a3b": ModelShape(48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6),
+    "mixtral-8x7b": ModelShape(32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1e6, "llama"),
+    "qwen1.5-moe-a2.7b": ModelShape(
+        *(24, 2048, 16, 16, 128, 60, 4, 1408, 151936, 8192, 1e6, "qwen2moe"),
+        *(5632, 5632),
+    ),
+    "gpt-oss-20b": ModelShape(
+        *(24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000.0, "gpt-oss"),
+        window=128,
+        yarn=32.0,
+    ),
+    "deepseek-v2-lite": ModelShape(
+        *(27, 2048, 16, 16, 128, 64, 6, 1408, 102400, 163840, 1e4, "deepseek2"),
+        *(2816, 10944, 1),
+        yarn=40.0,
+        latent=LatentShape(512, 64, 128),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """Holds what decides how large a model's kernels are; sizes in elements."""
+
+    name: str
+    width: int
+    qkv: tuple[int, ...]  # rows of the matrices that read the same normed input
+    o_columns: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    norm: Literal["none", "per_head", "full_width"]
+    router: RouterShape
+    inner: int  # of an expert
+    n_vocab: int
+    rope_style: Literal["neox", "normal"] = "neox"
+    shared_inner: int = 0  # of a shared expert; 0: none
+    contexts: tuple[int, ...] = (512, 4096)
+    biased: bool = False  # all matrices but the head's
+    activation: Activation = "silu"
+    window: int = 0  # of every other layer; 0: all positions are seen
+    sinks: bool = False
+    latent: LatentSpec | None = None
+
+
+class _Kind(NamedTuple):
+    """Holds what an architecture does that its sizes do not tell."""
+
+    norm: Literal["none", "per_head", "full_width"] = "none"
+    renormalise: bool = True
+    shared_gate: bool = False
+    rope_style: Literal["neox", "normal"] = "neox"
+    biased: bool = False
+    activation: Activation = "silu"
+    sinks: bool = False
+
+
+_KINDS = {
+    "olmoe": _Kind("full_width", renormalise=False),
+    "qwen3moe": _Kind("per_head"),
+    "llama": _Kind(rope_style="normal"),
+    "qwen2moe": _Kind(renormalise=False, shared_gate=True),
+    "gpt-oss": _Kind(biased=True, activation="swiglu_oai", sinks=True),
+    "deepseek2": _Kind(renormalise=False, rope_style="normal"),
+}
+
+
+def _shapes(name: str, model: ModelShape) -> ModelShapes:
+    kind, n_heads, head_dim = _KINDS[model.architecture], model.n_heads, model.head_size
+    kv_width, value_dim, latent = model.n_kv_heads * head_dim, head_dim, None
+    qkv: tuple[int, ...] = (n_heads * head_dim, kv_width, kv_width)
+    if model.latent is not None:
+        rank, rope_dim = model.latent.kv_rank, model.latent.rope_size
+        value_dim = model.latent.value_size
+        latent = LatentSpec(n_heads, rank, head_dim, value_dim, RopeSpec(rope_dim))
+        qkv = (n_heads * latent.query_dim, latent.row)
+    return ModelShapes(
+        name,
+        width=model.hidden,
+        qkv=qkv,
+        o_columns=n_heads * value_dim,
+        n_heads=n_heads,
+        n_kv_heads=model.n_kv_heads,
+        head_dim=head_dim,
+        norm=kind.norm,
+        router=RouterShape(
+            model.n_experts,
+            model.n_experts_used,
+            renormalise=kind.renormalise,
+            shared_gate=kind.shared_gate,
+        ),
+        inner=model.expert_size,
+        n_vocab=model.n_tokens,
+        rope_style=kind.rope_style,
+        shared_inner=model.shared_size,
+        biased=kind.biased,
+        activation=kind.activation,
+        window=model.window,
+        sinks=kind.sinks,
+        latent=latent,
+    )
+
+
+def shapes_of(spec: ModelSpec) -> ModelShapes:
+    """Take the shapes from a model's description. Raises UsageError for one without experts."""
+    experts, mixer = spec.experts, spec.mixers[0]
+    if experts is None:
+        raise UsageError(f"{spec.name} has no experts", "give a mixture-of-experts model")
+    if isinstance(mixer, LatentSpec):
+        latent, head_dim, norm, sinks = mixer, mixer.nope_dim, _Kind().norm, False
+        qkv: tuple[int, ...] = (mixer.q_rank or mixer.n_heads * mixer.query_dim, mixer.row)
+    else:
+        latent, head_dim, norm, sinks = None, mixer.head_dim, mixer.qk_norm, mixer.sinks
+        qkv = (mixer.q_width, mixer.kv_width, mixer.kv_width)
+    windows = [each.window for each in spec.mixers if isinstance(each, AttentionSpec)]
+    return ModelShapes(
+        spec.name,
+        width=spec.width,
+        qkv=qkv,
+        o_columns=mixer.attended_width,
+        n_heads=mixer.n_heads,
+        n_kv_heads=mixer.n_kv_heads,
+        head_dim=head_dim,
+        norm=norm,
+        router=router_shape(spec),
+        inner=experts.width,
+        n_vocab=spec.n_vocab,
+        rope_style=mixer.rope.style,
+        shared_inner=experts.shared_width,
+        biased=experts.biases,
+        activation=experts.activation,
+        window=max(windows, default=0),
+        sinks=sinks,
+        latent=latent,
+    )
+
+
+MODELS = {
+    name: _shapes(name, model) for name, model in PRESETS.items() if not name.startswith("tiny")
+}
+TINY = ModelShapes(
+    *("tiny", 512, (256, 128, 128), 256, 4, 2, 64, "per_head"),
+    *(RouterShape(8, 2), 256, 1000, "neox", 512, (64,)),
+    latent=LatentSpec(4, kv_rank=256, nope_dim=256, value_dim=64, rope=RopeSpec(32)),
+)

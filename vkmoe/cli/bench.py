@@ -1,0 +1,282 @@
+"""This module is `vkmoe bench`: how fast kernels, transfers and decoding are on this device.
+
+It owns what is asked, and where the report goes: the table, one document, a picture, a comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vkmoe.cli.notes import note
+from vkmoe.cli.options import Positional, check_plot, chosen_model, config_options, option
+from vkmoe.config import EngineConfig
+from vkmoe.errors import UsageError
+
+if TYPE_CHECKING:
+    from vkmoe.bench.measure import Output
+
+__all__ = ["bench", "decode", "kernels", "transfer"]
+
+
+def _asked(default: Any, *flags: str, help: str, **more: Any) -> Any:
+    """Declare a field that is an option, in the form of those of EngineConfig."""
+    known = {"minimum": None, "maximum": None, "metavar": None, "check": None}
+    return field(default=default, metadata=known | more | {"flags": flags, "help": help})
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Read sizes between commas. Raises UsageError."""
+    try:
+        sizes = tuple(float(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        sizes = (0.0,)
+    if not all(0 < size < float("inf") for size in sizes):
+        raise UsageError(f"{text!r} is no list of sizes", "write positive numbers, such as 0.25,1")
+    return sizes
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+@dataclass(frozen=True)
+class Report:
+    """Says what is wanted beside the table."""
+
+    as_json: bool = _asked(
+        False, "--json", help="Print one JSON document on stdout; the table goes to stderr."
+    )
+    plot: str | None = _asked(
+        None, "--plot", metavar="FILE", help="Draw the figures too, as PNG, SVG or PDF."
+    )
+    compare: str | None = _asked(
+        None,
+        "--compare",
+        metavar="FILE",
+        help="Compare with an earlier run, of which FILE holds the --json document.",
+    )
+    any_device: bool = _asked(
+        False, "--any-device", help="Compare with a run on another device or by another clock too."
+    )
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Says how much is measured."""
+
+    repeats: int = _asked(10, "--repeats", minimum=2, help="Take every figure so often.")
+    quick: bool = _asked(False, "--quick", help="Measure less: under half a minute on two cores.")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Says which kernels are run."""
+
+    family: str = _asked("", "--family", metavar="NAMES", help="Only these kernels: matvec,embed.")
+    type: str = _asked(
+        "", "--type", metavar="NAMES", help="Only these types of weights or caches: Q4_K,MXFP4."
+    )
+    model: str = _asked(
+        "qwen3-30b-a3b",
+        "-m",
+        "--model",
+        metavar="NAMES",
+        help="Shapes of these models, between commas; a GGUF file for its shapes and types; all.",
+    )
+    mapping: Literal["own", "all"] = _asked(
+        "own", "--mapping", help="Variants that this device would choose, or all that it can run."
+    )
+    shape: str = _asked("", "--shape", help="Only shapes with this in their text: head.")
+    largest_mib: float | None = _asked(
+        None,
+        "--largest-mib",
+        minimum=0.001,
+        help="Leave larger matrices out. Default: 256 on a CPU device, else none.",
+    )
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Says how much the parts of `vkmoe bench transfer` measure."""
+
+    submits: int = _asked(1000, "--submits", minimum=1, help="Empty submits.")
+    dispatches: int = _asked(1000, "--dispatches", minimum=1, help="Dispatches in a submit.")
+    copy_mib: str = _asked(
+        "0.25,1,3,8,64", "--copy-mib", metavar="SIZES", check=_numbers, help="Sizes of copies."
+    )
+    homes_gib: str = _asked(
+        "", "--homes-gib", metavar="SIZES", check=_numbers,
+        help="Host memory that submits can reach. Default: 0.25,1; on a GPU 1,4.",
+    )  # fmt: skip
+    read_mib: str = _asked(
+        "", "--read-mib", metavar="SIZES", check=_numbers,
+        help="Matrices in each memory type. Default: 8; on a GPU 9,256.",
+    )  # fmt: skip
+
+
+Device = Annotated[
+    str | None, option("--device", help="Vulkan device: its index or part of its name.")
+]
+
+
+def bench(context: typer.Context) -> None:
+    """Measure this device, and how far vkmoe is from what the device allows.
+
+    \b
+    vkmoe bench kernels                       every kernel in the shapes of a real model
+    vkmoe bench transfer                      submits, dispatches, copies, reads of memory
+    vkmoe bench decode model.gguf             tokens per second (without a file: the demo model)
+    vkmoe bench kernels --json > before.json  keep a run, and later
+    vkmoe bench kernels --compare before.json say what became faster or slower
+    vkmoe bench transfer --plot speeds.png    a picture
+
+    Each writes a card of the machine and the roofline first: how fast this device copies its own
+    memory, what an empty dispatch and an empty submit cost, how fast host memory is reached. Then
+    come the figures, each with its distance from that. Results are checked before they are timed;
+    a wrong one ends the run. Figures are medians with the 95 % interval of the median. Close
+    other programs first: on a CPU device every one of them takes part.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+@config_options
+def kernels(*, which: Filters, device: Device = None, effort: Effort, report: Report) -> None:
+    """Check every kernel against NumPy in the shapes of real models, then time it.
+
+    Shapes are those of one model, and of another for kernels that it has no use for. That takes
+    minutes on CPU cores; --quick runs Q4_K alone, without large matrices. Models: olmoe-1b-7b,
+    qwen3-30b-a3b, mixtral-8x7b, qwen1.5-moe-a2.7b, gpt-oss-20b, deepseek-v2-lite; and tiny, which
+    only tries whether it runs.
+    """
+    from vkmoe.bench.kernels import KernelChoice, run
+
+    choice = KernelChoice(
+        families=_words(which.family),
+        types=_words(which.type),
+        models=_words(which.model),
+        all_mappings=which.mapping == "all",
+        shape=which.shape,
+        largest_mib=which.largest_mib,
+        repeats=effort.repeats,
+        quick=effort.quick,
+    )
+    _report(report, lambda output: run(device, choice, output))
+
+
+@config_options
+def transfer(
+    *,
+    parts: Annotated[list[str] | None, typer.Argument(metavar="[PART...]", hidden=True)] = None,
+    amounts: Amounts,
+    device: Device = None,
+    effort: Effort,
+    report: Report,
+) -> None:
+    """Time what the engine's design rests on: submits, dispatches, copies and reads of memory.
+
+    \b
+    submit    an empty submit, the ways to wait for it, and how late each wakes up
+    dispatch  a dispatch of one workgroup, with and without a barrier
+    copies    host to device on each queue, and back, by size
+    homes     a submit, by the host memory that it can reach
+    link      loads of host memory in place, beside copies of it
+    reads     the matvec with its weights in each type of memory
+    mapped    the CPU reading and writing each type of memory
+
+    Name some of these parts to run them alone.
+    """
+    from vkmoe.bench.transfer import Settings, run
+
+    settings = Settings(
+        effort.repeats,
+        amounts.submits,
+        amounts.dispatches,
+        _numbers(amounts.copy_mib),
+        _numbers(amounts.homes_gib),
+        _numbers(amounts.read_mib),
+    )
+    wanted = settings.shortened() if effort.quick else settings
+    _report(report, lambda output: run(device, parts or (), wanted, output))
+
+
+@config_options
+def decode(
+    *,
+    context: typer.Context,
+    positional: Positional = None,
+    model: Annotated[
+        str | None, option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
+    ] = None,
+    tokens: Annotated[
+        int, option("--tokens", kind=int, minimum=1, help="Decode so many in each repeat.")
+    ] = 32,
+    config: EngineConfig,
+    effort: Effort,
+    report: Report,
+) -> None:
+    """Time greedy decoding of a model, one token per submit, beside what its memory allows.
+
+    Without MODEL the built-in demo model is used, whose few megabytes say little of large ones.
+    Every kernel that the model uses is compared with NumPy first, and a text must come out the
+    same twice. All options of a model's run apply: --expert-cache 6GiB measures with that.
+    """
+    from vkmoe.bench.decode import DecodeChoice, run
+
+    chosen = chosen_model(context, positional, model)
+    choice = DecodeChoice(tokens, effort.repeats, effort.quick)
+    _report(report, lambda output: run(chosen, config, choice, output))
+
+
+# ----- the report -----
+
+
+def _report(wanted: Report, run: Callable[[Output], dict[str, Any]]) -> None:
+    """Run a benchmark; then compare, draw and print the document, as far as wanted."""
+    from vkmoe.bench.compare import compare, read_document
+
+    earlier = read_document(Path(wanted.compare)) if wanted.compare is not None else None
+    if wanted.plot is not None:
+        check_plot(wanted.plot, [wanted.compare] if wanted.compare else [])
+    with _output(wanted.as_json) as output:
+        document = run(output)
+        if earlier is not None:
+            document["comparison"] = compare(document, earlier, wanted.any_device, output)
+    if wanted.plot is not None:
+        from vkmoe.bench.plot import draw
+
+        draw(document, Path(wanted.plot))
+        note(f"the plot is in {wanted.plot}")
+    if wanted.as_json:
+        typer.echo(json.dumps(document))
+
+
+@contextmanager
+def _output(as_json: bool) -> Iterator[Output]:
+    """Make the output of a benchmark; what is under way is shown on a terminal alone."""
+    from vkmoe.bench.measure import Output
+
+    shown = sys.stderr.isatty()
+
+    def progress(text: str) -> None:
+        if shown:
+            sys.stderr.write(f"\r\x1b[K{text[:78]}")
+            sys.stderr.flush()
+
+    def say(line: str) -> None:
+        progress("")
+        typer.echo(line, err=as_json)
+
+    try:
+        yield Output(say, progress)
+    finally:
+        progress("")
