@@ -36,7 +36,11 @@ float chunk_dot(vec4 q[8], vec4 scale, vec4 x[8], vec2 x_sums) {
         a = fma(q[i], x[i], a);
         b = fma(q[i + 4u], x[i + 4u], b);
     }
+#ifdef Q_UNIT
+    precise float result = fma(scale.x, Q_UNIT * sum4(a), scale.z * (Q_UNIT * sum4(b)));
+#else
     precise float result = fma(scale.x, sum4(a), scale.z * sum4(b));
+#endif
 #ifdef HAS_MIN
     result -= fma(scale.y, x_sums.x, scale.w * x_sums.y);
 #endif
