@@ -12,6 +12,9 @@
 // Every invocation must call dot_rows (it contains barriers).
 
 uvec4 staged_word4(uint r, uint i);
+#ifndef BLOCK_PER_LANE
+#define SHARED_CODE_BOOK
+#endif
 #include "weights.glsl"
 
 // Array sizes must not be zero.
@@ -187,6 +190,9 @@ void dot_rows(uint n_slots, uint n_blocks) {
     const uint n_flat_blocks = n_slots * n_blocks;
     const uint block_in_tile = gl_LocalInvocationIndex / BLOCK_CHUNKS;
     const uint t = gl_LocalInvocationIndex % BLOCK_CHUNKS;
+#ifdef HAS_CODE_BOOK
+    fill_code_book();
+#endif
     precise float sums[N_DOTS];
     [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
     for (uint first_block = 0u; first_block < n_flat_blocks; first_block += tile_blocks) {
