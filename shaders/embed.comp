@@ -55,6 +55,9 @@ void main() {
         block_index = chunk / BLOCK_CHUNKS;
         row_address = address_add_product(embeddings, min(params.rows[ROW].token, n_vocab - 1u), row_bytes);
         unpack_chunk(row_address, n_blocks, block_index, t, 0u, q, scale);
+#ifdef Q_UNIT
+        [[unroll]] for (uint i = 0u; i < 8u; ++i) q[i] *= Q_UNIT;
+#endif
         const uint first = chunk_x(block_index, t);
         square = store_group(first, q, 0u, scale.x, scale.y) + store_group(first + GROUP_B_OFFSET, q, 4u, scale.z, scale.w);
     }

@@ -12,6 +12,9 @@
 // Every invocation must call dot_rows (it contains barriers).
 
 uvec4 staged_word4(uint r, uint i);
+#ifndef BLOCK_PER_LANE
+#define SHARED_CODE_BOOK
+#endif
 #include "weights.glsl"
 
 // Array sizes must not be zero.
@@ -36,7 +39,11 @@ float chunk_dot(vec4 q[8], vec4 scale, vec4 x[8], vec2 x_sums) {
         a = fma(q[i], x[i], a);
         b = fma(q[i + 4u], x[i + 4u], b);
     }
+#ifdef Q_UNIT
+    precise float result = fma(scale.x, Q_UNIT * sum4(a), scale.z * (Q_UNIT * sum4(b)));
+#else
     precise float result = fma(scale.x, sum4(a), scale.z * sum4(b));
+#endif
 #ifdef HAS_MIN
     result -= fma(scale.y, x_sums.x, scale.w * x_sums.y);
 #endif
@@ -183,6 +190,9 @@ void dot_rows(uint n_slots, uint n_blocks) {
     const uint n_flat_blocks = n_slots * n_blocks;
     const uint block_in_tile = gl_LocalInvocationIndex / BLOCK_CHUNKS;
     const uint t = gl_LocalInvocationIndex % BLOCK_CHUNKS;
+#ifdef HAS_CODE_BOOK
+    fill_code_book();
+#endif
     precise float sums[N_DOTS];
     [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
     for (uint first_block = 0u; first_block < n_flat_blocks; first_block += tile_blocks) {

@@ -4,6 +4,8 @@
 //   HAS_STAGED        defined when that is not zero
 //   GROUP_B_OFFSET    distance of a chunk's second 16 weights from its first, in vec4 of activations
 //   HAS_MIN           defined when weights have a min term
+//   Q_UNIT            defined when values of q are given as q/Q_UNIT
+//   HAS_CODE_BOOK     defined when all lanes must call fill_code_book first; only where SHARED_CODE_BOOK is
 //   chunk_x(block, t)                        index of the first activation of chunk t, in vec4
 //   load_staged(row, n_blocks, block, i)     staged word i of a block
 //   unpack_chunk(row, n_blocks, block, t, r, q, scale)  reads what is not staged, each word for one chunk only

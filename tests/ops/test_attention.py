@@ -121,6 +121,32 @@ def test_values_beyond_a_half_saturate(runner: Runner) -> None:
     step(case, 5, token)
 
 
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_values_round_to_nearest_even(runner: Runner, tuning: Tuning) -> None:
+    """Halfway between two halves, subnormal ones too, and one float32 below and above that."""
+    shape = qwen3_shape(n_heads=64, n_kv_heads=64, head_dim=256, rotary_dim=256)
+    halves = np.arange(0, 0x7BFF, 6, np.uint16)
+    lower, upper = (bits.view(np.float16).astype(np.float32) for bits in (halves, halves + 1))
+    middle = (lower + upper) / 2
+    around = [np.nextafter(middle, lower), middle, np.nextafter(middle, upper)]
+    values = np.concatenate(around) * np.tile([1, -1], len(halves) * 3)[: len(halves) * 3]
+    case = AttentionCase(runner, shape, choose_split(shape, tuning), 5)
+    token = case.token()
+    token[-len(values) :] = values
+    step(case, 5, token)
+
+
+def test_values_that_are_no_number_stay_so(runner: Runner) -> None:
+    shape = SHAPES["qwen3"]
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING), 5)
+    token = case.token()
+    token[-3:] = np.nan, np.inf, -np.inf
+    case.step(5, token, Checks())
+    row = case.caches[1].rows[-1, 5]
+    assert np.isnan(row[-3]) and np.isfinite(row[:-3]).all()
+    assert row[-2:].tolist() == [65504.0, -65504.0]
+
+
 def test_large_scores_do_not_overflow(runner: Runner) -> None:
     """A running maximum that keeps rising by hundreds."""
     shape = qwen3_shape(norm="none", scale=30.0, kv_type="F32")

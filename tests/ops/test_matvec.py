@@ -147,10 +147,15 @@ def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str, va
 
 @pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 def test_every_exponent_of_mxfp4(runner: Runner, tuning: Tuning) -> None:
-    """From 2, below which a device may take weights for zero, to where no sum overflows."""
-    exponents = range(2, 240)
+    """From 2, below which a device may take weights for zero, to where no sum overflows.
+
+    Every code is in every row: the least is a subnormal float16 on its way.
+    """
+    exponents = range(2, 245)
     rows = random_rows("MXFP4", len(exponents), 160, np.random.default_rng(5))
-    rows.reshape(len(exponents), 5, 17)[:, :, 0] = np.array(exponents, np.uint8)[:, None]
+    blocks = rows.reshape(len(exponents), 5, 17)
+    blocks[:, :, 0] = np.array(exponents, np.uint8)[:, None]
+    blocks[:, 0, 1:] = np.arange(16, dtype=np.uint8) * 17
     case = MatvecCase(tuning, (("MXFP4", len(exponents)),), 160, file_rows=(rows,))
     checks = case.run(runner)
     checks.verify()
