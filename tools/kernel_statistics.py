@@ -7,7 +7,8 @@
 
 Columns are sums of what drivers call by different names (COLUMNS); an empty one is not stated.
 "registers" are those of a lane (AMD, NVIDIA) or of a thread (Intel), "waves" those that fit on a
-SIMD unit. Latency and throughput are guesses of a compiler, which knows neither loops nor memory.
+SIMD unit. Latency is a guess of a compiler, which knows neither loops nor memory. "loads" are those
+of weights in flight at once, counted in the assembly of kernels that read nothing else by address.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.gpu_drivers import GPUS, command, folder
+from tools.assembly import Question, count, read
+from tools.gpu_drivers import CANNOT, GPUS, command, folder, is_complete
 from tools.pipelines import MODELS, Pipeline, pipelines
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import Device, spirv_words
@@ -40,19 +43,27 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "code": ("Code size", "Code Size"),  # bytes
     "instructions": ("Instructions", "Instruction count", "Instruction Count"),
     "latency": ("Latency", "Cycle Count"),
+    "loads": ("Weight loads in flight",),  # our own
 }
+LOADS = COLUMNS["loads"][0]
+# Whose loads are counted, by words of the name that must be there and words that must not.
+STREAMING, ODD = ("matvec.", "expert_gate_up.", "expert_down."), ("biased=1", "pass=1", "pass=2")
 
 
 class Compiled(NamedTuple):
     """Holds what a compiler says of a pipeline; `statistics` are under the driver's names."""
 
     name: str
-    kernel: str
+    family: str  # the variant without what the mapping adds to it: all that may replace each other
     models: Sequence[str]
     subgroup_size: int
     milliseconds: float
     statistics: Mapping[str, float]
-    assembly: str
+
+    @property
+    def spills(self) -> bool:
+        """Say whether registers did not suffice."""
+        return any(column(self.statistics, name) for name in ("spilled", "scratch"))
 
 
 def column(statistics: Mapping[str, float], name: str) -> int | None:
@@ -61,22 +72,23 @@ def column(statistics: Mapping[str, float], name: str) -> int | None:
     return round(sum(stated)) if stated else None
 
 
-def compile_all(only: str = "") -> list[Compiled]:
+def compile_all(only: str = "", assembly: Path | None = None) -> list[Compiled]:
     """Compile the pipelines of the device at hand whose names contain `only`.
 
-    Raises VkmoeError: on most devices of this machine's own, that they keep no statistics.
+    Writes their assembly to a folder where one is given. Raises VkmoeError: on most devices of this
+    machine's own, that they keep no statistics.
     """
     with Device(statistics=True) as device:
+        compiling = partial(_compile, device, assembly=assembly)
         found = pipelines(choose_tuning(device.info)).items()
-        return [
-            _compile(device, pipeline, models)
-            for pipeline, models in found
-            if only in pipeline.name
-        ]
+        return [compiling(*item) for item in found if only in item[0].name]
 
 
-def _compile(device: Device, pipeline: Pipeline, models: Sequence[str]) -> Compiled:
-    spirv, tensor = spirv_words(pipeline.variant), device.native.tensor(1, "any")
+def _compile(
+    device: Device, pipeline: Pipeline, models: Sequence[str], assembly: Path | None
+) -> Compiled:
+    name, spirv, tensor = pipeline.name, spirv_words(pipeline.variant), device.native.tensor(1)
+    is_counted = name.startswith(STREAMING) and not any(word in name for word in ODD)
     started = time.perf_counter()
     kernel = device.native.kernel(
         spirv,
@@ -85,28 +97,28 @@ def _compile(device: Device, pipeline: Pipeline, models: Sequence[str]) -> Compi
         pipeline.push_bytes,
         pipeline.variant,
         pipeline.subgroup_size,
-        True,
+        is_counted or assembly is not None,
     )
     milliseconds = 1e3 * (time.perf_counter() - started)
     (executable,) = kernel.executables()  # compute pipelines have one
-    texts = [text for name, text in executable.texts.items() if "assembly" in name.lower()]
-    return Compiled(
-        pipeline.name,
-        pipeline.kernel,
-        models,
-        executable.subgroup_size,
-        milliseconds,
-        executable.statistics,
-        "".join(texts),
-    )
+    statistics, lanes = executable.statistics, executable.subgroup_size
+    text = "".join(part for key, part in executable.texts.items() if "assembly" in key.lower())
+    if assembly is not None:
+        (assembly / f"{name.replace(' ', '_')}.s").write_text(text, encoding="utf-8")
+    if is_counted:
+        blocks = read(text, lanes, executable.texts.get("Final NIR", ""))
+        statistics |= {LOADS: count(blocks, Question()).loads_in_flight}
+    family = pipeline.variant.partition("+")[0]
+    return Compiled(name, family, models, lanes, milliseconds, statistics)
 
 
-def compiled_for(gpu: str, only: str = "") -> list[Compiled]:
-    """Compile in a process on the driver of a GPU, past its cache.
+def compiled_for(gpu: str, only: str = "", assembly: Path | None = None) -> list[Compiled]:
+    """Compile in a process on the driver of a GPU, past its cache; see `compile_all`.
 
     Raises RuntimeError with what that process wrote where it fails.
     """
     program = [sys.executable, "-m", "tools.kernel_statistics", "--json", "--only", only]
+    program += ["--assembly", str(assembly.resolve())] if assembly is not None else []
     words, environment = command(folder(), gpu, program)
     environment |= {"MESA_SHADER_CACHE_DISABLE": "1"}
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -129,7 +141,7 @@ def _print_table(rows: Sequence[Compiled]) -> None:
         numbers = f"{row.subgroup_size:5} {' '.join(cells)} {row.milliseconds:5.0f}"
         models = "all" if len(row.models) == len(MODELS) else ", ".join(row.models)
         print(f"{_short(row):{width}} {numbers}  {models}")
-    spilled = [row for row in rows if _spills(row)]
+    spilled = [row for row in rows if row.spills]
     seconds = sum(row.milliseconds for row in rows) / 1e3
     print(f"{len(rows)} pipelines in {seconds:.1f} s, {len(spilled)} spill")
 
@@ -141,17 +153,6 @@ def _short(row: Compiled) -> str:
 def _cell(row: Compiled, name: str, width: int) -> str:
     number = column(row.statistics, name)
     return f"{'' if number is None else number:>{width}}"
-
-
-def _spills(row: Compiled) -> bool:
-    return any(column(row.statistics, name) for name in ("spilled", "scratch"))
-
-
-def _write_assembly(rows: Sequence[Compiled], into: Path) -> None:
-    into.mkdir(parents=True, exist_ok=True)
-    for row in rows:
-        (into / f"{row.name.replace(' ', '_')}.s").write_text(row.assembly, encoding="utf-8")
-    print(f"{len(rows)} files in {into}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -168,9 +169,14 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the command line; returns the exit code."""
     options = _arguments()
-    only, gpu = options.only, options.gpu
+    only, gpu, assembly = options.only, options.gpu, options.assembly
+    if gpu and not is_complete(folder()):
+        print("no GPU drivers here: tools/fetch_gpu_drivers gets them", file=sys.stderr)
+        return CANNOT
+    if assembly is not None:
+        assembly.mkdir(parents=True, exist_ok=True)
     try:
-        rows = compile_all(only) if gpu is None else compiled_for(gpu, only)
+        rows = compiled_for(gpu, only, assembly) if gpu else compile_all(only, assembly)
     except VkmoeError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return 1
@@ -181,8 +187,6 @@ def main() -> int:
         print(json.dumps([row._asdict() for row in rows]))
         return 0
     _print_table(rows)
-    if options.assembly:
-        _write_assembly(rows, options.assembly)
     return 0
 
 

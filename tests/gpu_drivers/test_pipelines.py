@@ -1,0 +1,102 @@
+"""The compilers of GPUs that are not here take every kernel of real models, and need no memory for
+registers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import pytest
+
+from tests.needs import missing
+from tools.gpu_drivers import GPUS, folder, is_complete
+from tools.kernel_statistics import LOADS, Compiled, column, compiled_for
+from tools.pipelines import pipelines
+from vkmoe.gpu.kernels import KERNELS
+from vkmoe.ops.tuning import Tuning
+
+from .limits import OF_EACH_MAKER, Figures, figures, stored, worse
+
+
+class Allowed(NamedTuple):
+    """Spills that stay: of a family on some GPUs."""
+
+    family: str
+    gpus: tuple[str, ...]
+    reason: str
+
+
+ALLOWED: tuple[Allowed, ...] = ()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[Mapping[str, Future[list[Compiled]]]]:
+    """What each GPU's compiler says; several work at once, and a test waits for its own."""
+    if not is_complete(folder()):
+        missing("no GPU drivers here; tools/fetch_gpu_drivers gets them where apt has Debian's")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {gpu: pool.submit(compiled_for, gpu) for gpu in GPUS}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_pipeline_compiles_and_spills_nothing(
+    compiled: Mapping[str, Future[list[Compiled]]], gpu: str
+) -> None:
+    rows = compiled[gpu].result()  # raises where one does not compile
+    assert len({row.name for row in rows}) == len(rows) > 200
+    allowed = {item.family for item in ALLOWED if gpu in item.gpus}
+    spilling = [row for row in rows if row.spills]
+    assert not [_spill(row) for row in spilling if row.family not in allowed]
+    assert allowed <= {row.family for row in spilling}, "take from the list what spills no more"
+
+
+def _spill(row: Compiled) -> str:
+    numbers = {name: column(row.statistics, name) for name in ("spilled", "scratch")}
+    return f"{row.name}: " + ", ".join(f"{n} {name}" for name, n in numbers.items() if n)
+
+
+@pytest.mark.parametrize("gpu", OF_EACH_MAKER)
+def test_no_family_needs_more_than_it_did(
+    compiled: Mapping[str, Future[list[Compiled]]], gpu: str
+) -> None:
+    """Where the new figures are wanted: python -m tests.gpu_drivers.limits."""
+    assert not list(worse(figures(compiled[gpu].result()), stored(gpu)))
+
+
+def test_every_kernel_is_among_the_pipelines() -> None:
+    found = pipelines(Tuning("lanes", 64, 4, True, subgroup_size=64, required_subgroup_size=64))
+    assert {pipeline.kernel for pipeline in found} == set(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Figures(72, 1000, 4), []),
+        (Figures(64, 1050, 8), []),
+        (Figures(79, 1000, 4), ["matvec: 79 registers, 72 stored"]),
+        (Figures(72, 1100, 4), ["matvec: 1100 instructions, 1000 stored"]),
+        (Figures(72, 1000, 3), ["matvec: 3 loads of weights in flight, 4 stored"]),
+    ],
+)
+def test_a_tenth_more_is_too_much(found: Figures, words: list[str]) -> None:
+    assert list(worse({"matvec": found}, {"matvec": Figures(72, 1000, 4)})) == words
+
+
+def test_families_that_come_and_go_are_named() -> None:
+    one = Figures(1, 1, None)
+    assert list(worse({"new": one}, {"old": one})) == ["new: not stored", "old: stored, but gone"]
+
+
+def test_the_worst_of_a_family_counts() -> None:
+    def row(family: str, **statistics: float) -> Compiled:
+        return Compiled(family, family, (), 64, 1.0, statistics)
+
+    rows = [
+        row("a", VGPRs=72, Instructions=900, **{LOADS: 4}),
+        row("a", VGPRs=60, Instructions=950, **{LOADS: 2}),
+        row("b", VGPRs=24, Instructions=16),
+    ]
+    assert figures(rows) == {"a": Figures(72, 950, 2), "b": Figures(24, 16, None)}
