@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from tools.kernel_statistics import Compiled, column, compiled_for
 
+from .conftest import OF_EACH_MAKER
+
 STORED = Path(__file__).with_name("limits.json")
-OF_EACH_MAKER = ("navi31", "nvk-ampere", "anv-dg2")
 MARGIN = 0.05  # a compiler's own release may cost this; a tenth more is a regression
 
 

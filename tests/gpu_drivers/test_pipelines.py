@@ -5,20 +5,23 @@ registers.
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.needs import missing
-from tools.gpu_drivers import GPUS, folder, is_complete
+from tools.gpu_drivers import GPUS
 from tools.kernel_statistics import LOADS, Compiled, column, compiled_for
-from tools.pipelines import pipelines
-from vkmoe.gpu.kernels import KERNELS
-from vkmoe.ops.tuning import Tuning
 
-from .limits import OF_EACH_MAKER, Figures, figures, stored, worse
+from .conftest import OF_EACH_MAKER
+from .limits import Figures, figures, stored, worse
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Allowed(NamedTuple):
@@ -33,10 +36,8 @@ ALLOWED: tuple[Allowed, ...] = ()
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Iterator[Mapping[str, Future[list[Compiled]]]]:
+def compiled(drivers: Path) -> Iterator[Mapping[str, Future[list[Compiled]]]]:
     """What each GPU's compiler says; several work at once, and a test waits for its own."""
-    if not is_complete(folder()):
-        missing("no GPU drivers here; tools/fetch_gpu_drivers gets them where apt has Debian's")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {gpu: pool.submit(compiled_for, gpu) for gpu in GPUS}
 
@@ -66,9 +67,29 @@ def test_no_family_needs_more_than_it_did(
     assert not list(worse(figures(compiled[gpu].result()), stored(gpu)))
 
 
-def test_every_kernel_is_among_the_pipelines() -> None:
-    found = pipelines(Tuning("lanes", 64, 4, True, subgroup_size=64, required_subgroup_size=64))
-    assert {pipeline.kernel for pipeline in found} == set(KERNELS)
+def test_the_table_and_the_assembly_are_of_what_was_asked_for(
+    drivers: Path, tmp_path: Path
+) -> None:
+    done = _statistics("--gpu", "navi31", "--only", "finish", "--assembly", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    head, row, total = done.stdout.splitlines()
+    assert head.split()[:3] == ["pipeline", "lanes", "registers"] and row.startswith("finish ")
+    assert total.startswith("1 pipelines in ") and total.endswith(" s, 0 spill")
+    (assembly,) = tmp_path.iterdir()
+    assert "s_endpgm" in assembly.read_text(encoding="utf-8")
+
+
+def _statistics(*arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "tools.kernel_statistics", *arguments]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_device_without_statistics_is_refused_in_a_line() -> None:
+    done = _statistics()
+    if done.returncode == 0:
+        pytest.skip("the device at hand has statistics")
+    assert done.returncode == 1 and not done.stdout
+    assert re.fullmatch(r"error: .* keeps no statistics .*\nhint: .*\n", done.stderr)
 
 
 @pytest.mark.parametrize(
