@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tools.gpu_drivers import GPUS
-from tools.kernel_statistics import LOADS, Compiled, column, compiled_for
+from tools.kernel_statistics import COLUMNS, LOADS, Compiled, compiled_for
 
 from .conftest import OF_EACH_MAKER
 from .limits import Figures, figures, stored, worse
@@ -25,14 +25,25 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Allowed(NamedTuple):
-    """Spills that stay: of a family on some GPUs."""
+    """Spills that stay: at most so many of one kind, of a family on some GPUs."""
 
     family: str
     gpus: tuple[str, ...]
+    statistic: str
+    most: int
     reason: str
 
 
-ALLOWED: tuple[Allowed, ...] = ()
+SPILLS = (*COLUMNS["spilled"], *COLUMNS["scratch"])
+ALLOWED = (
+    Allowed(
+        "router_topk",
+        ("vega10", "polaris10", "gfx1150"),
+        "Spilled SGPRs",
+        6,
+        "they lie in the lanes of one vector register, not in memory",
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +59,26 @@ def test_every_pipeline_compiles_and_spills_nothing(
 ) -> None:
     rows = compiled[gpu].result()  # raises where one does not compile
     assert len({row.name for row in rows}) == len(rows) > 200
-    allowed = {item.family for item in ALLOWED if gpu in item.gpus}
-    spilling = [row for row in rows if row.spills]
-    assert not [_spill(row) for row in spilling if row.family not in allowed]
-    assert allowed <= {row.family for row in spilling}, "take from the list what spills no more"
+    assert all(set(SPILLS) & set(row.statistics) for row in rows), "the driver has other names"
+    found = [f"{row.name}: {spills}" for row in rows if (spills := _spills(row, gpu))]
+    assert not found, "\n".join(found)
+    for item in ALLOWED:
+        now = [row.statistics.get(item.statistic) for row in rows if row.family == item.family]
+        assert gpu not in item.gpus or any(now), f"take from the list what is mended: {item}"
 
 
-def _spill(row: Compiled) -> str:
-    numbers = {name: column(row.statistics, name) for name in ("spilled", "scratch")}
-    return f"{row.name}: " + ", ".join(f"{n} {name}" for name, n in numbers.items() if n)
+def _spills(row: Compiled, gpu: str) -> dict[str, float]:
+    """What was spilled and is not allowed."""
+    allowed = {
+        item.statistic: item.most
+        for item in ALLOWED
+        if item.family == row.family and gpu in item.gpus
+    }
+    return {
+        name: number
+        for name in SPILLS
+        if (number := row.statistics.get(name, 0)) > allowed.get(name, 0)
+    }
 
 
 @pytest.mark.parametrize("gpu", OF_EACH_MAKER)
@@ -64,7 +86,8 @@ def test_no_family_needs_more_than_it_did(
     compiled: Mapping[str, Future[list[Compiled]]], gpu: str
 ) -> None:
     """Where the new figures are wanted: python -m tests.gpu_drivers.limits."""
-    assert not list(worse(figures(compiled[gpu].result()), stored(gpu)))
+    found = list(worse(figures(compiled[gpu].result()), stored(gpu)))
+    assert not found, "\n".join(found)
 
 
 def test_the_table_and_the_assembly_are_of_what_was_asked_for(
