@@ -53,6 +53,68 @@ BB0:
     assert (figures.has_main_loop, figures.alu) == (False, 2)
 
 
+def test_amd_loops_in_loops_and_beside_them() -> None:
+    # Two weights of binding 0 in a pass, the second in an inner loop; then a remainder, and a bias.
+    text = """\
+BB0:
+	s_load_b128 s[20:23], s[10:11], null
+	s_load_b128 s[28:31], s[10:11], 0x30
+BB1:
+	s_cbranch_scc0 BB5
+BB2:
+	buffer_load_b128 v[0:3], v9, s[20:23], 0 offen
+	s_waitcnt vmcnt(0)
+BB3:
+	buffer_load_b32 v4, v9, s[20:23], 0 offen
+	s_waitcnt vmcnt(0)
+	v_add_f32_e32 v1, v1, v4
+	s_cbranch_scc1 BB3
+BB4:
+	s_branch BB1
+BB5:
+	s_cbranch_scc0 BB7
+BB6:
+	buffer_load_b32 v4, v9, s[20:23], 0 offen
+	s_waitcnt vmcnt(0)
+BB7:
+	s_cbranch_scc0 BB9
+BB8:
+	buffer_load_b32 v4, v9, s[28:31], 0 offen
+	s_waitcnt vmcnt(0)
+	v_add_f32_e32 v1, v1, v4
+BB9:
+	s_endpgm
+"""
+    blocks = read(text, 64)
+    whole = count(blocks, Question(weights=0))
+    assert (whole.rounds, whole.alu, whole.weight_bytes) == (4, 1, 20)
+    assert count(blocks, Question(weights=0, inner_passes=3)).rounds == 6
+    assert count(blocks, Question(weights=0, inner_passes=3)).weight_bytes == 28
+    assert count(blocks, Question(weights=0, unused=frozenset({3}))).rounds == 3
+    main = Question(weights=0, unused=frozenset({3}), main_only=True)
+    assert count(blocks, main).rounds == 2
+
+
+def test_of_loops_that_exclude_each_other_the_better_is_the_main_one() -> None:
+    # Whole tiles of rows: two loads at once. The last rows: one after the other, and more code.
+    load, wait = "\tbuffer_load_b128 v[0:3], v9, s[20:23], 0 offen\n", "\ts_waitcnt vmcnt(0)\n"
+    text = f"""\
+BB0:
+	s_load_b128 s[20:23], s[10:11], null
+	s_cbranch_scc0 BB2
+BB1:
+{load}{load}{wait}	s_cbranch_scc1 BB1
+	s_branch BB3
+BB2:
+{load}{wait}{load}{wait}	v_mov_b32_e32 v1, 0
+	s_cbranch_scc1 BB2
+BB3:
+	s_endpgm
+"""
+    assert count(read(text, 64), Question(weights=0, main_only=True)).rounds == 1
+    assert count(read(text, 64), Question(weights=0)).rounds == 2
+
+
 @pytest.mark.parametrize(
     ("line", "n_bytes", "counter"),
     [
@@ -112,6 +174,8 @@ def test_intel_loops_bindings_and_tokens() -> None:
     assert (figures.rounds, figures.main_rounds) == (4, 2)
     assert (figures.scalar_rounds, figures.shared, figures.loads_in_flight) == (1, 1, 1)
     assert count(read(INTEL, 8, NIR), Question(weights=0)).weight_bytes == 16
+    waits = [i.waits for block in read(INTEL, 8, NIR) for i in block.instructions]
+    assert waits.count((Wait("$5"),)) == 3 and (Wait("*"),) in waits  # two sends, one sync
     # In a wave of 16 lanes, instructions of 8 are half of it.
     assert count(read(INTEL, 16, NIR), Question()).alu == 3
 
@@ -128,3 +192,12 @@ def test_other_text_is_refused() -> None:
         read("define void @main()", 64)
     with pytest.raises(ValueError, match="no weights"):
         count(read("\tv_nop\n\ts_endpgm\n", 64), Question())
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [(AMD, "\n\t"), (NVIDIA, "// delay="), (INTEL, "};\n")],
+    ids=("amd", "nvidia", "intel"),
+)
+def test_no_instruction_is_left_out(text: str, mark: str) -> None:
+    assert sum(len(block.instructions) for block in read(text, 8)) == text.count(mark)

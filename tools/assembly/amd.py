@@ -14,14 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tools.assembly.flow import Block, Instruction, Jump, Wait, blocks_of
+from tools.assembly.flow import Block, Instruction, Jump, Kind, Wait, blocks_of
 
 __all__ = ["read"]
 
 _WIDTH = re.compile(r"(byte|short|dword)(?:x(\d+))?|[biu](\d+)$")
 _WAITS = {"vmcnt": "vector", "lgkmcnt": "scalar", "loadcnt": "vector", "kmcnt": "scalar"}
 _LOAD = re.compile(r"(global|flat|buffer|s|s_buffer)_(?:load|atomic)_(\w+)$")
-_FIRST_REGISTER = re.compile(r"s\[?(\d+)")
+_SCALARS = re.compile(r"\bs\[?(\d+)")
 
 
 def read(text: str) -> list[Block]:
@@ -84,15 +84,18 @@ def _load(unit: str, width: str, operands: list[str], bindings: dict[int, int]) 
         n_bytes = int(match[3]) // 8
     elif match is not None:
         n_bytes = {"byte": 1, "short": 2, "dword": 4}[match[1]] * int(match[2] or 1)
-    if unit in ("s", "s_buffer"):
-        if unit == "s" and operands[-1].strip().startswith("0x"):
-            first, offset = _FIRST_REGISTER.match(operands[0]), int(operands[-1], 0)
-            for part in range(n_bytes // 16 if first else 0):
-                bindings[int(first[1]) + 4 * part] = offset // 16 + part  # type: ignore[index]
+    registers = [found[0] for found in map(_SCALARS.findall, operands) if found]
+    if unit == "s":
+        offset = {"null": "0"}.get(operands[-1].strip(), operands[-1].strip())
+        if registers and re.fullmatch(r"0|0x[0-9a-f]+", offset):
+            for part in range(n_bytes // 16):
+                bindings[int(registers[0]) + 4 * part] = int(offset, 0) // 16 + part
         return Instruction("scalar load", n_bytes=n_bytes, counter="scalar")
-    if unit == "buffer":
-        found = _FIRST_REGISTER.match(operands[2])
-        binding = bindings.get(int(found[1])) if found else None
-        return Instruction("load", n_bytes=n_bytes, binding=binding, counter="vector")
+    if unit in ("buffer", "s_buffer"):
+        first = _SCALARS.search(operands[2 if unit == "buffer" else 1])
+        binding = bindings.get(int(first[1])) if first else None
+        kind: Kind = "load" if unit == "buffer" else "scalar load"
+        counter = "vector" if unit == "buffer" else "scalar"
+        return Instruction(kind, n_bytes=n_bytes, binding=binding, counter=counter)
     scalar_base = any(operand.startswith("s[") for operand in operands[1:])
     return Instruction("load", n_bytes=n_bytes, scalar_base=scalar_base, counter="vector")

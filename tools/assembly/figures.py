@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tools.assembly.flow import Block, Instruction, Loop, find_loops, find_path
 
@@ -16,13 +16,20 @@ class Question:
 
     `weights` is the binding that weights are read from; None: they are read by address. The main
     loop is the outermost one that reads at least half of all weights, each loop passed once; it
-    takes `main_passes`. Loops in it take one pass. Of the others, one that reads a binding takes
-    `passes` of that binding (0: only shapes that are not asked about pass it), all others one.
+    takes `main_passes`, loops in it take `inner_passes`. Of the others, one that reads a binding
+    takes `passes` of that binding, all others one. The path goes round blocks that read a binding
+    of `unused`, and with `main_only` round those that read weights beside the main loop:
+    remainders, of which a whole pass of it is counted instead. The main loop is then the one that
+    reads most weights in a pass, and of equal ones that with fewer rounds, then with less
+    arithmetic: kernels have others for the last rows and for columns that do not fit.
     """
 
     weights: int | None = None
     main_passes: int = 1
     passes: Mapping[int | None, int] = field(default_factory=dict)
+    inner_passes: int = 1
+    unused: frozenset[int] = frozenset()
+    main_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,27 +68,25 @@ class Figures:
 def count(blocks: Sequence[Block], question: Question) -> Figures:
     """Count what `Figures` names. Raises ValueError where no weight is read on the path."""
     loops = find_loops(blocks)
-    main = _main_loop(blocks, loops, question)
+    found = [_count(blocks, loops, main, question) for main in _main_loops(blocks, loops, question)]
+    return min(found, key=lambda one: (-one.weight_bytes, one.main_rounds, one.alu))
 
-    def path(main_passes: int) -> list[Instruction]:
-        def passes(loop: Loop) -> int:
-            if loop is main:
-                return main_passes
-            if main is not None and loop.blocks < main.blocks:
-                return 1
-            return _passes(_instructions(blocks, loop.blocks), question)
 
-        return _instructions(blocks, find_path(blocks, loops, passes))
+def _count(
+    blocks: Sequence[Block], loops: Sequence[Loop], main: Loop | None, question: Question
+) -> Figures:
+    """Count with a loop taken for the main one."""
 
-    whole = path(question.main_passes)
-    weights = [i for i in whole if _is_weight(i, question)]
-    if not weights:
+    def path(main_passes: int) -> list[int]:
+        return _path(blocks, loops, main, replace(question, main_passes=main_passes))
+
+    whole = _instructions(blocks, path(question.main_passes))
+    once, twice = (_instructions(blocks, path(n)) for n in (1, 2))
+    if not any(_is_weight(i, question) for i in once):
         raise ValueError("no weights are read on this path")
-    once, twice = path(1), path(2)
     stretch = once
     if main is not None:
-        every = find_path(blocks, loops, lambda _: 1)
-        stretch = _instructions(blocks, [number for number in every if number in main.blocks])
+        stretch = _instructions(blocks, [n for n in path(1) if n in main.blocks])
     in_flight = _most_in_flight(whole, question)
     return Figures(
         alu=sum(i.cost for i in stretch if i.kind == "alu"),
@@ -91,11 +96,27 @@ def count(blocks: Sequence[Block], question: Question) -> Figures:
         scalar_rounds=_rounds(whole, "scalar load"),
         loads_in_flight=in_flight[0],
         bytes_in_flight=in_flight[1],
-        scalar_bases=sum(i.scalar_base for i in weights),
+        scalar_bases=sum(i.scalar_base for i in whole if _is_weight(i, question)),
         shared=sum(i.kind == "shared" for i in whole),
         has_main_loop=main is not None,
         instructions=len(whole),
     )
+
+
+def _path(
+    blocks: Sequence[Block], loops: Sequence[Loop], main: Loop | None, question: Question
+) -> list[int]:
+    """Find the path on which loops are passed as asked."""
+
+    def passes(loop: Loop) -> int:
+        if loop is main:
+            return question.main_passes
+        if main is not None and loop.blocks < main.blocks:
+            return question.inner_passes
+        return _passes(_instructions(blocks, loop.blocks), question)
+
+    through = [main.header] if main else []
+    return find_path(blocks, loops, passes, through, _avoided(blocks, question, main))
 
 
 def _is_weight(instruction: Instruction, question: Question) -> bool:
@@ -107,20 +128,41 @@ def _instructions(blocks: Sequence[Block], numbers: Iterable[int]) -> list[Instr
     return [instruction for number in numbers for instruction in blocks[number].instructions]
 
 
-def _main_loop(blocks: Sequence[Block], loops: Sequence[Loop], question: Question) -> Loop | None:
-    """Find the outermost loop that reads at least half of the weights; None where no loop does."""
-    every = find_path(blocks, loops, lambda _: 1)
+def _main_loops(
+    blocks: Sequence[Block], loops: Sequence[Loop], question: Question
+) -> list[Loop | None]:
+    """List what may be the main loop; None: there is none, or what reads weights is no loop."""
+    if question.main_only:
+        reading = [loop for loop in loops if _read(blocks, loop.blocks, question)]
+        outer = [one for one in reading if not any(one.blocks < other.blocks for other in reading)]
+        return list(outer) or [None]
+    every = find_path(blocks, loops, lambda _: 1, avoided=_avoided(blocks, question))
+    whole = _read(blocks, every, question)
+    for loop in loops:
+        if 2 * _read(blocks, [n for n in every if n in loop.blocks], question) >= whole > 0:
+            return [loop]
+    return [None]
 
-    def read(inside: Collection[int]) -> float:
-        passed = _instructions(blocks, [number for number in every if number in inside])
-        return sum(i.n_bytes for i in passed if _is_weight(i, question))
 
-    whole = read(every)
-    return next((loop for loop in loops if 2 * read(loop.blocks) >= whole > 0), None)
+def _read(blocks: Sequence[Block], numbers: Iterable[int], question: Question) -> float:
+    """Sum the bytes of weights that some blocks read."""
+    return sum(i.n_bytes for i in _instructions(blocks, numbers) if _is_weight(i, question))
+
+
+def _avoided(blocks: Sequence[Block], question: Question, main: Loop | None = None) -> set[int]:
+    """Find the blocks that the path goes round."""
+
+    def avoids(number: int, block: Block) -> bool:
+        loads = [i for i in block.instructions if i.kind in ("load", "scalar load")]
+        beside = question.main_only and main is not None and number not in main.blocks
+        weights = beside and any(_is_weight(i, question) for i in loads)
+        return weights or any(i.binding in question.unused for i in loads)
+
+    return {number for number, block in enumerate(blocks) if avoids(number, block)}
 
 
 def _passes(loop: Sequence[Instruction], question: Question) -> int:
-    """Say how often a loop beside the main one is passed."""
+    """Say how often a loop that is neither the main one nor in it is passed."""
     read = [question.passes[i.binding] for i in loop if i.binding in question.passes]
     return max(read, default=1)
 

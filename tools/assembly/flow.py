@@ -10,13 +10,15 @@ takes one side of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 __all__ = ["Block", "Instruction", "Jump", "Loop", "Wait", "blocks_of", "find_loops", "find_path"]
 
 WIDE_BYTES = 8
+# More than all bytes of a path are worth, and more than all detours.
+_DETOUR, _MUST = 1e6, 1e12
 
 Kind = Literal["alu", "scalar", "load", "scalar load", "shared", "store", "other"]
 
@@ -137,15 +139,23 @@ def _back_edges(blocks: Sequence[Block]) -> set[tuple[int, int]]:
 
 
 def find_path(
-    blocks: Sequence[Block], loops: Sequence[Loop], passes: Callable[[Loop], int]
+    blocks: Sequence[Block],
+    loops: Sequence[Loop],
+    passes: Callable[[Loop], int],
+    through: Collection[int] = (),
+    avoided: Collection[int] = (),
 ) -> list[int]:
-    """Return the numbers of the blocks that a wave takes, each loop `passes(loop)` times."""
+    """Return the numbers of the blocks that a wave takes, each loop `passes(loop)` times.
+
+    It leads through the blocks of `through` if it can, then round those `avoided`.
+    """
     followers = _without_loops(blocks, loops)
     best: dict[int, tuple[tuple[float, int], int | None]] = {}
     for number in _last_first(followers):
         worths = [(best[follower][0], follower) for follower in followers[number]]
         behind, follower = max(worths, default=((0.0, 0), None), key=lambda one: one[0])
         own = blocks[number].worth
+        own = own[0] + _MUST * (number in through) - _DETOUR * (number in avoided), own[1]
         best[number] = (own[0] + behind[0], own[1] + behind[1]), follower
     path = [0]
     while (at := best[path[-1]][1]) is not None:
