@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tools.debian import ArchiveError, fetch
 
-__all__ = ["GPUS", "Gpu", "command", "folder", "is_complete"]
+__all__ = ["CANNOT", "GPUS", "Gpu", "command", "folder", "is_complete"]
 
 SUITE = "trixie"
 PACKAGES = ("mesa-vulkan-drivers", "mesa-drm-shim", "libvulkan1", "vulkan-validationlayers")

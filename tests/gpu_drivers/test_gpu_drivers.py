@@ -11,27 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.needs import missing
-from tools.gpu_drivers import GPUS, command, folder, is_complete
+from tools.gpu_drivers import GPUS, command
 
 from .choices import STORED, on_gpu
+from .conftest import OF_EACH_MAKER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# One of each maker, for what takes seconds on every driver.
-OF_EACH_MAKER = ("navi31", "nvk-ampere", "anv-dg2")
 MODES = {
     "slots": ("--expert-slots", "12"),
     "gather": ("--expert-slots", "12", "--miss", "gather"),
     "stepped": ("--executor", "stepped"),
     "pool": ("--host-pool", "12MiB"),
 }
-
-
-@pytest.fixture(scope="module")
-def drivers() -> Path:
-    if not is_complete(folder()):
-        missing("no GPU drivers here; tools/fetch_gpu_drivers gets them where apt has Debian's")
-    return folder()
 
 
 @pytest.mark.parametrize("gpu", GPUS)

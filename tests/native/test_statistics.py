@@ -1,4 +1,4 @@
-"""What a driver says of a pipeline is kept on request only; lavapipe, which has nothing, is refused.
+"""What a driver says of a pipeline is kept on request only; lavapipe has nothing, and is refused.
 
 The drivers that do have statistics are in tests/gpu_drivers.
 """
@@ -15,9 +15,9 @@ def test_a_device_opened_without_statistics_has_none():
     with Device() as device:
         words = device.native.tensor(16)
         kernel = device.native.kernel(spirv_words("finish"), [words, words], [1], 0, "finish")
-        with pytest.raises(RuntimeError, match="finish.*without pipeline_statistics"):
+        with pytest.raises(RuntimeError, match=r"finish.*without pipeline_statistics"):
             kernel.executables()
-        with pytest.raises(RuntimeError, match="finish.*without pipeline_statistics"):
+        with pytest.raises(RuntimeError, match=r"finish.*without pipeline_statistics"):
             device.native.kernel(spirv_words("finish"), [words, words], [1], 0, "finish", 0, True)
 
 

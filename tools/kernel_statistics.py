@@ -1,0 +1,194 @@
+"""Prints what a driver's compiler makes of every kernel that vkmoe runs for real models.
+
+    python -m tools.kernel_statistics --gpu navi31                  # on its driver, without it
+    python -m tools.kernel_statistics --only matvec.q4_k            # of the device at hand
+    python -m tools.kernel_statistics --gpu anv-dg2 --only attention --assembly FOLDER
+    python -m tools.kernel_statistics --gpu nvk-ampere --json       # a list, with all numbers
+
+Columns are sums of what drivers call by different names (COLUMNS); an empty one is not stated.
+"registers" are those of a lane (AMD, NVIDIA) or of a thread (Intel), "waves" those that fit on a
+SIMD unit. Latency is a guess of a compiler, which knows neither loops nor memory. "loads" are those
+of weights in flight at once, counted in the assembly of kernels that read nothing else by address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.assembly import Question, count, read
+from tools.gpu_drivers import CANNOT, GPUS, command, folder, is_complete
+from tools.pipelines import MODELS, Pipeline, pipelines
+from vkmoe.errors import VkmoeError
+from vkmoe.gpu.device import Device, spirv_words
+from vkmoe.ops.tuning import choose_tuning
+
+__all__ = ["COLUMNS", "Compiled", "column", "compile_all", "compiled_for"]
+
+ROOT = Path(__file__).resolve().parent.parent
+# What a column adds up, in the words of RADV, NVK and ANV.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "registers": ("VGPRs", "Number of GPRs", "Max live registers"),
+    "spilled": ("Spilled VGPRs", "Spilled SGPRs", "Spill Count", "Fill Count"),
+    "scratch": ("Scratch size", "SLM Size", "Scratch Memory Size"),  # bytes
+    "waves": ("Subgroups per SIMD",),
+    "shared": ("LDS size", "Workgroup Memory Size"),  # bytes
+    "code": ("Code size", "Code Size"),  # bytes
+    "instructions": ("Instructions", "Instruction count", "Instruction Count"),
+    "latency": ("Latency", "Cycle Count"),
+    "loads": ("Weight loads in flight",),  # our own
+}
+LOADS = COLUMNS["loads"][0]
+# Whose loads are counted, by words of the name that must be there and words that must not.
+STREAMING, ODD = ("matvec.", "expert_gate_up.", "expert_down."), ("biased=1", "pass=1", "pass=2")
+
+
+class Compiled(NamedTuple):
+    """Holds what a compiler says of a pipeline; `statistics` are under the driver's names."""
+
+    name: str
+    family: str  # the variant without what the mapping adds to it: all that may replace each other
+    models: Sequence[str]
+    subgroup_size: int
+    milliseconds: float
+    statistics: Mapping[str, float]
+
+    @property
+    def spills(self) -> bool:
+        """Say whether registers did not suffice."""
+        return any(column(self.statistics, name) for name in ("spilled", "scratch"))
+
+
+def column(statistics: Mapping[str, float], name: str) -> int | None:
+    """Return a column of the table; None where the driver does not state it."""
+    stated = [statistics[item] for item in COLUMNS[name] if item in statistics]
+    return round(sum(stated)) if stated else None
+
+
+def compile_all(only: str = "", assembly: Path | None = None) -> list[Compiled]:
+    """Compile the pipelines of the device at hand whose names contain `only`.
+
+    Writes their assembly to a folder where one is given. Raises VkmoeError: on most devices of this
+    machine's own, that they keep no statistics.
+    """
+    with Device(statistics=True) as device:
+        compiling = partial(_compile, device, assembly=assembly)
+        found = pipelines(choose_tuning(device.info)).items()
+        return [compiling(*item) for item in found if only in item[0].name]
+
+
+def _compile(
+    device: Device, pipeline: Pipeline, models: Sequence[str], assembly: Path | None
+) -> Compiled:
+    name, spirv, tensor = pipeline.name, spirv_words(pipeline.variant), device.native.tensor(1)
+    is_counted = name.startswith(STREAMING) and not any(word in name for word in ODD)
+    started = time.perf_counter()
+    kernel = device.native.kernel(
+        spirv,
+        [tensor] * pipeline.n_bindings,
+        pipeline.constants,
+        pipeline.push_bytes,
+        pipeline.variant,
+        pipeline.subgroup_size,
+        is_counted or assembly is not None,
+    )
+    milliseconds = 1e3 * (time.perf_counter() - started)
+    (executable,) = kernel.executables()  # compute pipelines have one
+    statistics, lanes = executable.statistics, executable.subgroup_size
+    text = "".join(part for key, part in executable.texts.items() if "assembly" in key.lower())
+    if assembly is not None:
+        (assembly / f"{name.replace(' ', '_')}.s").write_text(text, encoding="utf-8")
+    if is_counted:
+        blocks = read(text, lanes, executable.texts.get("Final NIR", ""))
+        statistics |= {LOADS: count(blocks, Question()).loads_in_flight}
+    family = pipeline.variant.partition("+")[0]
+    return Compiled(name, family, models, lanes, milliseconds, statistics)
+
+
+def compiled_for(gpu: str, only: str = "", assembly: Path | None = None) -> list[Compiled]:
+    """Compile in a process on the driver of a GPU, past its cache; see `compile_all`.
+
+    Raises RuntimeError with what that process wrote where it fails.
+    """
+    program = [sys.executable, "-m", "tools.kernel_statistics", "--json", "--only", only]
+    program += ["--assembly", str(assembly.resolve())] if assembly is not None else []
+    words, environment = command(folder(), gpu, program)
+    environment |= {"MESA_SHADER_CACHE_DISABLE": "1"}
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{gpu}: exit code {done.returncode}\n{done.stderr}")
+    return [Compiled(**row) for row in json.loads(done.stdout)]
+
+
+# ----- for people -----
+
+
+def _print_table(rows: Sequence[Compiled]) -> None:
+    shown = [name for name in COLUMNS if any(column(row.statistics, name) for row in rows)]
+    widths = [max(len(name), 6) for name in shown]
+    width = max(map(len, (_short(row) for row in rows)), default=0)
+    heads = [f"{name:>{n}}" for name, n in zip(shown, widths, strict=True)]
+    print(f"{'pipeline':{width}} lanes {' '.join(heads)}    ms  models")
+    for row in rows:
+        cells = [_cell(row, name, n) for name, n in zip(shown, widths, strict=True)]
+        numbers = f"{row.subgroup_size:5} {' '.join(cells)} {row.milliseconds:5.0f}"
+        models = "all" if len(row.models) == len(MODELS) else ", ".join(row.models)
+        print(f"{_short(row):{width}} {numbers}  {models}")
+    spilled = [row for row in rows if row.spills]
+    seconds = sum(row.milliseconds for row in rows) / 1e3
+    print(f"{len(rows)} pipelines in {seconds:.1f} s, {len(spilled)} spill")
+
+
+def _short(row: Compiled) -> str:
+    return row.name.replace("workgroup_size", "group")
+
+
+def _cell(row: Compiled, name: str, width: int) -> str:
+    number = column(row.statistics, name)
+    return f"{'' if number is None else number:>{width}}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpu", choices=GPUS, help="default: the device that vkmoe chooses")
+    parser.add_argument("--only", default="", metavar="TEXT", help="pipelines with it in the name")
+    parser.add_argument("--assembly", type=Path, metavar="FOLDER", help="write it there")
+    parser.add_argument("--json", action="store_true", help="print everything, as a list")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    options = _arguments()
+    only, gpu, assembly = options.only, options.gpu, options.assembly
+    if gpu and not is_complete(folder()):
+        print("no GPU drivers here: tools/fetch_gpu_drivers gets them", file=sys.stderr)
+        return CANNOT
+    if assembly is not None:
+        assembly.mkdir(parents=True, exist_ok=True)
+    try:
+        rows = compiled_for(gpu, only, assembly) if gpu else compile_all(only, assembly)
+    except VkmoeError as error:
+        print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps([row._asdict() for row in rows]))
+        return 0
+    _print_table(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

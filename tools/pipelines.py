@@ -1,0 +1,228 @@
+"""Lists the pipelines that vkmoe makes for real models, without their weights and without a GPU.
+
+The programs are those of the decoder itself: of the shapes in tools/synthetic, in every weight type
+and with every way to serve a miss, over addresses that are invented. A program is data: what
+differs in kernel, constants or subgroup size is a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tools.gguf_writer import describe_tensor
+from tools.synthetic.metadata import model_metadata
+from tools.synthetic.shapes import PRESETS
+from tools.synthetic.tensors import tensor_list
+from vkmoe.choices import KvType
+from vkmoe.facts import ON_DEVICE, ExpertMode
+from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.gpu.kernels import KERNELS
+from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
+from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
+from vkmoe.models import ModelFile, read_spec
+from vkmoe.models.decoder import Decoder
+from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
+from vkmoe.models.trunk_tensors import FileMatrix
+from vkmoe.models.weights import (
+    Block,
+    FeedForwardWeights,
+    LayerWeights,
+    ModelWeights,
+    with_slots,
+)
+from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.matvec import Matrix
+from vkmoe.ops.norms import rms_norm
+from vkmoe.ops.tuning import Tuning
+from vkmoe.placement.plan import DEFAULT_CTX_SIZE
+from vkmoe.placement.sizes import expert_shape
+from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
+
+__all__ = ["MODELS", "Pipeline", "pipelines"]
+
+MODELS = tuple(name for name in PRESETS if not name.startswith("tiny"))
+N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
+KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
+FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
+
+
+class Pipeline(NamedTuple):
+    """Describes what a driver compiles once."""
+
+    kernel: str  # name of its specification
+    variant: str
+    constants: tuple[int, ...]
+    n_bindings: int
+    push_bytes: int
+    subgroup_size: int  # 0: the driver's choice
+
+    @property
+    def name(self) -> str:
+        """Name it by its variant and constants, as no other pipeline of a device is named."""
+        pairs = zip(KERNELS[self.kernel].constants, self.constants, strict=True)
+        return " ".join([self.variant, *(f"{name}={value}" for name, value in pairs)])
+
+
+def pipelines(tuning: Tuning) -> dict[Pipeline, tuple[str, ...]]:
+    """Find all pipelines that a tuning leads to, each with the models that need it."""
+    found: dict[Pipeline, dict[str, None]] = {}
+    for model in MODELS:
+        for program in _programs(model, tuning):
+            for command in program.dispatches():
+                found.setdefault(_pipeline(command), {})[model] = None
+    for command in _other_kernels(tuning).dispatches():
+        found.setdefault(_pipeline(command), {})
+    return {pipeline: tuple(models) for pipeline, models in sorted(found.items())}
+
+
+def _pipeline(command: Dispatch) -> Pipeline:
+    return Pipeline(
+        command.kernel,
+        command.variant,
+        command.constants,
+        len(command.tensors),
+        len(command.push),
+        command.subgroup_size,
+    )
+
+
+def _programs(model: str, tuning: Tuning) -> Iterator[Program]:
+    """Build the programs of a model in each weight type, and with gate and up in two."""
+    described = _Described(model)
+    build = partial(_program, tuning=tuning)
+    kinds = sorted(HAS_KERNEL)
+    for kind, other in pairwise([*kinds, kinds[0]]):
+        for file in (described.file(kind), described.file(kind, up=other)):
+            yield from (build(file, mode) for mode in (ON_DEVICE, KEPT))
+    usual = described.file(FALLBACK)
+    yield build(usual, GATHERED)
+    yield build(usual, ON_DEVICE, kv_type="f32")
+
+
+def _program(
+    model: ModelFile, mode: ExpertMode, tuning: Tuning, kv_type: KvType = "f16"
+) -> Program:
+    """Build the program of a token with logits over invented memory."""
+    memory, spec = _Memory(), model.spec
+    ctx_size = min(spec.context_length, DEFAULT_CTX_SIZE)
+    kernels = attention_kernels(spec, ctx_size, kv_type, tuning)
+    caches = tuple(
+        KvAddresses(*map(memory.take, kernels[layer.mixer].state_bytes)) for layer in spec.layers
+    )
+    weights = memory.model(model)
+    if mode.in_cache and spec.experts is not None:
+        slots = [(memory.range(n_bytes * 16),) for n_bytes in weights.span_bytes]
+        weights = with_slots(weights, slots.__getitem__, slots.__getitem__, spec.experts.n_used)
+    decoder = Decoder(spec, tuning, weights, Workspace(spec, tuning, kernels), caches, mode)
+    program = decoder.token_program(with_logits=True)
+    decoder.close_program(program)
+    return program
+
+
+def _other_kernels(tuning: Tuning) -> Program:
+    """Append what these models do not use: the norm of compressed queries, and a link's measure."""
+    program, width = Program("others"), 1536
+    x, y = TensorRef("x", width), TensorRef("y", width)
+    rms_norm(OpContext(program, tuning), x, y, width, 1 << 32, 1e-6)
+    read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
+    return program
+
+
+# ----- a model without a file -----
+
+
+class _Header(GgufFile):
+    """Shows metadata and tensors that no file has."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: list[TensorInfo]) -> None:
+        self.path, self.metadata = path, metadata
+        self.tensors = {tensor.name: tensor for tensor in tensors}
+
+
+class _Described:
+    """Describes a preset with few layers, in any types."""
+
+    def __init__(self, model: str) -> None:
+        shape = replace(PRESETS[model], n_layers=N_LAYERS)
+        self._path = Path(model)
+        self._metadata = model_metadata(model, shape, "q4_k_m")
+        self._tensors = tensor_list(shape, "q4_k_m")
+
+    def file(self, kind: str, up: str = "") -> ModelFile:
+        """Describe it with all matrices in a type, but those that stay float32; `up` in another."""
+        tensors = [_retyped(item, kind, up) for item in self._tensors]
+        header = _Header(self._path, self._metadata, tensors)
+        spec = read_spec(header)
+        return ModelFile(header, spec, read_tensors(header, spec))
+
+
+def _retyped(tensor: TensorInfo, kind: str, up: str) -> TensorInfo:
+    if tensor.type == "F32":
+        return tensor
+    wanted = up if up and "ffn_up" in tensor.name else kind
+    fits = tensor.shape[-1] % TYPES[wanted].block_weights == 0
+    return describe_tensor(tensor.name, wanted if fits else FALLBACK, tensor.shape)
+
+
+class _Memory:
+    """Hands out invented addresses, none twice, and places weights at them."""
+
+    def __init__(self) -> None:
+        self._next = 1 << 32
+
+    def take(self, n_bytes: int) -> int:
+        address, self._next = self._next, self._next + -(-n_bytes // 256) * 256
+        return address
+
+    def range(self, n_bytes: int) -> Range:
+        return memory_range(self.take(n_bytes), n_bytes)
+
+    def model(self, model: ModelFile) -> ModelWeights:
+        """Place all weights of a model, and its rotary and expert tables."""
+        spec, tensors = model.spec, model.tensors
+        ropes = {rope: self.take(4 * rope.dim * DEFAULT_CTX_SIZE) for rope in spec.ropes}
+        layers = [
+            self._layer(layer, ropes[kind.mixer.rope])
+            for layer, kind in zip(tensors.layers, spec.layers, strict=True)
+        ]
+        n_entries = sum(block.n_experts * 2 for block in tensors.expert_layers)
+        return ModelWeights(
+            embeddings=self._matrix(tensors.embeddings),
+            output_gain=self.take(tensors.output_gain.n_bytes),
+            output=self._matrix(tensors.output),
+            layers=tuple(layers),
+            expert_table=self.range(8 * n_entries),
+        )
+
+    def _layer(self, layer: LayerTensors, rope_table: int) -> LayerWeights:
+        mixer = {field: self._weights(tensor) for field, tensor in layer.mixer.items()}
+        rest: dict[str, Any]
+        rest = {field: self._weights(tensor) for field, tensor in layer.feed_forward.items()}
+        block = self._block(layer.block)
+        if layer.has_experts:
+            homes = self.range(layer.block.n_experts * block.shape.span_bytes)
+            block = Block(block.shape, ranges=(homes,))
+        feed_forward = FeedForwardWeights(block=block, **rest)
+        return LayerWeights(layer.mixer_weights(**mixer), feed_forward, rope_table)
+
+    def _weights(self, tensor: TrunkTensor) -> Any:
+        if isinstance(tensor, FileMatrix):
+            return self._matrix(tensor)
+        if isinstance(tensor, FeedForwardTensors):
+            return self._block(tensor)
+        return self.take(tensor.n_bytes)
+
+    def _block(self, block: FeedForwardTensors) -> Block:
+        shape = expert_shape(block)
+        return Block(shape, self.take(shape.span_bytes))
+
+    def _matrix(self, tensor: FileMatrix) -> Matrix:
+        row_bytes = device_row_bytes(tensor.type, tensor.n_columns)
+        address = self.take(tensor.n_bytes)
+        return Matrix(tensor.type, address, tensor.n_rows, tensor.n_columns, row_bytes)
