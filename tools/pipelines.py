@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.metadata import model_metadata
-from tools.synthetic.shapes import PRESETS
+from vkmoe.bench.shapes import PRESETS
 from tools.synthetic.tensors import tensor_list
 from vkmoe.choices import KvType
 from vkmoe.facts import ON_DEVICE, ExpertMode

@@ -141,7 +141,7 @@ def test_without_drivers_nothing_is_compared(tmp_path: Path) -> None:
 
 
 def test_shapes_are_those_of_the_preset() -> None:
-    from tools.synthetic.shapes import PRESETS
+    from vkmoe.bench.shapes import PRESETS
 
     model = PRESETS["qwen3-30b-a3b"]
     assert SHAPES["head"] == (model.n_tokens, model.hidden, 0)
