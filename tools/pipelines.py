@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.metadata import model_metadata
-from vkmoe.bench.shapes import PRESETS
 from tools.synthetic.tensors import tensor_list
+from vkmoe.bench.shapes import PRESETS
 from vkmoe.choices import KvType
 from vkmoe.facts import ON_DEVICE, ExpertMode
 from vkmoe.gguf_file import GgufFile, TensorInfo
