@@ -65,15 +65,14 @@ def stored(gpu: str) -> dict[str, Figures]:
     return {name: Figures(*numbers) for name, numbers in of_gpu.items()}
 
 
-def renew() -> None:
-    """Store the figures of today, a line for each family."""
+def store(every: Mapping[str, Mapping[str, Figures]]) -> None:
+    """Store the figures of GPUs, a line for each family."""
     parts = []
-    for gpu in OF_EACH_MAKER:
-        found = figures(compiled_for(gpu))
+    for gpu, found in every.items():
         lines = [f"  {json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in found.items()]
         parts.append(f' "{gpu}": {{\n' + ",\n".join(lines) + "\n }")
     STORED.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    renew()
+    store({gpu: figures(compiled_for(gpu)) for gpu in OF_EACH_MAKER})
