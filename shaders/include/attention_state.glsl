@@ -21,6 +21,7 @@ const uint STEP_RAW = STEP_POSITIONS * LANE_UNITS * UNIT_RAW;
 const uint QUERY_VECTORS = WORKGROUP_HEADS * LANE_UNITS * 2u;
 const uint OUT_VECTORS = WORKGROUP_HEADS * VALUE_LANE_UNITS * 2u;
 const uint STEP_VALUES = STEP_POSITIONS * WORKGROUP_HEADS;
+const uint STEP_ROWS = N_TEAMS * STEP_POSITIONS; // of all teams
 // Values summed at once: the scores of a step, or the squares of the rows on the way in.
 const uint TEAM_VALUES = STEP_VALUES > INPUT_ROWS ? STEP_VALUES : INPUT_ROWS;
 const uint INPUT_WORDS = INPUT_ROWS * ROW_DIM, TEAM_WORDS = N_TEAMS * VALUE_DIM;
@@ -60,7 +61,7 @@ void find_team() {
 #endif
     team = lane / TEAM_LANES;
     team_lane = lane % TEAM_LANES;
-    is_active = lane < ACTIVE_LANES;
+    is_active = ACTIVE_LANES == WORKGROUP_LANES || lane < ACTIVE_LANES;
 }
 
 void clear_sums() {
