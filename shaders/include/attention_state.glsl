@@ -27,6 +27,9 @@ const uint TEAM_VALUES = STEP_VALUES > INPUT_ROWS ? STEP_VALUES : INPUT_ROWS;
 const uint INPUT_WORDS = INPUT_ROWS * ROW_DIM, TEAM_WORDS = N_TEAMS * VALUE_DIM;
 const uint PART_STRIDE = WORKGROUP_LANES + N_TEAMS + 1u; // one gap per team against bank conflicts
 const float LOWEST = -3.0e38;
+// Whether a step's rows are asked for before they are needed. CPU drivers, whose workgroups have 8 lanes, have them at once,
+// and would copy what is kept from one step to the next.
+const bool LOADS_AHEAD = WORKGROUP_LANES > 8u;
 
 shared float stage[TEAM_WORDS > INPUT_WORDS ? TEAM_WORDS : INPUT_WORDS]; // rows on the way in, one row per team on the way out
 shared float lane_part[TEAM_VALUES * PART_STRIDE];
