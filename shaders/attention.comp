@@ -65,20 +65,32 @@ void main() {
     const uint end = min(start + length, position + 1u);
 
     find_team();
+    uint first = start + team * STEP_POSITIONS; // of this team's positions
+    const uint team_end = is_active ? end : 0u;  // the lanes beyond the last whole team see none
+    uvec4 keys[STEP_RAW], rows[STEP_RAW];
+    if (LOADS_AHEAD) {
+        LOAD_STEP(k_cache, kv_head, first, end, keys)
+        LOAD_STEP(v_cache, kv_head, first, end, rows)
+    }
     load_query(first_head, kv_head, position);
     if (end == position + 1u) append_position(kv_head, position, first_head % HEADS_PER_KV == 0u);
 
     clear_sums();
-    for (uint step_start = start; step_start < end; step_start += N_TEAMS * STEP_POSITIONS) {
-        const uint first = step_start + team * STEP_POSITIONS;
-        const uint team_end = is_active ? end : 0u; // lanes beyond the last whole team read nothing
-        uvec4 keys[STEP_RAW], rows[STEP_RAW];
+    for (uint next_start = start + STEP_ROWS; true; next_start += STEP_ROWS) {
+        const uint next = first + STEP_ROWS;
+        const bool is_last = next_start >= end;
         float values[STEP_VALUES];
-        LOAD_STEP(k_cache, own_key, kv_head, first, team_end, position, keys)
-        LOAD_STEP(v_cache, own_value, kv_head, first, team_end, position, rows)
+        if (!LOADS_AHEAD) { LOAD_STEP(k_cache, kv_head, first, end, keys) }
+        TAKE_OWN(own_key, first, end, position, keys)
         step_scores(keys, values);
+        if (LOADS_AHEAD && !is_last) { LOAD_STEP(k_cache, kv_head, next, end, keys) } // arrives while the values are added
         step_softmax(first, team_end, values);
+        if (!LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, first, end, rows) }
+        TAKE_OWN(own_value, first, end, position, rows)
         step_values(rows, values);
+        if (is_last) break;
+        if (LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, next, end, rows) }
+        first = next;
     }
     store_partials(first_head);
 }

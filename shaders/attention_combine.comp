@@ -9,6 +9,7 @@
 // Dispatch  (N_HEADS, 1, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "address.glsl"
 #define PARAMS_BINDING 1
 #include "params.glsl"
@@ -28,35 +29,55 @@ layout(push_constant, std430) uniform Push {
 #include "attention_split.glsl"
 
 const uint MAX_SPLITS = 128u;
-shared float factor[MAX_SPLITS];
+const uint PIECE = N_SPLITS < 8u ? N_SPLITS : 8u; // splits whose loads do not wait for each other
+const uint SPLIT_WORDS = HEAD_DIM + 2u;
+shared float factor[MAX_SPLITS]; // at first the maximum; at last 0 beyond the splits in use
+shared float split_total[MAX_SPLITS];
 const float LARGEST = 3.0e38; // so that infinite sinks leave no NaN
+
+// The sum over the splits of dim `d`, in their order; `first` is the word at which the head's partials begin.
+float dim_sum(uint first, uint d, uint n_used_splits) {
+    float sum = 0.0;
+    for (uint begin = 0u; begin < n_used_splits; begin += PIECE) {
+        float values[PIECE];
+        [[unroll]] for (uint i = 0u; i < PIECE; ++i) {
+            values[i] = partials[first + min(begin + i, n_used_splits - 1u) * SPLIT_WORDS + d];
+        }
+        [[unroll]] for (uint i = 0u; i < PIECE; ++i) {
+            sum += factor[begin + i] * values[i];
+        }
+    }
+    return sum;
+}
 
 void main() {
     const uint position = current_position(context);
     const uint last = position - first_seen(position, window);
     const uint n_used_splits = last / split_positions(last) + 1u;
-    const uint split_words = HEAD_DIM + 2u;
-    const uint first = gl_WorkGroupID.x * N_SPLITS * split_words;
-
-    float top = partials[first + HEAD_DIM];
-    for (uint s = 1u; s < n_used_splits; ++s) top = max(top, partials[first + s * split_words + HEAD_DIM]);
+    const uint first = gl_WorkGroupID.x * N_SPLITS * SPLIT_WORDS;
+    const bool has_sink = !is_null(sinks);
     float sink = 0.0;
-    if (!is_null(sinks)) {
-        sink = clamp(load_float(address_add(sinks, gl_WorkGroupID.x * 4u)), -LARGEST, LARGEST);
-        top = max(top, sink);
-    }
+    if (has_sink) sink = clamp(load_float(address_add(sinks, gl_WorkGroupID.x * 4u)), -LARGEST, LARGEST);
+
     for (uint s = gl_LocalInvocationIndex; s < n_used_splits; s += gl_WorkGroupSize.x) {
-        factor[s] = exp(partials[first + s * split_words + HEAD_DIM] - top);
+        factor[s] = partials[first + s * SPLIT_WORDS + HEAD_DIM];
+        split_total[s] = partials[first + s * SPLIT_WORDS + HEAD_DIM + 1u];
+    }
+    barrier();
+    float top = factor[0];
+    for (uint s = 1u; s < n_used_splits; ++s) top = max(top, factor[s]);
+    if (has_sink) top = max(top, sink);
+    barrier(); // the maxima have been read
+    for (uint s = gl_LocalInvocationIndex; s < n_used_splits + PIECE; s += gl_WorkGroupSize.x) {
+        if (s < MAX_SPLITS) factor[s] = s < n_used_splits ? exp(factor[s] - top) : 0.0;
     }
     barrier();
     float total = 0.0;
-    for (uint s = 0u; s < n_used_splits; ++s) total += factor[s] * partials[first + s * split_words + HEAD_DIM + 1u];
-    if (!is_null(sinks)) total += exp(sink - top);
+    for (uint s = 0u; s < n_used_splits; ++s) total += factor[s] * split_total[s];
+    if (has_sink) total += exp(sink - top);
     const float inverse_total = 1.0 / total;
 
     for (uint d = gl_LocalInvocationIndex; d < HEAD_DIM; d += gl_WorkGroupSize.x) {
-        float sum = 0.0;
-        for (uint s = 0u; s < n_used_splits; ++s) sum += factor[s] * partials[first + s * split_words + d];
-        out_heads[gl_WorkGroupID.x * HEAD_DIM + d] = sum * inverse_total;
+        out_heads[gl_WorkGroupID.x * HEAD_DIM + d] = dim_sum(first, d, n_used_splits) * inverse_total;
     }
 }

@@ -63,19 +63,24 @@ void main() {
     const uint end = min(start + length, position + 1u);
 
     find_team();
+    uint first = start + team * STEP_POSITIONS; // of this team's positions
+    const uint team_end = is_active ? end : 0u;  // the lanes beyond the last whole team see none
+    uvec4 loaded_rows[STEP_RAW];
+    if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, end, loaded_rows) }
     load_query(first_head, position);
     if (end == position + 1u) append_position(position, first_head == 0u);
 
     clear_sums();
-    for (uint step_start = start; step_start < end; step_start += N_TEAMS * STEP_POSITIONS) {
-        const uint first = step_start + team * STEP_POSITIONS;
-        const uint team_end = is_active ? end : 0u; // lanes beyond the last whole team read nothing
-        uvec4 loaded_rows[STEP_RAW];
+    for (uint next_start = start + STEP_ROWS; true; next_start += STEP_ROWS) {
         float values[STEP_VALUES];
-        LOAD_STEP(rows, own_row, 0u, first, team_end, position, loaded_rows)
+        if (!LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, end, loaded_rows) }
+        TAKE_OWN(own_row, first, end, position, loaded_rows)
         step_scores(loaded_rows, values);
         step_softmax(first, team_end, values);
         step_values(loaded_rows, values);
+        if (next_start >= end) break;
+        first += STEP_ROWS;
+        if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, end, loaded_rows) }
     }
     store_partials(first_head);
 }

@@ -14,7 +14,7 @@
 //           of the shared expert)]; log words [4 + (layer * n_tokens + row) * n_used ...] = the chosen ids.
 // Who       each lane keeps the best of its experts lane, lane + size, ..., and looks at its groups lane, lane + size, ...;
 //           n_used rounds of a workgroup argmax; then lane s writes slot s.
-// Assumes   n_used <= n_experts <= MAX_EXPERTS, n_used <= MAX_USED; n_groups divides n_experts, and the groups used hold n_used. NaN counts
+// Assumes   n_used <= N_EXPERTS, n_used <= MAX_USED; n_groups divides n_experts, and the groups used hold n_used. NaN counts
 //           as -inf; ids are valid and distinct whatever the logits are.
 // Dispatch  (1, 1, 1).
 #version 460
@@ -24,6 +24,8 @@
 #include "params.glsl"
 
 layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint N_EXPERTS = 128u;
+layout(constant_id = 2) const uint N_GROUPS = 1u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Logits { float logits[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Routing { uint routing[]; };
@@ -31,27 +33,25 @@ layout(set = 0, binding = 3, std430) writeonly buffer Log { uint routing_log[]; 
 layout(push_constant, std430) uniform Push {
     uvec2 selection_bias;   // null: none
     uint layer;
-    uint n_experts;
     uint n_used;
     uint flags;
     float scale;
     uint first_landing;     // entry of the table
     uint n_landing;
-    uint n_groups;
     uint n_groups_used;
 };
 
 const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED_GATE = 4u, FLAG_GATHER = 8u;
 const uint AT_HOME = 1u;   // in the low word of an entry
 const uint LOG_HEADER_WORDS = 4u;
-const uint MAX_EXPERTS = 1024u, MAX_USED = 32u;
+const uint MAX_USED = 32u;
 
 #include "reduce.glsl"
 #include "float_order.glsl"
 #include "argmax.glsl"
 
-shared uint keys[MAX_EXPERTS];  // what experts are chosen by; KEY_NONE: not any more
-shared uint group_keys[MAX_EXPERTS];
+shared uint keys[N_EXPERTS];  // what experts are chosen by; KEY_NONE: not any more
+shared uint group_keys[N_GROUPS];
 shared uint chosen_ids[MAX_USED];
 shared float chosen_values[MAX_USED];
 shared uvec2 chosen_entries[MAX_USED];
@@ -59,7 +59,7 @@ shared uvec2 chosen_entries[MAX_USED];
 bool has(uint flag) { return (flags & flag) != 0u; }
 
 // Whether scores decide: their order is that of the logits until something is added to them.
-bool by_score() { return !is_null(selection_bias) || (has(FLAG_SIGMOID) && n_groups > 1u); }
+bool by_score() { return !is_null(selection_bias) || (has(FLAG_SIGMOID) && N_GROUPS > 1u); }
 
 float finite_logit(uint e) { return finite_key_value(order_key(logits[e])); }
 
@@ -71,7 +71,7 @@ float gate(float value, float top) { return has(FLAG_SIGMOID) ? sigmoid(value) :
 // (key, id) of the best expert of this lane that has not been chosen.
 uvec2 lane_best() {
     uvec2 best = uvec2(KEY_NONE, 0xFFFFFFFFu);
-    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) {
+    for (uint e = gl_LocalInvocationIndex; e < N_EXPERTS; e += gl_WorkGroupSize.x) {
         if (keys[e] > best.x) best = uvec2(keys[e], e);
     }
     return best;
@@ -80,15 +80,15 @@ uvec2 lane_best() {
 // The largest logit of all experts, and the sum of the softmax numerators. Keys are those of logits.
 vec2 softmax_total() {
     float top = -3.4028234e38, sum = 0.0;
-    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) top = max(top, finite_key_value(keys[e]));
+    for (uint e = gl_LocalInvocationIndex; e < N_EXPERTS; e += gl_WorkGroupSize.x) top = max(top, finite_key_value(keys[e]));
     top = workgroup_max(top);
-    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) sum += gate(finite_key_value(keys[e]), top);
+    for (uint e = gl_LocalInvocationIndex; e < N_EXPERTS; e += gl_WorkGroupSize.x) sum += gate(finite_key_value(keys[e]), top);
     return vec2(top, workgroup_sum(sum));
 }
 
 // Replaces the keys of logits by those of scores plus bias.
 void key_scores(vec2 total) {
-    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) {
+    for (uint e = gl_LocalInvocationIndex; e < N_EXPERTS; e += gl_WorkGroupSize.x) {
         const float bias = is_null(selection_bias) ? 0.0 : load_float(address_add(selection_bias, e * 4u));
         const float score = gate(finite_key_value(keys[e]), total.x) / total.y;
         keys[e] = order_key(score + bias);
@@ -108,13 +108,13 @@ uint group_key(uint first, uint n_members) {
 
 // Takes the experts of all but the best groups out of the choice.
 void choose_groups() {
-    const uint n_members = n_experts / n_groups;
-    for (uint g = gl_LocalInvocationIndex; g < n_groups; g += gl_WorkGroupSize.x)
+    const uint n_members = N_EXPERTS / N_GROUPS;
+    for (uint g = gl_LocalInvocationIndex; g < N_GROUPS; g += gl_WorkGroupSize.x)
         group_keys[g] = group_key(g * n_members, n_members);
     barrier();
-    for (uint g = gl_LocalInvocationIndex; g < n_groups; g += gl_WorkGroupSize.x) {
+    for (uint g = gl_LocalInvocationIndex; g < N_GROUPS; g += gl_WorkGroupSize.x) {
         uint rank = 0u;
-        for (uint i = 0u; i < n_groups; ++i) rank += argmax_beats(group_keys[i], i, group_keys[g], g) ? 1u : 0u;
+        for (uint i = 0u; i < N_GROUPS; ++i) rank += argmax_beats(group_keys[i], i, group_keys[g], g) ? 1u : 0u;
         if (rank < n_groups_used) continue;
         for (uint e = g * n_members; e < (g + 1u) * n_members; ++e) keys[e] = KEY_NONE;
     }
@@ -123,9 +123,9 @@ void choose_groups() {
 
 void choose() {
     uvec2 mine = lane_best();
-    for (uint round = 0u; round < n_used; ++round) {
+    [[dont_unroll]] for (uint round = 0u; round < n_used; ++round) {
         const uvec2 winner = workgroup_argmax(mine.x, mine.y);
-        const uint id = min(winner.y, n_experts - 1u);
+        const uint id = min(winner.y, N_EXPERTS - 1u);
         if (gl_LocalInvocationIndex == 0u) {
             chosen_ids[round] = id;
             chosen_values[round] = finite_key_value(winner.x);
@@ -141,8 +141,8 @@ void choose() {
 // The same of the chosen experts alone.
 vec2 chosen_total() {
     float top = chosen_values[0], sum = 0.0;
-    for (uint s = 1u; s < n_used; ++s) top = max(top, chosen_values[s]);
-    for (uint s = 0u; s < n_used; ++s) sum += gate(chosen_values[s], top);
+    [[dont_unroll]] for (uint s = 1u; s < n_used; ++s) top = max(top, chosen_values[s]);
+    [[dont_unroll]] for (uint s = 0u; s < n_used; ++s) sum += gate(chosen_values[s], top);
     return vec2(top, sum);
 }
 
@@ -154,7 +154,7 @@ bool is_at_home(uint slot) { return (chosen_entries[slot].x & AT_HOME) != 0u; }
 uvec2 landing_place(uint slot) {
     if (!is_at_home(slot)) return uvec2(0u);
     uint rank = 0u;
-    for (uint s = 0u; s < slot; ++s) rank += is_at_home(s) ? 1u : 0u;
+    [[dont_unroll]] for (uint s = 0u; s < slot; ++s) rank += is_at_home(s) ? 1u : 0u;
     return rank < n_landing ? table_entry(first_landing + rank) : uvec2(0u);
 }
 
@@ -168,15 +168,15 @@ void write_slot(uint slot, uint id, float weight, uvec2 address, uvec2 partner) 
 }
 
 void main() {
-    for (uint e = gl_LocalInvocationIndex; e < n_experts; e += gl_WorkGroupSize.x) keys[e] = order_key(logits[e]);
+    for (uint e = gl_LocalInvocationIndex; e < N_EXPERTS; e += gl_WorkGroupSize.x) keys[e] = order_key(logits[e]);
     barrier();
     vec2 total = vec2(0.0, 1.0); // the logit that numerators are relative to, and what they are divided by
     if (!has(FLAG_SIGMOID) && (by_score() || !has(FLAG_RENORMALISE))) total = softmax_total();
     if (by_score()) key_scores(total);
-    if (n_groups > 1u) choose_groups();
+    if (N_GROUPS > 1u) choose_groups();
     choose();
     for (uint s = gl_LocalInvocationIndex; s < n_used; s += gl_WorkGroupSize.x) {
-        chosen_entries[s] = table_entry(layer * n_experts + chosen_ids[s]);
+        chosen_entries[s] = table_entry(layer * N_EXPERTS + chosen_ids[s]);
         if (by_score()) chosen_values[s] = finite_logit(chosen_ids[s]);
     }
     barrier();
@@ -191,5 +191,5 @@ void main() {
         routing_log[LOG_HEADER_WORDS + (layer * params.n_tokens + ROW) * n_used + s] = id;
     }
     if (has(FLAG_SHARED_GATE) && gl_LocalInvocationIndex == 0u)
-        routing[6u * n_used] = floatBitsToUint(sigmoid(finite_logit(n_experts)));
+        routing[6u * n_used] = floatBitsToUint(sigmoid(finite_logit(N_EXPERTS)));
 }

@@ -6,8 +6,8 @@
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
 
-shared uint argmax_keys[256];
-shared uint argmax_indices[256];
+shared uint argmax_keys[gl_WorkGroupSize.x];
+shared uint argmax_indices[gl_WorkGroupSize.x];
 
 bool argmax_beats(uint key_a, uint index_a, uint key_b, uint index_b) {
     return key_a > key_b || (key_a == key_b && index_a < index_b);

@@ -3,44 +3,55 @@
 #include "half.glsl"
 
 const uint UNIT_BYTES = UNIT_RAW * 16u;
-const uint ROW_BYTES = UNITS * UNIT_BYTES;
+const uint ROW_BYTES = UNITS * UNIT_BYTES, CACHED_WORDS = ROW_BYTES / 4u;
 
-layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer CacheWords4 { uvec4 words; };
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer CacheWord { uint word; };
 
-uvec2 unit_address(uvec2 cache, uint kv_head, uint position, uint unit) {
-    return address_add(address_add_product(cache, kv_head * context + position, ROW_BYTES), unit * UNIT_BYTES);
+// Of a 16-byte word; `row` counts rows from the cache's first. A cache is smaller than 4 GiB.
+uvec2 word_address(uvec2 cache, uint row, uint unit, uint word) {
+    return address_add(cache, row * ROW_BYTES + unit * UNIT_BYTES + word * 16u);
+}
+
+// The unit `j` of this lane, or the row's last.
+uint lane_unit(uint j) {
+    const uint unit = team_lane + j * TEAM_LANES;
+    return UNITS % TEAM_LANES == 0u ? unit : min(unit, UNITS - 1u);
 }
 
 #ifdef KV_F16
 vec4 decode_low(const uvec4 raw[STEP_RAW], uint at) { return vec4(unpackHalf2x16(raw[at].x), unpackHalf2x16(raw[at].y)); }
 vec4 decode_high(const uvec4 raw[STEP_RAW], uint at) { return vec4(unpackHalf2x16(raw[at].z), unpackHalf2x16(raw[at].w)); }
-uvec4 encode(const float values[8], uint word) {
-    return uvec4(pack_half2(values[0], values[1]), pack_half2(values[2], values[3]),
-                 pack_half2(values[4], values[5]), pack_half2(values[6], values[7]));
-}
+const uint WORD_DIMS = 2u; // in 4 bytes of a row
+uint encode(const float values[WORD_DIMS]) { return pack_half2(values[0], values[1]); }
 #else
 vec4 decode_low(const uvec4 raw[STEP_RAW], uint at) { return uintBitsToFloat(raw[at]); }
 vec4 decode_high(const uvec4 raw[STEP_RAW], uint at) { return uintBitsToFloat(raw[at + 1u]); }
-uvec4 encode(const float values[8], uint word) {
-    return word == 0u ? floatBitsToUint(vec4(values[0], values[1], values[2], values[3]))
-                      : floatBitsToUint(vec4(values[4], values[5], values[6], values[7]));
-}
+const uint WORD_DIMS = 1u;
+uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); }
 #endif
 
-// Loads this lane's units of the step's positions; zeros beyond the end and the row, so that no 0 meets a NaN.
-// This token's row `own` comes from shared memory: what was just stored by address is never read back.
-#define LOAD_STEP(cache, own, kv_head, first, end, position, raw) \
+// Loads this lane's units of the step's positions. No branch keeps a load waiting: beyond the end the last position is read
+// again, and beyond the row its last unit; weights and queries are zeros there. TAKE_OWN puts what must not be read in its place.
+#define LOAD_STEP(cache, kv_head, first, end, raw) \
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) { \
+        const uint row = kv_head * context + min(first + i, end - 1u); \
         [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) { \
-            const uint unit = team_lane + j * TEAM_LANES; \
-            const uvec2 address = unit_address(cache, kv_head, first + i, unit); \
             [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) { \
-                uvec4 loaded = uvec4(0u); \
-                if (first + i < end && (UNITS % TEAM_LANES == 0u || unit < UNITS)) { \
-                    if (first + i == position) loaded = own[unit * UNIT_RAW + word]; \
-                    else loaded = load_words4(address_add(address, word * 16u)); \
+                raw[(i * LANE_UNITS + j) * UNIT_RAW + word] = load_words4(word_address(cache, row, lane_unit(j), word)); \
+            } \
+        } \
+    }
+
+// This token's row comes from shared memory: what was just stored by address is never read back.
+#define TAKE_OWN(own, first, end, position, raw) \
+    if (end > position) { \
+        [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) { \
+            if (first + i >= position) { \
+                [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) { \
+                    [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) { \
+                        raw[(i * LANE_UNITS + j) * UNIT_RAW + word] = own[lane_unit(j) * UNIT_RAW + word]; \
+                    } \
                 } \
-                raw[(i * LANE_UNITS + j) * UNIT_RAW + word] = loaded; \
             } \
         } \
     }

@@ -4,35 +4,30 @@ const uint Q_WIDTH = N_HEADS * HEAD_DIM;
 const uint KV_WIDTH = N_KV_HEADS * HEAD_DIM;
 const uint NORM_PER_HEAD = 1u, NORM_FULL_WIDTH = 2u;
 
-// One dim of a raw row times its gain. `gain_row` is the row's first gain (full width) or 0 (per head).
-float gained(uint row, uint d, uvec2 gain, uint gain_row) {
-    const float value = qkv[row + d];
-    return NORM_MODE == 0u ? value : value * load_float(address_add(gain, (gain_row + d) * 4u));
+// The first word of a staged row: query heads, then k.
+uint input_row(uint index, uint first_head, uint kv_head) {
+    return index < WORKGROUP_HEADS ? (first_head + index) * HEAD_DIM : Q_WIDTH + kv_head * HEAD_DIM;
 }
 
-// One dim after gain and rotation. The norm's scalar commutes with the rotation and is applied later.
-float rotated(uint row, uint d, uvec2 gain, uint gain_row, uint position) {
-    const float value = gained(row, d, gain, gain_row);
-    if (d >= ROTARY_DIM) return value;
-    return turned(value, gained(row, rotation_partner(d), gain, gain_row), d, position);
+// The gain of dim `d` of a staged row.
+float input_gain(uint index, uint row, uint d) {
+    if (NORM_MODE == 0u) return 1.0;
+    const bool is_key = index == WORKGROUP_HEADS;
+    if (NORM_MODE == NORM_FULL_WIDTH) d += is_key ? row - Q_WIDTH : row;
+    return load_float(address_add(is_key ? k_gain : q_gain, d * 4u));
 }
 
-// Writes one rotated row to the stage; returns this lane's share of its sum of squares.
-float stage_row(uint stage_index, uint row, uvec2 gain, uint gain_row, uint position) {
-    float squares = 0.0;
-    if (!is_active) return squares;
-    for (uint d = lane; d < HEAD_DIM; d += ACTIVE_LANES) {
-        stage[stage_index * HEAD_DIM + d] = rotated(row, d, gain, gain_row, position);
-        squares += qkv[row + d] * qkv[row + d];
-    }
-    return squares;
-}
-
-// This lane's share of the sum of squares of qkv[first ... first + width).
+// This lane's share of the sum of squares of qkv[first ... first + width), in pieces whose loads do not wait for each other.
 float span_squares(uint first, uint width) {
+    const uint PIECE = 8u;
     float squares = 0.0;
-    if (!is_active) return squares;
-    for (uint i = first + lane; i < first + width; i += ACTIVE_LANES) squares += qkv[i] * qkv[i];
+    for (uint begin = lane; begin < width; begin += PIECE * ACTIVE_LANES) {
+        [[unroll]] for (uint i = 0u; i < PIECE; ++i) {
+            const uint at = begin + i * ACTIVE_LANES;
+            const float value = at < width ? qkv[first + min(at, width - 1u)] : 0.0;
+            squares += value * value;
+        }
+    }
     return squares;
 }
 
@@ -40,18 +35,30 @@ shared uvec4 own_key[UNITS * UNIT_RAW]; // this token's k and v, exactly as the 
 shared uvec4 own_value[UNITS * UNIT_RAW];
 float key_inverse_rms; // of this token's k row, which lies in stage row WORKGROUP_HEADS
 
-// Stages all query heads of this workgroup and k, and sums their squares: totals WORKGROUP_HEADS + 1 values.
+// Stages all query heads of this workgroup and k after gain and rotation, and sums the squares of the raw rows: totals
+// INPUT_ROWS values. The norm's scalar commutes with the rotation and is applied later. A dim of all rows is loaded at once.
 void stage_rows(uint first_head, uint kv_head, uint position) {
-    const bool full_width = NORM_MODE == NORM_FULL_WIDTH;
-    for (uint i = 0u; i <= WORKGROUP_HEADS; ++i) {
-        const bool is_key = i == WORKGROUP_HEADS;
-        const uint row = is_key ? kv_head * HEAD_DIM : (first_head + i) * HEAD_DIM;
-        float squares = stage_row(i, is_key ? Q_WIDTH + row : row, is_key ? k_gain : q_gain, full_width ? row : 0u, position);
-        if (full_width && i == 0u) squares = span_squares(0u, Q_WIDTH);
-        if (full_width && is_key) squares = span_squares(Q_WIDTH, KV_WIDTH);
-        lane_part[part_index(i)] = squares;
+    float squares[INPUT_ROWS];
+    [[unroll]] for (uint i = 0u; i < INPUT_ROWS; ++i) squares[i] = 0.0;
+    for (uint d = lane; d < (is_active ? HEAD_DIM : 0u); d += ACTIVE_LANES) {
+        const bool is_turned = ROTARY_DIM == HEAD_DIM || d < ROTARY_DIM;
+        const uint rotary = is_turned ? d : 0u, partner = rotation_partner(rotary);
+        const vec2 cosine_sine = rotation(rotary, position);
+        [[unroll]] for (uint i = 0u; i < INPUT_ROWS; ++i) {
+            const uint row = input_row(i, first_head, kv_head);
+            const float raw = qkv[row + d];
+            const float value = raw * input_gain(i, row, d);
+            const float other = qkv[row + partner] * input_gain(i, row, partner);
+            stage[i * HEAD_DIM + d] = is_turned ? turned(value, other, rotary, cosine_sine) : value;
+            squares[i] += raw * raw;
+        }
     }
-    sum_parts(WORKGROUP_HEADS + 1u);
+    if (NORM_MODE == NORM_FULL_WIDTH && is_active) {
+        squares[0] = span_squares(0u, Q_WIDTH);
+        squares[WORKGROUP_HEADS] = span_squares(Q_WIDTH, KV_WIDTH);
+    }
+    [[unroll]] for (uint i = 0u; i < INPUT_ROWS; ++i) lane_part[part_index(i)] = squares[i];
+    sum_parts(INPUT_ROWS);
 }
 
 // Fills `query` and stages this token's k.
@@ -75,20 +82,21 @@ void load_query(uint first_head, uint kv_head, uint position) {
 
 // Keeps this token's k and v in shared memory for this workgroup and, if `writes`, appends them to the caches.
 void append_position(uint kv_head, uint position, bool writes) {
+    const uint row_offset = (kv_head * context + position) * ROW_BYTES;
     const uint v_row = Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM;
-    for (uint unit = lane; unit < UNITS; unit += WORKGROUP_LANES) {
-        float key[8], value[8];
-        [[unroll]] for (uint i = 0u; i < 8u; ++i) {
-            key[i] = stage[WORKGROUP_HEADS * HEAD_DIM + unit * 8u + i] * key_inverse_rms;
-            value[i] = qkv[v_row + unit * 8u + i];
+    for (uint word = lane; word < CACHED_WORDS; word += WORKGROUP_LANES) {
+        float key[WORD_DIMS], value[WORD_DIMS];
+        [[unroll]] for (uint i = 0u; i < WORD_DIMS; ++i) {
+            const uint d = word * WORD_DIMS + i;
+            key[i] = stage[WORKGROUP_HEADS * HEAD_DIM + d] * key_inverse_rms;
+            value[i] = qkv[v_row + d];
         }
-        [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) {
-            own_key[unit * UNIT_RAW + word] = encode(key, word);
-            own_value[unit * UNIT_RAW + word] = encode(value, word);
-            if (writes) {
-                CacheWords4(address_add(unit_address(k_cache, kv_head, position, unit), word * 16u)).words = encode(key, word);
-                CacheWords4(address_add(unit_address(v_cache, kv_head, position, unit), word * 16u)).words = encode(value, word);
-            }
+        const uint key_word = encode(key), value_word = encode(value);
+        own_key[word / 4u][word % 4u] = key_word;
+        own_value[word / 4u][word % 4u] = value_word;
+        if (writes) {
+            CacheWord(address_add(k_cache, row_offset + word * 4u)).word = key_word;
+            CacheWord(address_add(v_cache, row_offset + word * 4u)).word = value_word;
         }
     }
     barrier();

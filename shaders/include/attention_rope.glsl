@@ -10,13 +10,15 @@ uint rotation_partner(uint d) {
     return is_second(d) ? d - distance : d + distance;
 }
 
-// Dim `d` of a row, turned by the angle of the position.
-float turned(float value, float partner, uint d, uint position) {
+// Cosine and sine of the angle by which dim `d` is turned.
+vec2 rotation(uint d, uint position) {
     const uint pair = ROPE_STYLE == 0u ? d % ROTARY_PAIRS : d / 2u;
-    const uvec2 entry = address_add_product(rope_table, position * ROTARY_PAIRS + pair, 8u);
-    const float cosine = load_float(entry);
-    const float sine = load_float(address_add(entry, 4u));
-    return value * cosine + (is_second(d) ? partner : -partner) * sine;
+    return uintBitsToFloat(AddressEntry(address_add_product(rope_table, position * ROTARY_PAIRS + pair, 8u)).address);
+}
+
+// Dim `d` of a row, turned.
+float turned(float value, float partner, uint d, vec2 cosine_sine) {
+    return value * cosine_sine.x + (is_second(d) ? partner : -partner) * cosine_sine.y;
 }
 
 float inverse_rms(float squares, uint width) { return 1.0 / sqrt(squares / float(width) + eps); }

@@ -21,11 +21,15 @@ const uint STEP_RAW = STEP_POSITIONS * LANE_UNITS * UNIT_RAW;
 const uint QUERY_VECTORS = WORKGROUP_HEADS * LANE_UNITS * 2u;
 const uint OUT_VECTORS = WORKGROUP_HEADS * VALUE_LANE_UNITS * 2u;
 const uint STEP_VALUES = STEP_POSITIONS * WORKGROUP_HEADS;
+const uint STEP_ROWS = N_TEAMS * STEP_POSITIONS; // of all teams
 // Values summed at once: the scores of a step, or the squares of the rows on the way in.
 const uint TEAM_VALUES = STEP_VALUES > INPUT_ROWS ? STEP_VALUES : INPUT_ROWS;
 const uint INPUT_WORDS = INPUT_ROWS * ROW_DIM, TEAM_WORDS = N_TEAMS * VALUE_DIM;
 const uint PART_STRIDE = WORKGROUP_LANES + N_TEAMS + 1u; // one gap per team against bank conflicts
 const float LOWEST = -3.0e38;
+// Whether a step's rows are asked for before they are needed. CPU drivers, whose workgroups have 8 lanes, have them at once,
+// and would copy what is kept from one step to the next.
+const bool LOADS_AHEAD = WORKGROUP_LANES > 8u;
 
 shared float stage[TEAM_WORDS > INPUT_WORDS ? TEAM_WORDS : INPUT_WORDS]; // rows on the way in, one row per team on the way out
 shared float lane_part[TEAM_VALUES * PART_STRIDE];
@@ -60,7 +64,7 @@ void find_team() {
 #endif
     team = lane / TEAM_LANES;
     team_lane = lane % TEAM_LANES;
-    is_active = lane < ACTIVE_LANES;
+    is_active = ACTIVE_LANES == WORKGROUP_LANES || lane < ACTIVE_LANES;
 }
 
 void clear_sums() {

@@ -7,7 +7,7 @@ float query_dim(uint head, uint d, uint position) {
     if (d < KV_RANK) return absorbed[head * KV_RANK + d];
     const uint row = q_offset + head * (NOPE_DIM + ROPE_DIM) + NOPE_DIM;
     const uint turned_dim = d - KV_RANK;
-    return turned(q[row + turned_dim], q[row + rotation_partner(turned_dim)], turned_dim, position);
+    return turned(q[row + turned_dim], q[row + rotation_partner(turned_dim)], turned_dim, rotation(turned_dim, position));
 }
 
 // Fills `query` by way of the stage; units beyond the row are zeros.
@@ -41,7 +41,7 @@ float stage_row(uint position) {
                 squares += value * value;
             } else {
                 const float partner = kv[kv_offset + KV_RANK + rotation_partner(d - KV_RANK)];
-                stage[d] = turned(value, partner, d - KV_RANK, position);
+                stage[d] = turned(value, partner, d - KV_RANK, rotation(d - KV_RANK, position));
             }
         }
         lane_part[part_index(0u)] = squares;
@@ -53,16 +53,15 @@ float stage_row(uint position) {
 // Keeps this token's row in shared memory for this workgroup and, if `writes`, appends it to the cache.
 void append_position(uint position, bool writes) {
     const float compressed_factor = stage_row(position);
-    for (uint unit = lane; unit < UNITS; unit += WORKGROUP_LANES) {
-        const float factor = unit < VALUE_UNITS ? compressed_factor : 1.0;
-        float values[8];
-        [[unroll]] for (uint i = 0u; i < 8u; ++i) values[i] = stage[unit * 8u + i] * factor;
-        [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) {
-            own_row[unit * UNIT_RAW + word] = encode(values, word);
-            if (writes) {
-                CacheWords4(address_add(unit_address(rows, 0u, position, unit), word * 16u)).words = encode(values, word);
-            }
+    for (uint word = lane; word < CACHED_WORDS; word += WORKGROUP_LANES) {
+        float values[WORD_DIMS];
+        [[unroll]] for (uint i = 0u; i < WORD_DIMS; ++i) {
+            const uint d = word * WORD_DIMS + i;
+            values[i] = stage[d] * (d < KV_RANK ? compressed_factor : 1.0);
         }
+        const uint row_word = encode(values);
+        own_row[word / 4u][word % 4u] = row_word;
+        if (writes) CacheWord(address_add(rows, position * ROW_BYTES + word * 4u)).word = row_word;
     }
     barrier();
 }

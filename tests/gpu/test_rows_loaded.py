@@ -10,8 +10,9 @@ import pytest
 from tests.gpu.test_bytes_loaded import CountingRunner, counting_spirv, n_bindings
 from vkmoe.gpu import backend
 from vkmoe.gpu.device import Device
-from vkmoe.ops.attention_shapes import choose_split
+from vkmoe.ops.attention_shapes import AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning
+from vkmoe.reference.attention import split_positions
 from vkmoe.selftest.attention import AttentionCase, LatentCase, deepseek2_shape, gpt_oss_shape
 from vkmoe.selftest.comparison import Checks
 
@@ -34,16 +35,23 @@ def counting(
         yield runner
 
 
+def rows_of_steps(split: AttentionSplit, n_seen: int) -> int:
+    """The rows that all splits load: what is missing from the last step is the last row again."""
+    length = split_positions(n_seen - 1, split.n_splits)
+    step = split.workgroup_size // split.team_lanes * split.step_positions
+    return sum(-(-min(length, n_seen - start) // step) * step for start in range(0, n_seen, length))
+
+
 @pytest.mark.parametrize("window", [0, 1, 50])
 def test_only_seen_positions_are_loaded(counting: CountingRunner, window: int) -> None:
-    """The token's own row is at hand; heads beyond a workgroup's load the same rows again."""
+    """Heads beyond a workgroup's load the same rows again; the last step of a split is whole."""
     shape = gpt_oss_shape(window=window, n_heads=16)
     split = choose_split(shape, Tuning("blocks", 8, 8, False), n_splits=3)
     case, checks = AttentionCase(counting, shape, split, POSITION), Checks()
     case.step(POSITION, case.token(), checks)
     checks.verify()
-    n_rows = (window or POSITION + 1) - 1
     row_bytes = 2 * shape.head_dim
+    n_rows = rows_of_steps(split, window or POSITION + 1)
     assert counting.counted[0] == 2 * n_rows * row_bytes * shape.n_heads // split.workgroup_heads
 
 
@@ -58,5 +66,8 @@ def test_a_latent_row_is_loaded_once_for_scores_and_values(
     case, checks = LatentCase(counting, shape, split, POSITION), Checks()
     case.step(POSITION, case.token(), checks)
     checks.verify()
-    row_bytes = 2 * (shape.kv_rank + shape.rope_dim)
-    assert counting.counted[0] == POSITION * row_bytes * shape.n_heads // split.workgroup_heads
+    # A lane without a unit of the row's end loads its last unit again.
+    row_bytes = 16 * -(-shape.row_dim // 8 // split.team_lanes) * split.team_lanes
+    n_rows = rows_of_steps(split, POSITION + 1)
+    n_groups = shape.n_heads // split.workgroup_heads
+    assert counting.counted[0] == n_rows * row_bytes * n_groups

@@ -21,7 +21,6 @@ CONSTANTS = {
         "MAX_TOKENS": token_io.MAX_TOKENS,
     },
     "router_topk.comp": {
-        "MAX_EXPERTS": router.MAX_EXPERTS,
         "MAX_USED": router.MAX_USED,
         "LOG_HEADER_WORDS": router.LOG_HEADER_WORDS,
         "FLAG_RENORMALISE": router.RENORMALISE,

@@ -26,6 +26,7 @@ from tests.gpu.spirv import (
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.ops.router import MAX_EXPERTS
 from vkmoe.ops.tuning import Tuning
 
 NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
@@ -153,7 +154,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
     elif family(name) == "rms_norm":
         assert loads == {WORD_LOAD}
     elif family(name) in ATTENTION_FAMILIES:
-        assert loads == {Access(LOAD, "v4u32", 16), WORD_LOAD}
+        assert loads == {Access(LOAD, "v4u32", 16), ENTRY_LOAD, WORD_LOAD}  # of RoPE: a pair
     elif family(name) == "attention_combine":
         assert loads == {WORD_LOAD}
     elif family(name) in ("read_words", "gather"):
@@ -171,6 +172,8 @@ def constants_of(name: str, tuning: Tuning) -> list[list[int]]:
         return [[size, tuning.rows]]
     if kind == "attention_combine":
         return [[size, 512, 128]]
+    if kind == "router_topk":
+        return [[size, MAX_EXPERTS, MAX_EXPERTS]]
     return [[size]]
 
 

@@ -51,3 +51,18 @@ def test_a_device_that_computes_nothing_gives_one_error_and_no_text(
     assert done.returncode == 1 and not done.stdout.strip()
     assert "error: the GPU reported a finished token whose log was not written" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("gpu", OF_EACH_MAKER)
+def test_the_self_test_of_a_device_that_computes_nothing_ends_in_its_finding(
+    drivers: Path, gpu: str
+) -> None:
+    """No case of it is timed: the device writes no timestamps either."""
+    program = [sys.executable, "-m", "vkmoe", "selftest", "--only", "rms_norm", "--json"]
+    words, environment = command(drivers, gpu, program)
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    cases = json.loads(done.stdout)["cases"]
+    assert cases and not any(case["ok"] for case in cases)
+    assert f"error: {len(cases)} of {len(cases)} cases compute wrongly" in done.stderr
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr

@@ -163,7 +163,8 @@ def test_what_is_read_and_written_is_declared() -> None:
 
 def test_choices_fit_in_shared_memory() -> None:
     """Rows of any width, any number of heads, narrow and wide subgroups; at 512 + 64 several heads
-    share a row on every GPU."""
+    share a row on every GPU whose lanes have registers for it: not on GCN (subgroups of 64 only),
+    nor where a workgroup has few lanes."""
     tunings = [Tuning("lanes", size, 4, True, subgroup_size=n)
                for size in (32, 64, 128) for n in (0, 4, 8, 16, 32, 64)]  # fmt: skip
     tunings += [replace(CPU_TUNING, subgroup_size=n) for n in (0, 4, 8)]
@@ -176,7 +177,8 @@ def test_choices_fit_in_shared_memory() -> None:
                 for tuning in tunings:
                     split = choose_split(shape, tuning)
                     split.check(shape)
-                    if kv_rank == 512 and n_heads > 1 and tuning.mapping == "lanes":
+                    has_room = tuning.workgroup_size >= 64 and tuning.subgroup_size < 64
+                    if kv_rank == 512 and n_heads > 1 and tuning.mapping == "lanes" and has_room:
                         assert split.workgroup_heads > 1
 
 

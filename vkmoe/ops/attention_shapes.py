@@ -142,12 +142,9 @@ class LatentShape:
 
 MAX_SPLITS = 128
 SHARED_BYTES = 16384
-CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 128  # enough to fill the device
-CPU_HEADS = 4  # at most in a workgroup
-# Units of queries and of sums in the registers of one lane. Latent rows are wide and shared by all
-# heads: GPUs give them more registers, and CPU drivers take long enough to compile fewer.
-UNITS, LATENT_UNITS, CPU_LATENT_UNITS = 16, 20, 36
-MOST_TEAM_UNITS = 4  # value units per lane beyond which a subgroup is too narrow for a team
+CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 256  # enough to fill the device
+GPU_LATENT_WORKGROUPS = 128  # their partials are four times as wide
+CPU_HEADS, CPU_LATENT_UNITS = 4, 36  # at most in a workgroup, and in one lane
 
 
 @dataclass(frozen=True)
@@ -199,23 +196,22 @@ def choose_split(
     """Choose a split; 0 = the tuning's workgroup size, and enough splits to fill the device.
 
     Teams are as wide as subgroups where those divide a value, so that sums stay in registers; else
-    as wide as a value has units, so that GPU lanes coalesce. The code unrolls over a workgroup's
-    heads and its positions per step: CPU drivers take seconds to compile more, GPUs run out of
-    registers. Neither context nor window have a say in it, so that they cannot change a bit, and
-    layers can share pipelines; unused splits return early.
+    as wide as a value has units, so that GPU lanes coalesce. Neither context nor window have a say
+    in it, so that they cannot change a bit, and layers can share pipelines; unused splits return
+    early.
     """
     on_cpu = tuning.mapping != "lanes"
+    is_latent = isinstance(shape, LatentShape)
+    wanted = GPU_LATENT_WORKGROUPS if is_latent else GPU_WORKGROUPS
+    wanted = CPU_WORKGROUPS if on_cpu else wanted
     size = workgroup_size or tuning.workgroup_size
     for lanes, subgroup in _teams(shape, tuning, size):
-        most = _most_heads(shape, lanes, on_cpu)
-        for heads in (n for n in reversed(_divisors(shape.group)) if n <= most):
-            wanted = CPU_WORKGROUPS if on_cpu else GPU_WORKGROUPS
+        shares = _cpu_shares(shape, lanes) if on_cpu else _gpu_shares(shape, lanes, tuning)
+        for heads, positions in shares or ([] if subgroup else [(1, 1)]):
             splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), MAX_SPLITS)
-            few_loads = on_cpu or isinstance(shape, LatentShape)
-            for step_positions in (2, 1) if few_loads else (4, 2, 1):
-                split = AttentionSplit(size, splits, lanes, step_positions, heads, subgroup)
-                if split.shared_bytes(shape) <= SHARED_BYTES:
-                    return split
+            split = AttentionSplit(size, splits, lanes, positions, heads, subgroup)
+            if split.shared_bytes(shape) <= SHARED_BYTES:
+                return split
     raise AssertionError(f"no split of {shape} fits in {SHARED_BYTES} bytes of shared memory")
 
 
@@ -224,19 +220,64 @@ def _teams(
 ) -> Iterator[tuple[int, bool]]:
     """Yield lanes of a team and whether it is a subgroup, the best first."""
     units, subgroup_size = shape.value_dim // UNIT_DIMS, tuning.subgroup_size
-    is_wide = tuning.mapping != "lanes" or units <= MOST_TEAM_UNITS * subgroup_size
-    if 0 < subgroup_size <= size and units % subgroup_size == 0 and is_wide:
+    is_known = tuning.required_subgroup_size in (0, subgroup_size)  # Intel's drivers choose another
+    if 0 < subgroup_size <= size and units % subgroup_size == 0 and is_known:
         yield subgroup_size, True
     yield max(n for n in _divisors(units) if n <= size), False
 
 
-def _most_heads(shape: AttentionShape | LatentShape, lanes: int, on_cpu: bool) -> int:
-    """Count the query heads that a workgroup has room for."""
-    lane_units = sum(-(-dim // UNIT_DIMS // lanes) for dim in (shape.row_dim, shape.value_dim))
+def _cpu_shares(shape: AttentionShape | LatentShape, lanes: int) -> list[tuple[int, int]]:
+    """List query heads of a workgroup and positions per step, the best first.
+
+    The code unrolls over both, and CPU drivers take seconds to compile more.
+    """
+    most = CPU_HEADS
     if isinstance(shape, LatentShape):
-        most = (CPU_LATENT_UNITS if on_cpu else LATENT_UNITS) // lane_units
-        return max(1, min(most, CPU_HEADS) if on_cpu else most)
-    return CPU_HEADS if on_cpu else max(1, UNITS // lane_units)
+        most = max(1, min(most, CPU_LATENT_UNITS // sum(_lane_units(shape, lanes))))
+    heads = [n for n in reversed(_divisors(shape.group)) if n <= most]
+    return [(n_heads, n_positions) for n_heads in heads for n_positions in (2, 1)]
+
+
+def _gpu_shares(
+    shape: AttentionShape | LatentShape, lanes: int, tuning: Tuning
+) -> list[tuple[int, int]]:
+    """List query heads of a workgroup and positions per step, the best first.
+
+    A row is read once for all heads of a workgroup, and a step waits once for all its positions:
+    their product counts the bytes that a device full of workgroups waits for at once. At the same
+    product more heads read fewer bytes from the device's cache. Empty where a lane has no room.
+    """
+    most_words = _most_lane_words(tuning)
+    shares = [(heads, n) for heads in _divisors(shape.group) for n in (1, 2, 4)]
+    fitting = [share for share in shares if _lane_words(shape, lanes, *share) <= most_words]
+    return sorted(fitting, key=lambda share: (share[0] * share[1], share), reverse=True)
+
+
+def _most_lane_words(tuning: Tuning) -> int:
+    """Limit what a lane holds, so that no compiler spills and waves can hide each other's waiting.
+
+    Seen in what Mesa's compilers make of the shapes of real models: addresses and temporaries take
+    half as many registers again.
+    """
+    if tuning.subgroup_size >= 64:  # AMD: four waves or more of each SIMD
+        return 128 if tuning.required_subgroup_size else 42  # GCN has one size and fewer registers
+    if tuning.subgroup_size == 32 and not tuning.required_subgroup_size:
+        return 108  # NVIDIA: 255 registers
+    return 72  # Intel: 128 registers; and what is not known
+
+
+def _lane_words(shape: AttentionShape | LatentShape, lanes: int, heads: int, positions: int) -> int:
+    """Count the registers of a lane for queries, sums, loaded rows and their scores."""
+    row_units, value_units = _lane_units(shape, lanes)
+    loaded_units = row_units if isinstance(shape, LatentShape) else row_units + value_units
+    unit_words = UNIT_DIMS * KV_BYTES[shape.kv_type] // 4
+    held = heads * (row_units + value_units) * UNIT_DIMS
+    return held + positions * (loaded_units * unit_words + heads)
+
+
+def _lane_units(shape: AttentionShape | LatentShape, lanes: int) -> tuple[int, int]:
+    """Count the units of a row and of a value that one lane works on."""
+    return -(-shape.row_dim // UNIT_DIMS // lanes), -(-shape.value_dim // UNIT_DIMS // lanes)
 
 
 def _divisors(number: int) -> list[int]:

@@ -32,9 +32,9 @@ __all__ = [
 ROUTER_TOPK = kernel(
     "router_topk",
     "r:logits r:params w:routing w:log",
-    "address:selection_bias u32:layer u32:n_experts u32:n_used u32:flags f32:scale "
-    "u32:first_landing u32:n_landing u32:n_groups u32:n_groups_used",
-    "workgroup_size",
+    "address:selection_bias u32:layer u32:n_used u32:flags f32:scale "
+    "u32:first_landing u32:n_landing u32:n_groups_used",
+    "workgroup_size n_experts n_groups",
 )
 
 MAX_EXPERTS, MAX_USED = 1024, 32  # what the shader has room for
