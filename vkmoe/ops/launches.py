@@ -34,6 +34,10 @@ class Launch(NamedTuple):
     rows: int
     subgroup_size: int = 0  # that the pipeline must have; 0: what the driver chooses
 
+    def __str__(self) -> str:
+        by = f" by {self.subgroup_size}" if self.subgroup_size else ""
+        return f"{self.workgroup_size} x {self.rows}{by}"
+
 
 class KernelClass(NamedTuple):
     """Names what a launch is chosen for."""
