@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,17 @@ def test_a_cache_that_cannot_be_written_is_one_line(run: Run, path: Path) -> Non
     done = run("tune")
     assert done.code == 1 and "could not be written" in done.err and "XDG_CACHE_HOME" in done.err
     assert "Traceback" not in done.err
+
+
+def test_what_computes_wrongly_is_an_error_and_never_remembered(
+    run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = launch_choice._Tuner._is_right
+
+    def wrong_sums(self: Any, kernel: Any, launch: Launch, thorough: bool = False) -> bool:
+        return kernel.family != "matvec" and right(self, kernel, launch, thorough)
+
+    monkeypatch.setattr(launch_choice._Tuner, "_is_right", wrong_sums)
+    done = run("tune")
+    assert done.code == 1 and "1 of 2 kernels compute wrongly" in done.err
+    assert "matvec_residual" in done.out and '"matvec"' not in path.read_text()

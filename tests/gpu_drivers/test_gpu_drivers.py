@@ -60,3 +60,12 @@ def test_a_device_that_computes_nothing_gives_one_error_and_no_text(
     assert done.returncode == 1 and not done.stdout.strip()
     assert "error: the GPU reported a finished token whose log was not written" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_timed_on_a_device_that_computes_nothing(drivers: Path, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "vkmoe", "tune", "--device", "0"]
+    words, environment = command(drivers, "navi31", program)
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout, done.stderr
+    assert "compute wrongly" in done.stderr and not (tmp_path / "vkmoe").exists()

@@ -80,7 +80,10 @@ def tune(
     if n_left:
         note(f"{n_left} of {len(todo)} are left for want of time: `vkmoe tune` again goes on")
     if n_wrong:
-        note(f"warning: {n_wrong} compute wrongly and were not measured; see `vkmoe selftest`")
+        raise VkmoeError(
+            f"{n_wrong} of {len(found)} kernels compute wrongly on {info.name}: not measured",
+            "`vkmoe selftest` says which; update the driver, or choose another device",
+        )
 
 
 def _works(path: str | None) -> Works:

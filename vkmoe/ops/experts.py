@@ -260,6 +260,7 @@ def expert_gate_up(
         dispatch = spec.dispatch(
             f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
             {
+                **vars(op.tuning),
                 **launch._asdict(),
                 **matrix.numbers,
                 **norm.numbers,
@@ -297,6 +298,7 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
     dispatch = spec.dispatch(
         f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
         {
+            **vars(op.tuning),
             **launch._asdict(),
             **matrix.numbers,
             **experts.numbers,

@@ -123,6 +123,7 @@ def matvec(
             MATVEC.dispatch(
                 f"matvec.{kind.lower()}{op.tuning.dot_suffix}",
                 {
+                    **vars(op.tuning),
                     **launch._asdict(),
                     **PLAIN,
                     **(norm.numbers if norm else {}),
@@ -199,6 +200,7 @@ def matvec_heads(
         MATVEC.dispatch(
             f"matvec.{stack.type.lower()}{op.tuning.dot_suffix}",
             {
+                **vars(op.tuning),
                 **launch._asdict(),
                 **PLAIN,
                 **stack.numbers,
@@ -236,6 +238,7 @@ def matvec_residual(
         MATVEC_RESIDUAL.dispatch(
             f"matvec_residual.{matrix.type.lower()}{op.tuning.dot_suffix}",
             {
+                **vars(op.tuning),
                 **launch._asdict(),
                 **matrix.numbers,
                 "weights": matrix.address,

@@ -18,6 +18,7 @@ __all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
 _WORKGROUP_SIZE, _ROWS, _ROWS_OF_FEW = 64, 4, 1
 _MAX_WORKGROUP_SIZE = 256  # what reduce.glsl has room for
 _MAX_ROWS = 8  # beyond it compilers take seconds, or spill
+_MAX_LANE_ROWS = 512  # lanes times rows: what fits in 16 KiB of shared memory with all types
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Tuning:
         one_workgroup = self.mapping == "lanes" or size == self.workgroup_size
         most = min(device.limits.max_workgroup_invocations, device.limits.max_workgroup_size[0])
         sized = 8 <= size <= min(most, _MAX_WORKGROUP_SIZE) and size % 8 == 0
-        if not (sized and one_workgroup and 1 <= rows <= _MAX_ROWS):
+        fits = 1 <= rows <= _MAX_ROWS and size * rows <= _MAX_LANE_ROWS
+        if not (sized and one_workgroup and fits):
             return False
         if subgroup_size == 0:  # the pipelines of experts must agree about it
             return kernel.family not in KEEPING or self.required_subgroup_size == 0
