@@ -15,6 +15,7 @@ from tests.engine.tiny import model_path
 from tests.gpu.invented import AMD
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
@@ -23,7 +24,7 @@ from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
 from vkmoe.selftest import launch_choice
 from vkmoe.selftest.launch_cases import Work, common_works, largest_of_each_class, works_of
-from vkmoe.selftest.launch_choice import candidates, choose, measure_launches
+from vkmoe.selftest.launch_choice import _Tuner, candidates, choose, measure_launches
 
 GPU = replace(AMD, subgroup_size=64, subgroup_range=(32, 64), takes_subgroup_size=True)
 OLD, NEW, OTHER = Launch(64, 4), Launch(64, 8), Launch(64, 2)
@@ -82,7 +83,7 @@ def test_what_is_chosen_agrees_with_its_twin(
     table = choose_tuning(device.info).table_launch(WORK.kernel)
     times: list[Launch] = []
     compared = Counter[tuple[Launch, bool]]()
-    agreements = launch_choice._Tuner._agreements
+    agreements = _Tuner._agreements
     wrong: set[tuple[Launch, bool]] = set()
 
     def noted(self: Any, kernel: KernelClass, launch: Launch, thorough: bool) -> Any:
@@ -94,7 +95,7 @@ def test_what_is_chosen_agrees_with_its_twin(
         times[:] = found
         return [*found][-1], 0.5 if len(found) > 1 else 0.0
 
-    monkeypatch.setattr(launch_choice._Tuner, "_agreements", noted)
+    monkeypatch.setattr(_Tuner, "_agreements", noted)
     monkeypatch.setattr(launch_choice, "choose", fastest_last)
     (found,) = measured(device)
     assert found is not None and found.best != table and found.table == table
@@ -140,3 +141,31 @@ def test_what_is_measured_of_a_model_is_what_its_programs_launch(
     with Engine(path, EngineConfig(ctx_size=64)) as engine:
         engine.program()
     assert asked == wanted
+
+
+@pytest.mark.parametrize("clock", [True, False], ids=["timestamps", "wall"])
+@pytest.mark.parametrize(
+    "work", [Work("matvec", "Q6_K", 24, 512), Work("expert_down", "MXFP4", 16, 256, 2)]
+)
+def test_a_gpu_is_measured_with_cold_caches_in_every_launch_it_allows(
+    device: Device, work: Work, clock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mapping of GPUs, which this driver runs too."""
+    monkeypatch.setattr(DeviceInfo, "is_cpu", False)
+    monkeypatch.setattr(launch_choice, "FLUSH_BYTES", 1 << 20)
+    monkeypatch.setattr(launch_choice, "SECONDS", 0.0)
+    tuner, timed = _Tuner(device), dict[Launch, list[float]]()
+
+    def noted(times: dict[Launch, list[float]], table: Launch) -> tuple[Launch, float]:
+        timed.update(times)
+        return choose(times, table)
+
+    monkeypatch.setattr(launch_choice, "choose", noted)
+    tuner._timed &= clock
+    try:
+        assert tuner.measure(work.kernel, work) is not None
+    finally:
+        tuner.close()
+    tried = candidates(choose_tuning(device.info), work.kernel, device)
+    assert list(timed) == tried and len(tried) > 4 and tried[0] == Launch(64, 1)
+    assert all(len(taken) >= 5 and min(taken) > 0 for taken in timed.values())
