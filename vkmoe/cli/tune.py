@@ -14,6 +14,7 @@ from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
+    from vkmoe.gpu.device import Device
     from vkmoe.placement.remembered import Measured
     from vkmoe.selftest.launch_cases import Works
 
@@ -45,13 +46,12 @@ def tune(
     remembered, until the driver or vkmoe's kernels change. With MODEL its own shapes and types are
     measured, else common types in the shapes of Qwen3-30B-A3B.
     """
-    from vkmoe.gpu.device import Device
+    from vkmoe.gpu.device import Device as open_device
     from vkmoe.placement.remembered import forget as delete
     from vkmoe.placement.remembered import recall
-    from vkmoe.selftest.launch_choice import measure_launches
 
     path = chosen_model(context, positional, model)
-    with Device(device) as opened:
+    with open_device(device) as opened:
         info = opened.info
         note(f"device {info.index}: {info.name} ({info.driver})")
         if forget:
@@ -63,23 +63,18 @@ def tune(
         known = {item.kernel: item for item in recalled.measured}
         works = _works(path)
         todo = {kernel: work for kernel, work in works.items() if again or kernel not in known}
-        found: list[Measured | None] = []
-        with counting("measuring") as progress:
-            for item in measure_launches(opened, todo, SECONDS):
-                found.append(item)
-                progress(len(found), len(todo))
-        new = [item for item in found if item is not None]
-        known |= {item.kernel: item for item in new}
+        found = _measured(opened, todo)
+        new = {item.kernel: item for item in found if item is not None}
+        known |= new
         if new:
             note(f"remembered in {_remembered(info, list(known.values()))}")
     for line in tuning_lines([known[kernel] for kernel in works if kernel in known]):
         typer.echo(line)
-    n_wrong, n_left = len(found) - len(new), len(todo) - len(found)
     if not todo:
         note("nothing to do: all of these were measured before; --again measures anew")
-    if n_left:
+    elif n_left := len(todo) - len(found):
         note(f"{n_left} of {len(todo)} are left for want of time: `vkmoe tune` again goes on")
-    if n_wrong:
+    if n_wrong := len(found) - len(new):
         raise VkmoeError(
             f"{n_wrong} of {len(found)} kernels compute wrongly on {info.name}: not measured",
             "`vkmoe selftest` says which; update the driver, or choose another device",
@@ -95,6 +90,18 @@ def _works(path: str | None) -> Works:
         return largest_of_each_class(common_works())
     with open_model(path) as model:
         return largest_of_each_class(works_of(model))
+
+
+def _measured(device: Device, todo: Works) -> list[Measured | None]:
+    """Measure what there is time for; None stands for what computes wrongly."""
+    from vkmoe.selftest.launch_choice import measure_launches
+
+    found: list[Measured | None] = []
+    with counting("measuring") as progress:
+        for item in measure_launches(device, todo, SECONDS):
+            found.append(item)
+            progress(len(found), len(todo))
+    return found
 
 
 def _remembered(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
