@@ -1,10 +1,13 @@
-"""How the tests are run: their order, and Ctrl-C."""
+"""How the tests are run: their order, Ctrl-C, and that nothing the user tuned counts."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
+
+from vkmoe.placement import remembered
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,3 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure() -> None:
     """Ctrl-C is tested; a shell that starts a job in the background makes it ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What `vkmoe tune` found for the user has no say in what tests compare."""
+    folder = tmp_path_factory.mktemp("tuning")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remembered, "remembered_path", lambda device: folder / "device.json")
+        yield

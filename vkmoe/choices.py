@@ -19,6 +19,7 @@ __all__ = [
     "PredictorName",
     "ResidentSelection",
     "SlotSharing",
+    "TuningSource",
 ]
 
 Executor = Literal["fused", "stepped"]
@@ -26,6 +27,7 @@ KvType = Literal["f16", "f32"]
 
 ExpertsIn = Literal["device", "host", "cache"]
 MissWay = Literal["read", "gather"]
+TuningSource = Literal["remembered", "table"]
 CopyTiming = Literal["overlap", "wait"]
 SlotSharing = Literal["layer", "global"]
 

@@ -25,6 +25,7 @@ from vkmoe.choices import (
     PredictorName,
     ResidentSelection,
     SlotSharing,
+    TuningSource,
 )
 from vkmoe.errors import UsageError
 
@@ -225,6 +226,12 @@ class EngineConfig:
         False,
         "Run under the Vulkan validation layer with synchronisation validation "
         "(slow; for finding driver and vkmoe bugs).",
+    )
+
+    tuning: TuningSource = _option(
+        "remembered",
+        "How kernels are launched: as `vkmoe tune` found best on the device (remembered), or as on "
+        "every device of its kind (table), to repeat the bits of a run from elsewhere.",
     )
 
     # ----- the expert cache -----

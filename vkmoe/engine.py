@@ -33,6 +33,7 @@ from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import Progress, load_weights
 from vkmoe.placement.plan import Decision, decide
+from vkmoe.placement.remembered import tuning_for
 
 __all__ = ["Engine"]
 
@@ -68,6 +69,7 @@ class Engine(Closing):
             self.device = self._cleanup.enter_context(Device(config.device, config.validation))
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
             info, measure = self.device.info, lambda: link_of_misses(self.device)
+            tuning = tuning or tuning_for(info, config.tuning)
             decision = decide(config, opened, info, tuning, measure, overlaps)
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan

@@ -27,6 +27,7 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "ctx_size": ("77", 77, "many"),
     "kv_type": ("f32", "f32", "f64"),
     "validation": ("yes", True, "perhaps"),
+    "tuning": ("TABLE", "table", "chair"),
     "expert_cache": ("1.5 gib", "1.5 gib", "0"),
     "expert_slots": ("9", 9, "0"),
     "expert_policy": ("lfru", "lfru", "fifo"),

@@ -15,7 +15,14 @@ from vkmoe.config import EngineConfig, flags_of
 from vkmoe.experts.decide.settings import size_cache, sizing_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-OTHERS = ("--device", "--ctx-size", "-c", "--kv-type", "--validation")  # not about experts
+OTHERS = (
+    "--device",
+    "--ctx-size",
+    "-c",
+    "--kv-type",
+    "--validation",
+    "--tuning",
+)  # not about experts
 TEXT = (ROOT / "docs" / "expert-cache.md").read_text()
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from vkmoe.cli import main
+from vkmoe.placement import remembered
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -76,6 +77,7 @@ def test_command(
     """
     if re.match("vkmoe ", command) and not re.search("[|&]", command):
         monkeypatch.chdir(folder)
+        monkeypatch.setattr(remembered, "remembered_path", lambda device: folder / "tuning.json")
         monkeypatch.setenv("VKMOE_MAX_TOKENS", "8")
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(CHAT_INPUT.encode())))
         code = main(shlex.split(command)[1:])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.generate.conftest import shared
 from tests.live import live_objects
+from tests.ops.tunings import ODD_LAUNCHES
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import LLM
@@ -20,11 +21,12 @@ from vkmoe.ops.tuning import Tuning
 
 __all__ = ["shared"]
 
-# The mapping of this driver (None), and the one of real GPUs without and with subgroups.
+# The mapping of this driver (None), and the one of real GPUs without and with subgroups; there
+# every class of kernels is launched in a way of its own.
 TUNINGS = {
     "default": None,
     "lanes": Tuning("lanes", 64, 4, False),
-    "lanes+subgroup": Tuning("lanes", 64, 4, True),
+    "lanes+subgroup": Tuning("lanes", 64, 4, True, launches=ODD_LAUNCHES),
 }
 
 

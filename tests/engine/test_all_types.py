@@ -127,14 +127,20 @@ def test_logits_are_those_of_the_decoded_values(
     np.testing.assert_array_equal(routing, wanted_routing)
 
 
-@pytest.mark.parametrize("miss", ["read", "gather"])
-def test_slots_and_landing_places_change_no_bit(mixed: Path, miss: str) -> None:
+@pytest.mark.parametrize(
+    ("miss", "tuning"),
+    [("read", "default"), ("gather", "default"), ("read", "lanes+subgroup")],
+    indirect=["tuning"],
+)
+def test_slots_and_landing_places_change_no_bit(
+    mixed: Path, miss: str, tuning: Tuning | None
+) -> None:
     """Experts of every layer move; some are stored by the kernels that read them."""
     config = EngineConfig(ctx_size=64)
-    with Engine(mixed, config) as engine:
+    with Engine(mixed, config, tuning=tuning) as engine:
         wanted = rows(engine, TOKENS)
     moving = EngineConfig(ctx_size=64, expert_slots=3, promote_on_read=True, miss=miss)  # type: ignore[arg-type]
-    with Engine(mixed, moving, checks=True) as engine:
+    with Engine(mixed, moving, tuning=tuning, checks=True) as engine:
         assert_same_bits(rows(engine, TOKENS), wanted)
         assert engine.cache is not None and engine.cache.counters.n_landed > 0
 

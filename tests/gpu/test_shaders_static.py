@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import pytest
 
 import vkmoe.selftest  # noqa: F401  registers every kernel
+from tests.gpu.invented import AMD
 from tests.gpu.spirv import (
     BINDING,
     LOAD,
@@ -26,6 +27,7 @@ from tests.gpu.spirv import (
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.ops.launches import Launch, MatvecFamily, kernel_class
 from vkmoe.ops.router import MAX_EXPERTS
 from vkmoe.ops.tuning import Tuning
 
@@ -175,6 +177,25 @@ def constants_of(name: str, tuning: Tuning) -> list[list[int]]:
     if kind == "router_topk":
         return [[size, MAX_EXPERTS, MAX_EXPERTS]]
     return [[size]]
+
+
+@every_variant
+def test_shared_memory_of_every_launch_that_is_allowed(name: str) -> None:
+    """The largest of each width, as `vkmoe tune` may try them and a file may ask for them."""
+    kind, suffix = family(name), name.partition("+")[2]
+    if kind not in get_args(MatvecFamily) or suffix.startswith("blocks"):
+        return
+    tuning = Tuning("lanes", 64, 4, bool(suffix))
+    tried = kernel_class(cast(MatvecFamily, kind), weight_type(name).upper(), 2048, 2048)
+    info = replace(AMD, limits=replace(AMD.limits, max_workgroup_invocations=1024,
+                                       max_workgroup_size=(1024, 1024, 64)))  # fmt: skip
+    sizes = [Launch(size, rows) for size in (32, 64, 128, 256) for rows in range(1, 17)]
+    allowed = [launch for launch in sizes if tuning.allows(tried, launch, info)]
+    assert {launch.workgroup_size for launch in allowed} == {32, 64, 128, 256}
+    for launch in allowed:
+        spread = replace(tuning, workgroup_size=launch.workgroup_size, rows=launch.rows)
+        for constants in constants_of(name, spread):
+            assert module(name).shared_bytes(constants) <= SHARED_LIMIT, launch
 
 
 @every_variant

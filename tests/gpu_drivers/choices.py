@@ -17,10 +17,18 @@ from tools.gpu_drivers import GPUS, command, folder
 from vkmoe.bench.shapes import PRESETS
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.tuning import choose_tuning
 
 STORED = Path(__file__).with_name("choices.json")
 CONTEXT = 4096
+QWEN3_30B = {  # its weights, as Q4_K_M has them
+    "q/k/v": kernel_class("matvec", "Q4_K", 5120, 2048),
+    "router": kernel_class("matvec", "F32", 128, 2048),
+    "head": kernel_class("matvec", "Q6_K", 151936, 2048),
+    "gate and up": kernel_class("expert_gate_up", "Q4_K", 8 * 768, 2048),
+    "down": kernel_class("expert_down", "Q6_K", 2048, 8 * 768),
+}
 
 
 def choices() -> dict[str, Any]:
@@ -39,6 +47,8 @@ def choices() -> dict[str, Any]:
             kind = info.memory_types[buffer.memory_type]
             found[f"{intent} memory"] = sorted(kind.flags)
             buffer.close()
+    for what, kernel in QWEN3_30B.items():
+        found[f"{what} of qwen3-30b-a3b"] = list(tuning.launch(kernel))
     shapes = {name: shape for name, shape in PRESETS.items() if not name.startswith("tiny")}
     for name, shape in shapes.items():
         split = choose_split(_attention(shape), tuning)

@@ -66,3 +66,12 @@ def test_the_self_test_of_a_device_that_computes_nothing_ends_in_its_finding(
     assert cases and not any(case["ok"] for case in cases)
     assert f"error: {len(cases)} of {len(cases)} cases compute wrongly" in done.stderr
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr
+
+
+def test_nothing_is_timed_on_a_device_that_computes_nothing(drivers: Path, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "vkmoe", "tune", "--device", "0"]
+    words, environment = command(drivers, "navi31", program)
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout, done.stderr
+    assert "compute wrongly" in done.stderr and not (tmp_path / "vkmoe").exists()

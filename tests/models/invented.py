@@ -32,6 +32,7 @@ from vkmoe.models.weights import (
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
 from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.ops.launches import KernelClass, Launch
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
 from vkmoe.ops.tuning import Tuning
 
@@ -100,7 +101,14 @@ KINDS = {
 }
 TUNINGS = [
     Tuning("lanes", 64, 4, True, subgroup_size=32),
-    Tuning("lanes", 64, 4, False),
+    Tuning(
+        *("lanes", 64, 4, False),
+        rows_of_few=1,
+        launches=(
+            (KernelClass("expert_gate_up", "Q4_K", "few", "short"), Launch(32, 6)),
+            (KernelClass("expert_down", "Q6_K", "few", "short"), Launch(128, 2)),
+        ),
+    ),
     Tuning("blocks", 8, 8, False, load_64bit=True, subgroup_size=8),
     Tuning("blocks", 8, 8, False),
 ]

@@ -39,6 +39,7 @@ def test_keeping_what_is_read_takes_no_more_dispatches_and_no_more_barriers(tuni
         is_routed = "expert" in one.variant and not one.label.startswith("layer 2")
         wanted = one.variant.replace(".", "_keep.", 1) if is_routed else one.variant
         assert other.variant == wanted and other.groups == one.groups
+        assert other.constants == one.constants and other.subgroup_size == one.subgroup_size
         assert (spirv_folder() / f"{other.variant}.spv").exists()
         # A slot arena, the shared scratch, and the log.
         assert len(set(other.writes) - set(one.writes)) == (3 if is_routed else 0)

@@ -30,7 +30,7 @@ def gpu(size: int, least: int, most: int, takes_size: bool) -> DeviceInfo:
         pytest.param(32, 32, 32, 0, id="NVIDIA has one size"),
         pytest.param(64, 32, 64, 64, id="RDNA"),
         pytest.param(32, 32, 64, 32, id="RDNA whose driver prefers 32"),
-        pytest.param(32, 8, 32, 16, id="Arc"),
+        pytest.param(32, 8, 32, 8, id="Arc"),
         pytest.param(32, 16, 32, 16, id="Xe2"),
         pytest.param(64, 64, 128, 64, id="Adreno"),
     ],

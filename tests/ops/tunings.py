@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from itertools import product
+from typing import get_args
 
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import choose_device, list_devices
+from vkmoe.ops.launches import ColumnClass, KernelClass, Launch, MatvecFamily, RowClass
 from vkmoe.ops.tuning import Tuning
+from vkmoe.quants import HAS_KERNEL
 from vkmoe.selftest.suite import Variant, runnable
 
-__all__ = ["MAPPINGS", "SIZES", "chosen_device", "tuning_for"]
+__all__ = ["MAPPINGS", "ODD_LAUNCHES", "SIZES", "chosen_device", "tuning_for"]
 
 SIZES = (8, 32, 64, 128)  # workgroup sizes
 
@@ -32,6 +36,16 @@ def tuning_for(suffix: str, workgroup_size: int, rows: int) -> Tuning:
     return Tuning(mapping, workgroup_size, rows, suffix == "+subgroup")  # type: ignore[arg-type]
 
 
+def _odd_launches() -> tuple[tuple[KernelClass, Launch], ...]:
+    kinds = product(
+        get_args(MatvecFamily), sorted(HAS_KERNEL), get_args(RowClass), get_args(ColumnClass)
+    )
+    sizes = [Launch(size, rows) for size, rows in product((32, 64, 128), (1, 2, 3, 5))]
+    return tuple((KernelClass(*kind), sizes[7 * i % len(sizes)]) for i, kind in enumerate(kinds))
+
+
+# Of every class of kernels another one than its neighbours', none as the tables have it.
+ODD_LAUNCHES = _odd_launches()
 MAPPINGS = [
     suffix
     for suffix in ("", "+subgroup", "+blocks", "+blocks64")

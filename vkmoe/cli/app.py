@@ -27,6 +27,7 @@ from vkmoe.cli.info import info
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.simulate import simulate
 from vkmoe.cli.trace import trace
+from vkmoe.cli.tune import tune
 from vkmoe.errors import VkmoeError
 
 __all__ = ["main", "root"]
@@ -104,6 +105,7 @@ for _command, _summary in {
     info: "Describe a model file.",
     devices: "List the Vulkan devices.",
     selftest: "Check a device against NumPy.",
+    tune: "Measure how kernels run best on a device.",
     trace: "Record which experts are used.",
     simulate: "Replay a trace through the expert cache.",
     version: "Show versions.",

@@ -13,6 +13,7 @@ import typer
 
 from vkmoe.cli.notes import idle_notes
 from vkmoe.cli.options import Model, Positional, chosen_model, config_options
+from vkmoe.cli.tune import tuning_lines
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models import ModelFile
     from vkmoe.models.tensors import ModelTensors
+    from vkmoe.placement.remembered import Recalled
 
 __all__ = ["info", "spec_lines", "type_lines"]
 
@@ -114,6 +116,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.plan import decide
+    from vkmoe.placement.remembered import Recalled, recall, with_measured
 
     try:
         device = choose_device(list_devices(), config.device)
@@ -123,7 +126,9 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         return [f"plan          none: {error}"]
     # Without opening the device: those with memory of their own have engines for copies.
     overlaps = copies_overlap(config, has_queue=not device.is_uma)
-    decided = decide(config, model, device, overlaps=overlaps).plan
+    recalled = Recalled() if config.tuning == "table" else recall(device)
+    tuning = with_measured(device, recalled)
+    decided = decide(config, model, device, tuning, overlaps=overlaps).plan
     mode = decided.mode
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
@@ -136,9 +141,21 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         how = "gathered on the device first" if mode.gathers else "read in host memory"
         kept = ", and kept where they land" if mode.promote else ""
         lines.append(f"misses        {how}{kept} ({mode.reason})")
+    lines += _tuning_lines(recalled)
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))
     return [*lines, *idle_notes(config, decided)]
+
+
+def _tuning_lines(recalled: Recalled) -> list[str]:
+    """Describe what `vkmoe tune` found on the device; nothing where it was never asked."""
+    if recalled.note:
+        return [f"tuning        by default: {recalled.note}"]
+    n_all, n_changed = len(recalled.measured), len(recalled.changes)
+    if not n_all:
+        return []
+    first = f"tuning        {n_changed} of {n_all} measured kernels run otherwise than by default"
+    return [first, *(f"  {row}" for row in tuning_lines(recalled.changes))]
 
 
 # ----- the shape of a model: attention, position, experts, routing, their types -----

@@ -77,7 +77,7 @@ class Workspace:
         n_used = experts.n_used if experts else 1
         # One partial per workgroup of whichever producer has most.
         n_partials = max(
-            -(-spec.width // tuning.rows), -(-spec.width // (32 * tuning.workgroup_size))
+            -(-spec.width // tuning.fewest_rows), -(-spec.width // (32 * tuning.workgroup_size))
         )
         latents = [mixer for mixer in spec.mixers if isinstance(mixer, LatentSpec)]
         n_words = max(item.split.partials_words(item.shape) for item in attention.values())

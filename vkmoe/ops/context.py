@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vkmoe.gpu.program import Command, Program, Role
+from vkmoe.gpu.program import Command, Dispatch, Program, Role
+from vkmoe.ops.launches import Launch
 from vkmoe.ops.tuning import Tuning
 
 __all__ = ["OpContext"]
@@ -33,3 +34,7 @@ class OpContext:
 
     def append(self, command: Command) -> None:
         self.program.append(command)
+
+    def launch(self, dispatch: Dispatch, launch: Launch) -> None:
+        """Append a dispatch whose pipeline has the launch's size of subgroups."""
+        self.append(replace(dispatch, subgroup_size=launch.subgroup_size))

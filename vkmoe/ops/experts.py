@@ -9,7 +9,7 @@ gather.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from vkmoe.facts import Activation
 from vkmoe.gpu.kernels import KernelSpec, kernel
 from vkmoe.gpu.program import Bound, Program, Range, TensorRef, memory_range
 from vkmoe.ops.context import OpContext
+from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.matvec import Rows
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.router import shared_weight_word
@@ -252,11 +253,15 @@ def expert_gate_up(
         passes = [(shape.gate, GATE_ONLY), (shape.up, UP_ONLY)]
     for matrix, which in passes:
         # A row of both takes two dot products: the number of these stays the same.
-        rows = max(1, op.tuning.rows // 2) if which == BOTH else op.tuning.rows
+        n_rows, n_columns = n_used * matrix.n_rows, matrix.n_columns
+        kernel = kernel_class("expert_gate_up", matrix.type, n_rows, n_columns)
+        launch = op.tuning.launch(kernel)
+        rows = max(1, launch.rows // 2) if which == BOTH else launch.rows
         dispatch = spec.dispatch(
             f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
             {
                 **vars(op.tuning),
+                **launch._asdict(),
                 **matrix.numbers,
                 **norm.numbers,
                 **experts.numbers,
@@ -276,7 +281,7 @@ def expert_gate_up(
             reads=experts.memory,
             writes=experts.landing_ranges,
         )
-        op.append(replace(dispatch, subgroup_size=op.tuning.required_subgroup_size))
+        op.launch(dispatch, launch)
 
 
 def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: NormOutput) -> int:
@@ -287,11 +292,14 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
     """
     matrix, rank = experts.shape.down, experts.weight_rank
     spec = EXPERT_DOWN_KEEP if experts.landing else EXPERT_DOWN
-    n_groups = -(-matrix.n_rows // op.tuning.rows)
+    n_columns = experts.n_used * matrix.n_columns
+    launch = op.tuning.launch(kernel_class("expert_down", matrix.type, matrix.n_rows, n_columns))
+    n_groups = -(-matrix.n_rows // launch.rows)
     dispatch = spec.dispatch(
         f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
         {
             **vars(op.tuning),
+            **launch._asdict(),
             **matrix.numbers,
             **experts.numbers,
             "gain": output.gain,
@@ -304,5 +312,5 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
         reads=(*experts.memory, memory_range(output.gain, 4 * matrix.n_rows)),
         writes=experts.landing_ranges,
     )
-    op.append(replace(dispatch, subgroup_size=op.tuning.required_subgroup_size))
+    op.launch(dispatch, launch)
     return output.n_partials(n_groups)

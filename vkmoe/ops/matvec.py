@@ -14,6 +14,7 @@ from typing import NamedTuple
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import MAX_GROUPS, Range, TensorRef, memory_range
 from vkmoe.ops.context import OpContext
+from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.quants import HAS_KERNEL, TYPES
 
@@ -116,12 +117,14 @@ def matvec(
     assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
     offset = 0
     for group in _groups(matrices):
-        n_rows = sum(matrix.n_rows for matrix in group)
-        op.append(
+        kind, n_rows = group[0].type, sum(matrix.n_rows for matrix in group)
+        launch = op.tuning.launch(kernel_class("matvec", kind, n_rows, group[0].n_columns))
+        op.launch(
             MATVEC.dispatch(
-                f"matvec.{group[0].type.lower()}{op.tuning.dot_suffix}",
+                f"matvec.{kind.lower()}{op.tuning.dot_suffix}",
                 {
                     **vars(op.tuning),
+                    **launch._asdict(),
                     **PLAIN,
                     **(norm.numbers if norm else {}),
                     **_group_numbers(group),
@@ -133,10 +136,11 @@ def matvec(
                     "y": y.part(offset, n_rows),
                     "norm_partials": partials.part(0, norm.n_partials if norm else 0),
                 },
-                _grid(-(-n_rows // op.tuning.rows)),
+                _grid(-(-n_rows // launch.rows)),
                 op.label,
                 reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
-            )
+            ),
+            launch,
         )
         offset += n_rows
 
@@ -191,11 +195,13 @@ def matvec_heads(
     """
     assert stack.n_rows % n_heads == 0 and x.offset % 4 == 0 and x.stride % 4 == 0
     n_rows = stack.n_rows // n_heads
-    op.append(
+    launch = op.tuning.launch(kernel_class("matvec", stack.type, stack.n_rows, stack.n_columns))
+    op.launch(
         MATVEC.dispatch(
             f"matvec.{stack.type.lower()}{op.tuning.dot_suffix}",
             {
                 **vars(op.tuning),
+                **launch._asdict(),
                 **PLAIN,
                 **stack.numbers,
                 **dict.fromkeys(("weights0", "weights1", "weights2"), stack.address),
@@ -208,10 +214,11 @@ def matvec_heads(
                 "y": y.part(0, stack.n_rows),
                 "norm_partials": scratch.part(0, 0),
             },
-            (*_grid(-(-n_rows // op.tuning.rows))[:2], n_heads),
+            (*_grid(-(-n_rows // launch.rows))[:2], n_heads),
             op.label,
             reads=(stack.memory,),
-        )
+        ),
+        launch,
     )
 
 
@@ -222,13 +229,17 @@ def matvec_residual(
 
     Returns the number of partials left. `bias` is the address of f32 [n_rows], 0 for none.
     """
-    n_groups = -(-matrix.n_rows // op.tuning.rows)
+    launch = op.tuning.launch(
+        kernel_class("matvec_residual", matrix.type, matrix.n_rows, matrix.n_columns)
+    )
+    n_groups = -(-matrix.n_rows // launch.rows)
     gains = memory_range(output.gain, 4 * matrix.n_rows)
-    op.append(
+    op.launch(
         MATVEC_RESIDUAL.dispatch(
             f"matvec_residual.{matrix.type.lower()}{op.tuning.dot_suffix}",
             {
                 **vars(op.tuning),
+                **launch._asdict(),
                 **matrix.numbers,
                 "weights": matrix.address,
                 "gain": output.gain,
@@ -238,7 +249,8 @@ def matvec_residual(
             _grid(n_groups),
             op.label,
             reads=(matrix.memory, gains, *_bias_range(bias, 0, matrix.n_rows)),
-        )
+        ),
+        launch,
     )
     return output.n_partials(n_groups)
 

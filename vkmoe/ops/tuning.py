@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vkmoe.facts import DeviceInfo
+from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 
 __all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
 
-_WORKGROUP_SIZE = 64  # of GPUs
+# Of GPUs. The statistics of ACO, NAK and Intel's compiler favour no other size of workgroup. Their
+# registers allow 8 rows of some types, but fewer workgroups then hide each other's waiting.
+_WORKGROUP_SIZE, _ROWS, _ROWS_OF_FEW = 64, 4, 1
+_MAX_WORKGROUP_SIZE = 256  # what reduce.glsl has room for
+_MAX_ROWS = 8  # beyond it compilers take seconds, or spill
+_MAX_LANE_ROWS = 512  # lanes times rows: what fits in 16 KiB of shared memory with all types
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Tuning:
     load_64bit: bool = False  # blocks: 64-bit loads (needs shaderInt64); one subgroup a workgroup
     subgroup_size: int = 0  # of this device, for teams that may coincide with subgroups; 0 = none
     required_subgroup_size: int = 0  # of the experts' kernels; 0: the device has only one anyway
+    rows_of_few: int = 0  # `rows` of matrices that have few; 0: no other number
+    launches: tuple[tuple[KernelClass, Launch], ...] = ()  # measured, in place of all these
 
     @property
     def dot_suffix(self) -> str:
@@ -42,6 +50,37 @@ class Tuning:
     def reduce_suffix(self) -> str:
         """Return the suffix of the SPIR-V variants of kernels that only reduce."""
         return "+subgroup" if self.subgroup else ""
+
+    def launch(self, kernel: KernelClass) -> Launch:
+        """Return how kernels of a class are launched: as was measured, or as the table has it."""
+        return dict(self.launches).get(kernel, self.table_launch(kernel))
+
+    def table_launch(self, kernel: KernelClass) -> Launch:
+        """Return how kernels of a class are launched where nothing was measured."""
+        rows = self.rows_of_few if kernel.rows == "few" and self.rows_of_few else self.rows
+        required = self.required_subgroup_size if kernel.family in KEEPING else 0
+        return Launch(self.workgroup_size, rows, required)
+
+    @property
+    def fewest_rows(self) -> int:
+        """Return the least rows of a workgroup in any launch, which leaves the most partials."""
+        measured = (launch.rows for _, launch in self.launches)
+        return min(self.rows, self.rows_of_few or self.rows, *measured)
+
+    def allows(self, kernel: KernelClass, launch: Launch, device: DeviceInfo) -> bool:
+        """Say whether the device, the shaders and the law about placement let a kernel run so."""
+        size, rows, subgroup_size = launch
+        one_workgroup = self.mapping == "lanes" or size == self.workgroup_size
+        most = min(device.limits.max_workgroup_invocations, device.limits.max_workgroup_size[0])
+        sized = 8 <= size <= min(most, _MAX_WORKGROUP_SIZE) and size % 8 == 0
+        fits = 1 <= rows <= _MAX_ROWS and size * rows <= _MAX_LANE_ROWS
+        if not (sized and one_workgroup and fits):
+            return False
+        if subgroup_size == 0:  # the pipelines of experts must agree about it
+            return kernel.family not in KEEPING or self.required_subgroup_size == 0
+        least, most = device.subgroup_range
+        able = self.subgroup and device.takes_subgroup_size and subgroup_size.bit_count() == 1
+        return able and least <= subgroup_size <= most and size % subgroup_size == 0
 
 
 def choose_tuning(device: DeviceInfo) -> Tuning:
@@ -64,10 +103,11 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     return Tuning(
         "lanes",
         _WORKGROUP_SIZE,
-        4,
+        _ROWS,
         adds_over_subgroups(device),
         subgroup_size=subgroup_size,
         required_subgroup_size=_required_subgroup_size(device),
+        rows_of_few=_ROWS_OF_FEW,
     )
 
 
@@ -80,11 +120,12 @@ def adds_over_subgroups(device: DeviceInfo) -> bool:
 def _required_subgroup_size(device: DeviceInfo) -> int:
     """Choose the size to require where drivers would; 0: nothing to choose, or no way to require.
 
-    16 where there is a choice of it: the larger sizes of such devices (Intel) run out of registers.
+    The least where that is 8 or 16: at twice that Intel's compiler spills registers in nearly all
+    of these kernels, at the least in none.
     """
     able = device.subgroup_arithmetic and device.takes_subgroup_size
     if device.has_one_subgroup_size or not able:
         return 0
-    least, most = device.subgroup_range
-    size = 16 if least <= 16 <= most else device.subgroup_size
+    least, _ = device.subgroup_range
+    size = least if least in (8, 16) else device.subgroup_size
     return size if _WORKGROUP_SIZE % size == 0 else 0

@@ -28,6 +28,7 @@ from vkmoe.ops.experts import (
     expert_gate_up,
     kept_bytes,
 )
+from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.router import RoutingLog, shared_weight_word
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes, to_device
@@ -145,7 +146,9 @@ class DownCase(KernelCase):
         rng = np.random.default_rng(self.seed)
         types = (None, None, self.type)
         experts = _Experts(runner, types, self.use, self.n_columns, self.n_rows, rng)
-        left = LeftState(runner, self.n_rows, self.tuning.rows, rng)
+        n_columns = experts.n_slots * self.n_columns
+        kernel = kernel_class("expert_down", self.type, self.n_rows, n_columns)
+        left = LeftState(runner, self.n_rows, self.tuning.launch(kernel).rows, rng)
         act = rng.standard_normal((experts.n_slots, self.n_columns)).astype(np.float32)
         act_ref, program = TensorRef("act", act.size), Program("expert_down")
         expert_down(OpContext(program, self.tuning, "down"), experts.block, act_ref, left.refs)

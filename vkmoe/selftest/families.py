@@ -113,7 +113,7 @@ def _matvec(setting: Setting) -> Iterator[Trial]:
     kind, tuning, _ = setting
     yield _trial(
         MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3, biased=True),
-        MatvecCase(tuning, ((kind, 1),), 256),
+        MatvecCase(replace(tuning, rows=1), ((kind, 1),), 256),
         HeadsCase(tuning, kind, 3, 11, 512, x_offset=8, x_gap=4),
         timed=MatvecCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, 1),
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
+from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.matvec import HeadParts, embed, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
@@ -112,7 +113,8 @@ class ResidualCase(KernelCase):
         rng = np.random.default_rng(self.seed)
         placed = place_matrix(runner, self.type, self.n_rows, self.n_columns, rng)
         source = NormedInput(self.n_columns, 0, rng)
-        left = LeftState(runner, self.n_rows, self.tuning.rows, rng)
+        kernel = kernel_class("matvec_residual", self.type, self.n_rows, self.n_columns)
+        left = LeftState(runner, self.n_rows, self.tuning.launch(kernel).rows, rng)
         biases = _biases(self.n_rows, self.seed, self.biased)
         program = Program("matvec_residual")
         op = OpContext(program, self.tuning, "residual")

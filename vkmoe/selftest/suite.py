@@ -97,7 +97,7 @@ def run_variant(variant: Variant, device: Device, timed: bool = True) -> Iterato
         yield Case(f"{variant.name} has no case", False, 1.0, 0.0, None)
         return
     tuning = tuning_of(variant, family, device.info)
-    timed &= tuning == choose_tuning(device.info)
+    timed &= tuning == _own_tuning(device.info)
     for trial in family.trials(Setting(variant.axis, tuning, device.info)):
         worst, speed = _compared(variant, trial, device), None
         if timed and trial.timed and worst.ok:
@@ -120,9 +120,14 @@ def _compared(variant: Variant, trial: Trial, device: Device) -> Check:
     return checks.worst
 
 
+def _own_tuning(info: DeviceInfo) -> Tuning:
+    """Return the device's tuning, but with small matrices spread as the large ones are."""
+    return replace(choose_tuning(info), rows_of_few=0)
+
+
 def tuning_of(variant: Variant, family: Family, info: DeviceInfo) -> Tuning:
     """Choose a tuning that selects a variant: the device's own if it does so, else a small one."""
-    own = choose_tuning(info)
+    own = _own_tuning(info)
     if family.chosen_by == "nothing":
         return own
     if family.chosen_by == "reduce_suffix":

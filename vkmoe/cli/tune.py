@@ -1,0 +1,133 @@
+"""This module is `vkmoe tune`: measures how kernels run best on a device, and remembers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vkmoe.cli.notes import counting, note
+from vkmoe.cli.options import Model, Positional, chosen_model, config_options, option
+from vkmoe.errors import VkmoeError
+
+if TYPE_CHECKING:
+    from vkmoe.facts import DeviceInfo
+    from vkmoe.gpu.device import Device
+    from vkmoe.placement.remembered import Measured
+    from vkmoe.selftest.launch_cases import Works
+
+__all__ = ["tune", "tuning_lines"]
+
+SECONDS = 10.0  # after which no more kernels are begun; one takes a few at most
+
+
+@config_options
+def tune(
+    context: typer.Context,
+    *,
+    positional: Positional = None,
+    model: Model = None,
+    device: Annotated[
+        str | None, option("--device", help="Vulkan device: its index or part of its name.")
+    ] = None,
+    again: Annotated[
+        bool, option("--again", kind=bool, help="Measure anew what is remembered already.")
+    ] = False,
+    forget: Annotated[
+        bool, option("--forget", kind=bool, help="Delete what is remembered of the device.")
+    ] = False,
+) -> None:
+    """Measure how kernels are best launched on a device, and remember it.
+
+    Takes less than 20 seconds. Only results that agree with NumPy are timed, and what vkmoe would
+    choose by itself stays unless something else is clearly faster. Every later start uses what is
+    remembered, until the driver or vkmoe's kernels change. With MODEL its own shapes and types are
+    measured, else common types in the shapes of Qwen3-30B-A3B.
+    """
+    from vkmoe.gpu.device import Device as open_device
+    from vkmoe.placement.remembered import forget as delete
+    from vkmoe.placement.remembered import recall
+
+    path = chosen_model(context, positional, model)
+    with open_device(device) as opened:
+        info = opened.info
+        note(f"device {info.index}: {info.name} ({info.driver})")
+        if forget:
+            note("forgotten" if delete(info) else "nothing was remembered")
+            return
+        recalled = recall(info)
+        if recalled.note:
+            note(recalled.note)
+        known = {item.kernel: item for item in recalled.measured}
+        works = _works(path)
+        todo = {kernel: work for kernel, work in works.items() if again or kernel not in known}
+        found = _measured(opened, todo)
+        new = {item.kernel: item for item in found if item is not None}
+        known |= new
+        if new:
+            note(f"remembered in {_remembered(info, list(known.values()))}")
+    for line in tuning_lines([known[kernel] for kernel in works if kernel in known]):
+        typer.echo(line)
+    if not todo:
+        note("nothing to do: all of these were measured before; --again measures anew")
+    elif n_left := len(todo) - len(found):
+        note(f"{n_left} of {len(todo)} are left for want of time: `vkmoe tune` again goes on")
+    if n_wrong := len(found) - len(new):
+        raise VkmoeError(
+            f"{n_wrong} of {len(found)} kernels compute wrongly on {info.name}: not measured",
+            "`vkmoe selftest` says which; update the driver, or choose another device",
+        )
+
+
+def _works(path: str | None) -> Works:
+    """List what is measured: of a model its own matrices, else those of a common one."""
+    from vkmoe.models import open_model
+    from vkmoe.selftest.launch_cases import common_works, largest_of_each_class, works_of
+
+    if path is None:
+        return largest_of_each_class(common_works())
+    with open_model(path) as model:
+        return largest_of_each_class(works_of(model))
+
+
+def _measured(device: Device, todo: Works) -> list[Measured | None]:
+    """Measure what there is time for; None stands for what computes wrongly."""
+    from vkmoe.selftest.launch_choice import measure_launches
+
+    found: list[Measured | None] = []
+    with counting("measuring") as progress:
+        for item in measure_launches(device, todo, SECONDS):
+            found.append(item)
+            progress(len(found), len(todo))
+    return found
+
+
+def _remembered(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
+    """Write what was measured. Raises VkmoeError."""
+    from vkmoe.placement.remembered import remember, remembered_path
+
+    try:
+        return remember(device, measured)
+    except OSError as error:
+        raise VkmoeError(
+            f"what was measured could not be written to {remembered_path(device)}: "
+            f"{error.strerror}",
+            "let XDG_CACHE_HOME name a folder where you may write",
+        ) from error
+
+
+def tuning_lines(measured: Sequence[Measured]) -> Iterator[str]:
+    """Make a table of what was measured: each class, its launch by default and now, its gain."""
+    if measured:
+        yield (
+            f"{'kernel':16}{'type':8}{'rows':6}{'columns':9}{'lanes x rows':15}{'':18}{'time':>7}"
+        )
+    for kernel, table, best, gain in measured:
+        change = "stays" if best == table else f"-> {best}"
+        saved = f"-{gain:.0%}" if best != table else ""
+        yield (
+            f"{kernel.family:16}{kernel.type:8}{kernel.rows:6}{kernel.columns:9}"
+            f"{table!s:15}{change:18}{saved:>7}"
+        ).rstrip()
