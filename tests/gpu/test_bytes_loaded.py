@@ -3,7 +3,7 @@
 The kernels run as they are, but for `address.glsl`: each of its load functions also adds the bytes
 of the load to a counter in one more binding. So what is counted is what all lanes really load, in
 either mapping, headers and tails included. What the lanes of a subgroup load together from one
-address counts once: hardware fetches it once, and in the "lanes" mapping those that share a block
+address counts once in the "lanes" mapping: hardware fetches it once, and those that share a block
 each load its scales. Caches are not counted: a kernel that loads the same bytes again, in another
 instruction or another subgroup, fails here even if a cache would save it.
 
@@ -47,6 +47,9 @@ FIRST_OF_WORD = """
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_ballot : require
 bool is_first_of(uvec2 address) {  // of the lanes that load from there together
+#ifdef BLOCK_PER_LANE
+    return true;  // lanes have blocks of their own, if of one expert that several slots use
+#endif
     bool is_first = false, is_done = false;
     while (!is_done) {
         if (subgroupBroadcastFirst(address) == address) {

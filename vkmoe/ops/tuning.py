@@ -82,8 +82,10 @@ def adds_over_subgroups(device: DeviceInfo) -> bool:
 
 
 def _loaded_words(device: DeviceInfo) -> int:
-    """Choose how much a lane may load at once: less where subgroups below 32 tell of Intel,
-    whose lanes have 128 registers and spill beyond."""
+    """Choose how many words a lane may load at once.
+
+    Subgroups below 32 tell of Intel, whose lanes have 128 registers: with more it spills them.
+    """
     least, _ = device.subgroup_range
     return 4 if least < 32 else 16
 
