@@ -26,13 +26,7 @@ layout(push_constant, std430) uniform Push {
 
 #include "reduce.glsl"
 
-WeightRow row_address;
-uint block_index;
-
-uvec4 staged_word4(uint r, uint i);
 #include "weights.glsl"
-
-uvec4 staged_word4(uint r, uint i) { return load_staged(row_address, n_blocks, block_index, i); }
 
 float store_group(uint first, vec4 q[8], uint q_first, float scale, float minimum) {
     float square = 0.0;
@@ -46,19 +40,19 @@ float store_group(uint first, vec4 q[8], uint q_first, float scale, float minimu
 }
 
 void main() {
-    const uint chunk = gl_GlobalInvocationID.x;
+    const uint block = gl_GlobalInvocationID.x / BLOCK_CHUNKS;
+    const uint t = gl_GlobalInvocationID.x % BLOCK_CHUNKS;
     float square = 0.0;
-    if (chunk < n_blocks * BLOCK_CHUNKS) {
+    if (block < n_blocks) {
+        WeightChunk chunk;
         vec4 q[8];
         vec4 scale;
-        const uint t = chunk % BLOCK_CHUNKS;
-        block_index = chunk / BLOCK_CHUNKS;
-        row_address = address_add_product(embeddings, min(params.rows[ROW].token, n_vocab - 1u), row_bytes);
-        unpack_chunk(row_address, n_blocks, block_index, t, 0u, q, scale);
+        load_chunk(matrix_row(to_address(embeddings), params.rows[ROW].token, n_vocab, row_bytes), n_blocks, block, t, chunk);
+        unpack_chunk(chunk, block, t, q, scale);
 #ifdef Q_UNIT
         [[unroll]] for (uint i = 0u; i < 8u; ++i) q[i] *= Q_UNIT;
 #endif
-        const uint first = chunk_x(block_index, t);
+        const uint first = chunk_x(block, t);
         square = store_group(first, q, 0u, scale.x, scale.y) + store_group(first + GROUP_B_OFFSET, q, 4u, scale.z, scale.w);
     }
     square = workgroup_sum(square);

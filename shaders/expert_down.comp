@@ -5,8 +5,8 @@
 // Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses, partners), expert spans by
 //           address. KEEP: log words [first_filled + 2 * slot + 1].
 // Who       workgroup -> ROWS rows over all slots; its lanes share slots and columns (include/dot.glsl).
-// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8. Slots are summed in their order in `routing`,
-//           their dot products first and then, if BIASED, their biases.
+// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8, at least ROWS. Slots are summed in their
+//           order in `routing`, their dot products first and then, if BIASED, their biases.
 // Dispatch  (ceil(n_rows / ROWS), 1, 1)
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -16,6 +16,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint ROWS = 1u;
 layout(constant_id = 2) const uint BIASED = 0u;  // spans have biases
+layout(constant_id = 3) const uint LOADED_WORDS = 16u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Act { vec4 act4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer Routing { uint routing[]; };
@@ -50,40 +51,47 @@ const uint NO_WORD = 0xFFFFFFFFu;
 uint first_row;
 
 #define N_DOTS ROWS
+#define N_SUMS ROWS
+#include "sums.glsl"
 
-uvec2 slot_span(uint slot) { return is_null(span) ? routed_address(slot, n_slots) : span; }
-
-WeightRow dot_row(uint r, uint slot) {
-    return span_row(slot_span(slot), landing_of(slot, n_slots), down_offset, first_row + r, n_rows, row_bytes);
+// By selection, here and in slot_weight: a branch would wait for what it loads.
+WeightRow slot_span(uint slot) {
+    const uvec2 routed = routed_address(slot, n_slots);
+    return weight_row(is_null(span) ? routed : span, landing_of(slot, n_slots));
 }
+
+WeightRow slot_matrix(uint slot) { return row_add(slot_span(slot), down_offset); }
+
+WeightRow dot_row(WeightRow matrix, uint r) { return matrix_row(matrix, first_row + r, n_rows, row_bytes); }
 
 vec4 activation4(uint slot, uint index4) { return act4[slot * slot_vec4s + index4]; }
 float slot_weight(uint slot) {
-    if (is_null(span)) return routed_weight(slot, n_slots);
-    return weight_word == NO_WORD ? 1.0 : uintBitsToFloat(routing[weight_word]);
+    const float routed = routed_weight(slot, n_slots);
+    const float fixed_weight = uintBitsToFloat(routing[weight_word == NO_WORD ? 0u : weight_word]);
+    const float of_fixed = weight_word == NO_WORD ? 1.0 : fixed_weight;
+    return is_null(span) ? routed : of_fixed;
 }
 
 #include "dot.glsl"
-
-float hidden_square = 0.0;
 
 // The weighted sum of the slots' biases.
 float biases(uint row) {
     precise float sum = 0.0;
     for (uint s = 0u; s < n_slots; ++s)
-        sum = fma(slot_weight(s), span_bias(slot_span(s), landing_of(s, n_slots), down_bias, row), sum);
+        sum = fma(slot_weight(s), span_bias(slot_span(s), down_bias, row), sum);
     return sum;
 }
 
-void store_row(uint row, float value) {
+// Returns the row's hidden^2.
+float store_row(uint row, float value, float old_hidden, float row_gain) {
     precise float added = value;
     if (BIASED != 0u) added += biases(row);
-    precise float updated = hidden[row] + added;
-    precise float product = updated * load_float(address_add(gain, row * 4u));
-    precise float squares = hidden_square + updated * updated;
+    precise float updated = old_hidden + added;
+    precise float product = updated * row_gain;
+    precise float square = updated * updated;
     hidden[row] = updated;
     gained[row] = product;
-    hidden_square = squares;
+    return square;
 }
 
 #ifdef KEEP
@@ -96,11 +104,15 @@ void main() {
     const uint lane = gl_LocalInvocationIndex;
     const uint group = gl_WorkGroupID.x;
     first_row = group * ROWS;
-    dot_rows(n_slots, n_blocks);
-    for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
-        if (first_row + r < n_rows) store_row(first_row + r, dot_total(r));
-    }
-    const float square = workgroup_sum(hidden_square);
+    const uint row = first_row + lane; // that this lane stores, if it is one
+    const uint loaded_row = min(row, n_rows - 1u);
+    const bool stores = lane < ROWS && row < n_rows;
+    // Loaded before the weights, not behind them.
+    const float old_hidden = hidden[loaded_row], row_gain = load_float(address_add(gain, loaded_row * 4u));
+    float sums[N_SUMS];
+    dot_rows(n_slots, n_blocks, sums);
+    reduce_sums(sums);
+    const float square = workgroup_sum(stores ? store_row(row, sum_total(lane), old_hidden, row_gain) : 0.0);
     if (lane == 0u) partials_out[group] = square;
 #ifdef KEEP
     if (group == 0u) {

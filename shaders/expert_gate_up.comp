@@ -7,7 +7,7 @@
 // Inputs    x f32 (gained), norm_partials, routing (ids, weights, addresses, partners [n_slots]); expert spans by address.
 //           KEEP: log words [first_filled + 2 * slot].
 // Who       workgroup -> ROWS rows of one slot (y); its lanes share the columns (include/dot.glsl).
-// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8.
+// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8, at least ROWS.
 // Dispatch  (ceil(n_rows / ROWS), n_slots, 1)
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -19,6 +19,7 @@ layout(constant_id = 1) const uint ROWS = 1u;
 layout(constant_id = 2) const uint PASS = 0u;  // 0 both, 1 gate only, 2 up only
 layout(constant_id = 3) const uint ACTIVATION = 0u;
 layout(constant_id = 4) const uint BIASED = 0u;  // spans have biases
+layout(constant_id = 5) const uint LOADED_WORDS = 16u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Input { vec4 x4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer PartialsIn { float norm_partials[]; };
@@ -51,14 +52,18 @@ layout(push_constant, std430) uniform Push {
 #include "routing.glsl"
 
 uint first_row;
-uvec2 expert_span, expert_landing;
+WeightRow expert_span;
 
 const uint N_DOTS = PASS == 0u ? 2u * ROWS : ROWS;
+const uint N_SUMS = N_DOTS + 1u; // the last is that of the norm
+#include "sums.glsl"
+
+WeightRow slot_matrix(uint slot) { return expert_span; }
 
 // Dots [0, ROWS) are gate rows, then up rows; a single pass has only its own.
-WeightRow dot_row(uint r, uint slot) {
+WeightRow dot_row(WeightRow span, uint r) {
     const bool is_up = PASS == 2u || r >= ROWS;
-    return span_row(expert_span, expert_landing, is_up ? up_offset : gate_offset, first_row + r % ROWS, n_rows, row_bytes);
+    return matrix_row(row_add(span, is_up ? up_offset : gate_offset), first_row + r % ROWS, n_rows, row_bytes);
 }
 
 vec4 activation4(uint slot, uint index4) { return x4[index4]; }
@@ -86,8 +91,8 @@ float activated(float gate, float up) {
 
 // Dot r times the scale, plus the bias of its row.
 float projected(uint r, uint row, uint bias_offset, float scale) {
-    precise float value = scale * dot_total(r);
-    if (BIASED != 0u) value += span_bias(expert_span, expert_landing, bias_offset, row);
+    precise float value = scale * sum_total(r);
+    if (BIASED != 0u) value += span_bias(expert_span, bias_offset, row);
     return value;
 }
 
@@ -101,21 +106,23 @@ void store_row(uint row, uint r, float scale) {
 
 #ifdef KEEP
 void log_filled(uint slot) {
-    if (PASS != 1u) filled_log[first_filled + 2u * slot] = is_null(expert_landing) ? 0u : 1u + routing[slot];
+    if (PASS != 1u) filled_log[first_filled + 2u * slot] = is_null(expert_span.landing) ? 0u : 1u + routing[slot];
 }
 #endif
 
 void main() {
     const uint lane = gl_LocalInvocationIndex;
-    const float scale = fused_rms_scale(n_partials, inverse_width, eps);
-    expert_span = is_null(span) ? routed_address(gl_WorkGroupID.y, n_slots) : span;
-    expert_landing = landing_of(gl_WorkGroupID.y, n_slots);
+    const uint slot = gl_WorkGroupID.y;
+    const NormPartials partials = load_norm_partials(n_partials);
+    expert_span = weight_row(is_null(span) ? routed_address(slot, n_slots) : span, landing_of(slot, n_slots));
     first_row = gl_WorkGroupID.x * ROWS;
-    dot_rows(1u, n_blocks);
-    for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
-        if (first_row + r < n_rows) store_row(first_row + r, r, scale);
-    }
+    float sums[N_SUMS];
+    dot_rows(1u, n_blocks, sums);
+    sums[N_DOTS] = norm_part(partials, n_partials);
+    reduce_sums(sums);
+    const float scale = rms_scale(sum_total(N_DOTS), n_partials, inverse_width, eps);
+    if (lane < ROWS && first_row + lane < n_rows) store_row(first_row + lane, lane, scale);
 #ifdef KEEP
-    if (gl_WorkGroupID.x == 0u && lane == 0u) log_filled(gl_WorkGroupID.y);
+    if (gl_WorkGroupID.x == 0u && lane == 0u) log_filled(slot);
 #endif
 }

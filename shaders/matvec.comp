@@ -5,7 +5,8 @@
 // Inputs    x f32 [32 * BLOCK_CHUNKS * n_blocks] a head, W by address, rows of row_bytes, a head's behind those of the head
 //           before; norm_partials f32 [n_partials]; bias f32 by address, as long as y, or null.
 // Who       workgroup -> ROWS rows of one head (z); its lanes share the columns (include/dot.glsl).
-// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8; heads are of one matrix, so rows_end0 = n_rows.
+// Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8, at least ROWS; heads are of one matrix, so
+//           rows_end0 = n_rows.
 // Dispatch  (x, y, n_heads) with x * y >= ceil(n_rows / ROWS): devices may take no more than 65535 workgroups in x.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -14,6 +15,7 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint ROWS = 1u;
+layout(constant_id = 2) const uint LOADED_WORDS = 16u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Input { vec4 x4[]; };
 #ifdef RESIDUAL
@@ -61,17 +63,29 @@ uint first_row;
 uint first_x; // in vec4
 
 #define N_DOTS ROWS
-
-WeightRow dot_row(uint r, uint slot) {
-    const uint row = min(first_row + r, n_rows - 1u);
 #ifdef RESIDUAL
-    return address_add_product(weights, row, row_bytes);
+#define N_SUMS ROWS
 #else
-    if (row < rows_end0) return address_add_product(weights0, gl_WorkGroupID.z * n_rows + row, row_bytes);
-    if (row < rows_end1) return address_add_product(weights1, row - rows_end0, row_bytes);
-    return address_add_product(weights2, row - rows_end1, row_bytes);
+const uint N_SUMS = ROWS + 1u; // the last is that of the norm
 #endif
+#include "sums.glsl"
+
+#ifdef RESIDUAL
+WeightRow slot_matrix(uint slot) { return to_address(weights); }
+
+WeightRow dot_row(WeightRow matrix, uint r) { return matrix_row(matrix, first_row + r, n_rows, row_bytes); }
+#else
+WeightRow slot_matrix(uint slot) { return to_address(weights0); }
+
+// By selection: a branch would keep the loads of the next row waiting.
+WeightRow dot_row(WeightRow matrix, uint r) {
+    const uint row = min(first_row + r, n_rows - 1u);
+    const bool is_first = row < rows_end0, is_second = row < rows_end1;
+    const uvec2 start = is_first ? weights0 : is_second ? weights1 : weights2;
+    const uint in_matrix = is_first ? gl_WorkGroupID.z * n_rows + row : row - (is_second ? rows_end0 : rows_end1);
+    return address_add_product(to_address(start), in_matrix, row_bytes);
 }
+#endif
 
 vec4 activation4(uint slot, uint index4) { return x4[first_x + index4]; }
 float slot_weight(uint slot) { return 1.0; }
@@ -79,44 +93,52 @@ float slot_weight(uint slot) { return 1.0; }
 #include "dot.glsl"
 
 #ifdef RESIDUAL
-float hidden_square = 0.0;  // this lane's part of the sum of hidden^2
-
-void store_row(uint row, float value) {
+// Returns the row's hidden^2.
+float store_row(uint row, float value, float old_hidden, float row_gain, float row_bias) {
     precise float added = value;
-    if (!is_null(bias)) added += load_float(address_add(bias, row * 4u));
-    const float updated = hidden[row] + added;
+    if (!is_null(bias)) added += row_bias;
+    const float updated = old_hidden + added;
     hidden[row] = updated;
-    gained[row] = updated * load_float(address_add(gain, row * 4u));
-    hidden_square += updated * updated;
+    gained[row] = updated * row_gain;
+    return updated * updated;
 }
 #else
-float input_scale;
-
-void store_row(uint row, float value) {
-    const uint index = output_offset + gl_WorkGroupID.z * n_rows + row;
-    precise float result = value * input_scale;
-    if (!is_null(bias)) result += load_float(address_add(bias, index * 4u));
-    y[index] = result;
+void store_row(uint row, float value, float scale, float row_bias) {
+    precise float result = value * scale;
+    if (!is_null(bias)) result += row_bias;
+    y[output_offset + gl_WorkGroupID.z * n_rows + row] = result;
 }
 #endif
+
+// Bias `index`, if there are any.
+float bias_at(uint index) { return is_null(bias) ? 0.0 : load_float(address_add(bias, index * 4u)); }
 
 void main() {
     const uint lane = gl_LocalInvocationIndex;
     const uint group = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
     if (group * ROWS >= n_rows) return; // the last y has more than it needs
+    first_row = group * ROWS;
+    const uint row = first_row + lane; // that this lane stores, if it is one
+    const uint loaded_row = min(row, n_rows - 1u);
+    const bool stores = lane < ROWS && row < n_rows;
+    float sums[N_SUMS];
+    // Whatever the end needs is loaded before the weights, not behind them.
 #ifdef RESIDUAL
     first_x = 0u;
+    const float old_hidden = hidden[loaded_row], row_bias = bias_at(loaded_row);
+    const float row_gain = load_float(address_add(gain, loaded_row * 4u));
+    dot_rows(1u, n_blocks, sums);
+    reduce_sums(sums);
+    const float square = workgroup_sum(stores ? store_row(row, sum_total(lane), old_hidden, row_gain, row_bias) : 0.0);
+    if (lane == 0u) partials_out[group] = square;
 #else
     first_x = x_offset + gl_WorkGroupID.z * x_stride;
-    input_scale = fused_rms_scale(n_partials, inverse_width, eps);
-#endif
-    first_row = group * ROWS;
-    dot_rows(1u, n_blocks);
-    for (uint r = lane; r < ROWS; r += gl_WorkGroupSize.x) {
-        if (first_row + r < n_rows) store_row(first_row + r, dot_total(r));
-    }
-#ifdef RESIDUAL
-    const float square = workgroup_sum(hidden_square);
-    if (lane == 0u) partials_out[group] = square;
+    const float row_bias = bias_at(output_offset + gl_WorkGroupID.z * n_rows + loaded_row);
+    const NormPartials partials = load_norm_partials(n_partials);
+    dot_rows(1u, n_blocks, sums);
+    sums[ROWS] = norm_part(partials, n_partials);
+    reduce_sums(sums);
+    const float scale = rms_scale(sum_total(ROWS), n_partials, inverse_width, eps);
+    if (stores) store_row(row, sum_total(lane), scale, row_bias);
 #endif
 }

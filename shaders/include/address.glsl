@@ -1,13 +1,18 @@
-// 64-bit buffer addresses as uvec2 (x = low word, y = high word), so that shaderInt64 is not needed.
+// 64-bit buffer addresses. Buffers and push constants hold them as uvec2 (x = low word, y = high word), and so does an
+// Address, so that shaderInt64 is not needed. INT64 makes it a uint64_t: GPUs that load from a base of all lanes plus 32 bits
+// of each lane then see that form, and add nothing by hand.
 // Needs: nothing in scope. Include it before any other code.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 #extension GL_EXT_control_flow_attributes : require
 
+#if defined(LOAD_64BIT) || defined(INT64)
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#endif
+
 // One 16-byte load. The address must be a multiple of 16. CPU drivers pay per lane and component whatever its width, so
 // LOAD_64BIT takes it as two 64-bit components (needs shaderInt64).
 #ifdef LOAD_64BIT
-#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { u64vec2 halves; };
 #else
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { uvec4 words; };
@@ -44,3 +49,16 @@ vec4 load_vec4(uvec2 address) { return uintBitsToFloat(load_words4(address)); }
 uint load_word(uvec2 address) { return Word(address).word; }
 float load_float(uvec2 address) { return uintBitsToFloat(Word(address).word); }
 bool is_null(uvec2 address) { return (address.x | address.y) == 0u; }
+
+#ifdef INT64
+#define Address uint64_t
+Address to_address(uvec2 words) { return packUint2x32(words); }
+Address address_add(Address base, uint bytes) { return base + bytes; }
+Address address_add_product(Address base, uint count, uint stride) { return base + uint64_t(count) * stride; }
+uvec4 load_words4(Address address) { return Words4(address).words; }
+uint load_word(Address address) { return Word(address).word; }
+bool is_null(Address address) { return address == 0ul; }
+#else
+#define Address uvec2
+Address to_address(uvec2 words) { return words; }
+#endif

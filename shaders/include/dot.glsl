@@ -1,28 +1,21 @@
 // Dot products of N_DOTS weight rows with activations, summed over n_slots (one for a plain matrix, the used experts for
 // the down projection). Two mappings of the same sum:
-//   default         lanes share a block: chunk i of the flattened [slot][block][chunk] goes to lane i % workgroup size; the
-//                   staged words of a block are loaded once into shared memory. Coalesced: for real GPUs.
-//   BLOCK_PER_LANE  a lane takes whole blocks, its staged words in registers. For CPU drivers, where a load costs the same
-//                   whatever its address: activations are loaded once for all rows, headers once a block.
-// Needs: address.glsl, weight_row.glsl, reduce.glsl, a TYPE_ define, N_DOTS (constant), and from the op
-//   WeightRow dot_row(uint r, uint slot)         row r of this workgroup (or lane) in the slot's matrix
-//   vec4 activation4(uint slot, uint index4)     four activations
-//   float slot_weight(uint slot)                 what the slot's dot product is multiplied by
-// Gives dot_rows(n_slots, n_blocks), then dot_total(r), valid in every lane.
-// Every invocation must call dot_rows (it contains barriers).
-
-uvec4 staged_word4(uint r, uint i);
+//   default         lanes share a block: chunk i of the flattened [slot][block][chunk] goes to lane i % workgroup size. All
+//                   that a lane needs of several rows is loaded before the first is unpacked. For real GPUs, whose caches
+//                   serve words that neighbouring lanes share.
+//   BLOCK_PER_LANE  a lane takes whole blocks, the words that its chunks share in registers. For CPU drivers, where a load
+//                   costs the same whatever its address: activations are loaded once for all rows, headers once a block.
+// Needs: address.glsl, weight_row.glsl, sums.glsl, a TYPE_ define, the constants N_DOTS and LOADED_WORDS (16-byte words
+// that a lane loads before it unpacks the first, at least one row's), and from the op
+//   WeightRow slot_matrix(uint slot)                   where the rows of a slot are counted from
+//   WeightRow dot_row(WeightRow matrix, uint r)        row r of this workgroup in it
+//   vec4 activation4(uint slot, uint index4)           four activations
+//   float slot_weight(uint slot)                       what the slot's dot product is multiplied by
+// Gives dot_rows(n_slots, n_blocks, sums): this lane's part of each.
 #ifndef BLOCK_PER_LANE
 #define SHARED_CODE_BOOK
 #endif
 #include "weights.glsl"
-
-// Array sizes must not be zero.
-#ifdef HAS_STAGED
-#define STAGED_ARRAY STAGED_WORDS4
-#else
-#define STAGED_ARRAY 1u
-#endif
 
 float sum4(vec4 v) {
     precise float sum = (v.x + v.y) + (v.z + v.w);
@@ -68,156 +61,165 @@ void load_activations(uint slot, uint block, uint t, out vec4 x[8]) {
     }
 }
 
-#ifdef ONE_SUBGROUP
-float dot_totals[N_DOTS];
-
-float dot_total(uint r) {
-    float total = dot_totals[0];
-    [[unroll]] for (uint i = 1u; i < N_DOTS; ++i) total = r == i ? dot_totals[i] : total;
-    return total;
+// A sum with what a loaded chunk adds to it.
+float add_chunk(float sum, float weight, WeightChunk chunk, uint block, uint t, vec4 x[8], vec2 x_sums) {
+    vec4 q[8];
+    vec4 scale;
+    unpack_chunk(chunk, block, t, q, scale);
+    precise float result = fma(weight, chunk_dot(q, scale, x, x_sums), sum);
+    return result;
 }
 
-void reduce_dots(float sums[N_DOTS]) {
-    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) dot_totals[r] = workgroup_sum(sums[r]);
-}
-#else
-shared float dot_scratch[N_DOTS * gl_WorkGroupSize.x];
+// A block of the flattened [slot][block], and how far a lane goes from step to step: there is no division in the loop.
+struct BlockPlace {
+    uint slot;
+    uint block;
+};
 
-#ifdef USE_SUBGROUP
-#extension GL_KHR_shader_subgroup_basic : require
-#extension GL_KHR_shader_subgroup_arithmetic : require
-
-float dot_total(uint r) {
-    float total = 0.0;
-    for (uint i = 0u; i < gl_NumSubgroups; ++i) total += dot_scratch[r * gl_WorkGroupSize.x + i];
-    return total;
+BlockPlace block_place(uint flat_block, uint n_slots, uint n_blocks) {
+    return n_slots == 1u ? BlockPlace(0u, flat_block) : BlockPlace(flat_block / n_blocks, flat_block % n_blocks);
 }
 
-void reduce_dots(float sums[N_DOTS]) {
-    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
-        const float partial = subgroupAdd(sums[r]);
-        if (subgroupElect()) dot_scratch[r * gl_WorkGroupSize.x + gl_SubgroupID] = partial;
-    }
-    barrier();
+bool is_inside(BlockPlace place, uint n_slots, uint n_blocks) {
+    return n_slots == 1u ? place.block < n_blocks : place.slot < n_slots;
 }
-#else
-float dot_total(uint r) { return dot_scratch[r * gl_WorkGroupSize.x]; }
 
-void reduce_dots(float sums[N_DOTS]) {
-    const uint lane = gl_LocalInvocationIndex;
-    const uint size = gl_WorkGroupSize.x;
-    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) dot_scratch[r * size + lane] = sums[r];
-    barrier();
-    for (uint stride = 128u; stride > 0u; stride >>= 1u) {
-        if (stride < size) {
-            if (lane < stride && lane + stride < size) {
-                [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) dot_scratch[r * size + lane] += dot_scratch[r * size + lane + stride];
-            }
-            barrier();
-        }
-    }
+BlockPlace next_place(BlockPlace place, BlockPlace stride, uint n_slots, uint n_blocks) {
+    const uint block = place.block + stride.block;
+    if (n_slots == 1u) return BlockPlace(0u, block);
+    const bool wraps = block >= n_blocks;
+    return BlockPlace(place.slot + stride.slot + uint(wraps), wraps ? block - n_blocks : block);
 }
-#endif
-#endif
 
 #ifdef BLOCK_PER_LANE
 
-uvec4 staged_local[N_DOTS * STAGED_ARRAY];
+#if PART_WORDS4 == 2
+uvec4 picked_part(uvec4 parts[PART_WORDS4], uint i) { return i == 0u ? parts[0] : parts[1]; }
+#elif PART_WORDS4 == 4
+// By constant indices: the words are in registers.
+uvec4 picked_part(uvec4 parts[PART_WORDS4], uint i) {
+    const uvec4 lower = i == 0u ? parts[0] : parts[1];
+    const uvec4 upper = i == 2u ? parts[2] : parts[3];
+    return i < 2u ? lower : upper;
+}
+#endif
 
-uvec4 staged_word4(uint r, uint i) { return staged_local[r * STAGED_WORDS4 + i]; }
+// What this lane has of a row's block.
+struct BlockRow {
+    WeightRow row;
+    uvec4 parts[OR_ONE(PART_WORDS4)];
+    WeightChunk chunk;
+};
 
-void dot_rows(uint n_slots, uint n_blocks) {
-    precise float sums[N_DOTS];
-    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
-    for (uint flat_block = gl_LocalInvocationIndex; flat_block < n_slots * n_blocks; flat_block += gl_WorkGroupSize.x) {
-        const uint slot = flat_block / n_blocks;
-        const uint block = flat_block % n_blocks;
-        const float weight = slot_weight(slot);
-        WeightRow rows[N_DOTS];
+void load_block_row(uint n_blocks, uint block, inout BlockRow r) {
+    load_block(r.row, n_blocks, block, r.chunk.of_block);
+#if PART_WORDS4 > 0
+    [[unroll]] for (uint i = 0u; i < PART_WORDS4; ++i) r.parts[i] = row_words4(r.row, part_offset(n_blocks, block) + i * 16u);
+#endif
+#ifdef KEEP
+    keep_block(r.row, n_blocks, block, r.chunk.of_block);
+#if PART_WORDS4 > 0
+    if (is_null(r.row.landing)) return;
+    [[unroll]] for (uint i = 0u; i < PART_WORDS4; ++i) keep_words4(r.row, part_offset(n_blocks, block) + i * 16u, r.parts[i]);
+#endif
+#endif
+}
+
+void next_chunk(uint n_blocks, uint block, uint t, inout BlockRow r) {
+    load_own(r.row, n_blocks, block, t, r.chunk);
+#ifdef KEEP
+    keep_own(r.row, n_blocks, block, t, r.chunk);
+#endif
+#if PART_WORDS4 > 0
+    r.chunk.part = picked_part(r.parts, part_of(t));
+#endif
+}
+
+void add_block(BlockPlace place, uint n_blocks, inout float sums[N_SUMS]) {
+    const float weight = slot_weight(place.slot);
+    const WeightRow matrix = slot_matrix(place.slot);
+    BlockRow rows[N_DOTS];
+    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
+        rows[r].row = dot_row(matrix, r);
+        load_block_row(n_blocks, place.block, rows[r]);
+    }
+    [[dont_unroll]] for (uint t = 0u; t < BLOCK_CHUNKS; ++t) {
+        vec4 x[8];
+        load_activations(place.slot, place.block, t, x);
+        const vec2 x_sums = activation_sums(x);
         [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
-            rows[r] = dot_row(r, slot);
-            [[unroll]] for (uint i = 0u; i < STAGED_WORDS4; ++i)
-                staged_local[r * STAGED_WORDS4 + i] = load_staged(rows[r], n_blocks, block, i);
-        }
-        [[dont_unroll]] for (uint t = 0u; t < BLOCK_CHUNKS; ++t) {
-            vec4 x[8];
-            load_activations(slot, block, t, x);
-            const vec2 x_sums = activation_sums(x);
-            [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
-                vec4 q[8];
-                vec4 scale;
-                unpack_chunk(rows[r], n_blocks, block, t, r, q, scale);
-                sums[r] = fma(weight, chunk_dot(q, scale, x, x_sums), sums[r]);
-            }
+            next_chunk(n_blocks, place.block, t, rows[r]);
+            sums[r] = add_chunk(sums[r], weight, rows[r].chunk, place.block, t, x, x_sums);
         }
     }
-    reduce_dots(sums);
+}
+
+void dot_rows(uint n_slots, uint n_blocks, out float sums[N_SUMS]) {
+    [[unroll]] for (uint r = 0u; r < N_SUMS; ++r) sums[r] = 0.0;
+    const BlockPlace stride = block_place(gl_WorkGroupSize.x, n_slots, n_blocks);
+    BlockPlace place = block_place(gl_LocalInvocationIndex, n_slots, n_blocks);
+    for (; is_inside(place, n_slots, n_blocks); place = next_place(place, stride, n_slots, n_blocks))
+        add_block(place, n_blocks, sums);
 }
 
 #else
 
-#ifdef HAS_STAGED
-shared uvec4 staged_shared[N_DOTS * (gl_WorkGroupSize.x / BLOCK_CHUNKS) * STAGED_WORDS4];
-#else
-uvec4 staged_shared[1];
-#endif
-uvec4 staged_word4(uint r, uint i) {
-    const uint tile_blocks = gl_WorkGroupSize.x / BLOCK_CHUNKS;
-    const uint block_in_tile = gl_LocalInvocationIndex / BLOCK_CHUNKS;
-    return staged_shared[(r * tile_blocks + block_in_tile) * STAGED_WORDS4 + i];
+// Rows whose words a lane has in registers at once.
+const uint WORDS4 = OWN_WORDS4 + COMMON_WORDS4 + (PART_WORDS4 > 0 ? 1u : 0u);
+const uint CHUNK_WORDS4 = WORDS4 + (SINGLE_WORDS > 0 ? 1u : 0u);
+const uint MOST_ROWS = LOADED_WORDS < CHUNK_WORDS4 ? 1u : LOADED_WORDS / CHUNK_WORDS4;
+const uint LOADED_ROWS = N_DOTS < MOST_ROWS ? N_DOTS : MOST_ROWS;
+
+// What a lane must know of a slot before it can load anything else.
+struct SlotInput {
+    WeightRow matrix;
+    float weight;
+};
+
+SlotInput load_slot(BlockPlace place, uint n_slots) {
+    const uint slot = min(place.slot, n_slots - 1u);
+    return SlotInput(slot_matrix(slot), slot_weight(slot));
 }
 
-#ifdef HAS_STAGED
-// Loads the staged words of the blocks that lanes [0, workgroup size) are about to use, each once.
-void stage_tile(uint first_block, uint n_slots, uint n_blocks) {
-    const uint tile_blocks = gl_WorkGroupSize.x / BLOCK_CHUNKS;
-    const uint n_words = N_DOTS * tile_blocks * STAGED_WORDS4;
-    for (uint item = gl_LocalInvocationIndex; item < n_words; item += gl_WorkGroupSize.x) {
-        const uint r = item / (tile_blocks * STAGED_WORDS4);
-        const uint in_row = item % (tile_blocks * STAGED_WORDS4);
-        const uint flat_block = first_block + in_row / STAGED_ARRAY;
-        if (flat_block < n_slots * n_blocks) {
-            staged_shared[item] = load_staged(dot_row(r, flat_block / n_blocks), n_blocks, flat_block % n_blocks,
-                                              in_row % STAGED_ARRAY);
+void add_chunks(BlockPlace place, SlotInput slot, uint n_blocks, uint t, inout float sums[N_SUMS]) {
+    vec4 x[8];
+    vec2 x_sums;
+    [[unroll]] for (uint first = 0u; first < N_DOTS; first += LOADED_ROWS) {
+        WeightChunk chunks[LOADED_ROWS];
+        [[unroll]] for (uint i = 0u; i < LOADED_ROWS; ++i) {
+            if (first + i < N_DOTS) load_chunk(dot_row(slot.matrix, first + i), n_blocks, place.block, t, chunks[i]);
+        }
+        if (first == 0u) {
+            load_activations(place.slot, place.block, t, x);
+            x_sums = activation_sums(x);
+        }
+#ifdef KEEP
+        [[unroll]] for (uint i = 0u; i < LOADED_ROWS; ++i) {
+            if (first + i < N_DOTS) keep_chunk(dot_row(slot.matrix, first + i), n_blocks, place.block, t, chunks[i]);
+        }
+#endif
+        [[unroll]] for (uint i = 0u; i < LOADED_ROWS; ++i) {
+            if (first + i < N_DOTS)
+                sums[first + i] = add_chunk(sums[first + i], slot.weight, chunks[i], place.block, t, x, x_sums);
         }
     }
-    barrier();
 }
-#endif
 
-void dot_rows(uint n_slots, uint n_blocks) {
-    const uint tile_blocks = gl_WorkGroupSize.x / BLOCK_CHUNKS;
-    const uint n_flat_blocks = n_slots * n_blocks;
-    const uint block_in_tile = gl_LocalInvocationIndex / BLOCK_CHUNKS;
+void dot_rows(uint n_slots, uint n_blocks, out float sums[N_SUMS]) {
+    [[unroll]] for (uint r = 0u; r < N_SUMS; ++r) sums[r] = 0.0;
     const uint t = gl_LocalInvocationIndex % BLOCK_CHUNKS;
 #ifdef HAS_CODE_BOOK
     fill_code_book();
 #endif
-    precise float sums[N_DOTS];
-    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = 0.0;
-    for (uint first_block = 0u; first_block < n_flat_blocks; first_block += tile_blocks) {
-#ifdef HAS_STAGED
-        stage_tile(first_block, n_slots, n_blocks);
-#endif
-        const uint flat_block = first_block + block_in_tile;
-        if (flat_block < n_flat_blocks) {
-            const uint slot = flat_block / n_blocks;
-            const uint block = flat_block % n_blocks;
-            const float weight = slot_weight(slot);
-            vec4 x[8];
-            load_activations(slot, block, t, x);
-            const vec2 x_sums = activation_sums(x);
-            [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) {
-                vec4 q[8];
-                vec4 scale;
-                unpack_chunk(dot_row(r, slot), n_blocks, block, t, r, q, scale);
-                sums[r] = fma(weight, chunk_dot(q, scale, x, x_sums), sums[r]);
-            }
-        }
-#ifdef HAS_STAGED
-        barrier();
-#endif
+    const BlockPlace stride = block_place(gl_WorkGroupSize.x / BLOCK_CHUNKS, n_slots, n_blocks);
+    BlockPlace place = block_place(gl_LocalInvocationIndex / BLOCK_CHUNKS, n_slots, n_blocks);
+    SlotInput slot = load_slot(place, n_slots);
+    while (is_inside(place, n_slots, n_blocks)) {
+        const BlockPlace next = next_place(place, stride, n_slots, n_blocks);
+        const SlotInput next_slot = load_slot(next, n_slots); // on its way beside this step's weights
+        add_chunks(place, slot, n_blocks, t, sums);
+        place = next;
+        slot = next_slot;
     }
-    reduce_dots(sums);
 }
 #endif

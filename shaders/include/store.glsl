@@ -15,3 +15,8 @@ void store_words4(uvec2 landing, uvec4 words) { StoredWords4(landing).words = wo
 layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer StoredWord { uint word; };
 
 void store_word(uvec2 landing, uint word) { StoredWord(landing).word = word; }
+
+#ifdef INT64
+void store_words4(Address landing, uvec4 words) { StoredWords4(landing).words = words; }
+void store_word(Address landing, uint word) { StoredWord(landing).word = word; }
+#endif

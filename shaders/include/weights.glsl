@@ -1,37 +1,36 @@
-// The quantised type of this variant, chosen by one define (TYPE_Q4_K, ...). Every type file provides
-//   BLOCK_CHUNKS      chunks of 32 weights in a block
-//   STAGED_WORDS4     uvec4 words of a block that all its chunks need (scales, high bits)
-//   HAS_STAGED        defined when that is not zero
+// The quantised type of this variant, chosen by one define (TYPE_Q4_K, ...): where the words of a chunk of 32 weights lie in a
+// row, and what numbers they are. Every type file provides
+//   BLOCK_CHUNKS      chunks in a block
+//   OWN_WORDS4        16-byte words that chunk t alone needs; if any, own_offset(n_blocks, block, t): where they begin
+//   COMMON_WORDS4     16-byte words that all chunks of a block need; if any, common_offset(n_blocks, block)
+//   PART_WORDS4       16-byte words of a block, of which a chunk needs one; if any, part_offset(n_blocks, block), part_of(t):
+//                     which one, and is_first_of_part(t): t is the first of the chunks that need it
+//   SINGLE_WORDS      4-byte words that all chunks of a block need; if any, single_offset(n_blocks, block, i), and
+//                     is_first_of_single(block, i): this is the first of the blocks that share the word
 //   GROUP_B_OFFSET    distance of a chunk's second 16 weights from its first, in vec4 of activations
 //   HAS_MIN           defined when weights have a min term
 //   Q_UNIT            defined when values of q are given as q/Q_UNIT
 //   HAS_CODE_BOOK     defined when all lanes must call fill_code_book first; only where SHARED_CODE_BOOK is
-//   chunk_x(block, t)                        index of the first activation of chunk t, in vec4
-//   load_staged(row, n_blocks, block, i)     staged word i of a block
-//   unpack_chunk(row, n_blocks, block, t, r, q, scale)  reads what is not staged, each word for one chunk only
+//   chunk_x(block, t)                         index of the first activation of chunk t, in vec4
+//   unpack_chunk(chunk, block, t, q, scale)   turns what was loaded into numbers
 //       q: 32 values; scale: (scale a, min a, scale b, min b); weight = scale*q - min, a for q[0..3], b for q[4..7]
-// Needs: weight_row.glsl, and staged_word4(r, i), which returns staged word i of the block at hand of dot r.
+// Needs: weight_row.glsl. Gives weight_chunk.glsl, which loads chunks.
 
 // Four bytes below 128 as floats. Signed: CPUs convert signed integers in one instruction, unsigned ones in many.
 vec4 bytes_to_vec4(uint word) {
     return vec4(ivec4(word & 0xFFu, (word >> 8u) & 0xFFu, (word >> 16u) & 0xFFu, word >> 24u));
 }
 
+// The word that a block shares with its neighbour (2 bytes each, in planes), or with three others (1 byte).
+uint pair_offset(uint block) { return (block >> 1u) * 4u; }
+uint quad_offset(uint block) { return block & ~3u; }
+bool is_first_of_pair(uint block) { return (block & 1u) == 0u; }
+bool is_first_of_quad(uint block) { return (block & 3u) == 0u; }
+
 // The f16 of a block in a word that it shares with its neighbour.
 float half_of_pair(uint pair, uint block) {
     const vec2 both = unpackHalf2x16(pair);
-    return (block & 1u) == 0u ? both.x : both.y;
-}
-
-// Staged word i < 4 of the block at hand of dot r. Indices are constants where the words are in registers.
-uvec4 staged_of_four(uint r, uint i) {
-#ifdef BLOCK_PER_LANE
-    const uvec4 lower = i == 0u ? staged_word4(r, 0u) : staged_word4(r, 1u);
-    const uvec4 upper = i == 2u ? staged_word4(r, 2u) : staged_word4(r, 3u);
-    return i < 2u ? lower : upper;
-#else
-    return staged_word4(r, i);
-#endif
+    return is_first_of_pair(block) ? both.x : both.y;
 }
 
 #if defined(TYPE_Q4_K)

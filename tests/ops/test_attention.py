@@ -125,7 +125,7 @@ def test_values_beyond_a_half_saturate(runner: Runner) -> None:
 def test_values_round_to_nearest_even(runner: Runner, tuning: Tuning) -> None:
     """Halfway between two halves, subnormal ones too, and one float32 below and above that."""
     shape = qwen3_shape(n_heads=64, n_kv_heads=64, head_dim=256, rotary_dim=256)
-    halves = np.arange(0, 0x7BFF, 6, np.uint16)
+    halves = np.arange(0, 0x7BFF, 6, dtype=np.uint16)
     lower, upper = (bits.view(np.float16).astype(np.float32) for bits in (halves, halves + 1))
     middle = (lower + upper) / 2
     around = [np.nextafter(middle, lower), middle, np.nextafter(middle, upper)]

@@ -96,7 +96,7 @@ def test_every_word_is_stored_once(
     cases: list[DownCase | GateUpCase] = [
         DownCase(tuning, kind, use, 5, n_blocks * least_columns(kind)) for n_blocks in (1, 5)
     ]
-    if kind == "Q6_K":  # staged words, and pairs of d
+    if kind == "Q6_K":  # words of several chunks, and pairs of d
         cases.append(GateUpCase(tuning, (kind, kind), use, 5, 768))
     if kind == "F32":  # words of a kind of their own
         biased = replace(use, biased=True)

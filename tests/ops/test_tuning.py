@@ -20,7 +20,11 @@ KEPT = Use(4, 3, kept=(0, 2))
 
 def gpu(size: int, least: int, most: int, takes_size: bool) -> DeviceInfo:
     return replace(
-        AMD, subgroup_size=size, subgroup_range=(least, most), takes_subgroup_size=takes_size
+        AMD,
+        subgroup_size=size,
+        subgroup_range=(least, most),
+        takes_subgroup_size=takes_size,
+        features=AMD.features | {"int64"},
     )
 
 
@@ -53,6 +57,9 @@ def test_devices_that_take_a_size_add_over_subgroups(
         pytest.param(
             replace(gpu(32, 8, 32, takes_size=True), subgroup_arithmetic=False), id="no arithmetic"
         ),
+        pytest.param(
+            replace(gpu(32, 32, 32, takes_size=True), features=frozenset()), id="no 64-bit integers"
+        ),
     ],
 )
 def test_where_sizes_are_the_drivers_choice_a_tree_adds(device: DeviceInfo) -> None:
@@ -63,6 +70,12 @@ def test_where_sizes_are_the_drivers_choice_a_tree_adds(device: DeviceInfo) -> N
     families, types = ("attention", "latent_attention"), ("f16", "f32")
     attention = {f"{family}.{kind}+subgroup" for family in families for kind in types}
     assert used == (attention if device.subgroup_arithmetic else set())
+
+
+def test_lanes_of_intel_load_less_at_once() -> None:
+    """Its compiler spills registers where all rows are loaded before the first is unpacked."""
+    arc, rdna = gpu(32, 8, 32, takes_size=True), gpu(64, 32, 64, takes_size=True)
+    assert choose_tuning(arc).loaded_words < choose_tuning(rdna).loaded_words
 
 
 def test_one_size_needs_no_control() -> None:

@@ -42,13 +42,13 @@ _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
     "address:span u32:gate_offset u32:up_offset u32:gate_bias u32:up_bias u32:n_rows u32:row_bytes "
     "u32:n_blocks u32:n_slots u32:n_partials f32:inverse_width f32:eps",
-    "workgroup_size rows pass activation biased",
+    "workgroup_size rows pass activation biased loaded_words",
 )
 _DOWN = (
     "r:act r:routing rw:hidden w:gained w:partials",
     "address:span address:gain u32:down_offset u32:down_bias u32:weight_word u32:n_rows "
     "u32:row_bytes u32:n_blocks u32:n_slots u32:slot_vec4s",
-    "workgroup_size rows biased",
+    "workgroup_size rows biased loaded_words",
 )
 
 

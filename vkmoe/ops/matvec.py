@@ -26,13 +26,13 @@ MATVEC = kernel(
     "address:weights0 address:weights1 address:weights2 address:bias u32:rows_end0 u32:rows_end1 "
     "u32:n_rows u32:row_bytes u32:n_blocks u32:output_offset u32:x_offset u32:x_stride "
     "u32:n_partials f32:inverse_width f32:eps",
-    "workgroup_size rows",
+    "workgroup_size rows loaded_words",
 )
 MATVEC_RESIDUAL = kernel(
     "matvec_residual",
     "r:x rw:hidden w:gained w:partials",
     "address:weights address:gain address:bias u32:n_rows u32:row_bytes u32:n_blocks",
-    "workgroup_size rows",
+    "workgroup_size rows loaded_words",
 )
 EMBED = kernel(
     "embed",

@@ -36,6 +36,7 @@ class Tuning:
     load_64bit: bool = False  # blocks: 64-bit loads (needs shaderInt64); one subgroup a workgroup
     subgroup_size: int = 0  # of this device, for teams that may coincide with subgroups; 0 = none
     required_subgroup_size: int = 0  # of the experts' kernels; 0: the device has only one anyway
+    loaded_words: int = 16  # lanes: words of 16 bytes that a lane loads before it unpacks the first
     rows_of_few: int = 0  # `rows` of matrices that have few; 0: no other number
     launches: tuple[tuple[KernelClass, Launch], ...] = ()  # measured, in place of all these
 
@@ -98,7 +99,6 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     if device.is_cpu:
         # The 64-bit variants take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
         load_64bit = adds_over_subgroups(device) and subgroup_size >= 8
-        load_64bit &= "int64" in device.features
         return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size)
     return Tuning(
         "lanes",
@@ -108,13 +108,26 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         subgroup_size=subgroup_size,
         required_subgroup_size=_required_subgroup_size(device),
         rows_of_few=_ROWS_OF_FEW,
+        loaded_words=_loaded_words(device),
     )
 
 
 def adds_over_subgroups(device: DeviceInfo) -> bool:
-    """Say whether subgroups can add, in the same order in all pipelines that must agree."""
+    """Say whether subgroups can add, in the same order in all pipelines that must agree.
+
+    The variants that do so have 64-bit addresses.
+    """
     one_size = device.has_one_subgroup_size or _required_subgroup_size(device) > 0
-    return device.subgroup_arithmetic and one_size
+    return device.subgroup_arithmetic and one_size and "int64" in device.features
+
+
+def _loaded_words(device: DeviceInfo) -> int:
+    """Choose how many words a lane may load at once.
+
+    Subgroups below 32 tell of Intel, whose lanes have 128 registers: with more it spills them.
+    """
+    least, _ = device.subgroup_range
+    return 4 if least < 32 else 16
 
 
 def _required_subgroup_size(device: DeviceInfo) -> int:

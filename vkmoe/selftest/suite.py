@@ -64,7 +64,7 @@ def runnable(variant: Variant, info: DeviceInfo) -> bool:
     wherever experts lie.
     """
     if variant.suffix == "+blocks64":  # its workgroups of 8 must be one subgroup
-        return adds_over_subgroups(info) and info.subgroup_size >= 8 and "int64" in info.features
+        return adds_over_subgroups(info) and info.subgroup_size >= 8
     if variant.suffix != "+subgroup":
         return True
     if variant.family in ("attention", "latent_attention"):

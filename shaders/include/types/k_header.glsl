@@ -3,10 +3,13 @@
 // The scales and mins of sub-blocks 2*(t/2) and 2*(t/2) + 1: (scale a, min a, scale b, min b).
 precise vec4 k_quant_scales(uvec4 header, uint t) {
     const vec2 d = unpackHalf2x16(header.x);
+    // Masks and shifts are the same for all rows. The upper four have their low nibbles in w, two more bits in y and z.
     const bool upper = t >= 4u;
-    const uint scales = upper ? (header.w & 0x0F0F0F0Fu) | ((header.y >> 2u) & 0x30303030u) : header.y & 0x3F3F3F3Fu;
-    const uint mins = upper ? ((header.w >> 4u) & 0x0F0F0F0Fu) | ((header.z >> 2u) & 0x30303030u) : header.z & 0x3F3F3F3Fu;
-    const uint shift = ((t >> 1u) & 1u) * 16u;
-    return vec4(d.x * float(int((scales >> shift) & 0xFFu)), d.y * float(int((mins >> shift) & 0xFFu)),
-                d.x * float(int((scales >> (shift + 8u)) & 0xFFu)), d.y * float(int((mins >> (shift + 8u)) & 0xFFu)));
+    const uint shift = (t & 2u) * 8u, min_shift = upper ? shift + 4u : shift;
+    const uint low = upper ? 0x0F0Fu : 0x3F3Fu, high = upper ? 0x3030u : 0u;
+    const uint first = upper ? header.w : header.y, second = upper ? header.w : header.z;
+    const uint scales = ((first >> shift) & low) | ((header.y >> (shift + 2u)) & high);
+    const uint mins = ((second >> min_shift) & low) | ((header.z >> (shift + 2u)) & high);
+    return vec4(d.x * float(int(scales & 0xFFu)), d.y * float(int(mins & 0xFFu)),
+                d.x * float(int(scales >> 8u)), d.y * float(int(mins >> 8u)));
 }

@@ -1,7 +1,12 @@
 // MXFP4 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 32 the planes of nibbles (n x 1 uvec4; low
 // ones are weights 0..15, high ones 16..31) and exponents e (n x 1 byte). A nibble is E2M1: sign, two bits of exponent, one
 // of mantissa; q is twice its value. weight = 2^(e - 128)*q. One chunk is one block.
+#define OWN_WORDS4 1
+#define SINGLE_WORDS 1
 #include "types/one_chunk.glsl"
+
+uint single_offset(uint n_blocks, uint block, uint i) { return n_blocks * 16u + quad_offset(block); }
+bool is_first_of_single(uint block, uint i) { return is_first_of_quad(block); }
 
 // Four codes, in the low or the high nibbles of a word's bytes, as q/Q_UNIT.
 #ifdef BLOCK_PER_LANE
@@ -42,9 +47,9 @@ vec4 e2m1_high(uint word) {
 // The exponents 0 and 1 give subnormal numbers, which a device may take for zero; 255 is a number here.
 float exponent_scale(uint e) { return uintBitsToFloat(e < 2u ? 0x200000u << e : (e - 1u) << 23u); }
 
-void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
-    const uvec4 nibbles = row_words4(row, block * 16u);
-    const uint exponents = row_quad(row, n_blocks * 16u, block);
+void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 nibbles = chunk.own[0];
+    const uint exponents = chunk.of_block.single[0];
     const float d = exponent_scale((exponents >> ((block & 3u) * 8u)) & 0xFFu);
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {

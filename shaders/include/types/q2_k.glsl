@@ -3,24 +3,27 @@
 // l of word 2*h + p are weight 128*h + 32*j + 16*p + l. Chunk t: of word t/2 j = 2*(t%2), then the next j.
 // weight = d*scale*q - dmin*min.
 #define BLOCK_CHUNKS 8u
-#define STAGED_WORDS4 6u
-#define HAS_STAGED
+#define OWN_WORDS4 0
+#define COMMON_WORDS4 1
+#define PART_WORDS4 4
+#define SINGLE_WORDS 1
 #define GROUP_B_OFFSET 8u
 #define HAS_MIN
+#include "weight_chunk.glsl"
 
 uint chunk_x(uint block, uint t) { return block * 64u + (t >> 2u) * 32u + (t & 1u) * 16u + ((t >> 1u) & 1u) * 4u; }
 
-// Words 0..3: bit pairs, each of two chunks; 4: scales and mins; 5: d and dmin in x.
-uvec4 load_staged(WeightRow row, uint n_blocks, uint block, uint i) {
-    if (i < 4u) return row_words4(row, block * 64u + i * 16u);
-    if (i == 4u) return row_words4(row, n_blocks * 64u + block * 16u);
-    return uvec4(row_word(row, n_blocks * 80u + block * 4u, true), 0u, 0u, 0u);
-}
+uint part_offset(uint n_blocks, uint block) { return block * 64u; }
+uint part_of(uint t) { return t >> 1u; }
+bool is_first_of_part(uint t) { return (t & 1u) == 0u; }
+uint common_offset(uint n_blocks, uint block) { return n_blocks * 64u + block * 16u; }
+uint single_offset(uint n_blocks, uint block, uint i) { return n_blocks * 80u + block * 4u; }
+bool is_first_of_single(uint block, uint i) { return true; }
 
-void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
-    const uvec4 pairs = staged_of_four(r, t >> 1u);
-    const uvec4 scales = staged_word4(r, 4u);
-    const vec2 d = unpackHalf2x16(staged_word4(r, 5u).x);
+void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 pairs = chunk.part;
+    const uvec4 scales = chunk.of_block.common_words[0];
+    const vec2 d = unpackHalf2x16(chunk.of_block.single[0]);
     const uvec2 of_half = t < 4u ? scales.xy : scales.zw;
     // Byte 0 is of the first 16 weights, byte 2 of the second.
     const uint word = ((t & 1u) == 0u ? of_half.x : of_half.y) >> (((t >> 1u) & 1u) * 8u);

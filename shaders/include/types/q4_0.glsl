@@ -1,10 +1,15 @@
 // Q4_0 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 32 the planes of nibbles (n x 1 uvec4; low
 // ones are weights 0..15, high ones 16..31) and d (n x f16). weight = d*(q - 8). One chunk is one block.
+#define OWN_WORDS4 1
+#define SINGLE_WORDS 1
 #include "types/one_chunk.glsl"
 
-void unpack_chunk(WeightRow row, uint n_blocks, uint block, uint t, uint r, precise out vec4 q[8], precise out vec4 scale) {
-    const uvec4 nibbles = row_words4(row, block * 16u);
-    const float d = half_of_pair(row_pair(row, n_blocks * 16u, block), block);
+uint single_offset(uint n_blocks, uint block, uint i) { return n_blocks * 16u + pair_offset(block); }
+bool is_first_of_single(uint block, uint i) { return is_first_of_pair(block); }
+
+void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 nibbles = chunk.own[0];
+    const float d = half_of_pair(chunk.of_block.single[0], block);
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = -8.0 + bytes_to_vec4(nibbles[i] & 0x0F0F0F0Fu);
