@@ -49,8 +49,11 @@ ALLOWED = (
 @pytest.fixture(scope="module")
 def compiled(drivers: Path) -> Iterator[Mapping[str, Future[list[Compiled]]]]:
     """What each GPU's compiler says; several work at once, and a test waits for its own."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
         yield {gpu: pool.submit(compiled_for, gpu) for gpu in GPUS}
+    finally:  # where few tests were chosen, or Ctrl-C came
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
