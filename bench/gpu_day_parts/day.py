@@ -82,10 +82,10 @@ def run(options: DayOptions) -> bool:
         def write(records: Sequence[Record]) -> None:
             write_tables(records, options.out)
 
+        day = Day(options.out, options.seconds, options.patience, environment(place), write)
         for name in ("sdk", "windows", "llama"):
             with tarfile.open(options.packed / f"{name}.tar.xz") as archive:
                 archive.extractall(place.scratch / name, filter="data")
-        day = Day(options.out, options.seconds, options.patience, environment(place), write)
         try:
             _run_steps(day, place, options)
         finally:
@@ -111,7 +111,8 @@ def _run_steps(day: Day, place: Place, options: DayOptions) -> None:
 def _model_parent(options: DayOptions) -> Path | None:
     """Choose shared memory for the model's file where it has room: no disk is involved there."""
     room = MODELS[options.model]
-    return SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free > room else None
+    has_room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > room
+    return SHARED_MEMORY if has_room else None
 
 
 # ----- what the commands find -----

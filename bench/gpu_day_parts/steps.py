@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -156,11 +157,11 @@ class _Running:
 
     def _judge(self, out: str, err: str) -> Record:
         def record(status: Status, result: Any = None, why: str = "") -> Record:
-            command = " ".join(_plain(word) for word in self._step.command)
+            command = _plain(" ".join(self._step.command))
             seconds, limit_s = round(self._seconds, 2), round(self._limit_s, 1)
             return Record(self._step.name, status, seconds, limit_s, command, result, why)
 
-        tail = (out + err).strip()[-TAIL:]
+        tail = _plain((out + err).strip()[-TAIL:])
         if self._code is None:
             return record("timed out", why=tail or "no output")
         if self._code != 0:
@@ -189,13 +190,13 @@ class _Running:
 
 
 def _skipped(step: Step, why: str) -> Record:
-    command = " ".join(_plain(word) for word in step.command)
+    command = _plain(" ".join(step.command))
     return Record(step.name, "skipped", 0.0, step.limit_s, command, None, why)
 
 
-def _plain(word: str) -> str:
-    """A word of a command without the folders of this machine."""
-    return Path(word).name if word.startswith(os.sep) else word
+def _plain(text: str) -> str:
+    """Leave the folders of this machine out of a text that records keep."""
+    return re.sub(r"(?<![\w.:/])(?:/[\w.+@-]+)+/(?=[\w.+@-])", "", text)
 
 
 def last_json(text: str) -> Any:
