@@ -262,14 +262,14 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
         str(place.llama_bench), "-m", str(place.model_file), "-ngl", "99", "-p", "0",
         "-n", str(TOKENS), "-r", "2", "-o", "json",
     ]  # fmt: skip
-    needs = ("build llama.cpp", "make the model", "devices")
+    rival_needs = ("build llama.cpp", "make the model", "devices")
     chosen = day.result("devices") or {"index": 0}
     variables = {"GGML_VK_VISIBLE_DEVICES": str(chosen["index"])}
-    yield Step("llama.cpp resident", rival, 60, _rival_speed, needs, variables)
+    yield Step("llama.cpp resident", rival, 60, _rival_speed, rival_needs, variables)
     for share in SHARES:
         on_cpu = round(model["n_layers"] * (100 - share) / 100)
         command = [*rival, "--n-cpu-moe", str(on_cpu)]
-        yield Step(f"llama.cpp {share} %", command, 60, _rival_speed, needs, variables)
+        yield Step(f"llama.cpp {share} %", command, 60, _rival_speed, rival_needs, variables)
 
 
 # ----- what the outputs say -----

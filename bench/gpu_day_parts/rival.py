@@ -101,7 +101,8 @@ def _features(shaders: Path, compiler: Path, into: Path) -> list[str]:
     found = []
     for test in sorted(shaders.glob("feature-tests/*.comp")):
         command = [compiler, "-fshader-stage=compute", "--target-env=vulkan1.3", "-o", "-", test]
-        said = subprocess.run(command, capture_output=True).stderr.decode()
+        done = subprocess.run([*map(str, command)], capture_output=True)
+        said = done.stderr.decode()
         said = said.replace(str(test.parent), "")
         (into / f"{test.stem}.txt").write_text(said)
         if "extension not supported" not in said:
@@ -124,7 +125,7 @@ def _compile(shaders: Path, compiler: Path, features: list[str], into: Path) -> 
         scratch = generator.parent / source.name
         command = [generator, "--glslc", compiler, "--source", source, "--output-dir", into,
                    "--target-hpp", f"{scratch}.hpp", "--target-cpp", f"{scratch}.cpp"]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run([*map(str, command)], check=True, capture_output=True)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for index, _ in enumerate(pool.map(run, sources), start=1):

@@ -91,7 +91,7 @@ class Day:
             return _skipped(step, f"needs {', '.join(missing)}")
         if limit < LEAST_S:
             return _skipped(step, "no time left")
-        running = _Running(step, limit, self.environment | step.environment, self._out)
+        running = _Running(step, limit, {**self.environment, **step.environment}, self._out)
         self._begun.append(running)
         return running
 

@@ -292,9 +292,10 @@ int main(int, char** argv) {  // --glslc PROGRAM --source FILE --output-dir FOLD
 """
 
 
-@pytest.fixture
-def packed_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def packed_rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive made of a tiny stand-in of the sources, with a compiler that copies, unpacked."""
+    tmp_path = tmp_path_factory.mktemp("rival")
     source = tmp_path / "in/llama-1/vendor/llama.cpp"
     shaders = source / rival.SHADERS
     (shaders / "feature-tests").mkdir(parents=True)
@@ -321,10 +322,11 @@ def packed_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         )
         starter.chmod(0o755)
 
-    monkeypatch.setattr(rival, "fetch", fetch)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    rival.pack_llama_cpp(sdist, scratch, tmp_path / "llama.tar.xz")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(rival, "fetch", fetch)
+        rival.pack_llama_cpp(sdist, scratch, tmp_path / "llama.tar.xz")
     with tarfile.open(tmp_path / "llama.tar.xz") as archive:
         archive.extractall(tmp_path / "there", filter="data")
     return tmp_path / "there/llama"
@@ -342,8 +344,10 @@ def test_a_shader_that_was_left_out_is_no_spirv(packed_rival: Path) -> None:
 
 def test_the_stand_in_says_of_extensions_what_the_compiler_said(packed_rival: Path) -> None:
     def said(name: str) -> str:
-        command = [packed_rival / "glslc", "-o", "-", "-fshader-stage=compute", f"f/{name}.comp"]
-        return subprocess.run(command, capture_output=True, text=True).stderr
+        glslc = str(packed_rival / "glslc")
+        command = [glslc, "-o", "-", "-fshader-stage=compute", f"f/{name}.comp"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stderr
 
     assert said("coopmat") == ""
     assert "extension not supported: GL_new" in said("new")
@@ -438,7 +442,7 @@ def test_run_needs_nothing_but_python() -> None:
 
 
 def test_run_without_a_packed_folder_says_so(tmp_path: Path) -> None:
-    command = [ROOT / "bench/gpu_day", "run", tmp_path / "none"]
+    command = [str(ROOT / "bench/gpu_day"), "run", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "hint: bench/gpu_day pack" in done.stderr
