@@ -12,8 +12,8 @@ from bench.gpu_day_parts.day import MODELS, DayOptions, run
 
 FOLDER, RESULTS = Path("build/gpu_day"), Path("build/gpu_day_results")
 DESCRIPTION = "Measure vkmoe beside llama.cpp on a machine with a GPU and without network."
-EPILOG = """with network and tools/setup, then on the machine with the GPU:
-  .venv/bin/python -m bench.gpu_day_parts pack build/gpu_day
+EPILOG = """after tools/setup on a machine with network, then on that with the GPU:
+  bench/gpu_day pack build/gpu_day
   bench/gpu_day run build/gpu_day --out build/gpu_day_results
 exit codes: 0 every step went well, 1 one did not, 2 wrong usage"""
 
