@@ -304,7 +304,7 @@ def _vkmoe_speed(out: str, err: str) -> Mapping[str, Any]:
 
 def _rival_speed(out: str, err: str) -> Mapping[str, Any]:
     (found,) = last_json(out)
-    names = ("build_commit", "gpu_info", "n_cpu_moe", "n_threads", "flash_attn", "n_gen")
+    names = ("gpu_info", "n_cpu_moe", "n_threads", "flash_attn", "n_gen")
     return {
         "tokens_per_second": found["avg_ts"],
         "deviation": found["stddev_ts"],

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.gpu_day_parts.rival import SDIST
 from bench.gpu_day_parts.steps import OK, Record
 
 __all__ = ["document", "markdown", "write_tables"]
@@ -39,6 +40,7 @@ def document(records: Sequence[Record]) -> dict[str, Any]:
         "benchmark": "gpu_day",
         "device": results.get("devices"),
         "card": card,
+        "rival": f"{RIVAL} of {SDIST}",
         "model": model,
         "selftest": results.get("selftest"),
         "validation": results.get("validation"),
@@ -106,6 +108,7 @@ def _head(found: dict[str, Any]) -> str:
         "driver": " ".join(device[key] for key in ("driver_name", "driver_info")) if device else "",
         "date": card.get("date"),
         "vkmoe": card and f"{card['vkmoe']}, commit {card['commit']}",
+        RIVAL: found["rival"],
         "cpu": card and f"{card['cpu']}, {card['cores']} cores",
         "model": model
         and f"{model['model']}, {model['file_bytes'] / 1e9:.2f} GB; a token reads "
