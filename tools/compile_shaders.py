@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-N_PARALLEL = 2
+N_PARALLEL = os.cpu_count() or 2
 TARGET_ENV = "vulkan1.2"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 

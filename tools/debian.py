@@ -43,10 +43,10 @@ def mirror() -> str:
     raise ArchiveError("no source of this machine's apt is Debian's archive (is `apt update` due?)")
 
 
-def fetch(suite: str, packages: Sequence[str], into: Path) -> None:
+def fetch(suite: str, packages: Sequence[str], into: Path, alone: bool = False) -> None:
     """Unpack packages of a suite, and all that they depend on, below `into`, which is made.
 
-    Even the C library comes along. Raises ArchiveError with apt's last words.
+    Even the C library comes along; nothing does if `alone`. Raises ArchiveError with apt's words.
     """
     into.mkdir(parents=True, exist_ok=True)
     site = mirror()
@@ -57,8 +57,9 @@ def fetch(suite: str, packages: Sequence[str], into: Path) -> None:
         (state / "status").touch()
         (state / "sources.list").write_text(f"deb [signed-by={KEYRING}] {site} {suite} main\n")
         _apt(state, "update")
-        _apt(state, "install", "--download-only", "-y", *packages)
-        for archive in state.glob("cache/archives/*.deb"):
+        with_all = ("install", "--download-only", "-y")
+        _apt(state, *(("download",) if alone else with_all), *packages)
+        for archive in state.glob("**/*.deb"):  # `download` leaves them in its working folder
             subprocess.run(["dpkg-deb", "-x", archive, into], check=True)
 
 

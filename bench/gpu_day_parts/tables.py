@@ -1,0 +1,178 @@
+"""Tables of a GPU day: one JSON document and one Markdown text from the records of its steps.
+
+Owns the ratios and shares. Both are written anew after each step, so they may lack any of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_day_parts.rival import SDIST
+from bench.gpu_day_parts.steps import OK, Record
+
+__all__ = ["document", "markdown", "write_tables"]
+
+TARGET_SHARE = 0.75  # of the copy's bandwidth: less is marked
+ENOUGH_BYTES = 4 << 20  # of a dispatch; in less, its start is most of its time
+OWN, RIVAL = "vkmoe", "llama.cpp"
+
+
+def write_tables(records: Sequence[Record], out: Path) -> None:
+    """Write day.json and day.md into `out`, each at once and whole."""
+    found = document(records)
+    for name, text in (("day.json", json.dumps(found, indent=1)), ("day.md", markdown(found))):
+        partial = out / f".{name}"
+        partial.write_text(text + "\n")
+        partial.replace(out / name)
+
+
+def document(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what the day found: the device, decode speeds with ratios, kernels, all steps."""
+    results = {record.step: record.result for record in records if record.status == OK}
+    kernels = (results.get("kernels") or {}).get("results", {})
+    copy = kernels.get("copy_gb_per_s", {}).get("median")
+    model = results.get("make the model")
+    card = (results.get("kernels") or results.get("transfer") or {}).get("card")
+    return {
+        "benchmark": "gpu_day",
+        "device": results.get("devices"),
+        "card": card,
+        "rival": f"{RIVAL} of {SDIST}",
+        "model": model,
+        "selftest": results.get("selftest"),
+        "validation": results.get("validation"),
+        "copy_gb_per_s": copy,
+        "latency_mode": kernels.get("latency_mode"),
+        "decode": [_decode(record, results, model, copy) for record in _decodes(records)],
+        "kernels": [_kernel(kernel) for kernel in kernels.get("kernels", ())],
+        "transfer": (results.get("transfer") or {}).get("results"),
+        "steps": [_without_result(record) for record in records],
+    }
+
+
+def _without_result(record: Record) -> dict[str, Any]:
+    return {key: value for key, value in record._asdict().items() if key != "result"}
+
+
+def _decodes(records: Sequence[Record]) -> Iterator[Record]:
+    for record in records:
+        if record.step.startswith((f"{OWN} ", f"{RIVAL} ")):
+            yield record
+
+
+def _decode(
+    record: Record, results: dict[str, Any], model: dict[str, Any] | None, copy: float | None
+) -> dict[str, Any]:
+    """One side's speed; ours beside llama.cpp's with the same share of experts on the device."""
+    speed = (record.result or {}).get("tokens_per_second")
+    rival = results.get(record.step.replace(OWN, RIVAL)) if record.step.startswith(OWN) else None
+    gb_per_s = speed * model["token_bytes"] / 1e9 if speed and model else None
+    return {
+        "what": record.step,
+        "command": record.command,
+        "status": record.status,
+        "tokens_per_second": speed,
+        "ratio": speed / rival["tokens_per_second"] if speed and rival else None,
+        "gb_per_s": gb_per_s,
+        "share_of_copy": gb_per_s / copy if gb_per_s and copy else None,
+        "details": record.result,
+    }
+
+
+def _kernel(kernel: dict[str, Any]) -> dict[str, Any]:
+    speed = kernel["gb_per_s"]
+    return {
+        "variant": kernel["variant"],
+        "shape": kernel["shape"],
+        "bytes": kernel["bytes_read"],
+        "us": kernel["us"]["median"],
+        "gb_per_s": speed["median"] if speed else None,
+        "share_of_copy": kernel["share_of_copy"],
+    }
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Return the document as tables for people."""
+    parts = [_head(found), _decode_table(found), _kernel_table(found), _step_table(found)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _head(found: dict[str, Any]) -> str:
+    device, card = found["device"] or {}, found["card"] or {}
+    lines = [f"# GPU day: {device.get('name', 'no device found')}"]
+    model, copy = found["model"] or {}, found["copy_gb_per_s"]
+    facts = {
+        "driver": " ".join(device[key] for key in ("driver_name", "driver_info")) if device else "",
+        "date": card.get("date"),
+        "vkmoe": card and f"{card['vkmoe']}, commit {card['commit']}",
+        RIVAL: found["rival"],
+        "cpu": card and f"{card['cpu']}, {card['cores']} cores",
+        "model": model
+        and f"{model['model']}, {model['file_bytes'] / 1e9:.2f} GB; a token reads "
+        f"{model['token_bytes'] / 1e6:.0f} MB of weights",
+        "copy within device memory": copy and f"{copy:.0f} GB/s, read plus written",
+        "selftest": (s := found["selftest"]) and f"all {s['n_cases']} cases agree with NumPy",
+        "validation layer": (v := found["validation"]) and v["said"],
+    }
+    return "\n".join([*lines, "", *(f"- {key}: {value}" for key, value in facts.items() if value)])
+
+
+def _decode_table(found: dict[str, Any]) -> str:
+    rows = [
+        (
+            row["what"], _number(row["tokens_per_second"]), _number(row["ratio"]),
+            _number(row["gb_per_s"]), _percent(row["share_of_copy"]),
+            row["status"] if row["status"] != OK else _remark(row["details"]),
+            f"`{row['command']}`",
+        )
+        for row in found["decode"]
+    ]  # fmt: skip
+    heads = ("decode", "tok/s", f"of {RIVAL}'s", "GB/s of weights", "of copy", "", "command")
+    return _table(heads, rows, right=range(1, 5))
+
+
+def _remark(details: dict[str, Any]) -> str:
+    if details.get("hit_rate") is not None:
+        return f"{details['hit_rate']:.0%} hits"
+    return f"{details['n_cpu_moe']} layers' experts on the CPU" if details.get("n_cpu_moe") else ""
+
+
+def _kernel_table(found: dict[str, Any]) -> str:
+    rows = []
+    for row in found["kernels"]:
+        share = row["share_of_copy"]
+        slow = share is not None and share < TARGET_SHARE and row["bytes"] >= ENOUGH_BYTES
+        mark = f"below {TARGET_SHARE:.0%}" if slow else ""
+        cells = (_number(row["us"]), _number(row["gb_per_s"]), _percent(share), mark)
+        rows.append((row["variant"], row["shape"], *cells))
+    heads = ("kernel", "shape", "us", "GB/s", "of copy", "")
+    return _table(heads, rows, right=range(2, 5))
+
+
+def _step_table(found: dict[str, Any]) -> str:
+    rows = [
+        (step["step"], step["status"], _number(step["seconds"]), _number(step["limit_s"]),
+         (step["why"].splitlines() or [""])[-1].replace("|", "/"))
+        for step in found["steps"]
+    ]  # fmt: skip
+    return _table(("step", "", "seconds", "limit", "why"), rows, right=(2, 3))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    if not rows:
+        return ""
+    rule = ["---:" if index in right else "---" for index in range(len(heads))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
