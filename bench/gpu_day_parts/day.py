@@ -31,7 +31,7 @@ CONTAINER_DRIVERS = Path("/usr/local/nvidia/share/vulkan/icd.d")  # the loader d
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 FAMILIES = "matvec,matvec_residual,expert_gate_up,expert_down"
 TYPES = "Q4_K,Q6_K,Q8_0,MXFP4,F16"
-TOKENS = 256
+TOKENS, REPEATS = 64, 4
 PROMPT = "def add a list of numbers"
 SHARES = (50, 25)
 
@@ -234,14 +234,9 @@ def bench_steps(options: DayOptions) -> Iterator[Step]:
     """Yield the measurements of single things: transfers, and kernels in the model's shapes."""
     needs, where = ("build vkmoe",), _device(options.device)
     tiny = options.model == "tiny"
-    parts = (
-        ["submit", "dispatch", "link"]
-        if tiny
-        else ["submit", "dispatch", "copies", "link", "reads"]
-    )
-    kernels = ["--family", FAMILIES, "--type", TYPES, *(["--quick"] if tiny else [])]
-    for name, limit, own in (("transfer", 60, parts), ("kernels", 120, kernels)):
-        command = [sys.executable, "-m", f"bench.{name}", *own, *where]
+    kernels = ["--family", FAMILIES, "--type", TYPES, *(["-m", "tiny"] if tiny else [])]
+    for name, limit, own in (("transfer", 60, ["--quick"]), ("kernels", 120, kernels)):
+        command = _vkmoe("bench", name, "--json", *own, *where)
         yield Step(name, command, limit, lambda out, err: last_json(out), needs)
 
 
@@ -251,8 +246,8 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
     needs = ("build vkmoe", "make the model")
     slots = {share: max(1, model["n_experts"] * share // 100) for share in SHARES}
     own = _vkmoe(
-        "generate", "-m", str(place.model_file), *_device(device), "--json", "--temp", "0",
-        "--ignore-eos", "-c", "512", "-n", str(TOKENS), "-p", PROMPT,
+        "bench", "decode", "-m", str(place.model_file), *_device(device), "--json", "-c", "512",
+        "--tokens", str(TOKENS), "--repeats", str(REPEATS),
     )  # fmt: skip
     yield Step("vkmoe resident", own, 75, _vkmoe_speed, needs)
     for share, n_slots in slots.items():
@@ -260,7 +255,7 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
         yield Step(f"vkmoe {share} %", command, 75, _vkmoe_speed, needs)
     rival = [
         str(place.llama_bench), "-m", str(place.model_file), "-ngl", "99", "-p", "0",
-        "-n", str(TOKENS), "-r", "2", "-o", "json",
+        "-n", str(TOKENS), "-r", str(REPEATS), "-o", "json",
     ]  # fmt: skip
     rival_needs = ("build llama.cpp", "make the model", "devices")
     chosen = day.result("devices") or {"index": 0}
@@ -291,14 +286,11 @@ def _validation(out: str, err: str) -> Mapping[str, Any]:
 
 
 def _vkmoe_speed(out: str, err: str) -> Mapping[str, Any]:
-    found = last_json(out)
-    cache = found["expert_cache"] or {}
+    found = last_json(out)["results"]
     return {
-        "tokens_per_second": found["decode_rate"],
-        "n_tokens": found["n_generated_tokens"],
-        "load_seconds": found["load_seconds"],
-        "hit_rate": cache.get("hit_rate"),
-        "memory_bytes": found["memory_bytes"],
+        "tokens_per_second": found["rows"][0]["value"]["median"],
+        "bytes_per_token": found["bytes_per_token"],
+        "share_of_roofline": found["share_of_roofline"],
     }
 
 

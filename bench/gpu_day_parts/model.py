@@ -1,4 +1,4 @@
-"""Makes the day's synthetic model, and says what a token of it reads.
+"""Makes the day's synthetic model, and says how large it is.
 
 python -m bench.gpu_day_parts.model qwen3-30b-a3b FILE
 """
@@ -9,7 +9,6 @@ import json
 import sys
 from pathlib import Path
 
-from bench.models import token_bytes
 from tools.make_synthetic_model import PRESETS, make
 
 MIX, SEED = "q4_k_m", 0
@@ -23,7 +22,6 @@ def main() -> None:
     document = {
         "model": f"synthetic {preset}, {MIX}",
         "file_bytes": out.stat().st_size,
-        "token_bytes": token_bytes(out).total,
         "n_layers": shape.n_layers,
         "n_experts": shape.n_experts,
     }

@@ -33,20 +33,20 @@ def document(records: Sequence[Record]) -> dict[str, Any]:
     """Return what the day found: the device, decode speeds with ratios, kernels, all steps."""
     results = {record.step: record.result for record in records if record.status == OK}
     kernels = (results.get("kernels") or {}).get("results", {})
-    copy = kernels.get("copy_gb_per_s", {}).get("median")
-    model = results.get("make the model")
+    roofline = kernels.get("roofline") or {"rows": [], "latency_mode": None}
+    copy = next((row["value"]["median"] for row in roofline["rows"]), None)
     card = (results.get("kernels") or results.get("transfer") or {}).get("card")
     return {
         "benchmark": "gpu_day",
         "device": results.get("devices"),
         "card": card,
         "rival": f"{RIVAL} of {SDIST}",
-        "model": model,
+        "model": results.get("make the model"),
         "selftest": results.get("selftest"),
         "validation": results.get("validation"),
         "copy_gb_per_s": copy,
-        "latency_mode": kernels.get("latency_mode"),
-        "decode": [_decode(record, results, model, copy) for record in _decodes(records)],
+        "latency_mode": roofline["latency_mode"],
+        "decode": [_decode(record, results, copy) for record in _decodes(records)],
         "kernels": [_kernel(kernel) for kernel in kernels.get("kernels", ())],
         "transfer": (results.get("transfer") or {}).get("results"),
         "steps": [_without_result(record) for record in records],
@@ -63,13 +63,12 @@ def _decodes(records: Sequence[Record]) -> Iterator[Record]:
             yield record
 
 
-def _decode(
-    record: Record, results: dict[str, Any], model: dict[str, Any] | None, copy: float | None
-) -> dict[str, Any]:
+def _decode(record: Record, results: dict[str, Any], copy: float | None) -> dict[str, Any]:
     """One side's speed; ours beside llama.cpp's with the same share of experts on the device."""
     speed = (record.result or {}).get("tokens_per_second")
     rival = results.get(record.step.replace(OWN, RIVAL)) if record.step.startswith(OWN) else None
-    gb_per_s = speed * model["token_bytes"] / 1e9 if speed and model else None
+    resident = results.get(f"{OWN} resident")
+    gb_per_s = speed * resident["bytes_per_token"] / 1e9 if speed and resident else None
     return {
         "what": record.step,
         "command": record.command,
@@ -104,15 +103,16 @@ def _head(found: dict[str, Any]) -> str:
     device, card = found["device"] or {}, found["card"] or {}
     lines = [f"# GPU day: {device.get('name', 'no device found')}"]
     model, copy = found["model"] or {}, found["copy_gb_per_s"]
+    token_bytes = next((row["details"]["bytes_per_token"] for row in found["decode"]
+                        if "bytes_per_token" in (row["details"] or {})), None)  # fmt: skip
     facts = {
         "driver": " ".join(device[key] for key in ("driver_name", "driver_info")) if device else "",
         "date": card.get("date"),
         "vkmoe": card and f"{card['vkmoe']}, commit {card['commit']}",
         RIVAL: found["rival"],
         "cpu": card and f"{card['cpu']}, {card['cores']} cores",
-        "model": model
-        and f"{model['model']}, {model['file_bytes'] / 1e9:.2f} GB; a token reads "
-        f"{model['token_bytes'] / 1e6:.0f} MB of weights",
+        "model": model and f"{model['model']}, {model['file_bytes'] / 1e9:.2f} GB",
+        "a token reads": token_bytes and f"{token_bytes / 1e6:.0f} MB of weights",
         "copy within device memory": copy and f"{copy:.0f} GB/s, read plus written",
         "selftest": (s := found["selftest"]) and f"all {s['n_cases']} cases agree with NumPy",
         "validation layer": (v := found["validation"]) and v["said"],
@@ -135,8 +135,6 @@ def _decode_table(found: dict[str, Any]) -> str:
 
 
 def _remark(details: dict[str, Any]) -> str:
-    if details.get("hit_rate") is not None:
-        return f"{details['hit_rate']:.0%} hits"
     return f"{details['n_cpu_moe']} layers' experts on the CPU" if details.get("n_cpu_moe") else ""
 
 

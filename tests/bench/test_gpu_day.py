@@ -19,8 +19,7 @@ from bench.gpu_day_parts.packing import LimitError, Options, Piece
 from bench.gpu_day_parts.steps import Day, Record, Step, last_json
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MODEL = {"model": "synthetic", "file_bytes": 18e9, "token_bytes": 2e9, "n_layers": 48,
-         "n_experts": 128}  # fmt: skip
+MODEL = {"model": "synthetic", "file_bytes": 18e9, "n_layers": 48, "n_experts": 128}
 DEVICE = {"index": 1, "name": "A card", "driver_name": "driver", "driver_info": "1.2"}
 
 
@@ -182,7 +181,7 @@ def test_both_sides_keep_as_many_experts_on_the_device(recorded: Recorder) -> No
     assert [after(f"llama.cpp {share} %", "--n-cpu-moe") for share in (50, 25)] == ["24", "36"]
     assert "--expert-slots" not in recorded.steps["vkmoe resident"].command
     assert after("vkmoe resident", "-m") == after("llama.cpp resident", "-m")
-    assert after("vkmoe resident", "-n") == after("llama.cpp resident", "-n")
+    assert after("vkmoe resident", "--tokens") == after("llama.cpp resident", "-n")
 
 
 def test_both_sides_take_the_same_device(recorded: Recorder) -> None:
@@ -373,7 +372,7 @@ def record(step: str, result: object, status: str = "ok", why: str = "") -> Reco
 
 
 def speed(value: float, **more: object) -> dict[str, object]:
-    return {"tokens_per_second": value, "hit_rate": None, **more}
+    return {"tokens_per_second": value, **more}
 
 
 RECORDS = [
@@ -386,13 +385,16 @@ RECORDS = [
         {
             "card": CARD,
             "results": {
-                "copy_gb_per_s": {"median": 2000.0}, "latency_mode": "gpu_timestamp",
+                "roofline": {
+                    "latency_mode": "gpu_timestamp",
+                    "rows": [{"what": "copy", "value": {"median": 2000.0}}],
+                },
                 "kernels": [KERNEL, KERNEL | {"shape": "few", "bytes_read": 1 << 20}],
             },
         },
     ),
-    record("vkmoe resident", speed(300.0)),
-    record("vkmoe 50 %", speed(100.0, hit_rate=0.5)),
+    record("vkmoe resident", speed(300.0, bytes_per_token=2e9)),
+    record("vkmoe 50 %", speed(100.0, bytes_per_token=2e9)),
     record("llama.cpp resident", speed(200.0)),
     record("llama.cpp 50 %", None, "timed out", "loading\nstill | loading"),
 ]  # fmt: skip
@@ -413,7 +415,6 @@ def test_the_text_for_people() -> None:
     assert "# GPU day: A card" in text
     assert "- copy within device memory: 2,000 GB/s" in text or "2000 GB/s" in text
     assert "| vkmoe resident | 300 | 1.5 | 600 | 30% |" in text
-    assert "50% hits" in text
     assert "| matvec.q4_k | 4096 x 2048 | 5 | 1,400 | 70% | below 75% |" in text
     assert "| matvec.q4_k | few | 5 | 1,400 | 70% |  |" in text  # too small to judge
     assert "still / loading" in text
