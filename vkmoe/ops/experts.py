@@ -69,6 +69,7 @@ GATHER = kernel(
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")  # as the shader numbers them
 NO_WORD = 0xFFFFFFFF
+MOST_KEPT_WORDS = 8  # of 16 bytes: with more, AMD's cards have room for 4 to 6 waves in place of 8
 GATHER_WORKGROUP, UNITS_PER_LANE, UNIT_BYTES = 64, 8, 16
 GROUP_BYTES = GATHER_WORKGROUP * UNITS_PER_LANE * UNIT_BYTES  # what a workgroup gathers
 
@@ -233,6 +234,12 @@ def gather(
     )
 
 
+def _loaded_words(op: OpContext, experts: ExpertBlock) -> int:
+    """Choose how much a lane loads at once: registers for where it is stored come on top."""
+    words = op.tuning.loaded_words
+    return min(words, MOST_KEPT_WORDS) if experts.landing else words
+
+
 def expert_gate_up(
     op: OpContext,
     experts: ExpertBlock,
@@ -266,6 +273,7 @@ def expert_gate_up(
                 **norm.numbers,
                 **experts.numbers,
                 "rows": rows,
+                "loaded_words": _loaded_words(op, experts),
                 "pass": which,
                 "activation": ACTIVATIONS.index(activation),
             },
@@ -302,6 +310,7 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
             **launch._asdict(),
             **matrix.numbers,
             **experts.numbers,
+            "loaded_words": _loaded_words(op, experts),
             "gain": output.gain,
             "weight_word": NO_WORD if rank is None else shared_weight_word(rank),
             "slot_vec4s": matrix.n_columns // 4,
