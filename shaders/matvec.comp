@@ -77,13 +77,16 @@ WeightRow dot_row(WeightRow matrix, uint r) { return matrix_row(matrix, first_ro
 #else
 WeightRow slot_matrix(uint slot) { return to_address(weights0); }
 
-// By selection: a branch would keep the loads of the next row waiting.
+// By selection, between variables: a branch would keep the loads of the next row waiting.
 WeightRow dot_row(WeightRow matrix, uint r) {
+    const uvec2 start0 = weights0, start1 = weights1, start2 = weights2;
+    const uint end0 = rows_end0, end1 = rows_end1;
     const uint row = min(first_row + r, n_rows - 1u);
-    const bool is_first = row < rows_end0, is_second = row < rows_end1;
-    const uvec2 start = is_first ? weights0 : is_second ? weights1 : weights2;
-    const uint in_matrix = is_first ? gl_WorkGroupID.z * n_rows + row : row - (is_second ? rows_end0 : rows_end1);
-    return address_add_product(to_address(start), in_matrix, row_bytes);
+    const bool is_first = row < end0, is_second = row < end1;
+    const uvec2 behind_first = is_second ? start1 : start2;
+    const uint before = is_second ? end0 : end1;
+    const uint of_head = gl_WorkGroupID.z * n_rows + row, of_later = row - before;
+    return address_add_product(to_address(is_first ? start0 : behind_first), is_first ? of_head : of_later, row_bytes);
 }
 #endif
 

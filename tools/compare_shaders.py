@@ -54,6 +54,7 @@ from vkmoe.quants import TYPES, device_row_bytes
 ROUND_TRIP = 600e-9  # seconds, of a load that misses all caches
 SPILLS = ("Spilled VGPRs", "Spilled SGPRs", "Spill Count", "SLM Size")  # NVK: its bytes
 CHUNK = 32  # weights that a lane of ours does of a row in a pass (shaders/include/dot.glsl)
+LOADED_PARTIALS = 8  # of the norm's, that a lane of ours loads before any loop (include/rms.glsl)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _ours(gpu: str, tuning: Tuning, shape: str, kind: str) -> Iterator[Job]:
         all_weights=columns * dots / lanes,
         question=Question(
             main_passes=ceil(columns / (CHUNK * lanes)),
-            passes={binding: ceil(partials / lanes) for binding in norm},
+            passes=dict.fromkeys(norm, max(0, ceil(partials / lanes) - LOADED_PARTIALS)),
         ),
     )
 

@@ -5,7 +5,7 @@ precise vec4 k_quant_scales(uvec4 header, uint t) {
     const vec2 d = unpackHalf2x16(header.x);
     // Masks and shifts are the same for all rows. The upper four have their low nibbles in w, two more bits in y and z.
     const bool upper = t >= 4u;
-    const uint shift = (t & 2u) * 8u, min_shift = upper ? shift + 4u : shift;
+    const uint shift = (t & 2u) * 8u, min_shift = shift + (upper ? 4u : 0u);
     const uint low = upper ? 0x0F0Fu : 0x3F3Fu, high = upper ? 0x3030u : 0u;
     const uint first = upper ? header.w : header.y, second = upper ? header.w : header.z;
     const uint scales = ((first >> shift) & low) | ((header.y >> (shift + 2u)) & high);
