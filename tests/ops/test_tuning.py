@@ -94,7 +94,7 @@ def test_cpu_drivers_take_a_workgroup_for_a_subgroup_only_if_it_is_one(
 def test_the_kernels_of_experts_are_made_with_the_required_size(runner: Runner) -> None:
     """Here it is the only size, so the bits stay; another one reaches the driver and is refused."""
     device: Device = runner.device
-    free = Tuning("lanes", 64, 4, subgroup=True)
+    free = Tuning("lanes", 64, 4, subgroup=adds_over_subgroups(device.info))
     sized = replace(free, required_subgroup_size=device.info.subgroup_size)
     wrong = replace(free, required_subgroup_size=2 * device.info.subgroup_range[1])
     plain = replace(KEPT, kept=None)

@@ -42,9 +42,12 @@ def test_kernel_tests_pass(swiftshader: dict[str, str], path: Path) -> None:
 
 
 def test_selftest_passes(swiftshader: dict[str, str]) -> None:
-    """One weight type in every kernel and mapping; the kernel tests have the others."""
+    """One weight type in every kernel and mapping; the kernel tests have the others.
+
+    Mappings that add over subgroups need 64-bit integers, which this driver lacks.
+    """
     report = vkmoe(swiftshader, "selftest", "--only", "mxfp4")
-    assert len(report["cases"]) >= 3 * 6 + 1  # mappings, families, embed
+    assert len(report["cases"]) >= 2 * 6 + 1  # mappings, families, embed
     assert all(case["ok"] for case in report["cases"])
 
 
