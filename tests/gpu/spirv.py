@@ -212,6 +212,8 @@ def _evaluate(
         composite = values[operands[0]]
         assert isinstance(composite, tuple)
         return composite[operands[1]]
+    if opcode == 168:  # LogicalNot
+        return int(not values[operands[0]])
     a, b, *rest = (values[operand] for operand in operands)
     assert isinstance(a, int) and isinstance(b, int)
     if opcode == 169:  # Select

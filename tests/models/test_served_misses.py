@@ -29,6 +29,13 @@ def test_without_keeping_misses_take_the_program_of_a_model_without_cache() -> N
     assert [c.writes for c in served.commands] == [c.writes for c in plain.commands]
 
 
+def sizes(command: Dispatch) -> dict[str, int]:
+    """What a kernel is specialised for, but for how much it loads at once: no sum depends on it."""
+    names = KERNELS[command.kernel].constants
+    named = dict(zip(names, command.constants, strict=True))
+    return {name: value for name, value in named.items() if name != "loaded_words"}
+
+
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)
 def test_keeping_what_is_read_takes_no_more_dispatches_and_no_more_barriers(tuning: Tuning) -> None:
     plain, keeping = token_program(MIXED, tuning), token_program(MIXED, tuning, mode=KEEP)
@@ -39,7 +46,7 @@ def test_keeping_what_is_read_takes_no_more_dispatches_and_no_more_barriers(tuni
         is_routed = "expert" in one.variant and not one.label.startswith("layer 2")
         wanted = one.variant.replace(".", "_keep.", 1) if is_routed else one.variant
         assert other.variant == wanted and other.groups == one.groups
-        assert other.constants == one.constants and other.subgroup_size == one.subgroup_size
+        assert sizes(other) == sizes(one) and other.subgroup_size == one.subgroup_size
         assert (spirv_folder() / f"{other.variant}.spv").exists()
         # A slot arena, the shared scratch, and the log.
         assert len(set(other.writes) - set(one.writes)) == (3 if is_routed else 0)
@@ -78,9 +85,9 @@ def test_what_was_filled_has_its_own_words_in_the_log(mode: ExpertMode) -> None:
 @pytest.mark.parametrize("mode", [KEEP, GATHER], ids=["keep", "gather"])
 def test_the_look_up_is_told_where_landing_places_are(mode: ExpertMode) -> None:
     fields = [item.name for item in KERNELS["router_topk"].push]
-    assert fields[-4:] == ["first_landing", "n_landing", "n_groups", "n_groups_used"]
+    assert fields[-3:] == ["first_landing", "n_landing", "n_groups_used"]
     program = token_program(MIXED, mode=mode)
-    told = [struct.unpack_from("<II", command.push, len(command.push) - 16)
+    told = [struct.unpack_from("<II", command.push, len(command.push) - 12)
             for command in program.commands
             if isinstance(command, Dispatch) and command.kernel == "router_topk"]  # fmt: skip
     entries = 3 * EXPERTS.n_experts

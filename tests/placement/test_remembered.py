@@ -24,7 +24,13 @@ from vkmoe.placement.remembered import (
     tuning_for,
 )
 
-GPU = replace(AMD, subgroup_size=64, subgroup_range=(32, 64), takes_subgroup_size=True)
+GPU = replace(
+    AMD,
+    subgroup_size=64,
+    subgroup_range=(32, 64),
+    takes_subgroup_size=True,
+    features=AMD.features | {"int64"},
+)
 TABLE = choose_tuning(GPU)
 HEAD = kernel_class("matvec", "Q6_K", 151936, 2048)
 DOWN = kernel_class("expert_down", "Q4_K", 2048, 6144)

@@ -26,7 +26,13 @@ from vkmoe.selftest import launch_choice
 from vkmoe.selftest.launch_cases import Work, common_works, largest_of_each_class, works_of
 from vkmoe.selftest.launch_choice import _Tuner, candidates, choose, measure_launches
 
-GPU = replace(AMD, subgroup_size=64, subgroup_range=(32, 64), takes_subgroup_size=True)
+GPU = replace(
+    AMD,
+    subgroup_size=64,
+    subgroup_range=(32, 64),
+    takes_subgroup_size=True,
+    features=AMD.features | {"int64"},
+)
 OLD, NEW, OTHER = Launch(64, 4), Launch(64, 8), Launch(64, 2)
 WORK = Work("matvec", "Q8_0", 40, 256)
 
