@@ -62,15 +62,15 @@ void main() {
     const uint length = split_positions(position - seen);
     const uint start = seen + gl_WorkGroupID.y * length;
     if (start > position) return; // an unused split: attention_combine skips it by the same formula
-    const uint end = min(start + length, position + 1u);
+    const uint end = min(start + length, position + 1u), filled = filled_end(end, position);
 
     find_team();
     uint first = start + team * STEP_POSITIONS; // of this team's positions
     const uint team_end = is_active ? end : 0u;  // the lanes beyond the last whole team see none
     uvec4 keys[STEP_RAW], rows[STEP_RAW];
     if (LOADS_AHEAD) {
-        LOAD_STEP(k_cache, kv_head, first, end, keys)
-        LOAD_STEP(v_cache, kv_head, first, end, rows)
+        LOAD_STEP(k_cache, kv_head, first, filled, keys)
+        LOAD_STEP(v_cache, kv_head, first, filled, rows)
     }
     load_query(first_head, kv_head, position);
     if (end == position + 1u) append_position(kv_head, position, first_head % HEADS_PER_KV == 0u);
@@ -80,16 +80,16 @@ void main() {
         const uint next = first + STEP_ROWS;
         const bool is_last = next_start >= end;
         float values[STEP_VALUES];
-        if (!LOADS_AHEAD) { LOAD_STEP(k_cache, kv_head, first, end, keys) }
+        if (!LOADS_AHEAD) { LOAD_STEP(k_cache, kv_head, first, filled, keys) }
         TAKE_OWN(own_key, first, end, position, keys)
         step_scores(keys, values);
-        if (LOADS_AHEAD && !is_last) { LOAD_STEP(k_cache, kv_head, next, end, keys) } // arrives while the values are added
+        if (LOADS_AHEAD && !is_last) { LOAD_STEP(k_cache, kv_head, next, filled, keys) } // arrives while the values are added
         step_softmax(first, team_end, values);
-        if (!LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, first, end, rows) }
+        if (!LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, first, filled, rows) }
         TAKE_OWN(own_value, first, end, position, rows)
         step_values(rows, values);
         if (is_last) break;
-        if (LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, next, end, rows) }
+        if (LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, next, filled, rows) }
         first = next;
     }
     store_partials(first_head);

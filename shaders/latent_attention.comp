@@ -60,27 +60,27 @@ void main() {
     const uint length = split_positions(position);
     const uint start = gl_WorkGroupID.y * length;
     if (start > position) return; // an unused split: attention_combine skips it by the same formula
-    const uint end = min(start + length, position + 1u);
+    const uint end = min(start + length, position + 1u), filled = filled_end(end, position);
 
     find_team();
     uint first = start + team * STEP_POSITIONS; // of this team's positions
     const uint team_end = is_active ? end : 0u;  // the lanes beyond the last whole team see none
     uvec4 loaded_rows[STEP_RAW];
-    if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, end, loaded_rows) }
+    if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, filled, loaded_rows) }
     load_query(first_head, position);
     if (end == position + 1u) append_position(position, first_head == 0u);
 
     clear_sums();
     for (uint next_start = start + STEP_ROWS; true; next_start += STEP_ROWS) {
         float values[STEP_VALUES];
-        if (!LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, end, loaded_rows) }
+        if (!LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, filled, loaded_rows) }
         TAKE_OWN(own_row, first, end, position, loaded_rows)
         step_scores(loaded_rows, values);
         step_softmax(first, team_end, values);
         step_values(loaded_rows, values);
         if (next_start >= end) break;
         first += STEP_ROWS;
-        if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, end, loaded_rows) }
+        if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, filled, loaded_rows) }
     }
     store_partials(first_head);
 }

@@ -30,8 +30,12 @@ const uint WORD_DIMS = 1u;
 uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); }
 #endif
 
+// The positions of a split whose rows were there before this token: its own row is being written, maybe by another workgroup.
+// The first token has no other row; what it reads there is not used.
+uint filled_end(uint end, uint position) { return min(end, max(position, 1u)); }
+
 // Loads this lane's units of the step's positions. No branch keeps a load waiting: beyond the end the last position is read
-// again, and beyond the row its last unit; weights and queries are zeros there. TAKE_OWN puts what must not be read in its place.
+// again, and beyond the row its last unit; weights and queries are zeros there. TAKE_OWN puts this token's row in its place.
 #define LOAD_STEP(cache, kv_head, first, end, raw) \
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) { \
         const uint row = kv_head * context + min(first + i, end - 1u); \
