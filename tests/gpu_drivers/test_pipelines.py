@@ -103,11 +103,12 @@ def _statistics(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_device_without_statistics_is_refused_in_a_line() -> None:
-    done = _statistics()
-    if done.returncode == 0:
-        pytest.skip("the device at hand has statistics")
-    assert done.returncode == 1 and not done.stdout
-    assert re.fullmatch(r"error: .* keeps no statistics .*\nhint: .*\n", done.stderr)
+    done = _statistics("--only", "finish")
+    if done.returncode == 0:  # lavapipe has none, another device at hand may have them
+        assert done.stdout.splitlines()[-1].startswith("1 pipelines in ")
+    else:
+        assert done.returncode == 1 and not done.stdout
+        assert re.fullmatch(r"error: .* keeps no statistics .*\nhint: .*\n", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ def tune(
     """
     from vkmoe.gpu.device import Device as open_device
     from vkmoe.placement.remembered import forget as delete
-    from vkmoe.placement.remembered import recall
 
     path = chosen_model(context, positional, model)
     with open_device(device) as opened:
@@ -56,18 +55,25 @@ def tune(
         note(f"device {info.index}: {info.name} ({info.driver})")
         if forget:
             note("forgotten" if delete(info) else "nothing was remembered")
-            return
-        recalled = recall(info)
-        if recalled.note:
-            note(recalled.note)
-        known = {item.kernel: item for item in recalled.measured}
-        works = _works(path)
-        todo = {kernel: work for kernel, work in works.items() if again or kernel not in known}
-        found = _measured(opened, todo)
-        new = {item.kernel: item for item in found if item is not None}
-        known |= new
-        if new:
-            note(f"remembered in {_remembered(info, list(known.values()))}")
+        else:
+            _tune(opened, _works(path), again)
+
+
+def _tune(device: Device, works: Works, again: bool) -> None:
+    """Measure what is not known yet, remember it and print all. Raises VkmoeError."""
+    from vkmoe.placement.remembered import recall
+
+    info = device.info
+    recalled = recall(info)
+    if recalled.note:
+        note(recalled.note)
+    known = {item.kernel: item for item in recalled.measured}
+    todo = {kernel: work for kernel, work in works.items() if again or kernel not in known}
+    found = _measured(device, todo)
+    new = {item.kernel: item for item in found if item is not None}
+    known |= new
+    if new:
+        note(f"remembered in {_remembered(info, list(known.values()))}")
     for line in tuning_lines([known[kernel] for kernel in works if kernel in known]):
         typer.echo(line)
     if not todo:
