@@ -2,10 +2,11 @@
 //           where the slot's kernels read it. Logs two words a slot, 1 + the expert's id if it was copied, else 0.
 // Inputs    routing (ids, addresses, partners [n_slots]); spans by address. Outputs: landing places by address; log words
 //           [first_filled + 2 * slot ...].
-// Who       workgroup -> GROUP_UNITS units of 16 bytes of one slot's span (y); a lane loads UNITS of them, one workgroup size
-//           apart, before it stores any: many loads are in flight and neighbouring lanes take neighbouring units.
+// Who       workgroup -> GROUP_UNITS units of 16 bytes of one slot's span (z), counted in lines (x, y); a lane loads UNITS of
+//           them, one workgroup size apart, before it stores any: many loads are in flight and neighbouring lanes take
+//           neighbouring units. A workgroup behind the span's end copies nothing.
 // Assumes   spans are 16-byte aligned; no two slots share a landing place, and none is a home.
-// Dispatch  (ceil(n_units / GROUP_UNITS), n_used, 1)
+// Dispatch  (ceil(n_groups / n_lines), n_lines, n_used), n_groups being ceil(n_units / GROUP_UNITS)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -32,12 +33,12 @@ void copy_units(uvec2 home, uvec2 landing, uint first, uint stride) {
 }
 
 void main() {
-    const uint slot = gl_WorkGroupID.y;
+    const uint slot = gl_WorkGroupID.z;
     const uint stride = gl_WorkGroupSize.x;
-    const uint group = gl_WorkGroupID.x * stride * UNITS;
+    const uint group = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * stride * UNITS;
     const uvec2 home = routed_partner(slot, n_slots);
     const uvec2 landing = routed_address(slot, n_slots);
-    if (gl_WorkGroupID.x == 0u && gl_LocalInvocationIndex == 0u) {
+    if (group == 0u && gl_LocalInvocationIndex == 0u) {
         const uint word = is_null(home) ? 0u : 1u + routing[slot];
         filled_log[first_filled + 2u * slot] = word;
         filled_log[first_filled + 2u * slot + 1u] = word;

@@ -109,6 +109,15 @@ def test_one_gathered_expert(runner: Runner) -> None:
     GatherCase(4096, 1, (0,)).run(runner).verify()
 
 
+def test_a_span_of_more_workgroups_than_a_line_takes(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an expert of Mixtral in F32, 704 MB, with the limit that allows 512 MiB in one line."""
+    monkeypatch.setattr("vkmoe.gpu.program.MAX_GROUPS", 3)
+    for n_groups in (3, 4, 7):
+        GatherCase(n_groups * GROUP_BYTES - 16, 3, (0, 2)).run(runner).verify()
+
+
 def test_the_twin_copies_what_has_a_partner() -> None:
     """Worked out by hand: three slots of 4 bytes, the second is copied."""
     memory = np.arange(16, dtype=np.uint8)

@@ -93,8 +93,8 @@ def test_large_vocabularies_keep_to_the_limit_of_workgroups() -> None:
 def test_workgroups_beyond_the_limit_go_on_in_y(
     runner: Runner, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit of three makes 11 workgroups four lines, of which the last has one too many."""
-    monkeypatch.setattr("vkmoe.ops.matvec.MAX_GROUPS", 3)
+    """A limit of five makes 11 workgroups three lines of four: the last has one too many."""
+    monkeypatch.setattr("vkmoe.gpu.program.MAX_GROUPS", 5)
     MatvecCase(tuning, (("Q4_K", 30), ("Q4_K", 12)), 512, n_partials=5).run(runner).verify()
     with Runner(runner.device) as other:
         ResidualCase(tuning, "Q8_0", 42, 512).run(other).verify()

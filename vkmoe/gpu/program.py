@@ -21,6 +21,7 @@ __all__ = [
     "Role",
     "TensorRef",
     "memory_range",
+    "workgroup_lines",
 ]
 
 MAX_GROUPS = 65535  # workgroups in each direction that every Vulkan device takes
@@ -44,6 +45,12 @@ class Range(NamedTuple):
 def memory_range(address: int, n_bytes: int) -> Range:
     """Make a range of memory reached by address: weights, KV cache, expert spans, expert table."""
     return Range(MEMORY, address, address + n_bytes)
+
+
+def workgroup_lines(n_groups: int) -> tuple[int, int]:
+    """Lay out at least `n_groups` workgroups in as few lines (x, y) as fit; the rest return."""
+    n_lines = -(-n_groups // MAX_GROUPS)
+    return -(-n_groups // n_lines), n_lines
 
 
 @dataclass(frozen=True)

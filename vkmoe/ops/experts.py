@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vkmoe.facts import Activation
 from vkmoe.gpu.kernels import KernelSpec, kernel
-from vkmoe.gpu.program import Bound, Program, Range, TensorRef, memory_range
+from vkmoe.gpu.program import Bound, Program, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.matvec import Rows
@@ -226,7 +226,7 @@ def gather(
                 "first_filled": landing.first_word,
             },
             {"routing": routing, "log": landing.bound},
-            (-(-span_bytes // GROUP_BYTES), landing.n_used, 1),
+            (*workgroup_lines(-(-span_bytes // GROUP_BYTES)), landing.n_used),
             label,
             reads=homes,
             writes=landing.ranges,

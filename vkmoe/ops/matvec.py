@@ -12,7 +12,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import MAX_GROUPS, Range, TensorRef, memory_range
+from vkmoe.gpu.program import Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.norms import NormInput, NormOutput
@@ -136,7 +136,7 @@ def matvec(
                     "y": y.part(offset, n_rows),
                     "norm_partials": partials.part(0, norm.n_partials if norm else 0),
                 },
-                _grid(-(-n_rows // launch.rows)),
+                (*workgroup_lines(-(-n_rows // launch.rows)), 1),
                 op.label,
                 reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
             ),
@@ -151,12 +151,6 @@ def _groups(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
         group = list(same_type)
         for start in range(0, len(group), 3):
             yield group[start : start + 3]
-
-
-def _grid(n_groups: int) -> tuple[int, int, int]:
-    """Lay out at least `n_groups` workgroups, as few as fit the limit in x; the rest return."""
-    n_lines = -(-n_groups // MAX_GROUPS)
-    return (-(-n_groups // n_lines), n_lines, 1)
 
 
 def _group_numbers(group: list[Matrix]) -> dict[str, int]:
@@ -214,7 +208,7 @@ def matvec_heads(
                 "y": y.part(0, stack.n_rows),
                 "norm_partials": scratch.part(0, 0),
             },
-            (*_grid(-(-n_rows // launch.rows))[:2], n_heads),
+            (*workgroup_lines(-(-n_rows // launch.rows)), n_heads),
             op.label,
             reads=(stack.memory,),
         ),
@@ -246,7 +240,7 @@ def matvec_residual(
                 "bias": bias,
             },
             {"x": x, **output.tensors},
-            _grid(n_groups),
+            (*workgroup_lines(n_groups), 1),
             op.label,
             reads=(matrix.memory, gains, *_bias_range(bias, 0, matrix.n_rows)),
         ),
