@@ -1,5 +1,6 @@
 // The end of a split: the teams' online softmaxes joined and written as partials [head][split][VALUE_DIM + 2].
 // Needs: attention_state.glsl, the array `partials`.
+
 // Writes one lane's share of a head: straight to the partials if there is one team, else to the team's row of the stage.
 void store_out(uint h, float fade, uint row) {
     [[unroll]] for (uint i = 0u; i < VALUE_LANE_UNITS * 2u; ++i) {

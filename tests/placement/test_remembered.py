@@ -138,3 +138,15 @@ def test_a_class_goes_by_kernel_type_and_form_alone() -> None:
     assert TABLE.launch(kernel_class("matvec", "F32", 128, 2048)) == Launch(64, 1)
     assert TABLE.launch(DOWN) == Launch(64, 4, 64), "experts' pipelines must agree in subgroups"
     assert TABLE.launch(HEAD) == Launch(64, 4), "others leave the size to the driver"
+
+
+def test_a_user_without_a_home_folder_has_nothing_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container whose user is in no list: models run, and `vkmoe tune` says what fails."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.setattr(remembered, "remembered_path", path_of)
+    assert recall(GPU) == Recalled()
+    with pytest.raises(FileNotFoundError, match="no home folder"):
+        remember(GPU, [])

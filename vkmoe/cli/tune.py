@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tune", "tuning_lines"]
 
-SECONDS = 10.0  # after which no more kernels are begun; one takes a few at most
+SECONDS = 14.0  # after which no more kernels are begun; one takes a few at most
 
 
 @config_options

@@ -37,7 +37,7 @@ ROUTER_TOPK = kernel(
     "workgroup_size n_experts n_groups",
 )
 
-MAX_EXPERTS, MAX_USED = 1024, 32  # what the shader has room for
+MAX_EXPERTS, MAX_USED = 1024, 32  # 4 KiB of keys in shared memory; slots in it
 LOG_HEADER_WORDS = 4  # word 0 is the serial number that `finish` writes
 RENORMALISE, SIGMOID, SHARED_GATE, GATHER = 1, 2, 4, 8
 

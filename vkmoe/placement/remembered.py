@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from errno import ENOENT
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -94,7 +95,8 @@ def with_measured(device: DeviceInfo, recalled: Recalled) -> Tuning:
 
 def remembered_path(device: DeviceInfo) -> Path:
     """Name the file of a device: in the user's cache folder, whether it is there or not."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    # Without a home folder "~" stays as it is, and names a folder that is not there.
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     return Path(cache) / "vkmoe" / "tuning" / f"{name[:80] or 'device'}.json"
 
@@ -118,6 +120,8 @@ def recall(device: DeviceInfo) -> Recalled:
 def remember(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
     """Write what was measured in place of what was remembered. Raises OSError."""
     path = remembered_path(device)
+    if not path.is_absolute():
+        raise FileNotFoundError(ENOENT, "you have no home folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         **_identity(device),
