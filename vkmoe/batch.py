@@ -17,18 +17,18 @@ Phase = Literal["decode", "prompt"]
 
 
 class BatchKind(NamedTuple):
-    """Says what a program is recorded for: batches of one kind replay one program."""
+    """Says what a program is recorded for; batches that are no larger replay it."""
 
-    n_tokens: int
-    with_logits: bool
+    phase: Phase
+    n_rows: int
+    n_logits: int  # rows that may want logits
 
 
 class TokenBatch(NamedTuple):
     """Holds tokens that are processed together, one row each; those of a sequence in order.
 
     Rows of a prompt are summed in another order than rows that are decoded: the phase says which
-    order it is, never their number. Programs take one row for now; `TokenPrograms.run` refuses
-    more.
+    order it is, never their number.
     """
 
     tokens: tuple[int, ...]  # [n_tokens]
@@ -41,10 +41,6 @@ class TokenBatch(NamedTuple):
     def one(cls, token: int, position: int, with_logits: bool = True) -> TokenBatch:
         """Make the batch of one token."""
         return cls((token,), (position,), (0,), (with_logits,))
-
-    @property
-    def kind(self) -> BatchKind:
-        return BatchKind(len(self.tokens), any(self.wants_logits))
 
 
 class TopLogits(NamedTuple):
@@ -62,7 +58,12 @@ class RunResult(NamedTuple):
 
     routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
     filled: NDArray[np.uint32] | None  # [n_tokens, n_moe_layers, n_used, 2], see RoutingLog
-    top: TopLogits | None  # of the row that wants logits
+    tops: tuple[TopLogits, ...] = ()  # of the rows that want logits, in order
+
+    @property
+    def top(self) -> TopLogits | None:
+        """Return the largest logits of the last row that wants any; None where none does."""
+        return self.tops[-1] if self.tops else None
 
     @property
     def landed(self) -> NDArray[np.bool_]:

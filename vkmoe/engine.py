@@ -6,8 +6,9 @@ options.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -87,8 +88,9 @@ class Engine(Closing):
         # ----- memory -----
         plan, enter = self.plan, self._cleanup.enter_context
         kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
-        states = [kind.state_bytes for kind in kinds]
-        caches = enter(KvCaches(self.device, plan.layout("KV cache"), states))
+        self._caches = enter(
+            KvCaches(self.device, plan.layout("KV cache"), kinds, plan.n_regions)
+        )
         memory = enter(ExpertMemory(self.device, decision, checks))
         loaded = enter(load_weights(self.device, self.model, decision, progress))
         self._stop_before_freeing(memory)
@@ -96,9 +98,10 @@ class Engine(Closing):
         self._experts = memory.follow(loaded, seed)
         # ----- programs -----
         weights, space = memory.extend(loaded), self.workspace
-        decoder = Decoder(self.spec, self.tuning, weights, space, caches.addresses, plan.mode)
+        addresses = self._caches.addresses
+        decoder = Decoder(self.spec, self.tuning, weights, space, addresses, plan.mode)
         self._backend = Backend(self.device)
-        self._next_position = 0
+        self._ends = [0] * plan.n_regions  # positions of each region that are filled
         speed = submit_speed(self.device.info, self.link, plan.mode)
         self._programs = enter(TokenPrograms(self._backend, decoder, plan.executor, speed))
         self._stop_before_freeing(memory)
@@ -118,23 +121,43 @@ class Engine(Closing):
     def n_vocab(self) -> int:
         return self.spec.n_vocab
 
-    def run(self, batch: TokenBatch) -> RunResult:
-        """Process a batch; its result has the largest logits where it wants logits.
+    @property
+    def n_regions(self) -> int:
+        """Return how many sequences the KV caches hold at once."""
+        return self.plan.n_regions
 
-        Tokens of a sequence must come in order of their positions; `rewind` goes back to an
+    @property
+    def max_decode_rows(self) -> int:
+        """Return the most rows of a batch to decode.
+
+        All experts that they may use in a layer must be in memory together.
+        """
+        sizes, n_at_once = self.workspace.row_sizes["decode"], self._experts.n_at_once
+        n_used = self.spec.experts.n_used if self.spec.experts else 1
+        return max(1, min(sizes[-1], n_at_once // n_used))
+
+    @property
+    def prompt_rows(self) -> int:
+        """Return how many rows of a prompt a batch takes now; it follows the measured time."""
+        return self._programs.prompt_rows
+
+    def run(self, batch: TokenBatch) -> RunResult:
+        """Process a batch; its result has the largest logits of each row that wants any.
+
+        Rows of a region must stand together, in order of their positions; `rewind` goes back to an
         earlier one.
         """
-        first, last = batch.positions[0], batch.positions[-1]
-        assert 0 <= first <= last < self.ctx_size, (batch, self.ctx_size)
+        for region, first, last in _spans(batch):
+            assert 0 <= first <= last < self.ctx_size, (batch, self.ctx_size)
+            if first != self._ends[region]:
+                self.rewind(region, first)
+            self._ends[region] = last + 1
         self._backend.settle()
-        if first != self._next_position:
-            self.rewind(first)
-        self._next_position = last + 1
         began = perf_counter_ns()
         result = self._programs.run(batch, self._experts)
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
-        landed = result.landed if self.plan.mode.promote else None
+        landed = result.landed if self.plan.mode.promote and batch.phase == "decode" else None
         self._experts.after_token(result.routing, landed)
         return result
 
@@ -142,20 +165,27 @@ class Engine(Closing):
         """Process one token. Returns the largest logits, or None without logits."""
         return self.run(TokenBatch.one(token, position, with_logits)).top
 
-    def rewind(self, position: int) -> int:
-        """Forget what came from `position` on; tokens go on from the position returned.
+    def rewind(self, region: int, position: int) -> int:
+        """Forget what came from `position` on in a region; return where tokens go on.
 
         A KV cache holds every earlier position, so it is the one asked for, or the end of what was
         processed. What predicts experts from token to token begins anew.
         """
-        if position != self._next_position:
+        if position != self._ends[region]:
             self._experts.residency.reset_predictions()
-        self._next_position = min(position, self._next_position)
-        return self._next_position
+        self._ends[region] = min(position, self._ends[region])
+        return self._ends[region]
 
-    def full_logits(self) -> NDArray[np.float32]:
-        """Return all logits of the last token run with logits: float32 [n_vocab]."""
-        return self._programs.full_logits()
+    def copy_region(self, source: int, target: int, n_positions: int) -> None:
+        """Make the first positions of one region those of another, which has no others then."""
+        assert source != target and n_positions <= self._ends[source], (source, target, n_positions)
+        self._backend.settle()
+        self._caches.copy(source, target, n_positions)
+        self._ends[target] = n_positions
+
+    def full_logits(self, index: int = 0) -> NDArray[np.float32]:
+        """Return all logits of the index-th row of the last batch that wanted any: [n_vocab]."""
+        return self._programs.full_logits(index)
 
     def routing(self) -> NDArray[np.uint32]:
         """Return the last token's experts: uint32 [n MoE layers, n_used]; empty without experts."""
@@ -201,3 +231,12 @@ class Engine(Closing):
     def close(self) -> None:
         """Free everything. May be called twice."""
         self._cleanup.close()
+
+
+def _spans(batch: TokenBatch) -> Iterator[tuple[int, int, int]]:
+    """Yield each region of a batch with its first and last position."""
+    rows = zip(batch.sequences, batch.positions, strict=True)
+    for region, found in groupby(rows, key=lambda row: row[0]):
+        positions = [position for _, position in found]
+        assert positions == list(range(positions[0], positions[0] + len(positions))), batch
+        yield region, positions[0], positions[-1]

@@ -3,13 +3,12 @@
 // inert, and what stands in them is of no meaning.
 // Needs: PARAMS_BINDING defined; ROW too where it is not the first row: the one that an invocation processes.
 const uint HEADER_WORDS = 8u, ROW_WORDS = 4u;
-const uint ROW_WANTS_LOGITS = 1u;
 
 struct TokenRow {
     uint token;            // id of the token
     uint position;         // its position in the context, counted from 0
     uint sequence;         // the region of the KV caches that its sequence has
-    uint flags;            // ROW_WANTS_LOGITS
+    uint picked;           // not of this row: of row i, which row is the i-th that wants logits
 };
 
 layout(set = 0, binding = PARAMS_BINDING, std430) readonly buffer ParamsBuffer {

@@ -17,7 +17,6 @@ CONSTANTS = {
     "include/params.glsl": {
         "HEADER_WORDS": token_io.HEADER_WORDS,
         "ROW_WORDS": token_io.ROW_WORDS,
-        "ROW_WANTS_LOGITS": token_io.WANTS_LOGITS,
     },
     "router_topk.comp": {
         "MAX_USED": router.MAX_USED,

@@ -15,4 +15,4 @@ def test_parameters_have_a_row_for_each_row_of_the_program() -> None:
     pack_params(words.data, batch, (4 << 32) + 3, serial=6, landing_row=1)
     header, rows = words[:8], words[8:].reshape(3, 4)
     assert header.tolist() == [3, 4, 6, 2, 1, 0, 0, 0]
-    assert rows.tolist() == [[11, 5, 0, 0], [12, 90, 2, 1], [7] * 4]
+    assert rows.tolist() == [[11, 5, 0, 1], [12, 90, 2, 0], [7] * 4], "the second row is picked"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -21,19 +21,25 @@ from vkmoe.batch import BatchKind, RunResult, TokenBatch
 from vkmoe.choices import Executor
 from vkmoe.closing import Closing
 from vkmoe.execute.segments import (
+    TARGET_S,
     Bring,
     Part,
     bound_submits,
     cut_at_layers,
+    cut_at_marks,
     cut_at_routers,
+    cut_prompt_at_routers,
+    most_pieces,
     part_bytes,
 )
 from vkmoe.gpu.backend import Backend, Recording, Submission
-from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder
+from vkmoe.models.workspace import LOGIT_ROWS
 from vkmoe.ops.candidates import CandidatesReader
+from vkmoe.ops.router import LogViews
 
 __all__ = ["HostActions", "Recorded", "Segment", "TokenPrograms"]
 
@@ -52,7 +58,13 @@ class HostActions(Protocol):
         """Note that the submit is over; it is not called for one that failed."""
 
     def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Make experts [n_tokens, n_used] of a MoE layer available to the next submit."""
+        """Make experts [n_rows, n_used] of a MoE layer available to the next submit."""
+
+    def groups(self, experts: NDArray[np.uint32]) -> Sequence[NDArray[np.uint32]]:
+        """Split distinct experts of a MoE layer into groups that `bring` can make available."""
+
+    def bring_group(self, layer: int, experts: NDArray[np.uint32]) -> None:
+        """Make a group available to the next submit, which may be the layer's first or not."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Segment:
     program: Program
     recording: Recording
     then: Bring | None
+    piece: int | None  # the serial it leaves; None: it puts out the log, which has one
 
 
 class _Submit:
@@ -69,16 +82,21 @@ class _Submit:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.recordings = tuple(segment.recording for segment in segments)
+        self.pieces = tuple(segment.piece for segment in segments)
         self.then = segments[-1].then
-        self.expected_ns = 0  # how long it takes, by those before
+        self.expected_ns = 0  # how long it takes, by those before; 0: not known yet
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Holds a program as a whole, and its segments in order."""
+    """Holds a program as a whole, and its segments in order.
+
+    Those of a prompt stand alone: any of them may begin a submit.
+    """
 
     program: Program
     segments: tuple[Segment, ...]
+    stand_alone: bool = False
 
     @cached_property
     def submits(self) -> list[_Submit]:
@@ -86,16 +104,41 @@ class Recorded:
         groups: list[list[Segment]] = [[]]
         for segment in self.segments:
             groups[-1].append(segment)
-            if segment.then is not None:
+            if segment.then is not None or self.stand_alone:
                 groups.append([])
-        return [_Submit(group) for group in groups]
+        return [_Submit(group) for group in groups if group]
+
+    def queues(self) -> Iterator[list[_Submit]]:
+        """Yield the submits that are queued together, without a wait between them.
+
+        Where segments stand alone, neighbours are as long as their times come to TARGET_S. A part
+        of experts, which may have to run again, has the host before and behind it.
+        """
+        queue: list[_Submit] = []
+        in_groups = False
+        for submit in self.submits:
+            together = sum(other.expected_ns for other in queue) + submit.expected_ns
+            known = submit.expected_ns and all(other.expected_ns for other in queue)
+            if queue and not (self.stand_alone and known and together <= TARGET_S * 1e9):
+                yield queue
+                queue = []
+            queue.append(submit)
+            if submit.then is not None or in_groups:
+                yield queue
+                queue = []
+            in_groups = submit.then is not None and submit.then.in_groups
+        if queue:
+            yield queue
 
 
 class TokenPrograms(Closing):
-    """Holds the programs of a decoder, recorded for every kind of batch, ready to be replayed.
+    """Holds the programs of a decoder, recorded for kinds of batches, ready to be replayed.
 
-    Fused, a program is one segment, or several that are queued together where one would take too
-    long. Stepped, it ends a segment with the routing of each MoE layer, for the host to act on.
+    A kind is recorded when a batch of it first comes; that of one row to decode at once.
+
+    Fused, a program that decodes is one segment, or several that are queued together where one
+    would take too long; one of a prompt has segments small enough to be queued by their times.
+    Stepped, a program ends a segment with the routing of each MoE layer, for the host to act on.
     """
 
     def __init__(
@@ -105,73 +148,138 @@ class TokenPrograms(Closing):
         executor: Executor = "fused",
         bytes_per_second: float | None = None,
     ) -> None:
-        """Record the programs. Raises GpuErrors.
+        """Record the program of one row. Raises GpuErrors.
 
         At `bytes_per_second` the GPU gets at missed experts (at all weights, where it shares the
         host's memory): a fused token that takes too long for one submit at worst becomes several.
         None: not known, or nothing ends a submit that takes long; it stays one.
         """
-        self._backend, space = backend, decoder.workspace
+        self._backend, self._space, space = backend, decoder.workspace, decoder.workspace
         borders = _submit_borders(backend, decoder, bytes_per_second)
         self._lands = decoder.mode.lands  # else the filled words mean nothing
+        self._n_vocab = decoder.spec.n_vocab
         self._submissions: list[Submission] = []
+        sizes = space.row_sizes["prompt"] or (0,)
+        self.prompt_rows, self._most_prompt_rows = sizes[0], sizes[-1]  # of the next chunk
         for tensor in space.tensors:
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
-            self.io = TokenIo(backend, space.params, space.log, space.candidates, len(borders) + 1)
+            n_pieces = most_pieces(decoder.spec.n_layers)
+            self.io = TokenIo(backend, space.params, space.log, space.candidates, n_pieces)
             cleanup.callback(self.io.close)
-            self._routing, self._filled = space.routing_log.views(self.io.view(space.log))
-            words = self.io.view(space.candidates)
-            self._candidates = CandidatesReader(words, decoder.spec.n_vocab)
+            self._views: dict[int, LogViews] = {}  # by the rows of a program
+            self._read: LogViews = self._log_views(1)  # of the last run's rows
+            rows = self.io.view(space.candidates).reshape(space.candidates.n_rows, -1)
+            self._candidates = [CandidatesReader(words, self._n_vocab) for words in rows]
             cleanup.callback(self._let_go)
             logits, n_bytes = backend.tensor(space.logits), space.logits.n_bytes
             self._logits = cleanup.enter_context(Readback(backend.device, logits, 0, n_bytes))
             self._recorder = _Recorder(backend, decoder, self.io, executor, borders)
             self.recorded: dict[BatchKind, Recorded] = {}
-            for with_logits in (False, True):
-                known = self.recorded.values()
-                same = [segment for item in known for segment in item.segments]
-                self.recorded[BatchKind(1, with_logits)] = self._recorder.record(with_logits, same)
+            for n_logits in (0, 1):
+                self.recording(BatchKind("decode", 1, n_logits))
             self._cleanup = cleanup.pop_all()
+
+    def recording(self, kind: BatchKind) -> Recorded:
+        """Return what is recorded for a kind of batches, recorded now if need be."""
+        if kind not in self.recorded:
+            alike = [item for other, item in self.recorded.items() if other[:2] == kind[:2]]
+            known = [segment for item in alike for segment in item.segments]
+            self.recorded[kind] = self._recorder.record(kind, known)
+        return self.recorded[kind]
 
     # ----- running -----
 
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
-        assert len(batch.tokens) == 1, "programs take one row"
-        kind, self._submissions = batch.kind, []
-        for index, submit in enumerate(self.recorded[kind].submits):
-            self.io.send(batch, host.begin(index == 0))
-            self._run(submit)
-            host.end()
-            if submit.then is not None:
-                layer = submit.then.layer
-                host.bring(layer, self._routing[:, layer].copy())
-        top = self._candidates.read() if kind.with_logits else None
-        return RunResult(self.routing(), self.filled() if self._lands else None, top)
+        kind, n_rows = self._kind(batch), len(batch.tokens)
+        recorded, views = self.recording(kind), self._log_views(kind.n_rows)
+        self._submissions = []
+        self._read = LogViews(views.ids[:n_rows], views.filled[:n_rows])
+        then: Bring | None = None
+        for index, queue in enumerate(recorded.queues()):
+            for act in self._actions(then, host):
+                act()
+                self.io.send(batch, host.begin(index == 0))
+                self._run(queue)
+                host.end()
+            then = queue[-1].then
+        if batch.phase == "prompt" and n_rows == kind.n_rows:
+            self._fit_chunks(kind.n_rows, recorded)
+        tops = tuple(reader.read() for reader in self._candidates[: sum(batch.wants_logits)])
+        return RunResult(self.routing(), self.filled() if self._lands else None, tops)
 
-    def _run(self, submit: _Submit) -> None:
+    def _run(self, queue: Sequence[_Submit]) -> None:
         started = time.perf_counter_ns()
-        expected = 0 if self._backend.device.info.is_cpu else submit.expected_ns
-        self._submissions += self._backend.run(*submit.recordings, expected_ns=expected)
+        known = sum(submit.expected_ns for submit in queue)
+        expected = 0 if self._backend.device.info.is_cpu else known
+        recordings = [recording for submit in queue for recording in submit.recordings]
+        self._submissions += self._backend.run(*recordings, expected_ns=expected)
         elapsed = time.perf_counter_ns() - started
-        known = submit.expected_ns or elapsed
-        submit.expected_ns = int(known + _TIME_WEIGHT * (elapsed - known))
-        self.io.receive(len(submit.recordings))
+        for submit in queue:
+            if submit.expected_ns:
+                submit.expected_ns += int(submit.expected_ns * _TIME_WEIGHT * (elapsed / known - 1))
+            else:
+                submit.expected_ns = elapsed // len(queue)
+        pieces = [piece for submit in queue for piece in submit.pieces]
+        self.io.receive([piece for piece in pieces if piece is not None], None in pieces)
+
+    def _fit_chunks(self, n_rows: int, recorded: Recorded) -> None:
+        """Choose the rows of the next chunk, so that no submit takes longer than TARGET_S."""
+        sizes = self._space.row_sizes["prompt"]
+        index = sizes.index(n_rows)
+        longest_s = max(submit.expected_ns for submit in recorded.submits) / 1e9
+        if longest_s > TARGET_S and index:
+            self.prompt_rows = self._most_prompt_rows = sizes[index - 1]
+        elif n_rows < self._most_prompt_rows:
+            larger = sizes[index + 1]
+            if longest_s * larger / n_rows <= TARGET_S:
+                self.prompt_rows = larger
+
+    def _actions(self, then: Bring | None, host: HostActions) -> list[Callable[[], None]]:
+        """List what the host does before each run of what comes next, which runs as often."""
+        if then is None:
+            return [lambda: None]
+        layer = then.layer
+        experts = self._read.ids[:, layer].copy()
+        if then.in_groups:
+            groups = host.groups(np.unique(experts))
+            return [partial(host.bring_group, layer, group) for group in groups]
+        return [partial(host.bring, layer, experts)]
+
+    def _kind(self, batch: TokenBatch) -> BatchKind:
+        """Choose the smallest program that takes a batch."""
+        n_rows, n_logits = len(batch.tokens), sum(batch.wants_logits)
+        sizes = self._space.row_sizes[batch.phase]
+        assert 0 < n_rows <= sizes[-1], (n_rows, sizes)
+        size = next(size for size in sizes if size >= n_rows)
+        if batch.phase == "decode":
+            assert n_logits in (0, n_rows), "rows to decode want logits, all or none"
+            return BatchKind("decode", size, size if n_logits else 0)
+        assert n_logits <= LOGIT_ROWS[-1], n_logits
+        return BatchKind("prompt", size, next(n for n in (0, *LOGIT_ROWS) if n >= n_logits))
+
+    def _log_views(self, n_rows: int) -> LogViews:
+        """Return views of the log of a program with `n_rows` rows."""
+        if n_rows not in self._views:
+            log = self._space.routing_log(n_rows)
+            self._views[n_rows] = log.views(self.io.view(log.tensor))
+        return self._views[n_rows]
 
     # ----- reading -----
 
     def routing(self) -> NDArray[np.uint32]:
-        """Return the experts the last run used: uint32 [n_tokens, n_moe_layers, n_used], a copy."""
-        return self._routing.copy()
+        """Return the experts the last run used: uint32 [n_rows, n_moe_layers, n_used], a copy."""
+        return self._read.ids.copy()
 
     def filled(self) -> NDArray[np.uint32]:
         """Return what the last run's misses left in landing places: see RoutingLog; a copy."""
-        return self._filled.copy()
+        return self._read.filled.copy()
 
-    def full_logits(self) -> NDArray[np.float32]:
-        """Read all logits of the last run that wanted logits: float32 [n_vocab]."""
-        return self._logits.read().view(np.float32)
+    def full_logits(self, index: int = 0) -> NDArray[np.float32]:
+        """Read all logits of the index-th row that wanted some in the last run: f32 [n_vocab]."""
+        rows = self._logits.read().view(np.float32).reshape(self._space.logits.n_rows, -1)
+        return rows[index, : self._n_vocab]
 
     def intervals(self) -> list[tuple[int, int]]:
         """Return when each submit of the last run began and ended, in order, in nanoseconds.
@@ -184,7 +292,7 @@ class TokenPrograms(Closing):
 
     def program(self, with_logits: bool = True) -> Program:
         """Return the program of a token as a whole, however it is cut."""
-        return self.recorded[BatchKind(1, with_logits)].program
+        return self.recorded[BatchKind("decode", 1, int(with_logits))].program
 
     def close(self) -> None:
         """Free what is held. Must hold: no submit is in flight."""
@@ -192,7 +300,7 @@ class TokenPrograms(Closing):
 
     def _let_go(self) -> None:
         """Drop mapped memory, which stays while its views live, and fences."""
-        del self._routing, self._filled, self._candidates, self._submissions
+        del self._views, self._read, self._candidates, self._submissions
 
 
 def _submit_borders(
@@ -203,7 +311,7 @@ def _submit_borders(
         return ()
     shared = backend.device.info.is_uma
     cache_bytes = decoder.cache_bytes if shared else None
-    parts = part_bytes(decoder.weights, decoder.workspace.routing_log.n_used, cache_bytes)
+    parts = part_bytes(decoder.weights, decoder.workspace.routing_log(1).n_used, cache_bytes)
     bounded = bound_submits([n_bytes / bytes_per_second for n_bytes in parts])
     warning = bounded.warning(n_layers=len(parts) - 1)
     if warning is not None:
@@ -221,41 +329,57 @@ class _Recorder:
     executor: Executor
     borders: Sequence[int]  # the layers that begin another submit; n_layers means the output head
 
-    def record(self, with_logits: bool, known: Sequence[Segment] = ()) -> Recorded:
-        """Record the program of a token. `known` segments of the same commands are used again."""
-        body = self.decoder.token_program(with_logits)
-        whole = self._dressed(body.name, Part(body.commands), 0, self._outputs(with_logits))
-        if self.executor == "stepped":
-            parts = cut_at_routers(body.commands)
-        else:
-            parts = cut_at_layers(body.commands, self.borders)
+    def record(self, kind: BatchKind, known: Sequence[Segment] = ()) -> Recorded:
+        """Record the program of a kind. `known` segments of the same commands are used again."""
+        body = self.decoder.program(kind)
+        whole = self._dressed(body.name, body.commands, kind, outputs=self._outputs(kind))
+        parts, alone = self._parts(kind, body), kind.phase == "prompt"
         segments: list[Segment] = []
-        place = 0  # in its submit
+        place = 0  # in its submit; of one that stands alone, in the program
         for index, part in enumerate(parts):
-            ends_submit = part.then is not None or index + 1 == len(parts)
-            outputs = self._outputs(with_logits and index + 1 == len(parts)) if ends_submit else ()
+            is_last = index + 1 == len(parts)
+            ends_submit = part.then is not None or is_last
+            outputs = self._outputs(kind if is_last else kind._replace(n_logits=0))
             name = f"{body.name} {index}" if len(parts) > 1 else body.name
-            program = self._dressed(name, part, place, outputs)
-            place = 0 if ends_submit else place + 1
-            segments.append(self.segment(program, part.then, known))
-        return Recorded(whole, tuple(segments))
+            program = self._dressed(
+                name, part.commands, kind, place, alone, outputs if ends_submit else ()
+            )
+            piece = None if ends_submit else place
+            segments.append(self._segment(program, part.then, piece, known))
+            place = 0 if ends_submit and not alone else place + 1
+        return Recorded(whole, tuple(segments), alone)
 
-    def _outputs(self, with_logits: bool) -> tuple[TensorRef, ...]:
+    def _parts(self, kind: BatchKind, body: Program) -> list[Part]:
+        stepped = self.executor == "stepped"
+        if kind.phase == "prompt":
+            return (cut_prompt_at_routers if stepped else cut_at_marks)(body.commands)
+        return cut_at_routers(body.commands) if stepped else cut_at_layers(body.commands, self.borders)
+
+    def _outputs(self, kind: BatchKind) -> tuple[Bound, ...]:
         space = self.decoder.workspace
-        return (space.log, space.candidates) if with_logits else (space.log,)
+        log = space.log.part(0, space.routing_log(kind.n_rows).tensor.n_words)
+        return (log, space.candidates.rows(kind.n_logits)) if kind.n_logits else (log,)
 
-    def _dressed(self, name: str, part: Part, place: int, outputs: Sequence[TensorRef]) -> Program:
+    def _dressed(
+        self,
+        name: str,
+        commands: Sequence[Command],
+        kind: BatchKind,
+        place: int = 0,
+        alone: bool = False,
+        outputs: Sequence[Bound] = (),
+    ) -> Program:
         """Build the program of a part: parameters in, the serial number, reports out.
 
-        Segments of one submit share the parameters of the first, and each leaves proof that it ran:
-        the last one all `outputs`, one at another `place` its serial.
+        Segments of one submit share the parameters of the first, unless each may be it, and each
+        leaves proof that it ran: the last one all `outputs`, one at another `place` its serial.
         """
         program = Program(name)
-        if place == 0:
-            self.io.copy_in(program)
-        else:
+        if place == 0 or alone:
+            self.io.copy_in(program, kind.n_rows)
+        if place:
             self.io.clear_serial(program)
-        program.commands.extend(part.commands)
+        program.commands.extend(commands)
         self.decoder.close_program(program)
         if outputs:
             self.io.copy_out(program, outputs)
@@ -263,11 +387,11 @@ class _Recorder:
             self.io.copy_serial(program, place)
         return program
 
-    def segment(
-        self, program: Program, then: Bring | None = None, known: Sequence[Segment] = ()
+    def _segment(
+        self, program: Program, then: Bring | None, piece: int | None, known: Sequence[Segment]
     ) -> Segment:
         """Record a program, or take the known segment that has the same commands."""
         for segment in known:
             if segment.then == then and segment.program.commands == program.commands:
                 return segment
-        return Segment(program, self.backend.record(program, timed=True), then)
+        return Segment(program, self.backend.record(program, timed=True), then, piece)

@@ -22,8 +22,11 @@ __all__ = [
     "Part",
     "bound_submits",
     "cut_at_layers",
+    "cut_at_marks",
     "cut_at_routers",
+    "cut_prompt_at_routers",
     "layer_ends",
+    "most_pieces",
     "part_bytes",
 ]
 
@@ -32,6 +35,7 @@ class Bring(NamedTuple):
     """Says that the host, behind a router, makes the experts available that the log names."""
 
     layer: int  # counts MoE layers, as the log does
+    in_groups: bool = False  # some at a time; the next part runs once for each group
 
 
 class Part(NamedTuple):
@@ -54,6 +58,38 @@ def cut_at_routers(commands: Sequence[Command]) -> list[Part]:
         for layer, (start, end) in enumerate(zip(starts, ends, strict=False))
     ]
     return [*parts, Part(list(commands[starts[-1] :]))]
+
+
+def cut_prompt_at_routers(commands: Sequence[Command]) -> list[Part]:
+    """Cut the commands of a prompt behind each choice, and behind the experts it is about.
+
+    2 * n_moe_layers + 1 parts. The part of the experts ("routed") does those that are available and
+    have not been done, so it can run again when others are.
+    """
+    roles = [command.mark.role for command in commands]
+    choices = [i + 1 for i, role in enumerate(roles) if role == "choice" != _next(roles, i)]
+    ends = [i + 1 for i, role in enumerate(roles) if role == "routed" != _next(roles, i)]
+    parts, start = [], 0
+    for layer, (choice, end) in enumerate(zip(choices, ends, strict=True)):
+        parts += [Part(list(commands[start:choice]), Bring(layer, in_groups=True))]
+        parts += [Part(list(commands[choice:end]), None)]
+        start = end
+    return [*parts, Part(list(commands[start:]))]
+
+
+def _next(roles: Sequence[str], index: int) -> str:
+    return roles[index + 1] if index + 1 < len(roles) else ""
+
+
+def cut_at_marks(commands: Sequence[Command]) -> list[Part]:
+    """Cut the commands wherever their marks change: the smallest parts there are."""
+    ends = [i + 1 for i, (a, b) in enumerate(pairwise(commands)) if a.mark != b.mark]
+    return [Part(list(commands[a:b])) for a, b in pairwise([0, *ends, len(commands)])]
+
+
+def most_pieces(n_layers: int) -> int:
+    """Count the parts that a program has at most: those of every layer by marks, and two more."""
+    return 6 * n_layers + 2
 
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from typing import Literal
 
+from vkmoe.batch import Phase
 from vkmoe.choices import KvType
 from vkmoe.closing import Closing
 from vkmoe.facts import ArenaLayout, ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
@@ -26,8 +26,10 @@ from vkmoe.ops.tuning import Tuning
 __all__ = [
     "AttentionKernels",
     "KvAddresses",
+    "LOGIT_ROWS",
     "KvCaches",
     "LatentWorkspace",
+    "RowSizes",
     "Workspace",
     "attention_kernels",
     "router_shape",
@@ -40,7 +42,30 @@ class AttentionKernels:
 
     shape: AttentionShape | LatentShape
     split: AttentionSplit
-    state_bytes: tuple[int, ...]  # of each cache of a layer
+    state_bytes: tuple[int, ...]  # of each cache of a layer, for one sequence
+
+    @property
+    def n_strips(self) -> int:
+        """Count the parts of a cache that hold all positions behind one another."""
+        return self.shape.n_kv_heads if isinstance(self.shape, AttentionShape) else 1
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Lists how many rows programs have, rising: of tokens to decode, and of a prompt's chunk.
+
+    A batch runs in the smallest program that takes it. No sizes: there are no such programs.
+    """
+
+    decode: tuple[int, ...] = (1,)
+    prompt: tuple[int, ...] = ()
+
+    @property
+    def most(self) -> int:
+        return max(*self.decode, *self.prompt)
+
+
+LOGIT_ROWS = (1, 2, 4, 8)  # rows of a batch that may want logits
 
 
 class LatentWorkspace:
@@ -49,14 +74,15 @@ class LatentWorkspace:
     `qkv` of the workspace has q_down or the heads' q in front, then the compressed keys and values.
     """
 
-    def __init__(self, kinds: Sequence[LatentSpec]) -> None:
+    def __init__(self, kinds: Sequence[LatentSpec], n_rows: int) -> None:
         rank = max(kind.n_heads * kind.kv_rank for kind in kinds)
-        self.absorbed = TensorRef("absorbed", rank)
-        self.mixed = TensorRef("mixed", rank)
+        self.absorbed = _rows("absorbed", rank, n_rows)
+        self.mixed = _rows("mixed", rank, n_rows)
         self.q_normed = self.q = None
         if compressed := [kind for kind in kinds if kind.q_rank]:
-            self.q_normed = TensorRef("q_normed", max(kind.q_rank for kind in compressed))
-            self.q = TensorRef("q", max(kind.n_heads * kind.query_dim for kind in compressed))
+            self.q_normed = _rows("q_normed", max(kind.q_rank for kind in compressed), n_rows)
+            width = max(kind.n_heads * kind.query_dim for kind in compressed)
+            self.q = _rows("q", width, n_rows)
 
     @property
     def tensors(self) -> list[TensorRef]:
@@ -66,15 +92,22 @@ class LatentWorkspace:
 class Workspace:
     """Describes the descriptor-bound tensors of a model, which all layers and programs share.
 
-    A tensor is as large as the layer needs it that needs most.
+    A row of a tensor is as large as the layer needs it that needs most, and there are as many as
+    the program has that has most.
     """
 
     def __init__(
-        self, spec: ModelSpec, tuning: Tuning, attention: Mapping[Mixer, AttentionKernels]
+        self,
+        spec: ModelSpec,
+        tuning: Tuning,
+        attention: Mapping[Mixer, AttentionKernels],
+        sizes: RowSizes = RowSizes(),
     ) -> None:
         experts = spec.experts
         router = router_shape(spec) if experts else None
         n_used = experts.n_used if experts else 1
+        n_rows, n_decoded = sizes.most, sizes.decode[-1]
+        n_logits = max(n for n in LOGIT_ROWS if n <= max(n_rows, 1))
         # One partial per workgroup of whichever producer has most.
         n_partials = max(
             -(-spec.width // tuning.fewest_rows), -(-spec.width // (32 * tuning.workgroup_size))
@@ -82,29 +115,41 @@ class Workspace:
         latents = [mixer for mixer in spec.mixers if isinstance(mixer, LatentSpec)]
         n_words = max(item.split.partials_words(item.shape) for item in attention.values())
         self.attention = attention
-        self.params = TensorRef("params", param_words(1))
-        self.hidden = TensorRef("hidden", spec.width)
-        self.gained = TensorRef("gained", spec.width)
-        self.norm_partials = TensorRef("norm_partials", n_partials)
-        self.qkv = TensorRef("qkv", max(mixer.qkv_width for mixer in spec.mixers))
-        self.latent = LatentWorkspace(latents) if latents else None
-        self.attention_partials = TensorRef("attention_partials", n_words)
-        self.attended = TensorRef("attended", max(mixer.attended_width for mixer in spec.mixers))
-        self.router_logits = TensorRef("router_logits", router.n_logits if router else 1)
-        self.routing = TensorRef("routing", routing_words(router) if router else 4)
-        self.act = TensorRef("act", max(_act_words(layer.feed_forward) for layer in spec.layers))
+        self.row_sizes: dict[Phase, tuple[int, ...]] = dict(decode=sizes.decode, prompt=sizes.prompt)
+        self.params = TensorRef("params", param_words(n_rows))
+        self.hidden = _rows("hidden", spec.width, n_rows)
+        self.gained = _rows("gained", spec.width, n_rows)
+        self.norm_partials = _rows("norm_partials", n_partials, n_decoded)
+        self.qkv = _rows("qkv", max(mixer.qkv_width for mixer in spec.mixers), n_rows)
+        self.latent = LatentWorkspace(latents, n_rows) if latents else None
+        self.attention_partials = _rows("attention_partials", n_words, n_decoded)
+        width = max(mixer.attended_width for mixer in spec.mixers)
+        self.attended = _rows("attended", width, n_rows)
+        self.router_logits = _rows("router_logits", router.n_logits if router else 1, n_rows)
+        self.routing = _rows("routing", routing_words(router) if router else 4, n_rows)
+        width = max(_act_words(layer.feed_forward) for layer in spec.layers)
+        self.act = _rows("act", width, n_rows)
         shared_width = experts.shared_width if experts else 0
-        self.shared_act = TensorRef("shared_act", shared_width) if shared_width else None
-        self.logits = TensorRef("logits", spec.n_vocab)
-        self.candidate_lists = TensorRef("candidate_lists", list_words(tuning, spec.n_vocab))
-        self.candidates = TensorRef("candidates", CANDIDATE_WORDS)
-        self.routing_log = RoutingLog(len(spec.moe_layers), n_used)
-        self.log = self.routing_log.tensor
+        self.shared_act = _rows("shared_act", shared_width, n_rows) if shared_width else None
+        self.logits = _rows("logits", spec.n_vocab, n_logits)
+        self.candidate_lists = _rows("candidate_lists", list_words(tuning, spec.n_vocab), n_logits)
+        self.candidates = _rows("candidates", CANDIDATE_WORDS, n_logits)
+        self._log_shape = (len(spec.moe_layers), n_used)
+        self.log = self.routing_log(n_rows).tensor
+
+    def routing_log(self, n_rows: int) -> RoutingLog:
+        """Lay out the log of a program with so many rows."""
+        return RoutingLog(*self._log_shape, n_rows)
 
     @property
     def tensors(self) -> list[TensorRef]:
         own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
         return own + (self.latent.tensors if self.latent else [])
+
+
+def _rows(name: str, row_words: int, n_rows: int) -> TensorRef:
+    """Describe a tensor of rows of at least so many words, which begin at whole vec4s."""
+    return TensorRef(name, -(-row_words // 4) * 4 * n_rows, n_rows)
 
 
 def _act_words(block: FeedForward) -> int:
@@ -172,24 +217,54 @@ class KvAddresses:
 
 
 class KvCaches(Closing):
-    """Owns the caches of every layer, cleared. Raises OutOfMemoryError with none left allocated."""
+    """Owns the caches of every layer, cleared: a region of each for every sequence.
+
+    Raises OutOfMemoryError with none left allocated.
+    """
 
     def __init__(
-        self, device: Device, layout: ArenaLayout, layers: Sequence[Sequence[int]]
+        self,
+        device: Device,
+        layout: ArenaLayout,
+        layers: Sequence[AttentionKernels],
+        n_regions: int = 1,
     ) -> None:
-        """Allocate for each layer caches of these bytes: keys and values, or one of both."""
+        """Allocate the caches of each layer: keys and values, or one of both."""
+        self._device, self._layers, self.n_regions = device, layers, n_regions
         self._arena = Arena(device, "device", "KV cache", layout)
         try:
-            places = [[self._arena.place(n_bytes) for n_bytes in sizes] for sizes in layers]
+            self._places = [
+                [self._arena.place(n_bytes * n_regions) for n_bytes in layer.state_bytes]
+                for layer in layers
+            ]
             with translate_errors("clearing the KV cache"):
                 recorder = device.native.recorder()
-                for place, n_bytes in zip(chain(*places), chain(*layers), strict=True):
-                    recorder.fill(place.buffer, place.offset, n_bytes, 0)
+                for layer, places in zip(layers, self._places, strict=True):
+                    for n_bytes, place in zip(layer.state_bytes, places, strict=True):
+                        recorder.fill(place.buffer, place.offset, n_bytes * n_regions, 0)
                 device.native.submit(recorder.finish()).wait()
         except BaseException:
             self.close()
             raise
-        self.addresses = tuple(KvAddresses(*(place.address for place in layer)) for layer in places)
+        self.addresses = tuple(
+            KvAddresses(*(place.address for place in places)) for places in self._places
+        )
+
+    def copy(self, source: int, target: int, n_positions: int) -> None:
+        """Make the first positions of one region those of another. Raises DeviceLostError.
+
+        Must hold: no submit is in flight.
+        """
+        with translate_errors("copying a part of the KV cache"):
+            recorder = self._device.native.recorder()
+            for layer, places in zip(self._layers, self._places, strict=True):
+                for n_bytes, place in zip(layer.state_bytes, places, strict=True):
+                    strip_bytes = n_bytes // layer.n_strips
+                    copied = strip_bytes // layer.shape.context * n_positions
+                    for strip in range(layer.n_strips):
+                        starts = (place.offset + n_bytes * i + strip_bytes * strip for i in (source, target))
+                        recorder.copy(place.buffer, next(starts), place.buffer, next(starts), copied)
+            self._device.native.submit(recorder.finish()).wait()
 
     def close(self) -> None:
         self._arena.close()

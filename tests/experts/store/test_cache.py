@@ -21,7 +21,7 @@ from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.store.cache import _rank_misses
+from vkmoe.experts.store.cache import _count_misses
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu.device import Device
 
@@ -322,12 +322,10 @@ def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
                              [[False, True], [False, False], [False, True]]]  # fmt: skip
     assert rig.cache.counters.missed_bytes - before == 256 + 2 * 768 + 256
     keys = SPACE.keys_of(batch)
-    ranks, n_missed = _rank_misses(keys, ~hits)
-    assert n_missed.tolist() == [1, 2, 1]
-    assert ranks[~hits].tolist() == [1, 1, 2, 1, 2, 1, 1]
+    assert _count_misses(keys, ~hits, SPACE.n_experts).tolist() == [1, 2, 1]
     for one in range(2):  # as with a single token
-        rank, n = _rank_misses(keys[one : one + 1], ~hits[one : one + 1])
-        assert (rank == (~hits[one]).cumsum(axis=1)).all() and (n == rank[0, :, -1]).all()
+        n_missed = _count_misses(keys[one : one + 1], ~hits[one : one + 1], SPACE.n_experts)
+        assert (n_missed == (~hits[one]).sum(axis=1)).all()
     assert rig.token(batch[0]).all() and rig.token(batch[1]).all()
 
 

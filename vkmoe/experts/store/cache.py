@@ -121,6 +121,24 @@ class ExpertTracker:
         if self.cache is not None:
             self.cache.need(layer, experts)
 
+    @property
+    def n_at_once(self) -> int:
+        """Count the experts of a layer that can be in memory together, whatever else is there."""
+        cache = self.cache
+        if cache is None or cache.pool is None:
+            return self.residency.space.n_experts
+        return cache.pool.residency.n_at_once
+
+    def groups(self, experts: NDArray[np.uint32]) -> list[NDArray[np.uint32]]:
+        """Split distinct experts of a layer into groups that can be in memory together."""
+        n_groups = -(-len(experts) // self.n_at_once)
+        return np.array_split(experts, n_groups)
+
+    def bring_group(self, layer: int, experts: NDArray[np.uint32]) -> None:
+        """Ensure that a group of a layer's experts is where the next submit reads; as `bring`."""
+        if self.cache is not None:
+            self.cache.need(layer, experts[None], guess=False)
+
     def after_token(
         self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
     ) -> None:
@@ -251,13 +269,13 @@ class ExpertCache:
         self._table.publish()
         return self._table.begin()
 
-    def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
+    def need(self, layer: int, experts: NDArray[np.uint32], guess: bool = True) -> None:
         """Ensure that a layer's experts [n_tokens, n_used] of the next submit are in memory.
 
-        In a slot or in the pool. What they let expect of the next layer is begun. Waits for the
-        file; raises ModelFileError where it cannot be read.
+        In a slot or in the pool. What they let expect of the next layer is begun, if they are to
+        `guess` by. Waits for the file; raises ModelFileError where it cannot be read.
         """
-        self._steps.need(layer, experts)
+        self._steps.need(layer, experts, guess)
 
     def after_token(
         self,
@@ -272,12 +290,13 @@ class ExpertCache:
         keys, budget = self.residency.observe(routing), self._ways.budget
         hits = self._steps.hits(keys)
         missed = ~hits
-        rank, n_missed = _rank_misses(keys, missed)
+        n_missed = _count_misses(keys, missed, self._space.n_experts)
         missed_bytes = int(n_missed.dot(self._span_bytes))
         self._missed_bytes += missed_bytes
         landed: list[int] = []
         if filled is not None and self._lands:
-            landed = self._landings.landed(keys, rank, missed & filled)
+            # Misses that may land are of one row; those of the others are not filled.
+            landed = self._landings.landed(keys, missed.cumsum(axis=2), missed & filled)
         if self._tier.is_copying and not self._ways.wait:
             used = np.zeros(self._space.n_keys, np.bool_)
             used[keys] = True
@@ -362,7 +381,7 @@ class _LayerSteps:
         self._residency, self._tier, self._pool, self._budget = residency, tier, pool, budget
         self._left: float | None = None  # bytes a token may still copy ahead, from its first hint
         self._next: tuple[int, Keys] | None = None  # layer and experts of the next submit
-        self._hits: dict[int, Mask] = {}  # by layer, [n_tokens, n_used]
+        self._hits: dict[int, Mask] = {}  # by layer: of its experts, those needed and in a slot
         self.n_hinted = 0
 
     def forget(self) -> None:
@@ -371,13 +390,12 @@ class _LayerSteps:
         self._hits.clear()
         self._left = None
 
-    def need(self, layer: int, experts: NDArray[np.uint32]) -> None:
+    def need(self, layer: int, experts: NDArray[np.uint32], guess: bool) -> None:
         """Do what `ExpertCache.need` says."""
-        keys = experts.astype(np.int64) + layer * self._residency.space.n_experts
-        self._next = (layer, keys)
-        used = keys.reshape(-1)
+        used = experts.reshape(-1).astype(np.int64) + layer * self._residency.space.n_experts
+        self._next = (layer, used)
         self.fetch(used)
-        for ids in experts:
+        for ids in experts if guess else ():
             guessed = self._residency.guess_next_layer(layer, ids)
             if guessed.size:
                 self._hint(guessed, used)
@@ -391,13 +409,15 @@ class _LayerSteps:
         """Note the hits of a submit that begins: the experts that are in a slot now."""
         if self._next is not None:
             layer, keys = self._next
-            self._hits[layer] = self._residency.locations.are_present(keys)
+            n_experts = self._residency.space.n_experts
+            hits = self._hits.setdefault(layer, np.zeros(n_experts, np.bool_))
+            hits[keys % n_experts] = self._residency.locations.are_present(keys)
 
     def hits(self, keys: Keys) -> Mask:
         """Return which of `keys` [n_tokens, n_layers, n_used] were found in a slot."""
         hits = self._residency.locations.are_present(keys)
-        for layer, row in self._hits.items():
-            hits[:, layer] = row
+        for layer, of_experts in self._hits.items():
+            hits[:, layer] = of_experts[keys[:, layer] % len(of_experts)]
         return hits
 
     def _kept(self, keys: Keys) -> Mask:
@@ -428,20 +448,11 @@ class _LayerSteps:
             self._left -= tier.pending_bytes - before
 
 
-def _rank_misses(keys: Keys, missed: Mask) -> tuple[Keys, Keys]:
-    """Return the ranks of misses among the distinct ones of their layer, from 1 on.
+def _count_misses(keys: Keys, missed: Mask, n_experts: int) -> Keys:
+    """Count the distinct experts that rows missed in each layer: [n_layers].
 
-    All are [n_tokens, n_layers, n_used]; an expert has the same rank each time that it is missed,
-    and ranks of hits mean nothing. Returns how many each layer misses too, [n_layers].
+    Both are [n_rows, n_layers, n_used].
     """
     if len(keys) == 1:
-        rank = missed.cumsum(axis=2)
-        return rank, rank[0, :, -1]
-    rank, n_missed = np.zeros(keys.shape, np.int64), np.zeros(keys.shape[1], np.int64)
-    for layer in range(keys.shape[1]):
-        ranks: dict[int, int] = {}
-        for token, choice in np.argwhere(missed[:, layer]).tolist():
-            key = keys.item(token, layer, choice)
-            rank[token, layer, choice] = ranks.setdefault(key, len(ranks) + 1)
-        n_missed[layer] = len(ranks)
-    return rank, n_missed
+        return missed[0].sum(axis=1)
+    return np.bincount(np.unique(keys[missed]) // n_experts, minlength=keys.shape[1])
