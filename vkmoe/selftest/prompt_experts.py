@@ -29,12 +29,12 @@ from vkmoe.ops.prompt_experts import (
 from vkmoe.ops.router import RouterShape, routing_words, shared_weight_word
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference import prompt_experts as twins
+from vkmoe.reference.logits import AT_HOME
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
 
 __all__ = ["CombineCase", "RowsInUse", "TilesCase"]
 
 N_LAYERS, LAYER = 3, 1
-AT_HOME = 1  # in an entry of the table
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class TilesCase(KernelCase):
         n_experts = self.rows.shape.n_experts
         rng = np.random.default_rng([n_experts, self.columns])
         entries = rng.integers(1, 1 << 56, (2, N_LAYERS, n_experts), np.uint64) << np.uint64(8)
-        entries |= rng.integers(0, 2, entries.shape, np.uint64) * np.uint64(AT_HOME)
+        entries |= rng.integers(0, 2, entries.shape, np.uint64) * AT_HOME
         state = rng.random(n_experts)
         present = np.array([state >= self.absent, state < self.absent])
         entries[:, LAYER][~present] = 0
