@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.metadata import model_metadata
 from tools.synthetic.tensors import tensor_list
+from vkmoe.bench.shapes import MODELS as SHAPES
 from vkmoe.bench.shapes import PRESETS
 from vkmoe.choices import KvType
 from vkmoe.facts import ON_DEVICE, ExpertMode
@@ -39,6 +40,8 @@ from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import rms_norm
+from vkmoe.ops.prompt_experts import PairTiles, RoutedRows, SharedRows, combine_rows, expert_tiles
+from vkmoe.ops.router import RouterShape, routing_words
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE
 from vkmoe.placement.sizes import expert_shape
@@ -126,12 +129,28 @@ def _program(
 
 
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these models do not use: the norm of compressed queries, and a link's measure."""
+    """Append what these models do not use: the norm of compressed queries, and a link's measure.
+
+    Also what prompts will use, in their shapes.
+    """
     program, width = Program("others"), 1536
-    x, y = TensorRef("x", width), TensorRef("y", width)
-    rms_norm(OpContext(program, tuning), x, y, width, 1 << 32, 1e-6)
+    x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
+    rms_norm(op, x, y, width, 1 << 32, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
+    for model in MODELS:
+        _prompt_experts(op, SHAPES[model].router)
     return program
+
+
+def _prompt_experts(op: OpContext, router: RouterShape) -> None:
+    n_rows, row_words = 8, routing_words(router)
+    routing, params = TensorRef("routing", n_rows * row_words), TensorRef("params", 8)
+    routed = RoutedRows(routing, row_words, router, params)
+    table = memory_range(1 << 32, 8 * router.n_experts)
+    expert_tiles(op, PairTiles(routed, columns=32), 0, table)
+    x = TensorRef("x", routed.n_pairs * 4)
+    shared = SharedRows(x, gated=True) if router.shared_gate else None
+    combine_rows(op, routed, x, x, 4, shared)
 
 
 # ----- a model without a file -----

@@ -28,6 +28,7 @@ CONSTANTS = {
         "AT_HOME": table.AT_HOME,
     },
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
+    "combine_rows.comp": {"NO_WORD": experts.NO_WORD},
     "gather.comp": {"UNITS": experts.UNITS_PER_LANE},
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
     "include/select_top.glsl": {

@@ -154,6 +154,8 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == ({wide, WORD_LOAD} if words else {wide})
     elif family(name) == "router_topk":
         assert loads == {ENTRY_LOAD, WORD_LOAD}
+    elif family(name) == "expert_tiles":
+        assert loads == {ENTRY_LOAD}
     elif family(name) == "rms_norm":
         assert loads == {WORD_LOAD}
     elif family(name) in ATTENTION_FAMILIES:
@@ -175,6 +177,8 @@ def constants_of(name: str, tuning: Tuning) -> list[list[int]]:
         return [[size, tuning.rows]]
     if kind == "attention_combine":
         return [[size, 512, 128]]
+    if kind == "expert_tiles":
+        return [[128, MAX_EXPERTS]]
     if kind == "router_topk":
         return [[size, MAX_EXPERTS, MAX_EXPERTS]]
     return [[size]]

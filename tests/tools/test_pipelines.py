@@ -11,6 +11,7 @@ from tests.models.invented import TUNINGS
 from tools.pipelines import MODELS, Pipeline, pipelines
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS
+from vkmoe.ops.launches import KEEPING
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
@@ -46,7 +47,7 @@ def test_biases_and_the_activation_of_gpt_oss_are_compiled_for_it_alone() -> Non
 def test_only_the_kernels_of_experts_require_a_size_of_subgroups() -> None:
     requiring = Tuning("lanes", 64, 4, True, subgroup_size=32, required_subgroup_size=32)
     kernels = {p.kernel for p in found(requiring) if p.subgroup_size == 32}
-    assert kernels == {name for name in KERNELS if name.startswith("expert_")}
+    assert kernels == {*KEEPING, *KEEPING.values()}
 
 
 def test_a_name_has_what_a_pipeline_is_specialised_for() -> None:

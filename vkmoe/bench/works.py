@@ -26,6 +26,7 @@ from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.logits import CandidatesCase, RouterCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
+from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
 from vkmoe.selftest.suite import Variant
 
 __all__ = ["WORKS", "Setting", "Work", "tuning_for"]
@@ -33,6 +34,7 @@ __all__ = ["WORKS", "Setting", "Work", "tuning_for"]
 EMBED_ROWS = 64  # a dispatch reads one row, whatever the vocabulary
 GATHERED_TYPE = "Q8_0"
 READ_MIB, TINY_READ_MIB = 64, 1
+PROMPT_ROWS, TILE_COLUMNS = (128, 512), 32
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,29 @@ def _gather(setting: Setting) -> Iterator[Work]:
     yield Work(f"gather {n_used} x {span} bytes", n_used * span, case.run)
 
 
+def _expert_tiles(setting: Setting) -> Iterator[Work]:
+    router = setting.shapes.router
+    for rows in _prompts(setting):
+        case = TilesCase(setting.tuning, rows, TILE_COLUMNS, absent=0.0)
+        n_pairs = rows.routed.n_pairs
+        yield Work(f"sort {n_pairs} pairs by {router.n_experts} experts", 8 * n_pairs, case.run)
+
+
+def _combine_rows(setting: Setting) -> Iterator[Work]:
+    width = setting.shapes.width
+    for rows in _prompts(setting):
+        shared = rows.shape.shared_gate if setting.shapes.shared_inner else None
+        case = CombineCase(setting.tuning, rows, width, shared)
+        n_read = rows.routed.n_pairs + (1 if shared is None else 2) * rows.n_rows
+        what = f"sums of {rows.n_rows} rows, {rows.shape.n_used} experts each"
+        yield Work(what, 4 * width * n_read, case.run)
+
+
+def _prompts(setting: Setting) -> Iterator[RowsInUse]:
+    for n_rows in (1, 5) if setting.shapes is TINY else PROMPT_ROWS:
+        yield RowsInUse(setting.shapes.router, n_rows, n_rows)
+
+
 def _read_words(setting: Setting) -> Iterator[Work]:
     mib = TINY_READ_MIB if setting.shapes is TINY else READ_MIB
 
@@ -306,6 +331,8 @@ WORKS: dict[str, Callable[[Setting], Iterator[Work]]] = {
     "candidates_partial": _candidates,
     "candidates_merge": _candidates,
     "gather": _gather,
+    "expert_tiles": _expert_tiles,
+    "combine_rows": _combine_rows,
     "read_words": _read_words,
     "finish": _finish,
 }

@@ -32,6 +32,7 @@ from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.logits import CandidatesCase, FinishCase, RouterCase, random_bias
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
+from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
 
 __all__ = ["FAMILIES", "Family", "Setting", "Trial"]
 
@@ -207,6 +208,19 @@ def _candidates(setting: Setting) -> Iterator[Trial]:
     yield _trial(CandidatesCase(setting.tuning, 5003))
 
 
+def _expert_tiles(setting: Setting) -> Iterator[Trial]:
+    rows = RowsInUse(RouterShape(60, 4), 77, 71)
+    cases = [TilesCase(setting.tuning, rows, columns=8, clears=clears) for clears in (False, True)]
+    yield _trial(*cases)
+
+
+def _combine_rows(setting: Setting) -> Iterator[Trial]:
+    gated, tuning = RouterShape(60, 4, shared_gate=True), setting.tuning
+    cases = (CombineCase(tuning, RowsInUse(gated, 5, 3), 300, use) for use in (None, False, True))
+    large = RowsInUse(RouterShape(128, 8), 64, 64)
+    yield _trial(*cases, timed=CombineCase(tuning, large, WIDTH))
+
+
 def _finish(setting: Setting) -> Iterator[Trial]:
     yield _trial(FinishCase((0xFFFFFFFF,)))
 
@@ -230,6 +244,8 @@ FAMILIES = {
     "router_topk": Family(_router_topk, "reduce_suffix"),
     "candidates_partial": Family(_candidates, "nothing"),
     "candidates_merge": Family(_candidates, "nothing"),
+    "expert_tiles": Family(_expert_tiles, "nothing"),
+    "combine_rows": Family(_combine_rows, "nothing"),
     "finish": Family(_finish, "nothing"),
     "gather": Family(_gather, "nothing"),
     "read_words": Family(_read_words, "nothing"),

@@ -1,0 +1,45 @@
+// Computes  hidden[row] += sum over ranks of weight[row][rank] * expert_out[pair], pair = row * N_USED + rank, and if SHARED
+//           then hidden[row] += weight * shared_out[row], the weight being a word of the routing, or 1.
+// Inputs    expert_out f32 [n_rows * N_USED][4 * row_vec4s]; shared_out f32 [n_rows][4 * row_vec4s], read if SHARED; routing, of
+//           which words N_USED ... of each row_words are the row's weights; params; hidden f32 [n_rows][4 * row_vec4s].
+// Who       an invocation takes four values of a row; ranks are summed in rising order, the sum is added to hidden.
+// Assumes   expert_out has what all pairs of rows below params.n_rows left there. Rows from there on are left as they are.
+// Dispatch  (ceil(row_vec4s / workgroup size), rows of the program, 1).
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#define PARAMS_BINDING 3
+#include "params.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint N_USED = 8u;
+layout(constant_id = 2) const uint SHARED = 0u;
+
+layout(set = 0, binding = 0, std430) readonly buffer ExpertOut { vec4 expert_out4[]; };
+layout(set = 0, binding = 1, std430) readonly buffer SharedOut { vec4 shared_out4[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Routing { uint routing[]; };
+layout(set = 0, binding = 4, std430) buffer Hidden { vec4 hidden4[]; };
+layout(push_constant, std430) uniform Push {
+    uint row_vec4s;
+    uint row_words;      // of `routing`
+    uint weight_word;    // of a row of it, the shared expert's weight; NO_WORD: 1
+};
+
+const uint NO_WORD = 0xFFFFFFFFu;
+
+void main() {
+    const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x;
+    if (row >= params.n_rows || i >= row_vec4s) return;
+    const uint at = row * row_vec4s + i, first_word = row * row_words;
+    precise vec4 sum = vec4(0.0);
+    for (uint rank = 0u; rank < N_USED; ++rank) {
+        const float weight = uintBitsToFloat(routing[first_word + N_USED + rank]);
+        sum = fma(vec4(weight), expert_out4[(row * N_USED + rank) * row_vec4s + i], sum);
+    }
+    precise vec4 updated = hidden4[at] + sum;
+    if (SHARED != 0u) {
+        const uint word = weight_word == NO_WORD ? 0u : weight_word;
+        const float weight = weight_word == NO_WORD ? 1.0 : uintBitsToFloat(routing[first_word + word]);
+        updated = fma(vec4(weight), shared_out4[at], updated);
+    }
+    hidden4[at] = updated;
+}
