@@ -21,6 +21,7 @@ __all__ = [
     "LatentCache",
     "LatentQkv",
     "attention",
+    "constant_reads",
     "latent_attention",
 ]
 
@@ -62,6 +63,7 @@ class KvCache:
     q_gain: int = 0
     k_gain: int = 0
     sinks: int = 0
+    n_regions: int = 1  # of each cache, one for a sequence; the shape's cache_bytes are one's
 
 
 class AttentionTensors(NamedTuple):
@@ -108,14 +110,14 @@ def attention(
             },
             (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
             label,
-            reads=(*caches, *_constant_reads(shape, cache)),
+            reads=(*caches, *constant_reads(shape, cache)),
             writes=caches,
         )
     )
     _join_splits(program, shape, split, tensors, label, sinks=cache.sinks)
 
 
-def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
+def constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
     """List the memory of the RoPE table and the norm gains."""
     reads = [memory_range(cache.rope_table, shape.rope_bytes)]
     if shape.norm != "none":
@@ -132,6 +134,7 @@ class LatentCache:
     rows: int  # [context][kv_rank + rope_dim], in the shape's kv_type
     rope_table: int
     gain: int  # f32 [kv_rank], of the norm of the compressed part
+    n_regions: int = 1  # as in KvCache
 
 
 class LatentQkv(NamedTuple):
