@@ -117,7 +117,17 @@ class Bound(NamedTuple):
 
 # What a command does for a model. "choice": top-k, and the look-up of where the chosen experts are.
 Role = Literal[
-    "", "embed", "attention", "router", "choice", "routed", "shared", "dense", "head", "finish"
+    "",
+    "embed",
+    "attention",
+    "router",
+    "choice",
+    "routed",
+    "combine",
+    "shared",
+    "dense",
+    "head",
+    "finish",
 ]
 
 

@@ -22,8 +22,16 @@ from vkmoe.ops.attention import (
 )
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
 from vkmoe.ops.context import OpContext
+from vkmoe.ops.matmul import matmul, matmul_heads, matmul_residual
 from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
+from vkmoe.ops.prompt_attention import (
+    PromptTensors,
+    append_latent_rows,
+    append_rows,
+    latent_prompt_attention,
+    prompt_attention,
+)
 
 __all__ = ["MIXERS", "AttentionBlock"]
 
@@ -46,6 +54,16 @@ class AttentionBlock(ABC):
         output = op.named("output")
         return matvec_residual(output, weights.output, attended, leaves, bias=weights.output_bias)
 
+    def append_prompt(self, op: OpContext) -> None:
+        """Append hidden += attention of the layer, for rows of prompts."""
+        space, weights = self.space, self.layer.mixer
+        op.mark("attention")
+        width, eps = self.spec.width, self.spec.norm_eps
+        rms_norm(op.named("norm"), space.hidden, space.gained, width, weights.gain, eps)
+        self._attend_prompt(op)
+        output, bias = op.named("output"), weights.output_bias
+        matmul_residual(output, weights.output, space.attended, space.hidden, space.params, bias=bias)
+
     @property
     def kernels(self) -> AttentionKernels:
         """Return the shape and split of the layer's attention."""
@@ -55,12 +73,16 @@ class AttentionBlock(ABC):
     def _attend(self, op: OpContext, norm: NormInput) -> None:
         """Append what leaves the mixed values of all heads in `attended`."""
 
+    @abstractmethod
+    def _attend_prompt(self, op: OpContext) -> None:
+        """Append the same for rows of prompts, whose normed state is in `gained`."""
+
 
 class GroupedAttention(AttentionBlock):
     """Appends grouped-query attention."""
 
     def _attend(self, op: OpContext, norm: NormInput) -> None:
-        space, cache, weights = self.space, self.cache, self.layer.mixer
+        space, weights = self.space, self.layer.mixer
         shape, split = self.kernels.shape, self.kernels.split
         assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), op.label
         qkv = (weights.q, weights.k, weights.v)
@@ -69,17 +91,39 @@ class GroupedAttention(AttentionBlock):
             op.program,
             shape,
             split,
-            KvCache(
-                cache.keys,
-                cache.values,
-                self.layer.rope_table,
-                weights.q_gain,
-                weights.k_gain,
-                weights.sinks,
-            ),
+            self._kv_cache(weights),
             space.qkv,
             AttentionTensors(space.params, space.attention_partials, space.attended),
             f"{op.label} attention",
+        )
+
+
+    def _attend_prompt(self, op: OpContext) -> None:
+        space, weights, kernels = self.space, self.layer.mixer, self.kernels
+        shape, params = kernels.shape, space.params
+        assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), op.label
+        qkv, bias = (weights.q, weights.k, weights.v), weights.qkv_bias
+        matmul(op.named("qkv"), qkv, space.gained, space.qkv, params, bias=bias)
+        append_rows(op.named("append"), shape, self._kv_cache(weights), space.qkv, params)
+        prompt_attention(
+            op.named("attention"),
+            shape,
+            kernels.tiling,
+            self._kv_cache(weights),
+            space.qkv,
+            PromptTensors(params, space.attended),
+        )
+
+    def _kv_cache(self, weights: AttentionWeights) -> KvCache:
+        cache = self.cache
+        return KvCache(
+            cache.keys,
+            cache.values,
+            self.layer.rope_table,
+            weights.q_gain,
+            weights.k_gain,
+            weights.sinks,
+            cache.n_regions,
         )
 
 
@@ -102,13 +146,48 @@ class LatentAttention(AttentionBlock):
             op.program,
             shape,
             split,
-            LatentCache(self.cache.keys, self.layer.rope_table, weights.kv_gain),
+            self._latent_cache(weights),
             LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset),
             AttentionTensors(space.params, space.attention_partials, tensors.mixed),
             f"{op.label} attention",
         )
         heads = HeadParts(tensors.mixed, stride=latent.kv_rank)
         matvec_heads(op.named("values"), weights.v_up, n_heads, heads, space.attended, scratch)
+
+    def _attend_prompt(self, op: OpContext) -> None:
+        space, weights, latent = self.space, self.layer.mixer, self.spec.layers[self.index].mixer
+        tensors, shape, params = space.latent, self.kernels.shape, space.params
+        assert isinstance(latent, LatentSpec) and tensors is not None, op.label
+        assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), op.label
+        q, kv_offset = self._prompt_queries(op, weights, latent, tensors)
+        n_heads, heads = latent.n_heads, HeadParts(q, stride=latent.query_dim)
+        matmul_heads(op.named("absorbed"), weights.k_up, n_heads, heads, tensors.absorbed, params)
+        cache = self._latent_cache(weights)
+        qkv = LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset)
+        append_latent_rows(op.named("append"), shape, cache, qkv, params)
+        mixed = PromptTensors(params, tensors.mixed)
+        attend = op.named("attention")
+        latent_prompt_attention(attend, shape, self.kernels.tiling, cache, qkv, mixed)
+        heads = HeadParts(tensors.mixed, stride=latent.kv_rank)
+        matmul_heads(op.named("values"), weights.v_up, n_heads, heads, space.attended, params)
+
+    def _latent_cache(self, weights: LatentWeights) -> LatentCache:
+        cache = self.cache
+        return LatentCache(cache.keys, self.layer.rope_table, weights.kv_gain, cache.n_regions)
+
+    def _prompt_queries(
+        self, op: OpContext, weights: LatentWeights, latent: LatentSpec, tensors: LatentWorkspace
+    ) -> tuple[TensorRef, int]:
+        """Append the same as `_queries` for rows of prompts."""
+        space, down, q_kv = self.space, weights.q_down, op.named("q/kv")
+        if down is None or tensors.q is None or tensors.q_normed is None:
+            matmul(q_kv, (weights.q, weights.kv), space.gained, space.qkv, space.params)
+            return space.qkv, weights.q.n_rows
+        matmul(q_kv, (down, weights.kv), space.gained, space.qkv, space.params)
+        normed, eps = tensors.q_normed, self.spec.norm_eps
+        rms_norm(op.named("q norm"), space.qkv, normed, latent.q_rank, weights.q_gain, eps)
+        matmul(op.named("q"), (weights.q,), normed, tensors.q, space.params)
+        return tensors.q, latent.q_rank
 
     def _queries(
         self,

@@ -1,4 +1,4 @@
-"""Builds the forward pass of one token as a program, from parts that all architectures share.
+"""Builds the forward pass of a batch as a program, from parts that all architectures share.
 
 A layer is attention (grouped-query, or latent), then its feed-forward block. The norms are fused: a
 producer of `hidden` leaves `gained` = hidden * gain of the next norm and partial sums of squares,
@@ -8,20 +8,21 @@ and its consumer multiplies its dot products by the norm's scale.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from vkmoe.batch import BatchKind
 from vkmoe.facts import ON_DEVICE, ExpertMode, ModelSpec
 from vkmoe.gpu.program import Program
-from vkmoe.models.attention import MIXERS
+from vkmoe.models.attention import MIXERS, AttentionBlock
 from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
 from vkmoe.ops.candidates import candidates, finish
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import embed, matvec
-from vkmoe.ops.norms import NormInput, NormOutput
+from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 from vkmoe.ops.tuning import Tuning
 
 __all__ = ["Decoder"]
@@ -58,29 +59,75 @@ class Decoder:
         kinds = (self.workspace.attention[layer.mixer] for layer in self.spec.layers)
         return [sum(kind.state_bytes) for kind in kinds]
 
-    def token_program(self, with_logits: bool) -> Program:
-        """Build a token's program: all layers; with logits also the output head and the candidates.
+    def program(self, kind: BatchKind) -> Program:
+        """Build the program of a kind of batches: all layers, then the head if rows want logits.
 
-        Reads `params`, leaves `log` (and `logits`, `candidates`). Copies in and out
-        are not in it.
+        Reads `params`, leaves `log` (and `logits`, `candidates`). Copies in and out are not in it.
         """
-        program = Program("decode" if with_logits else "prompt")
+        program = Program(kind.phase if kind.n_logits else f"{kind.phase} without logits")
+        op = OpContext(program, self.tuning, n_rows=kind.n_rows)
+        if kind.phase == "prompt":
+            self._append_prompt(op)
+            if kind.n_logits:
+                self._append_head(op, self._pick_rows(op, kind.n_logits), kind.n_logits)
+            return program
+        n_partials = self._append_layers(op)
+        if kind.n_logits:
+            self._append_head(op, self._norm(n_partials), kind.n_logits)
+        return program
+
+    def _append_layers(self, op: OpContext) -> int:
+        """Append the layers for rows to decode; returns the number of partials of a row."""
         space, parts = self.workspace, list(self._parts())
         gains = [*(part.gain for part in parts), self.weights.output_gain]
-        op = OpContext(program, self.tuning)
         op.mark("embed")
         leaves = self._leaves(gains[0])
         n_partials = embed(op.named("embed"), self.weights.embeddings, space.params, leaves)
         for part, next_gain in zip(parts, gains[1:], strict=True):
             norm, leaves = self._norm(n_partials), self._leaves(next_gain)
             n_partials = part.append(op.of_layer(part.layer), norm=norm, leaves=leaves)
-        if with_logits:
-            op.mark("head")
-            norm, lists = self._norm(n_partials), space.candidate_lists
-            matvec(op.named("logits"), (self.weights.output,), space.gained, space.logits, norm)
-            top = op.named("candidates")
-            candidates(top, space.logits, self.spec.n_vocab, lists, space.candidates)
-        return program
+        return n_partials
+
+    def _append_prompt(self, op: OpContext) -> None:
+        """Append the layers for rows of prompts."""
+        feed_forward = FeedForwardBlock(self.spec, self.workspace, self.weights, self.mode)
+        op.mark("embed")
+        leaves = self._leaves(self.weights.layers[0].mixer.gain)
+        embed(op.named("embed"), self.weights.embeddings, self.workspace.params, leaves)
+        for index in range(self.spec.n_layers):
+            of_layer = op.of_layer(index)
+            self._mixer(index).append_prompt(of_layer)
+            feed_forward.append_prompt(of_layer, index)
+
+    def _pick_rows(self, op: OpContext, n_logits: int) -> NormInput | None:
+        """Append `gained` = the normed state of the rows that want logits."""
+        space, width, eps = self.workspace, self.spec.width, self.spec.norm_eps
+        op.mark("head")
+        rms_norm(
+            replace(op, n_rows=n_logits).named("picked rows"),
+            space.hidden,
+            space.gained,
+            width,
+            self.weights.output_gain,
+            eps,
+            picked_by=space.params,
+        )
+        return None
+
+    def _append_head(self, op: OpContext, norm: NormInput | None, n_logits: int) -> None:
+        """Append the logits of the first rows of `gained`, and the largest of each."""
+        space, head = self.workspace, replace(op, n_rows=n_logits)
+        op.mark("head")
+        matvec(
+            head.named("logits"),
+            (self.weights.output,),
+            space.gained,
+            space.logits,
+            norm,
+            space.norm_partials,
+        )
+        top, lists = head.named("candidates"), space.candidate_lists
+        candidates(top, space.logits, self.spec.n_vocab, lists, space.candidates)
 
     def close_program(self, program: Program) -> None:
         """Append the dispatch that tells the host that everything before it ran."""
@@ -92,10 +139,13 @@ class Decoder:
         spec, space = self.spec, self.workspace
         feed_forward = FeedForwardBlock(spec, space, self.weights, self.mode)
         for index, layer in enumerate(self.weights.layers):
-            block = MIXERS[type(spec.layers[index].mixer)]
-            mixer = block(spec, space, index, layer, self.caches[index])
-            yield _Part(index, layer.mixer.gain, mixer.append)
+            yield _Part(index, layer.mixer.gain, self._mixer(index).append)
             yield _Part(index, layer.feed_forward.gain, partial(feed_forward.append, index=index))
+
+    def _mixer(self, index: int) -> AttentionBlock:
+        block = MIXERS[type(self.spec.layers[index].mixer)]
+        layer, cache = self.weights.layers[index], self.caches[index]
+        return block(self.spec, self.workspace, index, layer, cache)
 
     def _norm(self, n_partials: int) -> NormInput:
         spec = self.spec

@@ -14,8 +14,16 @@ from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertBlock, LandingMemory, expert_down, expert_gate_up, gather
-from vkmoe.ops.matvec import matvec
-from vkmoe.ops.norms import NormInput, NormOutput
+from vkmoe.ops.matmul import (
+    TiledExperts,
+    expert_matmul_down,
+    expert_matmul_gate_up,
+    matmul,
+    matmul_residual,
+)
+from vkmoe.ops.matvec import Matrix, matvec
+from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
+from vkmoe.ops.prompt_experts import SharedRows, clear_done, combine_rows, expert_tiles
 from vkmoe.ops.router import Landing, RouterTensors, router_topk
 
 __all__ = ["FeedForwardBlock"]
@@ -49,7 +57,8 @@ class FeedForwardBlock:
             block, act = shared
             half = op.named("shared gate/up")
             expert_gate_up(half, block, space.gained, act, norm, activation)
-        self._choose(op, layer, moe_layer)
+        op.mark("choice")
+        self._choose(op, layer, moe_layer, self.weights.n_landing if self.mode.lands else 0)
         op.mark("routed")
         experts = self._gather(op, layer.block, moe_layer)
         n_partials = self._experts(op, experts, norm, leaves, activation)
@@ -58,6 +67,55 @@ class FeedForwardBlock:
             block, act = shared
             n_partials = expert_down(op.named("shared down"), block, act, leaves)
         return n_partials
+
+    def append_prompt(self, op: OpContext, index: int) -> None:
+        """Append hidden += the block of layer `index`, for rows of prompts."""
+        space, layer = self.space, self.weights.layers[index].feed_forward
+        activation = self.spec.layers[index].feed_forward.activation
+        norm, prompt = op.named("norm"), space.prompt
+        assert prompt is not None, op.label
+        op.mark("router" if layer.router else "dense")
+        rms_norm(norm, space.hidden, space.gained, self.spec.width, layer.gain, self.spec.norm_eps)
+        if layer.router is None:
+            block = TiledExperts(layer.block.shape, (), span=layer.block.span)
+            expert_matmul_gate_up(op.named("gate/up"), block, space.gained, space.act, activation)
+            down, bias = _down_matrix(layer.block)
+            half = op.named("down")
+            matmul_residual(half, down, space.act, space.hidden, space.params, bias=bias)
+            return
+        moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
+        assert tiles is not None and prompt.expert_out is not None, op.label
+        matrices = (layer.router, layer.shared_gate) if layer.shared_gate else (layer.router,)
+        logits, bias = op.named("router"), layer.router_bias
+        matmul(logits, matrices, space.gained, space.router_logits, space.params, bias=bias)
+        shared = self._shared_rows(op, layer, activation)
+        op.mark("choice")
+        clear_done(op.named("clear"), tiles)
+        self._choose(op, layer, moe_layer, n_places=0)
+        op.mark("routed")
+        expert_tiles(op.named("tiles"), tiles, moe_layer, self.weights.expert_table)
+        memory = (*layer.block.ranges, self.weights.expert_table)
+        experts = TiledExperts(layer.block.shape, memory, tiles, layer=moe_layer)
+        expert_matmul_gate_up(op.named("gate/up"), experts, space.gained, space.act, activation)
+        expert_matmul_down(op.named("down"), experts, space.act, prompt.expert_out)
+        op.mark("combine")
+        out, width = prompt.expert_out, self.spec.width
+        combine_rows(op.named("combine"), tiles.routed, out, space.hidden, width, shared)
+
+    def _shared_rows(
+        self, op: OpContext, layer: FeedForwardWeights, activation: Activation
+    ) -> SharedRows | None:
+        """Append what the shared expert gives for rows of prompts."""
+        space, prompt = self.space, self.space.prompt
+        if layer.shared is None:
+            return None
+        assert prompt is not None and prompt.shared_out is not None and space.shared_act is not None
+        op.mark("shared")
+        block = TiledExperts(layer.shared.shape, (), span=layer.shared.span)
+        half = op.named("shared gate/up")
+        expert_matmul_gate_up(half, block, space.gained, space.shared_act, activation)
+        expert_matmul_down(op.named("shared down"), block, space.shared_act, prompt.shared_out)
+        return SharedRows(prompt.shared_out, gated=layer.shared_gate is not None)
 
     def _score(self, op: OpContext, layer: FeedForwardWeights, norm: NormInput) -> None:
         """Append the logits of the routed experts, and of the shared one's weight if it has any."""
@@ -68,24 +126,24 @@ class FeedForwardBlock:
         op.mark("router")
         matvec(op.named("router"), matrices, space.gained, space.router_logits, norm, bias=bias)
 
-    def _choose(self, op: OpContext, layer: FeedForwardWeights, moe_layer: int) -> None:
+    def _choose(
+        self, op: OpContext, layer: FeedForwardWeights, moe_layer: int, n_places: int
+    ) -> None:
         """Append the choice of experts by their logits, and the look-up of where they are."""
-        space, mode = self.space, self.mode
-        n_places = self.weights.n_landing if mode.lands else 0
-        op.mark("choice")
+        space, log = self.space, self.space.routing_log(op.n_rows)
         router_topk(
             op.named("top-k"),
             router_shape(self.spec),
             moe_layer,
-            RouterTensors(space.router_logits, space.params, space.routing, space.routing_log),
+            RouterTensors(space.router_logits, space.params, space.routing, log),
             self.weights.expert_table,
-            Landing(len(self.weights.moe_layers), n_places, mode.gathers),
+            Landing(len(self.weights.moe_layers), n_places, self.mode.gathers),
             selection_bias=layer.selection_bias,
         )
 
     def _gather(self, op: OpContext, block: Block, moe_layer: int) -> ExpertBlock:
         """Return the chosen experts as they are read, gathered first if misses are served so."""
-        space, mode, log = self.space, self.mode, self.space.routing_log
+        space, mode, log = self.space, self.mode, self.space.routing_log(op.n_rows)
         landing = LandingMemory(block.landing_ranges, space.log, log.filled(moe_layer))
         if mode.gathers:
             label = f"{op.label} gather"
@@ -115,7 +173,16 @@ class FeedForwardBlock:
         if layer.shared is None:
             return None
         assert space.shared_act is not None, self.spec.name
-        rank = space.routing_log.n_used if layer.shared_gate else None
+        rank = space.routing_log(1).n_used if layer.shared_gate else None
         shape, span = layer.shared.shape, layer.shared.span
         block = ExpertBlock(shape, space.routing, span=span, weight_rank=rank)
         return block, space.shared_act
+
+
+def _down_matrix(block: Block) -> tuple[Matrix, int]:
+    """Return the last matrix of a block that stays in place, and the address of its biases."""
+    down, biases = block.shape.down, block.shape.biases
+    matrix = Matrix(
+        down.type, block.span + down.offset, down.n_rows, down.n_columns, down.row_bytes
+    )
+    return matrix, block.span + biases.down if biases else 0

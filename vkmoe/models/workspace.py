@@ -20,6 +20,9 @@ from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
+from vkmoe.ops.matmul import choose_tile
+from vkmoe.ops.prompt_attention import PromptTiling, choose_tiling
+from vkmoe.ops.prompt_experts import PairTiles, RoutedRows
 from vkmoe.ops.router import RouterShape, RoutingLog, routing_words
 from vkmoe.ops.tuning import Tuning
 
@@ -42,6 +45,7 @@ class AttentionKernels:
 
     shape: AttentionShape | LatentShape
     split: AttentionSplit
+    tiling: PromptTiling
     state_bytes: tuple[int, ...]  # of each cache of a layer, for one sequence
 
     @property
@@ -89,6 +93,30 @@ class LatentWorkspace:
         return [value for value in vars(self).values() if isinstance(value, TensorRef)]
 
 
+class PromptWorkspace:
+    """Describes what rows of prompts need besides: the tiles of their experts, and what those gave.
+
+    A pair is one of the experts that a row chose: row * n_used + rank.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, tuning: Tuning, routing: TensorRef, params: TensorRef, n_rows: int
+    ) -> None:
+        self.routed = self.expert_out = self.shared_out = None
+        if spec.experts is not None:
+            routed = RoutedRows(routing, routing.row_words, router_shape(spec), params)
+            self.routed = PairTiles(routed, choose_tile(tuning).columns)
+            self.expert_out = _rows("expert_out", spec.width * spec.experts.n_used, n_rows)
+            if spec.experts.shared_width:
+                self.shared_out = _rows("shared_out", spec.width, n_rows)
+
+    @property
+    def tensors(self) -> list[TensorRef]:
+        pairs = self.routed
+        found = (pairs.tiles, pairs.sorted_pairs, pairs.done) if pairs else ()
+        return [tensor for tensor in (*found, self.expert_out, self.shared_out) if tensor]
+
+
 class Workspace:
     """Describes the descriptor-bound tensors of a model, which all layers and programs share.
 
@@ -131,6 +159,9 @@ class Workspace:
         self.act = _rows("act", width, n_rows)
         shared_width = experts.shared_width if experts else 0
         self.shared_act = _rows("shared_act", shared_width, n_rows) if shared_width else None
+        self.prompt = None
+        if sizes.prompt:
+            self.prompt = PromptWorkspace(spec, tuning, self.routing, self.params, n_rows)
         self.logits = _rows("logits", spec.n_vocab, n_logits)
         self.candidate_lists = _rows("candidate_lists", list_words(tuning, spec.n_vocab), n_logits)
         self.candidates = _rows("candidates", CANDIDATE_WORDS, n_logits)
@@ -144,7 +175,8 @@ class Workspace:
     @property
     def tensors(self) -> list[TensorRef]:
         own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
-        return own + (self.latent.tensors if self.latent else [])
+        parts = [part for part in (self.latent, self.prompt) if part is not None]
+        return own + [tensor for part in parts for tensor in part.tensors]
 
 
 def _rows(name: str, row_words: int, n_rows: int) -> TensorRef:
@@ -165,7 +197,9 @@ def attention_kernels(
     for mixer in spec.mixers:
         shape = _attention_shape(mixer, ctx_size, "F16" if kv_type == "f16" else "F32", spec)
         states = mixer.state_bytes(ctx_size, kv_type)
-        kernels[mixer] = AttentionKernels(shape, choose_split(shape, tuning), states)
+        kernels[mixer] = AttentionKernels(
+            shape, choose_split(shape, tuning), choose_tiling(shape, tuning), states
+        )
     return kernels
 
 
@@ -214,6 +248,7 @@ class KvAddresses:
 
     keys: int
     values: int = 0
+    n_regions: int = 1  # one for each sequence, behind one another
 
 
 class KvCaches(Closing):
@@ -247,7 +282,8 @@ class KvCaches(Closing):
             self.close()
             raise
         self.addresses = tuple(
-            KvAddresses(*(place.address for place in places)) for places in self._places
+            KvAddresses(*(place.address for place in places), n_regions=n_regions)
+            for places in self._places
         )
 
     def copy(self, source: int, target: int, n_positions: int) -> None:

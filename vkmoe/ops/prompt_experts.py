@@ -187,7 +187,7 @@ def combine_rows(
                 "shared_out": shared.tensor if shared else expert_out,
                 "hidden": hidden.part(0, routed.n_rows * width),
             },
-            (-(-row_vec4s // _COMBINE_LANES), routed.n_rows, 1),
+            (-(-row_vec4s // _COMBINE_LANES), op.n_rows, 1),
             op.label,
         )
     )

@@ -180,7 +180,7 @@ class CombineCase(KernelCase):
         shared_ref = TensorRef("shared_out", shared.size)
         program = Program("combine_rows")
         rows = None if self.shared is None else SharedRows(shared_ref, self.shared)
-        op = OpContext(program, self.tuning, "combine")
+        op = OpContext(program, self.tuning, "combine", n_rows=n_rows)
         combine_rows(op, routed, out_ref, hidden_ref, width, rows)
         inputs = {
             **{routed.tensor: self.rows.words(), routed.params: self.rows.params()},
