@@ -147,7 +147,7 @@ class Workspace:
         self.params = TensorRef("params", param_words(n_rows))
         self.hidden = _rows("hidden", spec.width, n_rows)
         self.gained = _rows("gained", spec.width, n_rows)
-        self.norm_partials = _rows("norm_partials", n_partials, n_decoded)
+        self.norm_partials = _rows("norm_partials", n_partials, n_rows)
         self.qkv = _rows("qkv", max(mixer.qkv_width for mixer in spec.mixers), n_rows)
         self.latent = LatentWorkspace(latents, n_rows) if latents else None
         self.attention_partials = _rows("attention_partials", n_words, n_decoded)
