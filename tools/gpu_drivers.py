@@ -132,9 +132,9 @@ def command(drivers: Path, gpu: str, program: Sequence[str]) -> tuple[list[str],
     found = shutil.which(program[0])
     if found is None:
         raise FileNotFoundError(program[0])
-    first, *more = [*_interpreter(Path(found)), found, *program[1:]]
+    words = [*_interpreter(Path(found)), found, *program[1:]]
     shim = drivers / LIBRARIES / f"lib{chosen.shim}_noop_drm_shim.so"
-    return [*started(drivers, first, "--preload", shim), *more], environment
+    return [*started(drivers, words[0], "--preload", shim), *words[1:]], environment
 
 
 def _interpreter(program: Path) -> list[str]:

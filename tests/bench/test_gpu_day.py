@@ -310,7 +310,7 @@ def packed_rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive made of a tiny stand-in of the sources, with a compiler that copies, unpacked."""
     tmp_path = tmp_path_factory.mktemp("rival")
     source = tmp_path / "in/llama-1/vendor/llama.cpp"
-    shaders = source / rival.SHADERS
+    shaders = source / llama_cpp_shaders.SHADERS
     (shaders / "feature-tests").mkdir(parents=True)
     for name in rival.KEPT:
         if not (source / name).exists():
@@ -369,7 +369,7 @@ def test_the_stand_in_says_of_extensions_what_the_compiler_said(packed_rival: Pa
 def test_other_backends_stay_behind(packed_rival: Path) -> None:
     assert not (packed_rival / "llama.cpp/ggml/src/ggml-cuda").exists()
     assert not (packed_rival / "llama.cpp/models").exists()
-    assert (packed_rival / "llama.cpp" / rival.SHADERS).is_dir()
+    assert (packed_rival / "llama.cpp" / llama_cpp_shaders.SHADERS).is_dir()
 
 
 # ----- tables -----
@@ -465,7 +465,7 @@ def test_run_needs_nothing_but_python() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "words"),
+    ("there", "reason"),
     [
         ((), "lacks wheels, kp.tar.gz, sdk.tar.xz"),
         (PACKED[:-1], "lacks llama.tar.xz"),
@@ -474,7 +474,7 @@ def test_run_needs_nothing_but_python() -> None:
     ids=("nothing", "a piece less", "broken"),
 )
 def test_run_without_all_that_is_packed_says_so_and_leaves_earlier_results(
-    tmp_path: Path, there: tuple[str, ...], words: str
+    tmp_path: Path, there: tuple[str, ...], reason: str
 ) -> None:
     packed, out = tmp_path / "packed", tmp_path / "out"
     for folder in (packed, out):
@@ -482,9 +482,9 @@ def test_run_without_all_that_is_packed_says_so_and_leaves_earlier_results(
     for name in there:
         (packed / name).touch()
     (out / "results.jsonl").write_text("of yesterday")
-    command = [ROOT / "bench/gpu_day", "run", packed, "--out", out, "--model", "tiny"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [str(ROOT / "bench/gpu_day"), "run", str(packed), "--out", str(out)]
+    done = subprocess.run([*command, "--model", "tiny"], capture_output=True, text=True)
     assert done.returncode == 1 and not done.stdout
     said, hint = done.stderr.splitlines()
-    assert words in said and hint.startswith("hint: bench/gpu_day pack")
+    assert reason in said and hint.startswith("hint: bench/gpu_day pack")
     assert (out / "results.jsonl").read_text() == "of yesterday"
