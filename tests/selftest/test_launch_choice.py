@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.tiny import model_path
 from tests.gpu.invented import AMD
+from vkmoe.bench.shapes import PRESETS
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.facts import DeviceInfo
@@ -23,7 +24,14 @@ from vkmoe.ops.launches import KernelClass, Launch, kernel_class
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
 from vkmoe.selftest import launch_choice
-from vkmoe.selftest.launch_cases import Work, common_works, largest_of_each_class, works_of
+from vkmoe.selftest.launch_cases import (
+    COMMON_TYPES,
+    N_PARTIALS,
+    Work,
+    common_works,
+    largest_of_each_class,
+    works_of,
+)
 from vkmoe.selftest.launch_choice import _Tuner, candidates, choose, measure_launches
 
 GPU = replace(
@@ -118,6 +126,22 @@ def test_what_is_chosen_agrees_with_its_twin(
 
 def test_no_class_is_begun_after_the_limit(device: Device) -> None:
     assert list(measure_launches(device, {WORK.kernel: WORK}, -1.0)) == []
+
+
+def test_common_works_are_those_of_the_preset() -> None:
+    model = PRESETS["qwen3-30b-a3b"]
+    n_layers, width, inner = model.n_layers, model.hidden, model.expert_size
+    heads, o_columns = model.n_heads + 2 * model.n_kv_heads, model.n_heads * model.head_size
+    wanted = {Work("matvec", "F32", model.n_experts, width): n_layers}
+    for kind in COMMON_TYPES:
+        wanted |= {
+            Work("matvec", kind, heads * model.head_size, width): n_layers,
+            Work("matvec_residual", kind, width, o_columns): n_layers,
+            Work("expert_gate_up", kind, inner, width, model.n_experts_used): n_layers,
+            Work("expert_down", kind, width, inner, model.n_experts_used): n_layers,
+            Work("matvec", kind, model.n_tokens, width): 1,
+        }
+    assert (common_works(), N_PARTIALS) == (wanted, width // 4)
 
 
 def test_the_common_works_have_every_class_once_and_the_heaviest_first() -> None:
