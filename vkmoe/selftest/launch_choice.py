@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.launches import KEEPING, ColumnClass, KernelClass, Launch, RowClass
+from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
-from vkmoe.selftest.families import FAMILIES, Setting
+from vkmoe.selftest.families import FAMILIES, Setting, launched
 from vkmoe.selftest.launch_cases import Work
 
 if TYPE_CHECKING:
@@ -132,7 +130,7 @@ class _Tuner:
         families: tuple[str, ...] = (kernel.family,)
         if thorough and kernel.family in KEEPING:
             families += (KEEPING[kernel.family],)
-        setting = Setting(kernel.type, _launched(self._table, kernel, launch), self._device.info)
+        setting = Setting(kernel.type, launched(self._table, kernel, launch), self._device.info)
         for family in families:
             for trial in FAMILIES[family].trials(setting):
                 for compare in trial.compares if thorough else trial.compares[:1]:
@@ -150,7 +148,7 @@ class _Tuner:
         try:
             for launch in launches:
                 runner = Runner(self._device)
-                case = work.case(_launched(self._table, kernel, launch), most_bytes)
+                case = work.case(launched(self._table, kernel, launch), most_bytes)
                 ready = case.prepare(runner)
                 runner.run(ready.program, ready.rounds[0][0])
                 arms.append(_Arm(launch, runner, runner.record(ready.program, self._timed)))
@@ -178,10 +176,3 @@ class _Tuner:
                 return took
             first, last = recording.timestamps()
         return max((last - first) / 1e9, 1e-9)
-
-
-def _launched(table: Tuning, kernel: KernelClass, launch: Launch) -> Tuning:
-    """Return the tuning that launches a kernel in this way, whatever the form of its matrix."""
-    forms = product(get_args(RowClass), get_args(ColumnClass))
-    classes = (KernelClass(kernel.family, kernel.type, rows, columns) for rows, columns in forms)
-    return replace(table, launches=tuple((each, launch) for each in classes))
