@@ -23,7 +23,7 @@ from vkmoe.ops.launches import KernelClass, Launch, kernel_class
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
 from vkmoe.selftest import launch_choice
-from vkmoe.selftest.launch_cases import Work, common_works, largest_of_each_class, works_of
+from vkmoe.selftest.launch_cases import MatrixWork, common_works, largest_of_each_class, works_of
 from vkmoe.selftest.launch_choice import _Tuner, candidates, choose, measure_launches
 
 GPU = replace(
@@ -34,7 +34,7 @@ GPU = replace(
     features=AMD.features | {"int64"},
 )
 OLD, NEW, OTHER = Launch(64, 4), Launch(64, 8), Launch(64, 2)
-WORK = Work("matvec", "Q8_0", 40, 256)
+WORK = MatrixWork("matvec", "Q8_0", 40, 256)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_what_is_measured_of_a_model_is_what_its_programs_launch(
 
 @pytest.mark.parametrize("clock", [True, False], ids=["timestamps", "wall"])
 @pytest.mark.parametrize(
-    "work", [Work("matvec", "Q6_K", 24, 512), Work("expert_down", "MXFP4", 16, 256, 2)]
+    "work", [MatrixWork("matvec", "Q6_K", 24, 512), MatrixWork("expert_down", "MXFP4", 16, 256, 2)]
 )
 def test_a_gpu_is_measured_with_cold_caches_in_every_launch_it_allows(
-    device: Device, work: Work, clock: bool, monkeypatch: pytest.MonkeyPatch
+    device: Device, work: MatrixWork, clock: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mapping of GPUs, which this driver runs too."""
     monkeypatch.setattr(DeviceInfo, "is_cpu", False)

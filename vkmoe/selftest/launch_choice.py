@@ -19,7 +19,7 @@ from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
 from vkmoe.selftest.families import FAMILIES, Setting, launched
-from vkmoe.selftest.launch_cases import Work
+from vkmoe.selftest.launch_cases import MatrixWork
 
 if TYPE_CHECKING:
     from vkmoe.gpu.backend import Recording
@@ -33,7 +33,7 @@ LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 5, 25, 0.25  # of the launches of one class
 
 
 def measure_launches(
-    device: Device, works: Mapping[KernelClass, Work], limit_s: float
+    device: Device, works: Mapping[KernelClass, MatrixWork], limit_s: float
 ) -> Iterator[Measured | None]:
     """Measure the classes of `works` one after another; begins none after `limit_s` seconds.
 
@@ -106,7 +106,7 @@ class _Tuner:
         if self._scratch is not None:
             self._scratch.close()
 
-    def measure(self, kernel: KernelClass, work: Work) -> Measured | None:
+    def measure(self, kernel: KernelClass, work: MatrixWork) -> Measured | None:
         """Measure a class by one work; None where the table's launch computes wrongly."""
         table, *others = candidates(self._table, kernel, self._device)
         if not self._is_right(kernel, table):
@@ -140,7 +140,7 @@ class _Tuner:
                     return
 
     def _time(
-        self, kernel: KernelClass, work: Work, launches: Sequence[Launch]
+        self, kernel: KernelClass, work: MatrixWork, launches: Sequence[Launch]
     ) -> dict[Launch, list[float]]:
         """Time launches in turns; seconds of each."""
         most_bytes = CPU_BYTES if self._device.info.is_cpu else GPU_BYTES
