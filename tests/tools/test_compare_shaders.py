@@ -168,9 +168,9 @@ def test_without_drivers_nothing_is_compared(tmp_path: Path) -> None:
 
 
 def test_shapes_are_those_of_the_preset() -> None:
-    from vkmoe.bench.shapes import PRESETS
+    from vkmoe.bench.shapes import SIZES
 
-    model = PRESETS["qwen3-30b-a3b"]
+    model = SIZES["qwen3-30b-a3b"]
     assert SHAPES["head"] == (model.n_tokens, model.hidden, 0)
     assert SHAPES["gate up"] == (model.expert_size, model.hidden, model.n_experts_used)
     assert SHAPES["down"] == (model.hidden, model.expert_size, model.n_experts_used)
