@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.arms import take_turns
 from bench.command import command_line, finish, run_main
 from tools.compile_shaders import ShaderError, Variant, compile_variant
 from vkmoe.bench.clock import MIB, WrongResultError, time_recording
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Row, take_turns
+from vkmoe.bench.measure import MIN_REPEATS, Row
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer

@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.arms import Arms, take_turns
 from bench.command import command_line, finish, run_main
 from bench.models import add_model_options, chosen_model
 from bench.worker import Worker, WorkerError
 from vkmoe.bench.decode import TokenBytes, token_bytes
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Arms, Row, take_turns
+from vkmoe.bench.measure import MIN_REPEATS, Row
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.models import open_model

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.arms import take_turns
 from bench.command import command_line, finish, run_main
 from bench.models import add_model_options, chosen_model
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Row, take_turns
+from vkmoe.bench.measure import MIN_REPEATS, Row
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.models import read_spec

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.arms import Arms, take_turns
 from bench.command import command_line, finish, run_main
 from bench.models import add_model_options, chosen_model
 from bench.routing import PROMPTS, prompt_text
 from bench.same_logits import check_same_logits
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Arms, Row, take_turns
+from vkmoe.bench.measure import MIN_REPEATS, Row
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError

@@ -18,7 +18,7 @@ from tools.gguf_writer import write_gguf
 from tools.make_synthetic_model import (
     MIXES,
     PRESETS,
-    ModelShape,
+    Preset,
     make,
     model_metadata,
     random_tensor,
@@ -66,7 +66,7 @@ def chosen_model(options: argparse.Namespace) -> Path:
     return target
 
 
-def custom_model(name: str, shape: ModelShape, mix: str, cache: Path) -> Path:
+def custom_model(name: str, shape: Preset, mix: str, cache: Path) -> Path:
     """A synthetic model of any shape, made if it is not in the cache yet."""
     target = cache / f"{name}.gguf"
     if not target.exists():
@@ -78,7 +78,7 @@ def custom_model(name: str, shape: ModelShape, mix: str, cache: Path) -> Path:
     return target
 
 
-def shape_of(preset: str, **changes: Any) -> ModelShape:
+def shape_of(preset: str, **changes: Any) -> Preset:
     """A preset with some numbers changed."""
     return replace(PRESETS[preset], **changes)
 

@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.arms import take_turns
 from bench.cached_arm import CachedArm
 from bench.command import command_line, finish, run_main
 from bench.prefetch_report import BASE, compare, found_of, row, verdict
@@ -30,7 +31,7 @@ from bench.routing import PROMPTS, prompt_text
 from bench.same_logits import check_same_logits
 from bench.slow_link import SlowLink
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import Row, take_turns
+from vkmoe.bench.measure import Row
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import choose_device, list_devices

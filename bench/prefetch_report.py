@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.arms import Arms
 from bench.cached_arm import CachedArm
-from vkmoe.bench.measure import MIN_REPEATS, N_RESAMPLES, Arms, Row, Summary
+from vkmoe.bench.measure import MIN_REPEATS, Row, Summary, resamples
 from vkmoe.config import EngineConfig
 
 __all__ = ["BASE", "compare", "found_of", "ratio_of_sums", "rival_of", "row", "verdict"]
@@ -70,7 +71,7 @@ def compare(arms: Mapping[str, dict[str, Any]], speeds: Arms, card: Mapping[str,
 def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> Summary:
     """Of what was counted in the same turns; the 95 % interval resamples whole turns."""
     above, below = np.array(ours, np.float64), np.array(theirs, np.float64)
-    draws = np.random.default_rng(0).integers(0, above.size, (N_RESAMPLES, above.size))
+    draws = resamples(above.size)
     low, high = np.percentile(above[draws].sum(axis=1) / below[draws].sum(axis=1), (2.5, 97.5))
     return Summary(float(above.sum() / below.sum()), float(low), float(high), above.size)
 

@@ -33,7 +33,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from tools import llama_cpp_shaders as llama
 from tools.assembly import Question, count, read
 from tools.debian import ArchiveError
 from tools.gpu_drivers import CANNOT, command, folder, is_complete
+from tools.kernel_statistics import column, spills, waves
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Program, TensorRef
@@ -52,9 +53,8 @@ from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.quants import TYPES, device_row_bytes
 
 ROUND_TRIP = 600e-9  # seconds, of a load that misses all caches
-SPILLS = ("Spilled VGPRs", "Spilled SGPRs", "Spill Count", "SLM Size")  # NVK: its bytes
-CHUNK = 32  # weights that a lane of ours does of a row in a pass (shaders/include/dot.glsl)
-LOADED_PARTIALS = 8  # of the norm's, that a lane of ours loads before any loop (include/rms.glsl)
+CHUNK = 32  # weights that a lane of ours does of a row in a pass
+LOADED_PARTIALS = 8  # of the norm's, that a lane of ours loads before any loop
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,11 @@ class Row:
     unit_bytes: float
     grid_bytes: float
     need_bytes: float
-    scalar_bases: int
-    registers: float | None
-    spills: float
+    registers: int | None
+    spills: bool
     waves: int
-    code_bytes: float | None
-    cycles: float | None
+    code_bytes: int | None
+    cycles: int | None
 
 
 # ----- what is compiled -----
@@ -249,9 +248,10 @@ def _row(device: Device, job: Job) -> Row:
     lane_bytes = lane_weights * kind.block_bytes / kind.block_weights
     share = min(1.0, lane_bytes / figures.weight_bytes)
     card, workgroup_waves = CARDS[job.gpu], ceil(job.workgroup_lanes / made.subgroup_size)
-    waves = _waves(card.vendor, made.statistics, made.subgroup_size, workgroup_waves)
+    on_simd = waves(made.statistics, made.subgroup_size, device.info.subgroup_range[0])
+    on_unit = _waves_of_unit(card.vendor, made.statistics, on_simd, workgroup_waves)
     wave_bytes = figures.bytes_in_flight * share * made.subgroup_size
-    grid_waves = min(float(waves), job.n_workgroups * workgroup_waves / card.units)
+    grid_waves = min(float(on_unit), job.n_workgroups * workgroup_waves / card.units)
     return Row(
         *(job.gpu, job.shape, job.type, job.code),
         alu_per_weight=figures.alu / lane_weights,
@@ -259,34 +259,29 @@ def _row(device: Device, job: Job) -> Row:
         rounds=figures.rounds,
         scalar_rounds=figures.scalar_rounds,
         loads_in_flight=figures.loads_in_flight,
-        unit_bytes=wave_bytes * waves,
+        unit_bytes=wave_bytes * on_unit,
         grid_bytes=wave_bytes * grid_waves,
         need_bytes=card.need_bytes,
-        scalar_bases=figures.scalar_bases,
-        registers=_stated(made.statistics, "VGPRs", "Number of GPRs", "Max live registers"),
-        spills=sum(made.statistics.get(name, 0.0) for name in SPILLS),
-        waves=waves,
-        code_bytes=_stated(made.statistics, "Code size", "Code Size"),
-        cycles=_stated(made.statistics, "Latency", "Cycle Count"),
+        registers=column(made.statistics, "registers"),
+        spills=spills(made.statistics),
+        waves=on_unit,
+        code_bytes=column(made.statistics, "code"),
+        cycles=column(made.statistics, "latency"),
     )
 
 
-def _stated(statistics: Mapping[str, float], *names: str) -> float | None:
-    return next((statistics[name] for name in names if name in statistics), None)
-
-
-def _waves(
-    vendor: str, statistics: Mapping[str, float], wave_lanes: int, workgroup_waves: int
+def _waves_of_unit(
+    vendor: str, statistics: Mapping[str, float], on_simd: int | None, workgroup_waves: int
 ) -> int:
     """Return how many waves fit on a compute unit.
 
-    AMD: two SIMDs a unit, RADV's count is of waves of 32. NVIDIA: registers in units of 256 a warp,
+    AMD: on each of the two SIMDs of RDNA's. NVIDIA: registers in units of 256 a warp,
     16384 a partition, 48 warps, 16 workgroups and 100 KiB a multiprocessor (CUDA C++ Programming
     Guide, compute capability 8.6; 1 KiB a workgroup is the system's). Intel: 16 vector engines
     of 8 threads a core.
     """
-    if vendor == "amd":
-        return 2 * int(statistics["Subgroups per SIMD"] * 32 // wave_lanes)
+    if on_simd is not None:
+        return 2 * on_simd
     if vendor == "intel":
         return 128
     registers = ceil(statistics["Number of GPRs"] * 32 / 256) * 256
@@ -415,13 +410,13 @@ def main() -> int:
         return CANNOT
     try:
         rows = _compiled(options) if options.load is None else _loaded(options)
-    except (ArchiveError, OSError, subprocess.CalledProcessError) as error:
+        before = list(_before(options.before, rows)) if options.before else []
+    except (ArchiveError, OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"nothing to compare: {error}", file=sys.stderr)
         return 1
     if options.save:
         options.save.write_text(json.dumps([asdict(row) for row in rows], indent=0) + "\n")
-    if options.before:
-        rows = [*_before(options.before, rows), *rows]
+    rows = [*before, *rows]
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
@@ -439,22 +434,28 @@ def _compiled(options: argparse.Namespace) -> list[Row]:
 
 
 def _loaded(options: argparse.Namespace) -> list[Row]:
-    """Read what was asked from a file. Raises OSError."""
-    rows = [Row(**row) for row in json.loads(options.load.read_text())]
+    """Read what was asked from a file. Raises as `_saved`."""
     return [
         row
-        for row in rows
+        for row in _saved(options.load)
         if row.gpu in options.gpu and row.type in options.type and row.shape in options.shape
     ]
 
 
 def _before(path: Path, now: Sequence[Row]) -> Iterator[Row]:
-    """Yield vkmoe's saved rows of what is shown now."""
+    """Yield vkmoe's saved rows of what is shown now. Raises as `_saved`."""
     shown = {(row.gpu, row.shape, row.type) for row in now}
-    for saved in json.loads(path.read_text()):
-        row = Row(**(saved | {"code": f"{saved['code']} before"}))
-        if saved["code"] == "vkmoe" and (row.gpu, row.shape, row.type) in shown:
-            yield row
+    for row in _saved(path):
+        if row.code == "vkmoe" and (row.gpu, row.shape, row.type) in shown:
+            yield replace(row, code=f"{row.code} before")
+
+
+def _saved(path: Path) -> list[Row]:
+    """Read the rows that `--save` wrote. Raises OSError, ValueError."""
+    try:
+        return [Row(**row) for row in json.loads(path.read_text())]
+    except TypeError as error:
+        raise ValueError(f"{path} was saved by another version of this tool ({error})") from error
 
 
 if __name__ == "__main__":

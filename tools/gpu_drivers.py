@@ -10,18 +10,21 @@ that the program starts run without the driver.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from tools.debian import ArchiveError, fetch
 
-__all__ = ["CANNOT", "GPUS", "Gpu", "command", "folder", "is_complete"]
+__all__ = ["CANNOT", "GPUS", "Gpu", "command", "folder", "is_complete", "started", "whole"]
 
 SUITE = "trixie"
 PACKAGES = ("mesa-vulkan-drivers", "mesa-drm-shim", "libvulkan1", "vulkan-validationlayers")
@@ -29,6 +32,7 @@ PACKAGES = ("mesa-vulkan-drivers", "mesa-drm-shim", "libvulkan1", "vulkan-valida
 INTEL_SHIM = Path(__file__).with_name("drm_shim") / "libintel_noop_drm_shim.so"
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 LOADER = "ld-linux-x86-64.so.2"
+STAMP = "complete"  # a file that says what was put into the folder
 CANNOT = 77  # exit code: the packages cannot be had here; test runners know it as "skipped"
 
 
@@ -68,21 +72,51 @@ def folder() -> Path:
 
 
 def is_complete(into: Path) -> bool:
-    """Say whether an earlier `fetch_drivers` finished here."""
-    return (into / "complete").is_file()
+    """Say whether `fetch_drivers` made this folder of what it would take today."""
+    stamp = into / STAMP
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == _contents()
+
+
+def _contents() -> str:
+    """Return a text that changes with what belongs into the folder."""
+    shim = hashlib.sha256(INTEL_SHIM.read_bytes()).hexdigest()
+    return f"{SUITE}: {' '.join(PACKAGES)}\n{INTEL_SHIM.name}: {shim}\n"
 
 
 def fetch_drivers(into: Path) -> None:
-    """Fill `into` anew, about 280 MB. Raises ArchiveError."""
-    shutil.rmtree(into, ignore_errors=True)
-    fetch(SUITE, PACKAGES, into)
-    shutil.copy(INTEL_SHIM, into / LIBRARIES)
-    for icd in (into / "usr/share/vulkan/icd.d").glob("*_icd*.json"):
-        content = json.loads(icd.read_text())
-        library = Path(content["ICD"]["library_path"]).name
-        content["ICD"]["library_path"] = str(into / LIBRARIES / library)
-        (into / f"{icd.name.partition('_icd')[0]}.json").write_text(json.dumps(content) + "\n")
-    (into / "complete").touch()  # last: it says that all is there
+    """Fill `into` anew, about 280 MB. Raises ArchiveError, OSError, CalledProcessError."""
+    with whole(into) as partial:
+        fetch(SUITE, PACKAGES, partial)
+        shutil.copy(INTEL_SHIM, partial / LIBRARIES)
+        for icd in (partial / "usr/share/vulkan/icd.d").glob("*_icd*.json"):
+            content = json.loads(icd.read_text())
+            library = Path(content["ICD"]["library_path"]).name
+            content["ICD"]["library_path"] = str(into / LIBRARIES / library)
+            name = f"{icd.name.partition('_icd')[0]}.json"
+            (partial / name).write_text(json.dumps(content) + "\n")
+        (partial / STAMP).write_text(_contents(), encoding="utf-8")
+
+
+@contextmanager
+def whole(into: Path) -> Iterator[Path]:
+    """Yield a path to make a folder at, which then takes the place of `into`.
+
+    What fails or is broken off leaves `into` as it was.
+    """
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent) as scratch:
+        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        yield new
+        if into.exists():
+            into.rename(old)
+        new.rename(into)
+
+
+def started(root: Path, program: str | Path, *options: str | Path) -> list[str]:
+    """Return how to start a program on the C library that was fetched with it into `root`."""
+    libraries = root / LIBRARIES
+    words = (libraries / LOADER, "--library-path", libraries, *options, program)
+    return [str(word) for word in words]
 
 
 def command(drivers: Path, gpu: str, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -90,7 +124,7 @@ def command(drivers: Path, gpu: str, program: Sequence[str]) -> tuple[list[str],
 
     Raises FileNotFoundError where there is no such program.
     """
-    chosen, libraries = GPUS[gpu], drivers / LIBRARIES
+    chosen = GPUS[gpu]
     icd = str(drivers / f"{chosen.driver}.json")
     environment = os.environ | dict(chosen.variables)
     environment |= {"VK_DRIVER_FILES": icd, "VK_ICD_FILENAMES": icd}
@@ -99,9 +133,8 @@ def command(drivers: Path, gpu: str, program: Sequence[str]) -> tuple[list[str],
     if found is None:
         raise FileNotFoundError(program[0])
     words = [*_interpreter(Path(found)), found, *program[1:]]
-    shim = libraries / f"lib{chosen.shim}_noop_drm_shim.so"
-    start = [libraries / LOADER, "--library-path", libraries, "--preload", shim]
-    return [*map(str, start), *words], environment
+    shim = drivers / LIBRARIES / f"lib{chosen.shim}_noop_drm_shim.so"
+    return [*started(drivers, words[0], "--preload", shim), *words[1:]], environment
 
 
 def _interpreter(program: Path) -> list[str]:
@@ -118,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if not is_complete(into):
                 fetch_drivers(into)
-        except (ArchiveError, FileNotFoundError) as reason:
+        except (ArchiveError, OSError, subprocess.CalledProcessError) as reason:
             print(f"no GPU drivers: {reason}", file=sys.stderr)
             return CANNOT
         print(into)

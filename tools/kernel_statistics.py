@@ -6,9 +6,10 @@
     python -m tools.kernel_statistics --gpu nvk-ampere --json       # a list, with all numbers
 
 Columns are sums of what drivers call by different names (COLUMNS); an empty one is not stated.
-"registers" are those of a lane (AMD, NVIDIA) or of a thread (Intel), "waves" those that fit on a
-SIMD unit. Latency is a guess of a compiler, which knows neither loops nor memory. "loads" are those
-of weights in flight at once, counted in the assembly of kernels that read nothing else by address.
+"registers" are those of a lane (AMD, NVIDIA) or of a thread (Intel), "waves" those of `lanes` that
+fit on a SIMD unit (AMD). Latency is a guess of a compiler, which knows neither loops nor memory.
+"loads" are those of weights in flight at once, counted in the assembly of kernels that read nothing
+else by address.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.ops.tuning import choose_tuning
 
-__all__ = ["COLUMNS", "Compiled", "column", "compile_all", "compiled_for"]
+__all__ = ["COLUMNS", "Compiled", "column", "compile_all", "compiled_for", "spills", "waves"]
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a column adds up, in the words of RADV, NVK and ANV.
@@ -38,14 +39,14 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "registers": ("VGPRs", "Number of GPRs", "Max live registers"),
     "spilled": ("Spilled VGPRs", "Spilled SGPRs", "Spill Count", "Fill Count"),
     "scratch": ("Scratch size", "SLM Size", "Scratch Memory Size"),  # bytes
-    "waves": ("Subgroups per SIMD",),
+    "waves": ("Waves per SIMD",),  # our own, of what RADV states
     "shared": ("LDS size", "Workgroup Memory Size"),  # bytes
     "code": ("Code size", "Code Size"),  # bytes
     "instructions": ("Instructions", "Instruction count", "Instruction Count"),
     "latency": ("Latency", "Cycle Count"),
     "loads": ("Weight loads in flight",),  # our own
 }
-LOADS = COLUMNS["loads"][0]
+LOADS, WAVES = COLUMNS["loads"][0], COLUMNS["waves"][0]
 # Whose loads are counted, by words of the name that must be there and words that must not.
 STREAMING, ODD = ("matvec.", "expert_gate_up.", "expert_down."), ("biased=1", "pass=1", "pass=2")
 
@@ -60,16 +61,26 @@ class Compiled(NamedTuple):
     milliseconds: float
     statistics: Mapping[str, float]
 
-    @property
-    def spills(self) -> bool:
-        """Say whether registers did not suffice."""
-        return any(column(self.statistics, name) for name in ("spilled", "scratch"))
-
 
 def column(statistics: Mapping[str, float], name: str) -> int | None:
     """Return a column of the table; None where the driver does not state it."""
     stated = [statistics[item] for item in COLUMNS[name] if item in statistics]
     return round(sum(stated)) if stated else None
+
+
+def spills(statistics: Mapping[str, float]) -> bool:
+    """Say whether registers did not suffice, or arrays lie in memory."""
+    return any(column(statistics, name) for name in ("spilled", "scratch"))
+
+
+def waves(statistics: Mapping[str, float], lanes: int, least_lanes: int) -> int | None:
+    """Return how many waves of so many lanes fit on a SIMD unit; None: the driver does not say.
+
+    RADV alone does, in waves of the fewest lanes that the GPU has: on RDNA one of 64 counts as two
+    of 32, on GCN all are of 64 (Mesa's radv_get_max_waves).
+    """
+    stated = statistics.get("Subgroups per SIMD")
+    return None if stated is None else int(stated) * least_lanes // lanes
 
 
 def compile_all(only: str = "", assembly: Path | None = None) -> list[Compiled]:
@@ -102,6 +113,8 @@ def _compile(
     milliseconds = 1e3 * (time.perf_counter() - started)
     (executable,) = kernel.executables()  # compute pipelines have one
     statistics, lanes = executable.statistics, executable.subgroup_size
+    if (fit := waves(statistics, lanes, device.info.subgroup_range[0])) is not None:
+        statistics |= {WAVES: fit}
     text = "".join(part for key, part in executable.texts.items() if "assembly" in key.lower())
     if assembly is not None:
         (assembly / f"{name.replace(' ', '_')}.s").write_text(text, encoding="utf-8")
@@ -141,7 +154,7 @@ def _print_table(rows: Sequence[Compiled]) -> None:
         numbers = f"{row.subgroup_size:5} {' '.join(cells)} {row.milliseconds:5.0f}"
         models = "all" if len(row.models) == len(MODELS) else ", ".join(row.models)
         print(f"{_short(row):{width}} {numbers}  {models}")
-    spilled = [row for row in rows if row.spills]
+    spilled = [row for row in rows if spills(row.statistics)]
     seconds = sum(row.milliseconds for row in rows) / 1e3
     print(f"{len(rows)} pipelines in {seconds:.1f} s, {len(spilled)} spill")
 

@@ -3,7 +3,8 @@
 Nothing of llama.cpp is kept in the repository. The sources are those in the sdist of
 llama-cpp-python (pip), compiled by glslc (Debian) with the defines of vulkan-shaders-gen.cpp; both
 go into the user's cache. What ggml-vulkan.cpp chooses for a GPU is written down here again; its
-functions are named beside each choice.
+functions are named beside each choice. Owns which release llama.cpp is, and which glslc compiles
+it, for bench/gpu_day too. Runs on Python's own library alone.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools.debian import fetch
-from tools.gpu_drivers import LIBRARIES, LOADER, SUITE, folder
+from tools.gpu_drivers import SUITE, folder, started, whole
 
-__all__ = ["BINDINGS", "PUSH_BYTES", "TYPES", "Matrix", "Shader", "choose", "spirv"]
+__all__ = ["BINDINGS", "PUSH_BYTES", "SDIST", "SHADERS", "TYPES", "VENDORED", "Matrix", "Shader",
+           "choose", "download_sdist", "fetch_glslc", "spirv"]  # fmt: skip
 
-VERSION = "0.3.36"  # of llama-cpp-python
-SHADERS = Path("vendor/llama.cpp/ggml/src/ggml-vulkan/vulkan-shaders")
+SDIST = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp's
+VENDORED, SHADERS = Path("vendor/llama.cpp"), Path("ggml/src/ggml-vulkan/vulkan-shaders")
 TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4", "F16")
 WEIGHTS_BINDING, OPTIONAL_BINDINGS = 0, frozenset({3, 4})  # mul_mat_vec_iface.glsl: A; Fuse0, Fuse1
 BINDINGS, ID_BINDINGS, PUSH_BYTES = 5, 6, 52  # vk_mat_vec_push_constants
@@ -134,41 +137,45 @@ def _takes_q8_1(vendor: str, matrix: Matrix) -> bool:
 
 def spirv(shader: Shader) -> Path:
     """Compile a shader, unless an earlier run did. Raises what `fetch` and subprocess raise."""
-    cache = folder().with_name(f"llama-cpp-shaders-{VERSION}")
+    cache = folder().with_name(f"llama-cpp-shaders-{SDIST.partition('==')[2]}")
     made = cache / f"{shader.name}.spv"
     if made.exists():
         return made
-    source = _sources(cache) / shader.source
+    source = _sources(cache / "sources") / shader.source
     defines = [f"-D{key}={value}" for key, value in shader.defines.items()]
     options = ["-fshader-stage=compute", "--target-env=vulkan1.2", "-O", *defines]
     partial = made.with_suffix(".partial")
-    subprocess.run([*_glslc(cache), *options, source, "-o", partial], check=True)
+    compiler = fetch_glslc(cache / "glslc")
+    subprocess.run([*compiler, *options, source, "-o", partial], check=True)
     partial.rename(made)
     return made
 
 
-def _sources(cache: Path) -> Path:
+def _sources(into: Path) -> Path:
     """Fetch the shaders' sources; returns their folder."""
-    into = cache / "sources"
     if not into.exists():
-        package, fetched = f"llama-cpp-python=={VERSION}", cache / "sdist"
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]
-        options = ["--no-binary", "llama-cpp-python", "--dest", str(fetched)]
-        subprocess.run([*pip, *options], check=True)
-        (archive,) = fetched.glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            wanted = [item for item in packed if SHADERS.name in Path(item.name).parts]
-            packed.extractall(fetched, wanted, filter="data")
-        (unpacked,) = fetched.glob(f"*/{SHADERS}")
-        shutil.move(unpacked, into)
-        shutil.rmtree(fetched)
+        with whole(into) as partial, tempfile.TemporaryDirectory() as scratch:
+            fetched = Path(scratch)
+            with tarfile.open(download_sdist(fetched)) as packed:
+                wanted = [item for item in packed if SHADERS.name in Path(item.name).parts]
+                packed.extractall(fetched, wanted, filter="data")
+            (unpacked,) = fetched.glob(f"*/{VENDORED / SHADERS}")
+            shutil.move(unpacked, partial)
     return into
 
 
-def _glslc(cache: Path) -> list[str | Path]:
-    """Fetch the compiler, on the C library it was made for; returns how to start it."""
-    into = cache / "glslc"
-    program = into / "usr/bin/glslc"
-    if not program.exists():
-        fetch(SUITE, ("glslc",), into)
-    return [into / LIBRARIES / LOADER, "--library-path", into / LIBRARIES, program]
+def download_sdist(into: Path) -> Path:
+    """Download the source distribution, 77 MB, with pip. Raises CalledProcessError."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    options = ["--no-deps", "--no-binary", SDIST.partition("==")[0], "--dest", str(into)]
+    subprocess.run([*pip, *options, SDIST], check=True)
+    (archive,) = into.glob("*.tar.gz")
+    return archive
+
+
+def fetch_glslc(into: Path) -> list[str]:
+    """Fetch Debian's compiler unless it is there; returns how to start it. Raises as `fetch`."""
+    if not into.exists():
+        with whole(into) as partial:
+            fetch(SUITE, ("glslc",), partial)
+    return started(into, into / "usr/bin/glslc")

@@ -23,11 +23,11 @@ from tools.gguf_writer import write_gguf
 from tools.quantise import random_weights
 from tools.synthetic.metadata import model_metadata
 from tools.synthetic.mixes import MIXES
+from tools.synthetic.presets import PRESETS, Preset
 from tools.synthetic.tensors import tensor_list
-from vkmoe.bench.shapes import PRESETS, ModelShape
 from vkmoe.gguf_file.header import TensorInfo
 
-__all__ = ["MIXES", "PRESETS", "ModelShape", "make", "model_metadata", "random_tensor",
+__all__ = ["MIXES", "PRESETS", "Preset", "make", "model_metadata", "random_tensor",
            "tensor_list"]  # fmt: skip
 
 ROUTER_GAIN = 2.0  # router logits spread this far: clear favourites, different for every token

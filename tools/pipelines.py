@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.metadata import model_metadata
+from tools.synthetic.presets import PRESETS
 from tools.synthetic.tensors import tensor_list
 from vkmoe.bench.shapes import MODELS as SHAPES
-from vkmoe.bench.shapes import PRESETS
+from vkmoe.bench.shapes import SIZES
 from vkmoe.choices import KvType
 from vkmoe.facts import ON_DEVICE, ExpertMode
 from vkmoe.gguf_file import GgufFile, TensorInfo
@@ -49,7 +50,7 @@ from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
 
 __all__ = ["MODELS", "Pipeline", "pipelines"]
 
-MODELS = tuple(name for name in PRESETS if not name.startswith("tiny"))
+MODELS = tuple(SIZES)
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
 KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.gpu_day_parts.day import MODELS, DayOptions, run
+from bench.gpu_day_parts.day import MODELS, DayOptions, PackedError, run
 
 FOLDER, RESULTS = Path("build/gpu_day"), Path("build/gpu_day_results")
 DESCRIPTION = "Measure vkmoe beside llama.cpp on a machine with a GPU and without network."
@@ -25,14 +25,15 @@ def main() -> int:
         return _pack(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the steps' processes end
     folder, out = options.folder.resolve(), options.out.resolve()
-    if not folder.is_dir():
-        hint = "hint: bench/gpu_day pack makes it on a machine with network"
-        print(f"gpu_day: no folder {options.folder}\n{hint}", file=sys.stderr)
-        return 1
     asked = DayOptions(
         folder, out, options.model, options.minutes * 60, options.patience, options.device
     )
-    return 0 if run(asked) else 1
+    try:
+        return 0 if run(asked) else 1
+    except PackedError as reason:
+        hint = "hint: bench/gpu_day pack makes it on a machine with network"
+        print(f"gpu_day: {options.folder} {reason}\n{hint}", file=sys.stderr)
+        return 1
 
 
 def _parse() -> argparse.Namespace:

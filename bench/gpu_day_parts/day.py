@@ -12,15 +12,18 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes.util import find_library
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
+from bench.gpu_day_parts import KOMPUTE, LLAMA, PACKED, SDK, WHEELS, WINDOWS
 from bench.gpu_day_parts.steps import OK, Day, Record, Step, last_json
 from bench.gpu_day_parts.tables import write_tables
 
-__all__ = ["MODELS", "DayOptions", "Place", "decode_steps", "run"]
+__all__ = ["MODELS", "DayOptions", "PackedError", "Place", "decode_steps", "run"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The least memory that a model's file and the experts of a run may take, to keep it in memory.
@@ -30,10 +33,14 @@ DRIVER_FOLDERS = ("/usr/share", "/usr/local/share", "/etc", str(Path.home() / ".
 CONTAINER_DRIVERS = Path("/usr/local/nvidia/share/vulkan/icd.d")  # the loader does not look there
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 FAMILIES = "matvec,matvec_residual,expert_gate_up,expert_down"
-TYPES = "Q4_K,Q6_K,Q8_0,MXFP4,F16"
+TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")  # those of the model come first
 TOKENS, REPEATS = 64, 4
 PROMPT = "def add a list of numbers"
 SHARES = (50, 25)
+
+
+class PackedError(Exception):
+    """What is wrong with the folder that was packed."""
 
 
 class DayOptions(NamedTuple):
@@ -72,7 +79,11 @@ class Place(NamedTuple):
 
 
 def run(options: DayOptions) -> bool:
-    """Do all of it; returns whether every step went well."""
+    """Do all of it; returns whether every step went well.
+
+    Raises PackedError; then the results of an earlier day are as they were.
+    """
+    began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="vkmoe-gpu-day-") as scratch,
         tempfile.TemporaryDirectory(prefix="vkmoe-gpu-day-", dir=_model_parent(options)) as models,
@@ -82,15 +93,26 @@ def run(options: DayOptions) -> bool:
         def write(records: Sequence[Record]) -> None:
             write_tables(records, options.out)
 
-        day = Day(options.out, options.seconds, options.patience, environment(place), write)
-        for name in ("sdk", "windows", "llama"):
-            with tarfile.open(options.packed / f"{name}.tar.xz") as archive:
-                archive.extractall(place.scratch / name, filter="data")
+        _unpack(place)
+        seconds = options.seconds - (time.monotonic() - began)
+        day = Day(options.out, seconds, options.patience, environment(place), write)
         try:
             _run_steps(day, place, options)
         finally:
             day.close()
         return all(record.status == OK for record in day.records)
+
+
+def _unpack(place: Place) -> None:
+    """Unpack archives, each into a folder of its name. Raises PackedError."""
+    if missing := [name for name in PACKED if not (place.packed / name).exists()]:
+        raise PackedError(f"lacks {', '.join(missing)}")
+    for name in (SDK, WINDOWS, LLAMA):
+        try:
+            with tarfile.open(place.packed / name, "r:xz") as archive:
+                archive.extractall(place.scratch / name.partition(".")[0], filter="data")
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise PackedError(f"has a {name} that cannot be unpacked: {error}") from error
 
 
 def _run_steps(day: Day, place: Place, options: DayOptions) -> None:
@@ -160,7 +182,7 @@ def _pip(*arguments: str | Path) -> list[str]:
 
 
 def _packages(place: Place) -> Step:
-    wheels = sorted((place.packed / "wheels").glob("*.whl"))
+    wheels = sorted((place.packed / WHEELS).glob("*.whl"))
     return Step("python packages", _pip("--target", place.packages, *wheels), 60)
 
 
@@ -171,7 +193,7 @@ def build_vkmoe(place: Place) -> Step:
         f"-Dfmt_DIR={place.sdk / LIBRARIES / 'cmake/fmt'}",
         f"-Dpybind11_DIR={place.packages / 'pybind11/share/cmake/pybind11'}",
     ]
-    variables = {"VKMOE_KP_SDIST": str(place.packed / "kp.tar.gz"), "CMAKE_ARGS": " ".join(defines)}
+    variables = {"VKMOE_KP_SDIST": str(place.packed / KOMPUTE), "CMAKE_ARGS": " ".join(defines)}
     command = _pip(
         "--no-build-isolation", "--target", place.vkmoe,
         "-C", f"build-dir={place.scratch / 'vkmoe-build'}", ROOT,
@@ -231,13 +253,18 @@ def first_steps(device: str) -> Iterator[Step]:
 
 
 def bench_steps(options: DayOptions) -> Iterator[Step]:
-    """Yield the measurements of single things: transfers, and kernels in the model's shapes."""
-    needs, where = ("build vkmoe",), _device(options.device)
-    tiny = options.model == "tiny"
-    kernels = ["--family", FAMILIES, "--type", TYPES, *(["-m", "tiny"] if tiny else [])]
-    for name, limit, own in (("transfer", 60, ["--quick"]), ("kernels", 120, kernels)):
-        command = _vkmoe("bench", name, "--json", *own, *where)
-        yield Step(name, command, limit, lambda out, err: last_json(out), needs)
+    """Yield the measurements of single things: transfers, and kernels in the model's shapes.
+
+    Each type of weights is a step: one that is too slow costs its own rows of the table only.
+    """
+    asked = [("transfer", 60, ["transfer", "--quick"])]
+    shapes = ["-m", "tiny"] if options.model == "tiny" else []
+    for kind in TYPES:
+        words = ["kernels", "--family", FAMILIES, "--type", kind, *shapes]
+        asked.append((f"kernels {kind}", 30, words))
+    for name, limit, words in asked:
+        command = _vkmoe("bench", *words, "--json", *_device(options.device))
+        yield Step(name, command, limit, lambda out, err: last_json(out), ("build vkmoe",))
 
 
 def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
@@ -298,8 +325,8 @@ def _rival_speed(out: str, err: str) -> Mapping[str, Any]:
     (found,) = last_json(out)
     names = ("gpu_info", "n_cpu_moe", "n_threads", "flash_attn", "n_gen")
     return {
-        "tokens_per_second": found["avg_ts"],
-        "deviation": found["stddev_ts"],
+        "tokens_per_second": median(found["samples_ts"]),  # as ours; it prints the mean
+        "samples": found["samples_ts"],
         "backend": found["backends"],
         **{name: found[name] for name in names},
     }

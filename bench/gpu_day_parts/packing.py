@@ -23,8 +23,10 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bench.gpu_day_parts.rival import SDIST, pack_llama_cpp
+from bench.gpu_day_parts import KOMPUTE, LLAMA, SDK, WHEELS, WINDOWS
+from bench.gpu_day_parts.rival import pack_llama_cpp
 from tools.debian import fetch
+from tools.llama_cpp_shaders import SDIST, download_sdist
 
 __all__ = ["PIECES", "LimitError", "Options", "check_size", "pack", "wheel_names"]
 
@@ -35,7 +37,7 @@ LIMIT_MB = 60
 NEVER_USED = {"huggingface-hub"}
 PLATFORMS = [f"manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014", "1")]
 # The programs' suite has the oldest C library that is tried; headers have none.
-SDK = (
+SDK_PACKAGES = (
     (
         "bookworm",
         ("libvulkan1", "vulkan-validationlayers", "glslang-tools", "libfmt-dev", "libfmt9"),
@@ -171,11 +173,11 @@ def _kompute(options: Options, target: Path) -> None:
 
 
 def _sdk(options: Options, target: Path) -> None:
-    _archive_packages(SDK, target)
+    _archive_packages(SDK_PACKAGES, target)
 
 
 def _window_libraries(options: Options, target: Path) -> None:
-    _archive_packages(((SDK[0][0], WINDOW_LIBRARIES),), target)
+    _archive_packages(((SDK_PACKAGES[0][0], WINDOW_LIBRARIES),), target)
 
 
 def _archive_packages(suites: Sequence[tuple[str, Sequence[str]]], target: Path) -> None:
@@ -191,20 +193,16 @@ def _archive_packages(suites: Sequence[tuple[str, Sequence[str]]], target: Path)
 
 def _llama_cpp(options: Options, target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        sdist = options.llama_sdist
-        if sdist is None:
-            folder = Path(scratch) / "download"
-            _pip_download("--no-binary=:all:", "-d", folder, SDIST)
-            (sdist,) = folder.iterdir()
+        sdist = options.llama_sdist or download_sdist(Path(scratch) / "download")
         pack_llama_cpp(sdist, Path(scratch), target)
 
 
 PIECES = (
-    Piece("wheels", "Python packages, for building and running", _wheels),
-    Piece("kp.tar.gz", "Kompute's sources", _kompute),
-    Piece("sdk.tar.xz", "Vulkan's headers, loader and validation layer, fmt, glslang", _sdk),
-    Piece("windows.tar.xz", "libraries that NVIDIA's driver may miss", _window_libraries),
-    Piece("llama.tar.xz", f"llama.cpp ({SDIST}) and its compiled shaders", _llama_cpp),
+    Piece(WHEELS, "Python packages, for building and running", _wheels),
+    Piece(KOMPUTE, "Kompute's sources", _kompute),
+    Piece(SDK, "Vulkan's headers, loader and validation layer, fmt, glslang", _sdk),
+    Piece(WINDOWS, "libraries that NVIDIA's driver may miss", _window_libraries),
+    Piece(LLAMA, f"llama.cpp ({SDIST}) and its compiled shaders", _llama_cpp),
 )
 
 

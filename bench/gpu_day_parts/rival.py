@@ -9,6 +9,7 @@ does not run. A shader that was left out is no SPIR-V: a driver that is asked fo
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,18 +17,15 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.debian import fetch
+from tools.llama_cpp_shaders import SHADERS, VENDORED, fetch_glslc
 
-__all__ = ["SDIST", "pack_llama_cpp"]
+__all__ = ["pack_llama_cpp"]
 
-SDIST = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp's
-GLSLC_SUITE = "trixie"
 KEPT = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "src",
         "tools/llama-bench", "vendor")  # fmt: skip
 BACKENDS_KEPT = {"ggml-cpu", "ggml-vulkan"}
 # Products of matrices (prompts), and weight types that no model of the day has.
 SHADERS_LEFT_OUT = "matmul*|*iq[1-4]_*|*q[23]_k*|*q[1245]_[01]*|*nvfp4*|*bf16*"
-SHADERS = Path("ggml/src/ggml-vulkan/vulkan-shaders")
 OUTPUT_WORD = 'for word; do [ "$last" = -o ] && out=$word; last=$word; done'
 
 COMPILER = f"""#!/bin/sh
@@ -35,7 +33,7 @@ COMPILER = f"""#!/bin/sh
 case ${{out##*/}} in
 {SHADERS_LEFT_OUT}) printf '\\0\\0\\0\\0' >"$out"; exit;;
 esac
-exec "LIBRARIES/ld-linux-x86-64.so.2" --library-path "LIBRARIES" "GLSLC" "$@"
+exec GLSLC "$@"
 """
 STAND_IN = f"""#!/bin/sh
 # Stands in for glslc: hands out what was compiled when this was packed.
@@ -71,7 +69,7 @@ def _unpack(sdist: Path, scratch: Path, tree: Path) -> Path:
     """Return the folder of llama.cpp's sources, less what is not needed."""
     with tarfile.open(sdist) as archive:
         archive.extractall(scratch / "sdist", filter="data")
-    (vendored,) = scratch.glob("sdist/*/vendor/llama.cpp")
+    (vendored,) = scratch.glob(f"sdist/*/{VENDORED}")
     source = tree / "llama.cpp"
     for name in KEPT:
         copy = shutil.copytree if (vendored / name).is_dir() else shutil.copy
@@ -84,13 +82,10 @@ def _unpack(sdist: Path, scratch: Path, tree: Path) -> Path:
 
 
 def _compiler(scratch: Path) -> Path:
-    """Return a script that runs Debian's glslc on its own C library, and skips what is left out."""
-    root = scratch / "glslc-root"
-    fetch(GLSLC_SUITE, ["glslc"], root)
+    """Return a script that runs Debian's glslc, and skips what is left out."""
     script = scratch / "glslc"
-    libraries = root / "usr/lib/x86_64-linux-gnu"
-    text = COMPILER.replace("LIBRARIES", str(libraries))
-    script.write_text(text.replace("GLSLC", str(root / "usr/bin/glslc")))
+    words = fetch_glslc(scratch / "glslc-root")
+    script.write_text(COMPILER.replace("GLSLC", shlex.join(words)))
     script.chmod(0o755)
     return script
 

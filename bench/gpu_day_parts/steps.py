@@ -102,7 +102,11 @@ class Day:
 
     def finish(self, running: _Running | Record) -> Record:
         """Wait for a step that was started, and write down what became of it."""
-        record = running if isinstance(running, Record) else running.wait()
+        if isinstance(running, Record):
+            record = running
+        else:
+            record = running.wait()
+            self._begun.remove(running)  # another process may get its number
         self.records.append(record)
         with (self._out / "results.jsonl").open("a") as file:
             file.write(json.dumps(record._asdict()) + "\n")

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.gpu_day_parts import PACKED, packing, rival, tables
 from bench.gpu_day_parts import day as day_module
-from bench.gpu_day_parts import packing, rival, tables
 from bench.gpu_day_parts.day import DayOptions, Place, decode_steps
 from bench.gpu_day_parts.packing import LimitError, Options, Piece
 from bench.gpu_day_parts.steps import Day, Record, Step, last_json
+from tools import llama_cpp_shaders
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = {"model": "synthetic", "file_bytes": 18e9, "n_layers": 48, "n_experts": 128}
@@ -106,6 +107,18 @@ def test_a_day_that_is_broken_off_ends_what_runs_beside(
     assert day.finish(running).status == "failed"
 
 
+def test_what_has_ended_is_sent_no_signal(
+    new_day: Callable[..., Day], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's by then."""
+    day = new_day()
+    day.run(python(""))
+    sent: list[object] = []
+    monkeypatch.setattr(os, "killpg", lambda *signals: sent.append(signals))
+    day.close()
+    assert not sent
+
+
 def test_folders_of_the_machine_stay_out_of_commands(new_day: Callable[..., Day]) -> None:
     record = new_day().run(python("pass"))
     assert os.sep not in record.command
@@ -159,7 +172,8 @@ def test_the_order(recorded: Recorder) -> None:
     finished = [event.removeprefix("finish ") for event in recorded.events if "finish" in event]
     assert finished == [
         "python packages", "build vkmoe", "devices", "selftest", "validation", "make the model",
-        "build llama.cpp", "transfer", "kernels", "vkmoe resident", "vkmoe 50 %", "vkmoe 25 %",
+        "build llama.cpp", "transfer", "kernels Q4_K", "kernels Q6_K", "kernels Q8_0",
+        "kernels MXFP4", "kernels F16", "vkmoe resident", "vkmoe 50 %", "vkmoe 25 %",
         "llama.cpp resident", "llama.cpp 50 %", "llama.cpp 25 %",
     ]  # fmt: skip
 
@@ -296,7 +310,7 @@ def packed_rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive made of a tiny stand-in of the sources, with a compiler that copies, unpacked."""
     tmp_path = tmp_path_factory.mktemp("rival")
     source = tmp_path / "in/llama-1/vendor/llama.cpp"
-    shaders = source / rival.SHADERS
+    shaders = source / llama_cpp_shaders.SHADERS
     (shaders / "feature-tests").mkdir(parents=True)
     for name in rival.KEPT:
         if not (source / name).exists():
@@ -324,7 +338,7 @@ def packed_rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(rival, "fetch", fetch)
+        monkeypatch.setattr(llama_cpp_shaders, "fetch", fetch)
         rival.pack_llama_cpp(sdist, scratch, tmp_path / "llama.tar.xz")
     with tarfile.open(tmp_path / "llama.tar.xz") as archive:
         archive.extractall(tmp_path / "there", filter="data")
@@ -355,7 +369,7 @@ def test_the_stand_in_says_of_extensions_what_the_compiler_said(packed_rival: Pa
 def test_other_backends_stay_behind(packed_rival: Path) -> None:
     assert not (packed_rival / "llama.cpp/ggml/src/ggml-cuda").exists()
     assert not (packed_rival / "llama.cpp/models").exists()
-    assert (packed_rival / "llama.cpp" / rival.SHADERS).is_dir()
+    assert (packed_rival / "llama.cpp" / llama_cpp_shaders.SHADERS).is_dir()
 
 
 # ----- tables -----
@@ -371,6 +385,15 @@ def record(step: str, result: object, status: str = "ok", why: str = "") -> Reco
     return Record(step, status, 2.5, 60, f"command of {step}", result, why)  # type: ignore[arg-type]
 
 
+def kernels(kind: str, copy: float, *rows: dict[str, object]) -> Record:
+    roofline = {
+        "latency_mode": "gpu_timestamp",
+        "rows": [{"what": "copy", "value": {"median": copy}}],
+    }
+    results = {"roofline": roofline, "kernels": list(rows)}
+    return record(f"kernels {kind}", {"card": CARD, "results": results})
+
+
 def speed(value: float, **more: object) -> dict[str, object]:
     return {"tokens_per_second": value, **more}
 
@@ -380,19 +403,9 @@ RECORDS = [
     record("selftest", {"n_cases": 300}),
     record("validation", {"said": "no messages"}),
     record("make the model", MODEL),
-    record(
-        "kernels",
-        {
-            "card": CARD,
-            "results": {
-                "roofline": {
-                    "latency_mode": "gpu_timestamp",
-                    "rows": [{"what": "copy", "value": {"median": 2000.0}}],
-                },
-                "kernels": [KERNEL, KERNEL | {"shape": "few", "bytes_read": 1 << 20}],
-            },
-        },
-    ),
+    kernels("Q4_K", 1990.0, KERNEL, KERNEL | {"shape": "few", "bytes_read": 1 << 20}),
+    record("kernels Q6_K", None, "timed out", "matvec.q6_k"),
+    kernels("Q8_0", 2010.0, KERNEL | {"variant": "matvec.q8_0", "shape": "last"}),
     record("vkmoe resident", speed(300.0, bytes_per_token=2e9)),
     record("vkmoe 50 %", speed(100.0, bytes_per_token=2e9)),
     record("llama.cpp resident", speed(200.0)),
@@ -417,9 +430,18 @@ def test_the_text_for_people() -> None:
     assert "| vkmoe resident | 300 | 1.5 | 600 | 30% |" in text
     assert "| matvec.q4_k | 4096 x 2048 | 5 | 1,400 | 70% | below 75% |" in text
     assert "| matvec.q4_k | few | 5 | 1,400 | 70% |  |" in text  # too small to judge
+    assert "| matvec.q8_0 | last |" in text  # though another type before it took too long
     assert "still / loading" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("| vkmoe")}
     assert len(columns) == 2  # decode, steps: a bar in a reason does not make a column
+
+
+def test_speeds_of_both_sides_are_medians() -> None:
+    """llama-bench's own figure is the mean, which one slow repeat moves."""
+    facts = dict.fromkeys(("gpu_info", "n_cpu_moe", "n_threads", "flash_attn", "n_gen"), 0)
+    document = [{"avg_ts": 26.0, "samples_ts": [30.0, 31.0, 30.5, 12.5], "backends": "V", **facts}]
+    found = day_module._rival_speed(json.dumps(document), "")
+    assert found["tokens_per_second"] == 30.25
 
 
 @pytest.mark.parametrize("n", range(len(RECORDS) + 1))
@@ -442,8 +464,27 @@ def test_run_needs_nothing_but_python() -> None:
     assert done.stdout.strip() == "set()", done.stderr
 
 
-def test_run_without_a_packed_folder_says_so(tmp_path: Path) -> None:
-    command = [str(ROOT / "bench/gpu_day"), "run", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "hint: bench/gpu_day pack" in done.stderr
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [
+        ((), "lacks wheels, kp.tar.gz, sdk.tar.xz"),
+        (PACKED[:-1], "lacks llama.tar.xz"),
+        (PACKED, "has a sdk.tar.xz that cannot be unpacked"),
+    ],
+    ids=("nothing", "a piece less", "broken"),
+)
+def test_run_without_all_that_is_packed_says_so_and_leaves_earlier_results(
+    tmp_path: Path, there: tuple[str, ...], reason: str
+) -> None:
+    packed, out = tmp_path / "packed", tmp_path / "out"
+    for folder in (packed, out):
+        folder.mkdir()
+    for name in there:
+        (packed / name).touch()
+    (out / "results.jsonl").write_text("of yesterday")
+    command = [str(ROOT / "bench/gpu_day"), "run", str(packed), "--out", str(out)]
+    done = subprocess.run([*command, "--model", "tiny"], capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout
+    said, hint = done.stderr.splitlines()
+    assert reason in said and hint.startswith("hint: bench/gpu_day pack")
+    assert (out / "results.jsonl").read_text() == "of yesterday"

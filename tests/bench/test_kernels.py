@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from tests.engine.other_types import UNEVEN, of_types
+from tests.engine.tiny import rewrite
 from tests.gpu.invented import DEVICES, device
 from vkmoe.bench import kernels
-from vkmoe.bench.clock import Clock, WrongResultError
+from vkmoe.bench.clock import Clock, Memory, WrongResultError
+from vkmoe.bench.copies import measure_link_speeds
 from vkmoe.bench.kernels import KernelChoice
-from vkmoe.bench.measure import Mode, Output
-from vkmoe.bench.shapes import MODELS, TINY, ModelShapes, shapes_of
-from vkmoe.bench.works import WORKS, Setting, tuning_for
+from vkmoe.bench.measure import Mode, Output, Summary
+from vkmoe.bench.shapes import MODELS, TINY, KernelShapes, shapes_of
+from vkmoe.bench.transfer import TransferChoice
+from vkmoe.bench.works import WORKS, Setup, selecting
+from vkmoe.choices import TuningSource
 from vkmoe.errors import UsageError
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu import _native as native
 from vkmoe.gpu import backend
-from vkmoe.gpu.device import spirv_words
+from vkmoe.gpu.device import Device, spirv_words
+from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.ops.launches import KernelClass, Launch
+from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.quants import HAS_KERNEL
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.inputs import WEIGHT_TYPES
+from vkmoe.selftest.launch_cases import works_of
 from vkmoe.selftest.suite import compiled_variants
 
 INFO = device("a CPU with 64-bit loads", "cpu", (), [])
@@ -37,9 +50,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = Clock.dispatch_us
 
-    def dispatch_us(self: Clock, runner: Runner, variant: str):
-        names.append(variant)
-        return real(self, runner, variant)
+    def dispatch_us(self: Clock, runner: Runner, dispatch: Dispatch) -> Summary:
+        names.append(dispatch.variant)
+        return real(self, runner, dispatch)
 
     monkeypatch.setattr(Clock, "dispatch_us", dispatch_us)
     return names
@@ -51,7 +64,7 @@ def test_a_run_writes_the_roofline_and_then_each_kernel(
 ) -> None:
     """With timestamps, and on a device that has none."""
     if mode == "wall":
-        monkeypatch.setattr("vkmoe.bench.clock.has_timestamps", lambda device: False)
+        monkeypatch.setattr(native.Device, "has_timestamps", lambda device, queue="compute": False)
     lines: list[str] = []
     steps: list[str] = []
     choice = replace(SMALL, families=("matvec", "finish"), types=("q8_0",), shape="q/k/v")
@@ -68,6 +81,45 @@ def test_a_run_writes_the_roofline_and_then_each_kernel(
     assert result["share_of_roofline"] == pytest.approx(least / result["us"]["median"])
     assert out.index("latency mode") < out.index("roofline") < out.index("us per dispatch")
     assert steps[-1].startswith("1/1, ")
+
+
+def test_what_is_remembered_is_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not where only the table counts."""
+
+    def tuned(info: DeviceInfo, source: TuningSource) -> Tuning:
+        kernel = KernelClass("matvec", "Q8_0", "few", "short")
+        table = choose_tuning(info)
+        launches = ((kernel, table.table_launch(kernel)._replace(rows=3)),)
+        return replace(table, launches=launches if source == "remembered" else ())
+
+    monkeypatch.setattr(kernels, "tuning_for", tuned)
+    rows = []
+    for source in get_args(TuningSource):
+        choice = replace(SMALL, families=("matvec",), types=("q8_0",), shape="q/k/v", tuning=source)
+        found = kernels.run(None, choice, Output(lambda line: None))["results"]
+        (result,) = found["kernels"]
+        assert found["tuning"] == source
+        rows.append(result["launch"]["rows"])
+    assert rows[0] == 3 != rows[1]
+
+
+def test_each_queue_has_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where only the compute queue has timestamps."""
+    monkeypatch.setattr(
+        native.Device, "has_timestamps", lambda device, queue="compute": queue == "compute"
+    )
+    with Device(None) as device:
+        with Clock(device, 2, Memory.of(device.info, tiny=True)) as clock:
+            roofline = clock.roofline()
+        settings = TransferChoice(repeats=2).settings(device.info)
+        link = measure_link_speeds(device, settings)["rows"]
+    modes = {row.what: row.mode for row in (*roofline.rows, *link)}
+    walls = {what for what, mode in modes.items() if mode == "wall"}
+    assert walls == {
+        "empty submit and wait",
+        "copy host -> device",
+        "copies host -> device, upload queue",
+    }
 
 
 def test_a_wrong_kernel_ends_the_run_before_it_is_timed(
@@ -94,30 +146,59 @@ def test_filters_that_leave_nothing_are_refused() -> None:
 
 
 def jobs(choice: KernelChoice) -> list[kernels.Job]:
-    return kernels.chosen_jobs(choice, kernels.asked_of(choice), INFO)[0]
+    return kernels.chosen_jobs(choice, kernels.models_of(choice), choose_tuning(INFO), INFO)[0]
 
 
 def test_a_kernel_that_the_model_has_not_is_measured_as_another_has_it() -> None:
     found = jobs(KernelChoice(families=("latent_attention", "router_topk")))
-    models = {job.setting.variant.family: job.setting.shapes.name for job in found}
+    models = {job.setup.variant.family: job.setup.shapes.name for job in found}
     assert models == {"latent_attention": "deepseek-v2-lite", "router_topk": "qwen3-30b-a3b"}
 
 
 def test_a_quick_run_has_one_type_and_nothing_large() -> None:
     found = jobs(KernelChoice(quick=True))
-    assert {job.setting.variant.axis for job in found} == {"", "Q4_K", "F16"}
+    assert {job.setup.variant.axis for job in found} == {"", "Q4_K", "F16"}
     assert max(job.work.n_bytes for job in found) <= 16 * 2**20
     assert len(found) < len(jobs(KernelChoice())) / 5
 
 
+def matrices(choice: KernelChoice, model: str) -> set[tuple[str, str]]:
+    """Role and type of what is measured of a model."""
+    found = [job for job in jobs(choice) if job.work.role and job.setup.shapes.name == model]
+    return {(job.work.role, job.setup.variant.axis) for job in found}
+
+
 def test_a_file_has_its_own_shapes_and_types() -> None:
-    found = jobs(KernelChoice(models=(str(demo_model_path()),), families=("expert_down",)))
+    """Of each matrix its own types, also beside another model, and of those no file has all."""
+    choice = KernelChoice(models=(str(demo_model_path()), "olmoe-1b-7b"))
     with open_model(demo_model_path()) as file:
-        spec = file.spec
-    assert {job.setting.shapes.name for job in found} == {spec.name}
-    assert {job.setting.variant.axis for job in found} == {"Q4_K", "Q5_K", "Q6_K", "Q8_0"}
-    shapes = shapes_of(spec)
+        shapes, found = shapes_of(file), Counter(works_of(file))
     assert (shapes.width, shapes.router.n_experts, shapes.norm) == (256, 32, "per_head")
+    own = matrices(choice, shapes.name)
+    families = {"o": "matvec_residual", "gate/up": "expert_gate_up", "down": "expert_down"}
+    read = {(work.family, work.type) for work in found}
+    assert {(families.get(role, "matvec"), kind) for role, kind in own if role != "embed"} == read
+    assert ("router", "F32") in own and ("q/k/v", "F32") not in own
+    assert len({kind for _, kind in matrices(choice, "olmoe-1b-7b")}) > 10
+
+
+def test_a_quick_run_of_a_file_has_its_types() -> None:
+    choice = KernelChoice(models=(str(demo_model_path()),))
+    with open_model(demo_model_path()) as file:
+        name = file.spec.name
+    assert matrices(choice, name) == matrices(replace(choice, quick=True), name)
+
+
+def test_types_of_a_file_are_those_it_is_loaded_with(tmp_path: Path) -> None:
+    """Types without kernels become others, and are measured as these."""
+    path = rewrite(MODEL_FILES / "moe_plain.gguf", tmp_path / "uneven.gguf", of_types(UNEVEN))
+    with open_model(path) as file:
+        raw = {tensor.type for tensor in file.file.tensors.values()}
+        types = shapes_of(file).types
+        name = file.spec.name
+    assert raw > set(UNEVEN.values()) and {kind for _, kind in types} <= HAS_KERNEL
+    assert {("down", "Q8_0"), ("gate/up", "Q8_0"), ("o", "Q8_0"), ("router", "F32")} <= types
+    assert matrices(KernelChoice(models=(str(path),)), name) == types
 
 
 @pytest.mark.parametrize("path", sorted(MODEL_FILES.glob("*.gguf")), ids=lambda path: path.stem)
@@ -130,7 +211,7 @@ def test_files_of_every_architecture_have_shapes(path: Path) -> None:
         with pytest.raises(UsageError, match="has no experts"):
             jobs(choice)
     else:
-        found = {job.setting.variant.family for job in jobs(choice) if spec.name in job.name}
+        found = {job.setup.variant.family for job in jobs(choice) if spec.name in job.name}
         assert found >= {"matvec", "expert_down"}
 
 
@@ -141,10 +222,11 @@ def test_every_kernel_has_shapes() -> None:
 def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
     """Shapes are built without a device; every weight type fits at least one model everywhere."""
     fits: dict[str, set[str]] = {}
-    shapes: ModelShapes
+    shapes: KernelShapes
     for variant in compiled_variants():
+        tuning = selecting(variant, choose_tuning(INFO), INFO)
         for shapes in (TINY, *MODELS.values()):
-            works = list(WORKS[variant.family](Setting(variant, tuning_for(variant, INFO), shapes)))
+            works = list(WORKS[variant.family](Setup(variant, tuning, shapes)))
             assert all(work.what for work in works), variant
             if not all(work.misfit for work in works):
                 fits.setdefault(variant.name, set()).add(shapes.name)
@@ -156,9 +238,10 @@ def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
 def test_variants_get_the_tuning_of_devices_that_choose_them() -> None:
     """The device's own wherever it selects the variant, on every kind of device."""
     for info in (INFO, *DEVICES):
-        own = choose_tuning(info)
+        launches = ((KernelClass("matvec", "Q4_K", "few", "long"), Launch(8, 3)),)
+        own = replace(choose_tuning(info), launches=launches)
         for variant in compiled_variants():
-            tuning, chosen_by = tuning_for(variant, info), FAMILIES[variant.family].chosen_by
+            tuning, chosen_by = selecting(variant, own, info), FAMILIES[variant.family].chosen_by
             if chosen_by == "nothing":
                 assert tuning == own
             else:

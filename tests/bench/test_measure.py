@@ -10,16 +10,9 @@ import numpy as np
 import pytest
 
 from bench import command
+from bench.arms import Arms, UnfairRatioError, take_turns
 from vkmoe.bench.copies import fit_line
-from vkmoe.bench.measure import (
-    MIN_REPEATS,
-    Arms,
-    Row,
-    Summary,
-    UnfairRatioError,
-    summarise,
-    take_turns,
-)
+from vkmoe.bench.measure import MIN_REPEATS, Row, Summary, summarise
 
 CARD = {"clocks": "pinned", "link": "PCIe 4 x16"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkmoe.bench import kernels
+from vkmoe.bench import kernels, plot
 from vkmoe.bench.compare import changes
-from vkmoe.bench.transfer import PARTS
-from vkmoe.selftest.suite import run_variant
+from vkmoe.bench.decode import DecodeChoice
+from vkmoe.bench.shapes import MODELS
+from vkmoe.bench.transfer import PARTS, TransferChoice
+from vkmoe.cli.bench import kernels as kernels_command
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.device import Device, choose_device, list_devices
+from vkmoe.ops.launches import KernelClass, Launch
+from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.selftest.suite import Case, Variant, run_variant
 
 from .conftest import Run
 
@@ -81,7 +89,11 @@ def test_transfer(run: Run, tmp_path: Path) -> None:
         # an empty recording, subtracted, may cost more than 50 dispatches on a busy machine
         assert name == "dispatch" or positive(part["rows"]), (name, part)
     assert results["homes"]["us_per_gib"] is not None
-    assert all(line["gb_per_s"] > 0 for line in results["copies"]["lines"].values())
+    # a straight line through two small sizes may have no speed
+    lines = results["copies"]["lines"].values()
+    assert all(line["gb_per_s"] is None or line["gb_per_s"] > 0 for line in lines)
+    copies = [row for row in results["reads"]["rows"] if row["what"].startswith("copy")]
+    assert {row["note"] for row in copies} == {"read + write"}, "all memory is this device's own"
     assert picture(plot) > 20
 
 
@@ -97,11 +109,17 @@ def test_decode_of_the_demo_model(run: Run, tmp_path: Path) -> None:
 
 
 def test_decode_stops_at_a_wrong_kernel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoilt(*arguments: Any, **more: Any) -> Any:
-        return (
-            replace(case, ok=False, where="logits [3]") for case in run_variant(*arguments, **more)
-        )
+    measured = ((KernelClass("matvec", "Q4_K", "many", "long"), Launch(8, 3)),)
 
+    def spoilt(variant: Variant, device: Device, own: Tuning, timed: bool) -> Iterator[Case]:
+        assert own.launches == measured, "the engine's own tuning"
+        for case in run_variant(variant, device, own, timed):
+            yield replace(case, ok=False, where="logits [3]")
+
+    def tuned(info: DeviceInfo, source: str) -> Tuning:
+        return replace(choose_tuning(info), launches=measured)
+
+    monkeypatch.setattr("vkmoe.engine.tuning_for", tuned)
     monkeypatch.setattr("vkmoe.bench.decode.run_variant", spoilt)
     monkeypatch.setattr("vkmoe.bench.decode._measure", None)
     done = run("bench", "decode", "--quick", "--json")
@@ -149,6 +167,25 @@ def test_a_file_that_is_no_model(run: Run, tmp_path: Path) -> None:
         assert (done.code, done.out) == (1, "") and "none.gguf" in done.err
 
 
+def test_help_names_the_models() -> None:
+    """Their names are written out, so that help needs no benchmark to be loaded."""
+    words = (kernels_command.__doc__ or "").replace(",", " ").replace(";", " ").split()
+    assert {word.rstrip(".") for word in words} >= {*MODELS, "tiny"}
+
+
+def test_what_is_asked_counts_in_a_quick_run_too() -> None:
+    info = choose_device(list_devices(), None)
+    usual, quick = DecodeChoice(), DecodeChoice(quick=True)
+    assert (usual.n_tokens, usual.n_repeats) > (quick.n_tokens, quick.n_repeats)
+    assert (DecodeChoice(90, 80, quick=True).n_tokens, DecodeChoice(90, 80).n_repeats) == (90, 80)
+    assert kernels.KernelChoice(repeats=80, quick=True).n_repeats == 80
+    assert kernels.KernelChoice(largest_mib=900, quick=True).largest_bytes(info) == 900 * 2**20
+    settings = TransferChoice(repeats=80, copy_mib=(99.0,), quick=True).settings(info)
+    assert settings == TransferChoice(quick=True).settings(info)._replace(
+        repeats=80, copy_mib=(99.0,)
+    )
+
+
 # ----- comparing -----
 
 
@@ -185,29 +222,75 @@ def test_changes_are_marked_beyond_noise_only() -> None:
         found = {change.what: change for change in changes(now, then)}
         assert found["a, b c"].verdict == kernels_now
         assert found["roofline: copy (wall)"].verdict == rows_now
-        assert found["a, b c"].speed.median == pytest.approx(factor)
-        assert found["roofline: copy (wall)"].speed.median == pytest.approx(1 / factor)
+        speeds = found["a, b c"].speed, found["roofline: copy (wall)"].speed
+        assert speeds[0] is not None and speeds[0].median == pytest.approx(factor)
+        assert speeds[1] is not None and speeds[1].median == pytest.approx(1 / factor)
+
+
+def test_an_overhead_of_nothing_allows_any_ratio() -> None:
+    value = {"median": 1.0, "low": -1.0, "high": 2.0, "n": 9}
+    row = {"what": "a dispatch", "unit": "us", "mode": "wall", "value": value, "note": ""}
+    run = {"results": {"dispatch": {"rows": [row]}}}
+    (change,) = changes(run, run)
+    assert (change.speed, change.verdict) == (None, "") and " any " in str(change)
+    assert json.loads(json.dumps(change.document(), allow_nan=False))["speed"] is None
 
 
 @pytest.mark.parametrize("fact", ["device", "clock", "benchmark"])
-def test_runs_that_are_not_alike_are_refused(
+def test_runs_that_are_not_alike_are_refused_before_anything_is_timed(
     run: Run, kept: Path, tmp_path: Path, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    earlier = json.loads(kept.read_text())
-    monkeypatch.setattr(kernels, "run", lambda *_: copy.deepcopy(earlier))
-    then = copy.deepcopy(earlier)
+    then = json.loads(kept.read_text())
     if fact == "device":
         then["card"]["device"] = "Another GPU"
     elif fact == "clock":
-        then["results"]["roofline"]["latency_mode"] = "thread_time"
+        then["results"]["roofline"]["latency_mode"] = "host_wall"
     else:
         then["benchmark"] = "transfer"
     path = tmp_path / "then.json"
     path.write_text(json.dumps(then))
-    done = run("bench", *KERNELS, "--compare", str(path))
-    assert done.code == 2 and f"the earlier run has another {fact}" in done.err
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_measure", None)
+        done = run("bench", *KERNELS, "--compare", str(path))
+        assert done.code == 2 and f"the earlier run has another {fact}" in done.err
+        assert ("roofline:" in done.out) == (fact != "benchmark")
     again = run("bench", *KERNELS, "--compare", str(path), "--any-device")
     assert again.code == (2 if fact == "benchmark" else 0), again.err
+
+
+def test_another_model_is_refused_before_it_is_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, roofline = {"device": "llvmpipe"}, {"rows": [], "latency_mode": "gpu_timestamp"}
+    results = {"roofline": roofline, "model": "other.gguf", "tokens": 8, "rows": []}
+    path = tmp_path / "then.json"
+    path.write_text(json.dumps({"benchmark": "decode", "card": card, "results": results}))
+    monkeypatch.setattr("vkmoe.bench.decode._roofline", None)
+    done = run("bench", "decode", "--quick", "--compare", str(path))
+    assert done.code == 2 and "another model: other.gguf, not demo.gguf" in done.err
+
+
+@pytest.mark.parametrize("fails", ["compare", "plot"])
+def test_what_was_measured_is_printed_whatever_follows(
+    run: Run, kept: Path, tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing in common with the earlier run, or no room for the picture."""
+    found = json.loads(kept.read_text())
+    earlier = tmp_path / "then.json"
+    other = copy.deepcopy(found)
+    other["results"]["kernels"], other["results"]["roofline"]["rows"] = [], []
+    earlier.write_text(json.dumps(other))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kernels, "run", lambda *_: copy.deepcopy(found))
+    monkeypatch.setattr("vkmoe.bench.plot.draw", full)
+    wanted = {"compare": str(earlier), "plot": str(tmp_path / "out.png")}[fails]
+    done = run("bench", *KERNELS, "--json", f"--{fails}", wanted)
+    assert done.code == {"compare": 2, "plot": 1}[fails]
+    assert json.loads(done.out)["results"]["kernels"] == found["results"]["kernels"]
+    assert {"compare": "no line in common", "plot": "No space left"}[fails] in done.err
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"benchmark": "kernels"}'])
@@ -233,6 +316,20 @@ def test_a_picture_of_kernels(
     svg = (tmp_path / "kernels.svg").read_text()
     for text in ("share of the roofline", "matvec.q8_0", found["card"]["device"]):
         assert text in svg, text
+
+
+def test_a_picture_of_very_many_kernels(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the usual resolution it would be higher than a picture can be; few bars take its room."""
+    found = json.loads(kept.read_text())
+    found["results"]["kernels"] *= 3
+    monkeypatch.setattr(plot, "BAR_INCHES", 2300 * plot.BAR_INCHES / 3)
+    plot.draw(found, tmp_path / "all.png")
+    with (tmp_path / "all.png").open("rb") as stream:
+        header = stream.read(24)
+    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:], "big")
+    assert 60000 < height < 2**16 and width > 1000
 
 
 def test_without_matplotlib_one_line_says_what_to_install(

@@ -17,9 +17,11 @@ from vkmoe.ops.launches import Launch
 from vkmoe.placement import remembered
 from vkmoe.placement.remembered import recall
 from vkmoe.selftest import launch_cases, launch_choice
-from vkmoe.selftest.launch_cases import Work, largest_of_each_class, works_of
+from vkmoe.selftest.launch_cases import MatrixWork, largest_of_each_class, works_of
 
-WORKS = Counter({Work("matvec", "Q8_0", 40, 256): 2, Work("matvec_residual", "Q4_K", 24, 256): 1})
+WORKS = Counter(
+    {MatrixWork("matvec", "Q8_0", 40, 256): 2, MatrixWork("matvec_residual", "Q4_K", 24, 256): 1}
+)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tools.gpu_drivers import GPUS, command, folder
-from vkmoe.bench.shapes import PRESETS
+from vkmoe.bench.shapes import SIZES, ModelSizes
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.launches import kernel_class
@@ -49,19 +49,18 @@ def choices() -> dict[str, Any]:
             buffer.close()
     for what, kernel in QWEN3_30B.items():
         found[f"{what} of qwen3-30b-a3b"] = list(tuning.launch(kernel))
-    shapes = {name: shape for name, shape in PRESETS.items() if not name.startswith("tiny")}
-    for name, shape in shapes.items():
-        split = choose_split(_attention(shape), tuning)
+    for name, sizes in SIZES.items():
+        split = choose_split(_attention(sizes), tuning)
         found[f"attention of {name}"] = list(asdict(split).values())
     return found
 
 
-def _attention(shape: Any) -> AttentionShape | LatentShape:
-    n_heads, head_size = shape.n_heads, shape.head_size
-    if shape.latent is not None:
-        rank, rope = shape.latent.kv_rank, shape.latent.rope_size
+def _attention(model: ModelSizes) -> AttentionShape | LatentShape:
+    n_heads, head_size = model.n_heads, model.head_size
+    if model.latent is not None:
+        rank, rope = model.latent.kv_rank, model.latent.rope_size
         return LatentShape(n_heads, rank, rope, head_size, CONTEXT, 1e-6, 1.0, "F16")
-    sizes = n_heads, shape.n_kv_heads, head_size, head_size
+    sizes = n_heads, model.n_kv_heads, head_size, head_size
     return AttentionShape(*sizes, CONTEXT, "neox", "none", 1e-6, 1.0, "F16")
 
 

@@ -1,5 +1,7 @@
-"""Registers, instructions and weight loads of each family of kernels, as one GPU of each maker has
-them: what they were when this was last renewed, and what is worse now.
+"""What compilers may make of each family of kernels.
+
+Registers, instructions and weight loads, as one GPU of each maker has them, are held to what they
+were when this was last renewed; waves and bytes of code on AMD's GPUs, to numbers that stand here.
 
 python -m tests.gpu_drivers.limits  # renews the stored file
 """
@@ -17,6 +19,31 @@ from .conftest import OF_EACH_MAKER
 
 STORED = Path(__file__).with_name("limits.json")
 MARGIN = 0.05  # a compiler's own release may cost this; a tenth more is a regression
+RDNA, GCN = ("navi31", "navi21", "gfx1150"), ("vega10", "polaris10")
+CODE_BYTES = 16 << 10  # half of the instruction cache that units of RDNA and GCN share
+
+
+class Least(NamedTuple):
+    """The fewest waves of a SIMD unit in RADV's count: of 32 lanes on RDNA, of 64 on GCN."""
+
+    on_rdna: int
+    on_gcn: int
+
+
+# On RDNA 8 for what streams weights, 4 for attention. GCN has half the registers for a lane, and
+# what loads first needs as many: 2 waves, which keep 64 KiB in flight on a unit of four SIMDs (at
+# least 8 loads of 64 x 16 bytes a wave), seven times what Little's law asks of Vega 64 (484 GB/s
+# x 600 ns / 64 units, twice). What stores an expert too needs registers for where it lands.
+WAVES = {
+    "matvec": Least(8, 2),
+    "matvec_residual": Least(8, 2),
+    "expert_gate_up": Least(8, 2),
+    "expert_down": Least(8, 2),
+    "expert_gate_up_keep": Least(8, 1),
+    "expert_down_keep": Least(6, 1),
+    "attention": Least(4, 4),
+    "latent_attention": Least(4, 3),  # 84 of 256 registers for one head: its row is 576 wide
+}
 
 
 class Figures(NamedTuple):
@@ -57,6 +84,18 @@ def worse(found: Mapping[str, Figures], stored: Mapping[str, Figures]) -> Iterat
                 yield f"{name}: {after} {which}, {before} stored"
         if (now.loads or 0) < (then.loads or 0) * (1 - MARGIN):
             yield f"{name}: {now.loads} loads of weights in flight, {then.loads} stored"
+
+
+def beyond(rows: Iterable[Compiled], gpu: str) -> Iterator[str]:
+    """What an AMD GPU has fewer waves of, or more code, than the numbers above."""
+    for row in rows:
+        if (n_bytes := column(row.statistics, "code") or 0) > CODE_BYTES:
+            yield f"{row.name}: {n_bytes} bytes of code, at most {CODE_BYTES}"
+        least = WAVES.get(row.family.partition(".")[0])
+        if least is not None:
+            wanted = least.on_gcn if gpu in GCN else least.on_rdna
+            if (waves := row.statistics["Subgroups per SIMD"]) < wanted:
+                yield f"{row.name}: {waves:.0f} waves, at least {wanted}"
 
 
 def stored(gpu: str) -> dict[str, Figures]:

@@ -19,7 +19,7 @@ from tools.gpu_drivers import GPUS
 from tools.kernel_statistics import COLUMNS, LOADS, Compiled, compiled_for
 
 from .conftest import OF_EACH_MAKER
-from .limits import Figures, figures, stored, worse
+from .limits import CODE_BYTES, GCN, RDNA, WAVES, Figures, beyond, figures, stored, worse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -85,6 +85,16 @@ def test_no_family_needs_more_than_it_did(
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize("gpu", [*RDNA, *GCN])
+def test_waves_fit_and_code_is_short(
+    compiled: Mapping[str, Future[list[Compiled]]], gpu: str
+) -> None:
+    rows = compiled[gpu].result()
+    assert {row.family.partition(".")[0] for row in rows} >= WAVES.keys()
+    found = list(beyond(rows, gpu))
+    assert not found, "\n".join(found)
+
+
 def test_the_table_and_the_assembly_are_of_what_was_asked_for(
     drivers: Path, tmp_path: Path
 ) -> None:
@@ -123,6 +133,24 @@ def test_a_device_without_statistics_is_refused_in_a_line() -> None:
 )
 def test_a_tenth_more_is_too_much(found: Figures, words: list[str]) -> None:
     assert list(worse({"matvec": found}, {"matvec": Figures(72, 1000, 4)})) == words
+
+
+@pytest.mark.parametrize(
+    ("gpu", "waves", "code", "words"),
+    [
+        ("navi31", 8, CODE_BYTES, []),
+        ("navi31", 7, CODE_BYTES, ["matvec q8_0: 7 waves, at least 8"]),
+        ("vega10", 2, CODE_BYTES, []),
+        ("vega10", 1, CODE_BYTES, ["matvec q8_0: 1 waves, at least 2"]),
+        ("navi31", 8, CODE_BYTES + 4, ["matvec q8_0: 16388 bytes of code, at most 16384"]),
+    ],
+)
+def test_fewer_waves_and_more_code_are_named(
+    gpu: str, waves: int, code: int, words: list[str]
+) -> None:
+    said = {"Subgroups per SIMD": waves, "Code size": code}
+    row = Compiled("matvec q8_0", "matvec.q8_0", (), 64, 1.0, said)
+    assert list(beyond([row], gpu)) == words
 
 
 def test_families_that_come_and_go_are_named() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.tiny import model_path
 from tests.gpu.invented import AMD
+from tools.synthetic.presets import PRESETS
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.facts import DeviceInfo
@@ -23,7 +24,14 @@ from vkmoe.ops.launches import KernelClass, Launch, kernel_class
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
 from vkmoe.selftest import launch_choice
-from vkmoe.selftest.launch_cases import Work, common_works, largest_of_each_class, works_of
+from vkmoe.selftest.launch_cases import (
+    COMMON_TYPES,
+    N_PARTIALS,
+    MatrixWork,
+    common_works,
+    largest_of_each_class,
+    works_of,
+)
 from vkmoe.selftest.launch_choice import _Tuner, candidates, choose, measure_launches
 
 GPU = replace(
@@ -34,7 +42,7 @@ GPU = replace(
     features=AMD.features | {"int64"},
 )
 OLD, NEW, OTHER = Launch(64, 4), Launch(64, 8), Launch(64, 2)
-WORK = Work("matvec", "Q8_0", 40, 256)
+WORK = MatrixWork("matvec", "Q8_0", 40, 256)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,22 @@ def test_no_class_is_begun_after_the_limit(device: Device) -> None:
     assert list(measure_launches(device, {WORK.kernel: WORK}, -1.0)) == []
 
 
+def test_common_works_are_those_of_the_preset() -> None:
+    model = PRESETS["qwen3-30b-a3b"]
+    n_layers, width, inner = model.n_layers, model.hidden, model.expert_size
+    heads, o_columns = model.n_heads + 2 * model.n_kv_heads, model.n_heads * model.head_size
+    wanted = {MatrixWork("matvec", "F32", model.n_experts, width): n_layers}
+    for kind in COMMON_TYPES:
+        wanted |= {
+            MatrixWork("matvec", kind, heads * model.head_size, width): n_layers,
+            MatrixWork("matvec_residual", kind, width, o_columns): n_layers,
+            MatrixWork("expert_gate_up", kind, inner, width, model.n_experts_used): n_layers,
+            MatrixWork("expert_down", kind, width, inner, model.n_experts_used): n_layers,
+            MatrixWork("matvec", kind, model.n_tokens, width): 1,
+        }
+    assert (common_works(), N_PARTIALS) == (wanted, width // 4)
+
+
 def test_the_common_works_have_every_class_once_and_the_heaviest_first() -> None:
     works = largest_of_each_class(common_works())
     assert len(works) == 21 and next(iter(works)).family == "expert_gate_up"
@@ -151,10 +175,10 @@ def test_what_is_measured_of_a_model_is_what_its_programs_launch(
 
 @pytest.mark.parametrize("clock", [True, False], ids=["timestamps", "wall"])
 @pytest.mark.parametrize(
-    "work", [Work("matvec", "Q6_K", 24, 512), Work("expert_down", "MXFP4", 16, 256, 2)]
+    "work", [MatrixWork("matvec", "Q6_K", 24, 512), MatrixWork("expert_down", "MXFP4", 16, 256, 2)]
 )
 def test_a_gpu_is_measured_with_cold_caches_in_every_launch_it_allows(
-    device: Device, work: Work, clock: bool, monkeypatch: pytest.MonkeyPatch
+    device: Device, work: MatrixWork, clock: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mapping of GPUs, which this driver runs too."""
     monkeypatch.setattr(DeviceInfo, "is_cpu", False)

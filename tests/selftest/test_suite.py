@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from vkmoe.gpu import backend, kernels
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.program import Program
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.ops.launches import KEEPING, KernelClass, Launch, MatvecFamily
+from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.selftest import suite
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.suite import Variant, compiled_variants, run_variant, runnable, tuning_of
@@ -44,19 +47,58 @@ def device() -> Iterator[Device]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def own(device: Device) -> Tuning:
+    """The device's tuning, whatever is remembered of it."""
+    return choose_tuning(device.info)
+
+
 @pytest.mark.parametrize("variant", compiled_variants(), ids=lambda variant: variant.name)
-def test_every_variant_agrees_with_its_twin(device: Device, variant: Variant) -> None:
+def test_every_variant_agrees_with_its_twin(device: Device, own: Tuning, variant: Variant) -> None:
     """Also: every compiled variant has a case, and CI's device can run all of them."""
     assert runnable(variant, device.info)
-    cases = list(run_variant(variant, device, timed=False))
+    cases = list(run_variant(variant, device, own, timed=False))
     assert cases and all(case.ok for case in cases), cases
 
 
-def test_speed_is_measured_where_the_device_would_choose_the_variant(device: Device) -> None:
-    own = choose_tuning(device.info).dot_suffix
-    for suffix in (own, "" if own else "+subgroup"):
-        (case,) = run_variant(Variant.parse(f"matvec.q8_0{suffix}"), device)
-        assert case.ok and (case.gigabytes_per_second is not None) == (suffix == own)
+def test_speed_is_measured_where_the_device_would_choose_the_variant(
+    device: Device, own: Tuning
+) -> None:
+    for suffix in (own.dot_suffix, "" if own.dot_suffix else "+subgroup"):
+        (case,) = run_variant(Variant.parse(f"matvec.q8_0{suffix}"), device, own)
+        assert case.ok and (case.gigabytes_per_second is not None) == (suffix == own.dot_suffix)
+
+
+@pytest.mark.parametrize("family", get_args(MatvecFamily))
+def test_every_launch_of_a_tuning_is_compared(
+    device: Device, monkeypatch: pytest.MonkeyPatch, family: MatvecFamily
+) -> None:
+    """The table's, that of matrices of few rows, and measured ones; also of kernels that keep."""
+    real, launches = backend.Backend.record, set[tuple[str, int, int]]()
+
+    def record(self: backend.Backend, program: Program, *more: Any, **named: Any) -> Any:
+        launches.update((x.kernel, x.constants[0], x.constants[1]) for x in program.dispatches())
+        return real(self, program, *more, **named)
+
+    monkeypatch.setattr(backend.Backend, "record", record)
+    measured = ((KernelClass(family, "Q8_0", "some", "long"), Launch(32, 8)),)
+    table = Tuning("lanes", 64, 4, False, rows_of_few=2, launches=measured)
+    for name in filter(None, (family, KEEPING.get(family))):
+        cases = list(run_variant(Variant.parse(f"{name}.q8_0"), device, table, timed=False))
+        assert all(case.ok for case in cases), cases
+        assert [case.name for case in cases] == [
+            f"{name}.q8_0", f"{name}.q8_0 in 64 x 4", f"{name}.q8_0 in 32 x 8"
+        ]  # fmt: skip
+        half = 2 if family == "expert_gate_up" else 1  # rows of both matrices
+        wanted = {(name, 64, 2 // half), (name, 32, 8 // half), (name, 64, 4 // half)}
+        assert wanted <= launches
+
+
+def test_the_remembered_tuning_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "tuning_for", lambda info, source: (info.index, source))
+    monkeypatch.setattr(suite, "run_variant", lambda variant, device, own: [own])
+    taken: list[Any] = list(suite.run(os.environ.get("VKMOE_DEVICE"), "finish"))
+    assert [source for _, source in taken] == ["remembered"]
 
 
 def test_every_kernel_and_every_variant_has_a_family() -> None:
@@ -64,8 +106,8 @@ def test_every_kernel_and_every_variant_has_a_family() -> None:
     assert set(FAMILIES) == set(kernels.KERNELS)
 
 
-def test_a_variant_without_a_case_is_a_failure(device: Device) -> None:
-    (case,) = run_variant(Variant.parse("new_kernel.q4_k"), device)
+def test_a_variant_without_a_case_is_a_failure(device: Device, own: Tuning) -> None:
+    (case,) = run_variant(Variant.parse("new_kernel.q4_k"), device, own)
     assert not case.ok and case.name == "new_kernel.q4_k has no case"
 
 
@@ -90,7 +132,12 @@ def test_a_variant_without_a_case_is_a_failure(device: Device) -> None:
     ],
 )
 def test_a_wrong_kernel_is_found(
-    device: Device, monkeypatch: pytest.MonkeyPatch, nothing: bytes, wanted: str, loaded: str
+    device: Device,
+    own: Tuning,
+    monkeypatch: pytest.MonkeyPatch,
+    nothing: bytes,
+    wanted: str,
+    loaded: str,
 ) -> None:
     """The kernel of a type that is no larger (it must not read past the end), or one of nothing."""
 
@@ -100,17 +147,17 @@ def test_a_wrong_kernel_is_found(
         return spirv_words(name)
 
     monkeypatch.setattr(backend, "spirv_words", swapped)
-    assert not all(case.ok for case in run_variant(Variant.parse(wanted), device))
+    assert not all(case.ok for case in run_variant(Variant.parse(wanted), device, own))
 
 
 @pytest.mark.parametrize("name", ["matvec.q8_0", "expert_down.q8_0", "gather", "read_words"])
 def test_a_device_that_computes_nothing_is_found(
-    device: Device, monkeypatch: pytest.MonkeyPatch, name: str
+    device: Device, own: Tuning, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Nothing is timed then: such a device writes no timestamps either."""
     monkeypatch.setattr(backend.Backend, "run", lambda *_: None)
-    own = Variant.parse(name + (choose_tuning(device.info).dot_suffix if "." in name else ""))
-    (case,) = run_variant(own, device)
+    chosen = Variant.parse(name + (own.dot_suffix if "." in name else ""))
+    (case,) = run_variant(chosen, device, own)
     assert not case.ok and case.gigabytes_per_second is None
 
 
@@ -124,7 +171,7 @@ def test_a_timestamp_that_was_not_written_is_an_error_to_act_on(device: Device) 
 
 @pytest.mark.parametrize("family", ["expert_gate_up", "expert_down"])
 def test_keeping_in_another_order_of_sums_is_found(
-    device: Device, monkeypatch: pytest.MonkeyPatch, family: str
+    device: Device, own: Tuning, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """As where a driver gives the plain kernel other subgroups than the one that keeps."""
     plain = f"{family}.q8_0+subgroup"
@@ -133,9 +180,9 @@ def test_keeping_in_another_order_of_sums_is_found(
         return spirv_words(name.removesuffix("+subgroup") if name == plain else name)
 
     monkeypatch.setattr(backend, "spirv_words", swapped)
-    assert all(case.ok for case in run_variant(Variant.parse(plain), device)), "near the twin"
+    assert all(case.ok for case in run_variant(Variant.parse(plain), device, own)), "near the twin"
     keeping = Variant.parse(f"{family}_keep.q8_0+subgroup")
-    assert not all(case.ok for case in run_variant(keeping, device))
+    assert not all(case.ok for case in run_variant(keeping, device, own))
 
 
 def test_what_a_device_lacks_is_left_out(device: Device) -> None:
@@ -153,7 +200,7 @@ def test_tunings_select_their_variant(device: Device) -> None:
     for info in (device.info, replace(device.info, type="discrete")):
         for variant in compiled_variants():
             family = FAMILIES[variant.family]
-            tuning = tuning_of(variant, family, info)
+            tuning = tuning_of(variant, family, choose_tuning(info))
             if family.chosen_by != "nothing":
                 assert getattr(tuning, family.chosen_by) == variant.suffix
 

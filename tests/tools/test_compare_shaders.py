@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import compare_shaders
+from tools import compare_shaders, kernel_statistics
 from tools.compare_shaders import SHAPES, Row, summaries, tables
 from tools.llama_cpp_shaders import Matrix, choose
 from vkmoe.ops.tuning import Tuning
@@ -89,17 +89,35 @@ def test_our_kernels_are_those_that_the_model_would_run(
 
 
 def test_waves_that_fit_on_a_unit() -> None:
-    waves = compare_shaders._waves
-    assert waves("amd", {"Subgroups per SIMD": 20}, 64, 1) == 20  # 10 of 64 lanes, two SIMDs
-    assert waves("nvidia", {"Number of GPRs": 90}, 32, 2) == 20  # 5 a partition
-    assert waves("nvidia", {"Number of GPRs": 40}, 32, 1) == 16  # workgroups
-    assert waves("intel", {}, 16, 4) == 128
+    waves = compare_shaders._waves_of_unit
+    assert waves("amd", {}, 10, 1) == 20  # two SIMDs
+    assert waves("nvidia", {"Number of GPRs": 90}, None, 2) == 20  # 5 a partition
+    assert waves("nvidia", {"Number of GPRs": 40}, None, 1) == 16  # workgroups
+    assert waves("intel", {}, None, 4) == 128
+
+
+@pytest.mark.parametrize(
+    ("lanes", "least_lanes", "fit"),
+    [(64, 32, 10), (32, 32, 20), (64, 64, 20)],
+    ids=("RDNA", "RDNA, narrow", "GCN"),
+)
+def test_waves_are_counted_in_their_own_size(lanes: int, least_lanes: int, fit: int) -> None:
+    assert kernel_statistics.waves({"Subgroups per SIMD": 20}, lanes, least_lanes) == fit
+    assert kernel_statistics.waves({"Number of GPRs": 90}, lanes, least_lanes) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["Spilled VGPRs", "Scratch size", "SLM Size", "Fill Count", "Scratch Memory Size"]
+)
+def test_no_maker_hides_a_spill(name: str) -> None:
+    assert kernel_statistics.spills({"VGPRs": 72, name: 4})
+    assert not kernel_statistics.spills({"VGPRs": 72, name: 0})
 
 
 def _row(code: str, alu: float) -> Row:
     return Row(
-        *("navi31", "head", "Q4_K", code, alu, True, 15, 25, 1, 18432.0, 9216.0, 12000.0, 0),
-        *(72, 0, 20, 5448, None),
+        *("navi31", "head", "Q4_K", code, alu, True, 15, 25, 1, 18432.0, 9216.0, 12000.0),
+        *(72, False, 20, 5448, None),
     )
 
 
@@ -122,6 +140,15 @@ def test_tables_show_before_beside_now(tmp_path: Path) -> None:
     assert list(summaries(rows))[-1] == cells
 
 
+def test_rows_of_another_version_are_refused_in_a_line(tmp_path: Path) -> None:
+    saved = tmp_path / "old.json"
+    saved.write_text(json.dumps([asdict(_row("vkmoe", 4.5)) | {"gone": 0}]))
+    program = [sys.executable, "-m", "tools.compare_shaders", "--load", str(saved)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "another version" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_target_that_is_missed_is_bold() -> None:
     slow = replace(_row("vkmoe", 6.0), rounds=16, unit_bytes=9216.0)
     line = list(summaries([slow, _row("llama.cpp f32*", 5.8)]))[-1]
@@ -129,7 +156,7 @@ def test_a_target_that_is_missed_is_bold() -> None:
 
 
 def test_a_loop_that_reads_too_little_is_marked_and_so_are_spills() -> None:
-    row = replace(_row("vkmoe", 4.0), covers=False, spills=3.0)
+    row = replace(_row("vkmoe", 4.0), covers=False, spills=True)
     assert "4.00?" in list(tables([row]))[-1] and " 72! " in list(tables([row]))[-1]
 
 
@@ -141,9 +168,9 @@ def test_without_drivers_nothing_is_compared(tmp_path: Path) -> None:
 
 
 def test_shapes_are_those_of_the_preset() -> None:
-    from vkmoe.bench.shapes import PRESETS
+    from vkmoe.bench.shapes import SIZES
 
-    model = PRESETS["qwen3-30b-a3b"]
+    model = SIZES["qwen3-30b-a3b"]
     assert SHAPES["head"] == (model.n_tokens, model.hidden, 0)
     assert SHAPES["gate up"] == (model.expert_size, model.hidden, model.n_experts_used)
     assert SHAPES["down"] == (model.hidden, model.expert_size, model.n_experts_used)

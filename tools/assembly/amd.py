@@ -97,5 +97,4 @@ def _load(unit: str, width: str, operands: list[str], bindings: dict[int, int]) 
         kind: Kind = "load" if unit == "buffer" else "scalar load"
         counter = "vector" if unit == "buffer" else "scalar"
         return Instruction(kind, n_bytes=n_bytes, binding=binding, counter=counter)
-    scalar_base = any(operand.startswith("s[") for operand in operands[1:])
-    return Instruction("load", n_bytes=n_bytes, scalar_base=scalar_base, counter="vector")
+    return Instruction("load", n_bytes=n_bytes, counter="vector")

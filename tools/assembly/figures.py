@@ -16,8 +16,8 @@ class Question:
 
     `weights` is the binding that weights are read from; None: they are read by address. The main
     loop is the outermost one that reads at least half of all weights, each loop passed once; it
-    takes `main_passes`, loops in it take `inner_passes`. Of the others, one that reads a binding
-    takes `passes` of that binding, all others one. The path goes round blocks that read a binding
+    takes `main_passes`, loops in it one pass. Of the others, one that reads a binding takes
+    `passes` of that binding, all others one. The path goes round blocks that read a binding
     of `unused`, and with `main_only` round those that read weights beside the main loop:
     remainders, of which a whole pass of it is counted instead. The main loop is then the one that
     reads most weights in a pass, and of equal ones that with fewer rounds, then with less
@@ -27,7 +27,6 @@ class Question:
     weights: int | None = None
     main_passes: int = 1
     passes: Mapping[int | None, int] = field(default_factory=dict)
-    inner_passes: int = 1
     unused: frozenset[int] = frozenset()
     main_only: bool = False
 
@@ -46,10 +45,7 @@ class Figures:
     scalar_rounds    the same chain of scalar loads (AMD, Intel): descriptors, parameters
     loads_in_flight  the most loads of weights that are issued and not yet waited for at any time
     bytes_in_flight  the most bytes of them, per lane; lanes may ask for the same bytes
-    scalar_bases     loads of weights that address memory by a scalar register and an offset (AMD)
-    shared           instructions of shared memory on the path, barriers not counted
     has_main_loop    whether a loop reads weights
-    instructions     of the path
     """
 
     alu: float
@@ -59,10 +55,7 @@ class Figures:
     scalar_rounds: int
     loads_in_flight: int
     bytes_in_flight: float
-    scalar_bases: int
-    shared: int
     has_main_loop: bool
-    instructions: int
 
 
 def count(blocks: Sequence[Block], question: Question) -> Figures:
@@ -96,10 +89,7 @@ def _count(
         scalar_rounds=_rounds(whole, "scalar load"),
         loads_in_flight=in_flight[0],
         bytes_in_flight=in_flight[1],
-        scalar_bases=sum(i.scalar_base for i in whole if _is_weight(i, question)),
-        shared=sum(i.kind == "shared" for i in whole),
         has_main_loop=main is not None,
-        instructions=len(whole),
     )
 
 
@@ -112,7 +102,7 @@ def _path(
         if loop is main:
             return question.main_passes
         if main is not None and loop.blocks < main.blocks:
-            return question.inner_passes
+            return 1
         return _passes(_instructions(blocks, loop.blocks), question)
 
     through = [main.header] if main else []

@@ -45,7 +45,6 @@ class Instruction:
     cost: float = 1.0  # instructions of a whole wave; narrower ones of Intel count as a part
     n_bytes: float = 0.0  # of a load, per lane of the wave
     binding: int | None = None  # of a load: the buffer; None: by address
-    scalar_base: bool = False  # of a load: its address is a scalar register plus an offset
     counter: str = ""  # of a load: what its arrival is awaited by
     waits: tuple[Wait, ...] = ()  # before it is issued
     jump: Jump | None = None

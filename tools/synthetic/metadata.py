@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tools.gguf_writer import MetadataValue
 from tools.synthetic.mixes import MIXES
+from tools.synthetic.presets import Preset
 from tools.synthetic.vocabulary import vocabulary
-from vkmoe.bench.shapes import ModelShape
 
 __all__ = ["model_metadata"]
 
@@ -14,7 +14,7 @@ SOFTMAX = 1
 Values = dict[str, MetadataValue]
 
 
-def model_metadata(name: str, shape: ModelShape, mix: str) -> Values:
+def model_metadata(name: str, shape: Preset, mix: str) -> Values:
     """Hyperparameters and vocabulary."""
     tokens, merges = vocabulary(shape.n_tokens)
     end = shape.n_tokens - 1
@@ -37,7 +37,7 @@ def model_metadata(name: str, shape: ModelShape, mix: str) -> Values:
     }
 
 
-def _common(shape: ModelShape) -> Values:
+def _common(shape: Preset) -> Values:
     values: Values = {
         "block_count": shape.n_layers,
         "context_length": shape.context,
@@ -54,7 +54,7 @@ def _common(shape: ModelShape) -> Values:
     return values
 
 
-def _attention(shape: ModelShape) -> Values:
+def _attention(shape: Preset) -> Values:
     values: Values = {"attention.head_count": shape.n_heads}
     latent = shape.latent
     if latent is not None:
@@ -79,7 +79,7 @@ def _attention(shape: ModelShape) -> Values:
     return values | {"rope.freq_base": shape.rope_base}
 
 
-def _experts(shape: ModelShape) -> Values:
+def _experts(shape: Preset) -> Values:
     if shape.architecture == "qwen2moe":
         return {"expert_shared_feed_forward_length": shape.shared_size}
     if shape.architecture == "deepseek2":
@@ -95,7 +95,7 @@ def _experts(shape: ModelShape) -> Values:
     return {}
 
 
-def _scaling(shape: ModelShape) -> Values:
+def _scaling(shape: Preset) -> Values:
     if shape.yarn == 1:
         return {}
     values: Values = {

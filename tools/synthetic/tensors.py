@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.mixes import MIXES, choose_type
-from vkmoe.bench.shapes import LatentShape, ModelShape
+from tools.synthetic.presets import Preset
+from vkmoe.bench.shapes import LatentSizes
 from vkmoe.gguf_file.header import TensorInfo
 
 __all__ = ["tensor_list"]
@@ -12,7 +13,7 @@ __all__ = ["tensor_list"]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def tensor_list(shape: ModelShape, mix: str) -> list[TensorInfo]:
+def tensor_list(shape: Preset, mix: str) -> list[TensorInfo]:
     """Every tensor of the model, in file order."""
     shapes: Shapes = {"token_embd.weight": (shape.n_tokens, shape.hidden)}
     for index in range(shape.n_layers):
@@ -27,7 +28,7 @@ def tensor_list(shape: ModelShape, mix: str) -> list[TensorInfo]:
     ]
 
 
-def _attention(shape: ModelShape) -> Shapes:
+def _attention(shape: Preset) -> Shapes:
     if shape.latent is not None:
         return _latent(shape, shape.latent)
     q_size, kv_size = shape.n_heads * shape.head_size, shape.n_kv_heads * shape.head_size
@@ -49,7 +50,7 @@ def _attention(shape: ModelShape) -> Shapes:
     return block
 
 
-def _latent(shape: ModelShape, latent: LatentShape) -> Shapes:
+def _latent(shape: Preset, latent: LatentSizes) -> Shapes:
     heads, rank = shape.n_heads, latent.kv_rank
     return {
         "attn_norm.weight": (shape.hidden,),
@@ -62,7 +63,7 @@ def _latent(shape: ModelShape, latent: LatentShape) -> Shapes:
     }
 
 
-def _feed_forward(shape: ModelShape, dense: bool) -> Shapes:
+def _feed_forward(shape: Preset, dense: bool) -> Shapes:
     norm = "post_attention_norm" if shape.architecture == "gpt-oss" else "ffn_norm"
     block: Shapes = {f"{norm}.weight": (shape.hidden,)}
     if dense:

@@ -35,12 +35,13 @@ __all__ = [
     "Times",
     "WrongResultError",
     "check_or_raise",
-    "has_timestamps",
+    "clock_of",
+    "last_dispatch",
     "time_recording",
 ]
 
 MIB = 1 << 20
-MIN_SECONDS = 1e-8  # where noise makes a submit faster than an empty one
+MIN_SECONDS = 1e-8  # of what noise or a coarse clock makes nothing
 EMPTIEST = FinishCase((1,))  # one workgroup, which stores one word
 N_SUBMITS = 20  # in each repeat
 HINT = "nothing wrong is timed; `vkmoe selftest` says what else this device computes wrongly"
@@ -86,13 +87,20 @@ def time_recording(
     return times
 
 
-def has_timestamps(device: Device) -> bool:
-    """Say whether the compute queue has a clock of its own."""
-    try:
-        device.native.recorder(n_timestamps=2)
-    except ValueError:
-        return False
-    return True
+def clock_of(device: Device, queue: str = "compute") -> Mode:
+    """Name the clock that times what runs on a queue: its own, or the wall's."""
+    return "gpu_timestamp" if device.native.has_timestamps(queue) else "wall"
+
+
+def last_dispatch(runner: Runner, variant: str) -> Dispatch:
+    """Find the last dispatch of a variant that a runner has run."""
+    *_, found = (
+        command
+        for program in runner.programs
+        for command in program.dispatches()
+        if command.variant == variant
+    )
+    return found
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class Clock(Closing):
         recorder = device.native.recorder()
         recorder.fill(self._scratch, 0, self._scratch.size, 0)
         self._flush = recorder.finish()
-        self.mode: Mode = "gpu_timestamp" if has_timestamps(device) else "wall"
+        self.mode = clock_of(device)
         self._empty_submit = 0.0
         if self.mode == "wall":
             nothing = device.native.recorder().finish()
@@ -139,16 +147,9 @@ class Clock(Closing):
     def close(self) -> None:
         self._scratch.close()
 
-    def dispatch_us(self, runner: Runner, variant: str) -> Summary:
-        """Time the last dispatch of a variant that a runner has run, alone, in microseconds."""
-        commands = [
-            command
-            for program in runner.programs
-            for command in program.commands
-            if isinstance(command, Dispatch) and command.variant == variant
-        ]
-        assert commands, (variant, runner.variants)
-        alone = Program(variant, [commands[-1]])
+    def dispatch_us(self, runner: Runner, dispatch: Dispatch) -> Summary:
+        """Time a dispatch that a runner has run, alone, in microseconds."""
+        alone = Program(dispatch.variant, [dispatch])
         seconds = self._seconds(runner.record(alone, timed=self.mode == "gpu_timestamp"))
         return summarise([1e6 * took for took in seconds])
 
@@ -159,7 +160,8 @@ class Clock(Closing):
         """
         with Runner(self.device) as runner:
             check_or_raise(runner, EMPTIEST.run, "finish, one word")
-            empty = self.dispatch_us(runner, "finish")
+            empty = self.dispatch_us(runner, last_dispatch(runner, "finish"))
+        uploads = clock_of(self.device, "upload")
         reads, copies = [], []
         for _ in range(self._repeats):
             speed = measure_link(self.device)
@@ -172,7 +174,7 @@ class Clock(Closing):
             Row("empty dispatch", empty, "us", self.mode, "one workgroup stores a word"),
             Row("empty submit and wait", self._submit_us(), "us", "wall"),
             Row("GPU reads host memory", summarise(reads), "GB/s", self.mode, "in place"),
-            Row("copy host -> device", summarise(copies), "GB/s", self.mode, "upload queue"),
+            Row("copy host -> device", summarise(copies), "GB/s", uploads, "upload queue"),
         )
 
     def _submit_us(self) -> Summary:
@@ -209,9 +211,8 @@ class Clock(Closing):
         """Take the repeats, after a run that warms up."""
         timed = self.mode == "gpu_timestamp"
         times = time_recording(self.device, recording, 1 + self._repeats, timed, before=self._flush)
-        if timed:
-            return times.device[1:]
-        return [max(took - self._empty_submit, MIN_SECONDS) for took in times.wall[1:]]
+        overhead, found = (0.0, times.device) if timed else (self._empty_submit, times.wall)
+        return [max(took - overhead, MIN_SECONDS) for took in found[1:]]
 
 
 @dataclass(frozen=True)

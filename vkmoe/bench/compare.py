@@ -6,14 +6,14 @@ It owns what makes two runs comparable, and when a difference is more than noise
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vkmoe.bench.measure import Output, Summary, short
 from vkmoe.errors import UsageError
 
-__all__ = ["Change", "changes", "compare", "read_document"]
+__all__ = ["Change", "changes", "check_alike", "compare", "read_document"]
 
 DIFFERENCES = ("faster", "slower")
 
@@ -33,22 +33,29 @@ class Change(NamedTuple):
     unit: str
     then: float
     now: float
-    speed: Summary  # the widest ratio that both intervals allow
+    # The widest ratio that both intervals allow; None where noise made an overhead nothing or less.
+    speed: Summary | None
 
     @property
     def verdict(self) -> str:
         """Name a difference where the two intervals do not overlap."""
-        if self.speed.low > 1:
+        if self.speed is not None and self.speed.low > 1:
             return "faster"
-        return "slower" if self.speed.high < 1 else ""
+        return "slower" if self.speed is not None and self.speed.high < 1 else ""
 
     def __str__(self) -> str:
         numbers = f"{short(self.then):>9} -> {short(self.now):>9} {self.unit:<5}"
-        return f"{self.speed!s:>26} {self.verdict:<6} {numbers} {self.what}"
+        speed = "any" if self.speed is None else str(self.speed)
+        return f"{speed:>26} {self.verdict:<6} {numbers} {self.what}"
+
+    def document(self) -> dict[str, Any]:
+        """Make its part of the document."""
+        speed = None if self.speed is None else self.speed._asdict()
+        return self._asdict() | {"speed": speed, "verdict": self.verdict}
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Read what --json printed. Raises UsageError for anything else."""
+def read_document(path: Path, benchmark: str) -> dict[str, Any]:
+    """Read what --json of a benchmark printed. Raises UsageError for anything else."""
     try:
         lines = path.read_text(encoding="utf-8").strip().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -56,16 +63,23 @@ def read_document(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error}", "give a file that --json made"
         ) from error
     try:
-        found = json.loads(lines[-1]) if lines else None
+        found = _read(lines[-1]) if lines else None
         if not (isinstance(found, dict) and "benchmark" in found):
-            found = json.loads("\n".join(lines))
+            found = _read("\n".join(lines))
         list(_lines(found))
         _facts(found)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} is no document of a benchmark", "make one: vkmoe bench kernels --json > FILE"
+            f"{path} is no document of a benchmark",
+            f"make one: vkmoe bench {benchmark} --json > FILE",
         ) from error
+    check_alike({"benchmark": benchmark}, found, any_device=False)
     return dict(found)
+
+
+def _read(text: str) -> Any:
+    """Read JSON; NaN and infinities, which are none, become None."""
+    return json.loads(text, parse_constant=lambda name: None)
 
 
 def compare(
@@ -75,7 +89,7 @@ def compare(
 
     Raises UsageError where the runs are not alike; with `any_device`, device and clock may differ.
     """
-    _check_alike(now, then, any_device)
+    check_alike(_facts(now), then, any_device)
     found = changes(now, then)
     if not found:
         raise UsageError("the two runs have no line in common", "measure the same again")
@@ -92,9 +106,7 @@ def compare(
         output.say(str(change))
     counts = {name: sum(change.verdict == name for change in found) for name in DIFFERENCES}
     output.say(", ".join(f"{n} {name}" for name, n in counts.items()) + f" of {len(found)} lines")
-    lines = [change._asdict() | {"speed": change.speed._asdict(), "verdict": change.verdict}
-             for change in found]  # fmt: skip
-    return {"with": then["card"], "lines": lines}
+    return {"with": then["card"], "lines": [change.document() for change in found]}
 
 
 def changes(now: dict[str, Any], then: dict[str, Any]) -> list[Change]:
@@ -107,23 +119,21 @@ def _change(now: _Line, then: _Line) -> Change:
     above, below = now.value, then.value
     if now.unit not in ("GB/s", "tok/s"):  # a time: less of it is faster
         above, below = below, above
-    speed = Summary(
-        _ratio(above.median, below.median),
-        _ratio(above.low, below.high),
-        _ratio(above.high, below.low),
-        min(above.n, below.n),
-    )
+    speed = None
+    if min(above.low, below.low) > 0:
+        speed = Summary(
+            above.median / below.median,
+            above.low / below.high,
+            above.high / below.low,
+            min(above.n, below.n),
+        )
     return Change(now.what, now.unit, then.value.median, now.value.median, speed)
 
 
-def _ratio(above: float, below: float) -> float:
-    """Divide; an overhead that noise made negative or nothing allows any ratio."""
-    return above / below if above > 0 and below > 0 else float("nan")
-
-
-def _check_alike(now: dict[str, Any], then: dict[str, Any], any_device: bool) -> None:
-    ours, theirs = _facts(now), _facts(then)
-    for name, fact in ours.items():
+def check_alike(facts: Mapping[str, Any], then: dict[str, Any], any_device: bool) -> None:
+    """Raise UsageError unless a run of these facts is one to compare with an earlier one."""
+    theirs = _facts(then)
+    for name, fact in facts.items():
         may_differ = name in ("device", "clock")
         if fact != theirs.get(name) and not (may_differ and any_device):
             raise UsageError(
@@ -150,7 +160,13 @@ def _lines(document: dict[str, Any]) -> Iterator[_Line]:
     for name, section in sections.items():
         for row in section.get("rows", ()):
             what = ": ".join(filter(None, (name, row["what"])))
-            yield _Line(f"{what} ({row['mode']})", row["unit"], Summary(**row["value"]))
+            yield _Line(f"{what} ({row['mode']})", row["unit"], _summary(row["value"]))
     for kernel in results.get("kernels", ()):
         what = f"{kernel['variant']}, {kernel['model']} {kernel['shape']}"
-        yield _Line(what, "us", Summary(**kernel["us"]))
+        yield _Line(what, "us", _summary(kernel["us"]))
+
+
+def _summary(found: dict[str, Any]) -> Summary:
+    """Read a median with its interval. Raises TypeError, ValueError or KeyError for none."""
+    low, median, high = (float(found[name]) for name in ("low", "median", "high"))
+    return Summary(median, low, high, int(found["n"]))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.bench.clock import MIB, WrongResultError, has_timestamps, time_recording
+from vkmoe.bench.clock import MIB, WrongResultError, clock_of, time_recording
 from vkmoe.bench.environment import link_under_load
-from vkmoe.bench.measure import MIN_REPEATS, Mode, Row, percentile, summarise
+from vkmoe.bench.measure import MIN_REPEATS, Row, percentile, summarise
 from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import measure_link
@@ -92,7 +92,7 @@ def _row(name: str, size: int, seconds: list[float]) -> Row:
     return Row(f"{name}, {size / MIB:g} MiB", speeds, "GB/s", "wall", note)
 
 
-def _line(seconds: dict[int, list[float]]) -> dict[str, float]:
+def _line(seconds: dict[int, list[float]]) -> dict[str, float | None]:
     """Return fixed cost and speed, and the smallest size near the best speed."""
     medians = {size: percentile(values, 50) for size, values in seconds.items()}
     fit = fit_line(list(medians), list(medians.values()))
@@ -105,7 +105,7 @@ class Fit(NamedTuple):
     """Holds a line: T = fixed + bytes / speed."""
 
     fixed_us: float
-    gb_per_s: float
+    gb_per_s: float | None  # None: larger sizes took no longer
 
 
 def fit_line(n_bytes: Sequence[float], seconds: Sequence[float]) -> Fit:
@@ -113,7 +113,7 @@ def fit_line(n_bytes: Sequence[float], seconds: Sequence[float]) -> Fit:
     sizes, times = np.asarray(n_bytes, np.float64), np.asarray(seconds, np.float64)
     design = np.stack([1 / times, sizes / times], axis=1)
     (fixed, slope), *_ = np.linalg.lstsq(design, np.ones(times.size), rcond=None)
-    return Fit(float(fixed) * 1e6, float(1e-9 / slope) if slope > 0 else float("inf"))
+    return Fit(float(fixed) * 1e6, float(1e-9 / slope) if slope > 0 else None)
 
 
 # ----- link -----
@@ -121,14 +121,17 @@ def fit_line(n_bytes: Sequence[float], seconds: Sequence[float]) -> Fit:
 
 def measure_link_speeds(device: Device, settings: Settings) -> dict[str, Any]:
     """Measure GB/s of three ways over the link; each repeat measures all."""
-    mode: Mode = "gpu_timestamp" if has_timestamps(device) else "wall"
+    kernels, uploads = clock_of(device), clock_of(device, "upload")
     speeds, gathers = [], []
     for _ in range(max(settings.repeats, MIN_REPEATS)):
         speeds.append(measure_link(device))
         gathers.append(measure_gather(device) / 1e9)
-    ways = {
-        "reads of host memory in place": [s.read_bytes_per_second / 1e9 for s in speeds],
-        "copies host -> device, upload queue": [s.copy_bytes_per_second / 1e9 for s in speeds],
-        "copies host -> device, gather kernel": gathers,
+    reads = summarise([speed.read_bytes_per_second / 1e9 for speed in speeds])
+    copies = summarise([speed.copy_bytes_per_second / 1e9 for speed in speeds])
+    return {
+        "rows": [
+            Row("reads of host memory in place", reads, "GB/s", kernels),
+            Row("copies host -> device, upload queue", copies, "GB/s", uploads),
+            Row("copies host -> device, gather kernel", summarise(gathers), "GB/s", kernels),
+        ]
     }
-    return {"rows": [Row(way, summarise(found), "GB/s", mode) for way, found in ways.items()]}

@@ -16,6 +16,7 @@ import numpy as np
 
 from vkmoe.batch import TopLogits
 from vkmoe.bench.clock import Clock, Memory, Roofline, WrongResultError
+from vkmoe.bench.defaults import REPEATS, TOKENS
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import MIN_REPEATS, Output, Row, document, percentile, summarise
 from vkmoe.config import EngineConfig
@@ -37,7 +38,6 @@ def count_words(path):
     """Return how often each word occurs in a file."""
     counts = {}
 '''
-QUICK_TOKENS = 8
 EXPLANATION = (
     "A line is the median [95 % interval] of repeats. Each decodes the next tokens of one text,",
     "a submit for each token, from its logits to the choice of the next. The share is of what the",
@@ -49,17 +49,17 @@ EXPLANATION = (
 class DecodeChoice:
     """Says how much is decoded."""
 
-    tokens: int = 32  # of a repeat
-    repeats: int = 2 * MIN_REPEATS
+    tokens: int | None = None  # of a repeat; None: as `quick` has it, as of `repeats`
+    repeats: int | None = None
     quick: bool = False  # fewer tokens, fewer repeats
 
     @property
     def n_tokens(self) -> int:
-        return min(self.tokens, QUICK_TOKENS) if self.quick else self.tokens
+        return TOKENS.chosen(self.tokens, self.quick)
 
     @property
     def n_repeats(self) -> int:
-        return min(self.repeats, MIN_REPEATS) if self.quick else self.repeats
+        return REPEATS.chosen(self.repeats, self.quick)
 
 
 class TokenBytes(NamedTuple):
@@ -87,6 +87,7 @@ def run(
         model_bytes = sum(tensor.n_bytes for tensor in file.file.tensors.values())
     needed = len(prompt) + choice.n_tokens * choice.n_repeats
     _check_context(needed, config.ctx_size or file.spec.context_length)
+    output.known({"model": path.name, "tokens": choice.n_tokens})
     card, roofline, index = _roofline(config.device, output)
     least_s = 1e-6 * (roofline.least_us(sizes.total) + roofline.submit.value.median)
     output.say(f"model: {path.name}, {model_bytes / 1e6:,.0f} MB of weights")
@@ -154,6 +155,7 @@ def _roofline(device_name: str | None, output: Output) -> tuple[dict[str, Any], 
             output.progress("measuring the roofline")
             roofline = clock.roofline()
         roofline.show(output)
+        output.known({"device": card["device"], "clock": roofline.latency_mode})
         return card, roofline, device.info.index
 
 
@@ -177,7 +179,7 @@ def _check(
     n_cases = 0
     for name in variants:
         output.progress(f"checking {name}")
-        for case in run_variant(Variant.parse(name), engine.device, timed=False):
+        for case in run_variant(Variant.parse(name), engine.device, engine.tuning, timed=False):
             n_cases += 1
             if not case.ok:
                 raise WrongResultError(f"{case.name} is wrong: {case.where}")

@@ -9,28 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vkmoe.bench.clock import Clock, Memory, Roofline, check_or_raise
+from vkmoe.bench.clock import Clock, Memory, Roofline, check_or_raise, last_dispatch
+from vkmoe.bench.defaults import LARGEST_MIB, MODEL, REPEATS
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Output, Summary, document
-from vkmoe.bench.shapes import MODELS, TINY, ModelShapes, shapes_of
-from vkmoe.bench.works import WORKS, Setting, Work, tuning_for
+from vkmoe.bench.measure import Output, Summary, document
+from vkmoe.bench.shapes import MODELS, TINY, KernelShapes, shapes_of
+from vkmoe.bench.works import WORKS, Setup, Work, selecting
+from vkmoe.choices import TuningSource
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.kernels import KERNELS
+from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
 from vkmoe.models import open_model
-from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.ops.tuning import Tuning
+from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.suite import Variant, compiled_variants, runnable
 
-__all__ = ["DEFAULT_MODEL", "KernelChoice", "run"]
+__all__ = ["KernelChoice", "run"]
 
-DEFAULT_MODEL = "qwen3-30b-a3b"
-LARGEST_MIB_CPU = 256.0  # larger matrices take many seconds on a CPU device
-QUICK_TYPES, QUICK_MIB, QUICK_CONTEXT, QUICK_VOCABULARY = ("Q4_K",), 16.0, 512, 8192
+QUICK_TYPES, QUICK_CONTEXT, QUICK_VOCABULARY = ("Q4_K",), 512, 8192
 CACHE_TYPES = ("", "F16")  # of kernels that read no weights, where only some types are wanted
 EXPLANATION = (
     "A line is one dispatch: microseconds [95 % interval of the median], GB/s of the bytes it must",
@@ -45,12 +49,13 @@ class KernelChoice:
 
     families: Sequence[str] = ()
     types: Sequence[str] = ()
-    models: Sequence[str] = (DEFAULT_MODEL,)  # names of presets, `all`, `tiny`, or a GGUF file
+    models: Sequence[str] = (MODEL,)  # names of presets, `all`, `tiny`, or a GGUF file
     all_mappings: bool = False  # variants that this device would not choose too
     shape: str = ""  # only shapes whose text has this in it
-    largest_mib: float | None = None
-    repeats: int = 2 * MIN_REPEATS
+    largest_mib: float | None = None  # None: by the kind of device
+    repeats: int | None = None  # None: as `quick` has it
     quick: bool = False  # few types, no large matrices, short contexts
+    tuning: TuningSource = "remembered"
 
     def __post_init__(self) -> None:
         types = sorted({variant.axis for variant in compiled_variants() if variant.axis})
@@ -61,30 +66,22 @@ class KernelChoice:
 
     @property
     def n_repeats(self) -> int:
-        return min(self.repeats, MIN_REPEATS) if self.quick else self.repeats
+        return REPEATS.chosen(self.repeats, self.quick)
 
     def largest_bytes(self, info: DeviceInfo) -> float:
         """Return the size above which matrices are left out."""
-        default = LARGEST_MIB_CPU if info.is_cpu else float("inf")
-        return 2**20 * (self.largest_mib or (QUICK_MIB if self.quick else default))
-
-
-class Asked(NamedTuple):
-    """Holds the shapes and the types of weights that a choice comes to; no types: all."""
-
-    shapes: list[ModelShapes]
-    types: tuple[str, ...]
+        return 2**20 * LARGEST_MIB.chosen(self.largest_mib, self.quick, info.is_cpu)
 
 
 class Job(NamedTuple):
     """Holds one dispatch of one variant with one model's shape."""
 
-    setting: Setting
+    setup: Setup
     work: Work
 
     @property
     def name(self) -> str:
-        return f"{self.setting.variant.name}, {self.setting.shapes.name} {self.work.what}"
+        return f"{self.setup.variant.name}, {self.setup.shapes.name} {self.work.what}"
 
 
 def run(device_name: str | None, choice: KernelChoice, output: Output) -> dict[str, Any]:
@@ -92,22 +89,25 @@ def run(device_name: str | None, choice: KernelChoice, output: Output) -> dict[s
 
     Raises UsageError where nothing passes the filters, WrongResultError, ModelFileError, GpuErrors.
     """
-    asked = asked_of(choice)
+    models = models_of(choice)
     with Device(device_name) as device:
         card = describe(device.info)
         print_card(card, output.say)
-        jobs, left_out = chosen_jobs(choice, asked, device.info)
+        own = tuning_for(device.info, choice.tuning)
+        jobs, left_out = chosen_jobs(choice, models, own, device.info)
         if not jobs:
             raise UsageError("no kernel passes these filters", "; ".join(left_out))
-        with Clock(device, choice.n_repeats, Memory.of(device.info, TINY in asked.shapes)) as clock:
+        with Clock(device, choice.n_repeats, Memory.of(device.info, TINY in models)) as clock:
             output.progress("measuring the roofline")
             roofline = clock.roofline()
             roofline.show(output)
+            output.known({"device": card["device"], "clock": roofline.latency_mode})
+            output.say(f"tuning: {choice.tuning}; {len(own.launches)} launches are not the table's")
             results = list(_measure(jobs, clock, roofline, output))
     for why in left_out:
         output.say(f"left out: {why}")
     found = {"roofline": roofline.document(), "left_out": left_out, "kernels": results}
-    return document("kernels", card, found)
+    return document("kernels", card, found | {"tuning": choice.tuning})
 
 
 # ----- what is measured -----
@@ -123,44 +123,42 @@ def _is_file(name: str) -> bool:
     return name.endswith(".gguf") or Path(name).is_file()
 
 
-def asked_of(choice: KernelChoice) -> Asked:
-    """Look the models up, and read the one that is a file: its weights say which types."""
-    shapes: list[ModelShapes] = []
-    types: tuple[str, ...] = QUICK_TYPES if choice.quick else ()
+def models_of(choice: KernelChoice) -> list[KernelShapes]:
+    """Look the models up, and read those that are files: these have types of their own."""
+    models: list[KernelShapes] = []
     for name in choice.models:
         if _is_file(name):
             with open_model(Path(name)) as file:
-                shapes.append(shapes_of(file.spec))
-                types = tuple({tensor.type for tensor in file.file.tensors.values()} - {"F32"})
+                models.append(shapes_of(file))
         else:
-            shapes += MODELS.values() if name == "all" else [(MODELS | {"tiny": TINY})[name]]
+            models += MODELS.values() if name == "all" else [(MODELS | {"tiny": TINY})[name]]
     if choice.quick:
-        shapes = [each if each is TINY else _shortened(each) for each in shapes]
-    return Asked(shapes, types)
+        return [each if each is TINY else _shortened(each) for each in models]
+    return models
 
 
-def _shortened(shapes: ModelShapes) -> ModelShapes:
+def _shortened(shapes: KernelShapes) -> KernelShapes:
     contexts = tuple(context for context in shapes.contexts if context <= QUICK_CONTEXT)
     return replace(shapes, contexts=contexts, n_vocab=min(shapes.n_vocab, QUICK_VOCABULARY))
 
 
 def chosen_jobs(
-    choice: KernelChoice, asked: Asked, info: DeviceInfo
+    choice: KernelChoice, models: Sequence[KernelShapes], own: Tuning, info: DeviceInfo
 ) -> tuple[list[Job], list[str]]:
-    """List what is to be measured, and what is left out and why."""
+    """List what is to be measured in a device's `own` tuning, and what is left out and why."""
     largest = choice.largest_bytes(info)
     jobs: list[Job] = []
     left_out: dict[str, dict[str, None]] = {}  # types by what and why, each once
     seen: set[tuple[str, str]] = set()  # models share shapes
-    for job in _candidates(choice, asked, info):
-        known = (job.setting.variant.name, job.work.what) in seen
+    for job in _candidates(choice, models, own, info):
+        known = (job.setup.variant.name, job.work.what) in seen
         if known or choice.shape not in job.work.what:
             continue
-        seen.add((job.setting.variant.name, job.work.what))
-        axis, mib = job.setting.variant.axis, job.work.n_bytes / 2**20
+        seen.add((job.setup.variant.name, job.work.what))
+        axis, mib = job.setup.variant.axis, job.work.n_bytes / 2**20
         if job.work.misfit or job.work.n_bytes > largest:
             why = job.work.misfit or f"larger than --largest-mib {largest / 2**20:g}"
-            what = f"{job.setting.shapes.name} {job.work.what}: {why}"
+            what = f"{job.setup.shapes.name} {job.work.what}: {why}"
             name = axis if job.work.misfit else f"{axis} ({mib:.0f} MiB)".strip()
             left_out.setdefault(what, {})[name] = None
         else:
@@ -168,40 +166,46 @@ def chosen_jobs(
     return jobs, [f"{what}: {', '.join(types)}" for what, types in left_out.items()]
 
 
-def _candidates(choice: KernelChoice, asked: Asked, info: DeviceInfo) -> Iterator[Job]:
+def _candidates(
+    choice: KernelChoice, models: Sequence[KernelShapes], own: Tuning, info: DeviceInfo
+) -> Iterator[Job]:
     """Yield variants that pass the filters in the models' shapes.
 
     What none of these models has, such as latent attention, is run in the first shape that has it.
     """
     types = [name.upper() for name in choice.types]
+    few = choice.quick or any(shapes.types for shapes in models)
     for variant in compiled_variants():
         assert variant.family in WORKS, f"{variant.name} has no shapes in bench/works.py"
         wanted = not choice.families or variant.family in choice.families
         wanted &= not types or variant.axis in types
-        wanted &= choice.all_mappings or _own(variant, info)
+        wanted &= choice.all_mappings or _selects(own, variant)
         if not wanted or not runnable(variant, info):
             continue
-        tuning = tuning_for(variant, info)
-        models = [[each] for each in MODELS.values()] if not choice.quick else []
-        found = (_of_models(variant, tuning, some) for some in (asked.shapes, *models))
+        tuning = selecting(variant, own, info)
+        others = [[each] for each in MODELS.values()] if not choice.quick else []
+        found = (_of_models(variant, tuning, some) for some in (models, *others))
         for job in next(filter(None, found), []):
-            if types or not asked.types or _of_types(job, asked.types):
+            if types or _is_usual(job, choice.quick, few):
                 yield job
 
 
-def _of_types(job: Job, types: Sequence[str]) -> bool:
-    return job.setting.variant.axis in (types if job.work.blocks else CACHE_TYPES)
+def _is_usual(job: Job, quick: bool, few: bool) -> bool:
+    """Say whether a job's type is its file's in this role, or one of those without a file."""
+    axis, role, of_file = job.setup.variant.axis, job.work.role, job.setup.shapes.types
+    if not role:
+        return not few or axis in CACHE_TYPES
+    return (role, axis) in of_file if of_file else not quick or axis in QUICK_TYPES
 
 
-def _of_models(variant: Variant, tuning: Tuning, models: Sequence[ModelShapes]) -> list[Job]:
-    settings = (Setting(variant, tuning, shapes) for shapes in models)
-    return [Job(setting, work) for setting in settings for work in WORKS[variant.family](setting)]
+def _of_models(variant: Variant, tuning: Tuning, models: Sequence[KernelShapes]) -> list[Job]:
+    setups = (Setup(variant, tuning, shapes) for shapes in models)
+    return [Job(setup, work) for setup in setups for work in WORKS[variant.family](setup)]
 
 
-def _own(variant: Variant, info: DeviceInfo) -> bool:
-    """Say whether it is what a model's program would run on this device."""
+def _selects(own: Tuning, variant: Variant) -> bool:
+    """Say whether a model's program would run the variant in this tuning."""
     chosen_by = FAMILIES[variant.family].chosen_by
-    own = choose_tuning(info)
     return chosen_by == "nothing" or getattr(own, chosen_by) == variant.suffix
 
 
@@ -221,7 +225,8 @@ def _measure(
         output.progress(f"{index}/{len(jobs)}, {seconds:.0f} s: {job.name}")
         with Runner(clock.device) as runner:
             worst = check_or_raise(runner, job.work.check, job.name)
-            took = clock.dispatch_us(runner, job.setting.variant.name)
+            dispatch = last_dispatch(runner, job.setup.variant.name)
+            took, launch = clock.dispatch_us(runner, dispatch), _launch(dispatch)
         n_bytes = job.work.n_bytes
         speed = _speed(n_bytes, took)
         least = max(roofline.least_us(n_bytes), roofline.empty_dispatch.value.median)
@@ -229,8 +234,8 @@ def _measure(
         cell = f"{speed.median:8.2f}" if speed else f"{'':8}"
         output.say(f"{took!s:>34} {cell} {share:8.1%} {job.name}")
         yield {
-            "variant": job.setting.variant.name,
-            "model": job.setting.shapes.name,
+            "variant": job.setup.variant.name,
+            "model": job.setup.shapes.name,
             "shape": job.work.what,
             "bytes_read": n_bytes,
             "us": took,
@@ -239,8 +244,15 @@ def _measure(
             "share_of_roofline": share,
             "error": worst.error,
             "error_limit": worst.limit,
-            "tuning": str(job.setting.tuning),
+            "launch": launch,
         }
+
+
+def _launch(dispatch: Dispatch) -> dict[str, int]:
+    """Name what a dispatch was specialised for, as it was timed."""
+    names = KERNELS[dispatch.kernel].constants
+    found = dict(zip(names, dispatch.constants, strict=True))
+    return found | {"subgroup_size": dispatch.subgroup_size, "groups": prod(dispatch.groups)}
 
 
 def _speed(n_bytes: int, took: Summary) -> Summary | None:

@@ -23,6 +23,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9
 CLOCKS = {"gpu_timestamp": "GPU clock", "wall": "wall", "host_wall": "wall"}
 BAR_INCHES, FRAME_INCHES = 0.22, 1.6
 MOST_TEXT = 72  # characters of a bar's name
+DPI, MOST_PIXELS = 140, 65000  # of a picture; Agg draws less than 2**16 in either direction
 
 
 def draw(document: Mapping[str, Any], path: Path) -> None:
@@ -43,7 +44,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
         f"clock: {results['roofline']['latency_mode']}",
         fontsize=9,
     )
-    figure.savefig(path, dpi=140)
+    figure.savefig(path, dpi=min(DPI, MOST_PIXELS / max(figure.get_size_inches())))
 
 
 def _kernels(figure: Figure, results: Mapping[str, Any]) -> None:

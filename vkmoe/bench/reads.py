@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.bench.clock import MIB, Memory, Times, WrongResultError, has_timestamps, time_recording
-from vkmoe.bench.measure import Row, summarise
+from vkmoe.bench.clock import MIB, Memory, Times, WrongResultError, time_recording
+from vkmoe.bench.measure import Mode, Row, summarise
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Backend, Buffer, Recording
 from vkmoe.gpu.device import EXCLUDED, Device, native, translate_errors
@@ -50,7 +50,6 @@ Bytes = NDArray[np.uint8]
 N_COLUMNS = 2048
 PATTERN_ROWS = 512  # random rows, repeated down the matrix
 TOLERANCE = 1e-5  # of sum |w x|, as the kernels' tests allow
-MAX_GROUPS = 65535
 
 
 class MemoryKind(NamedTuple):
@@ -136,8 +135,9 @@ class _Arm(NamedTuple):
     """Holds one thing to time."""
 
     what: str
-    n_bytes: int
+    n_bytes: int  # that cross the memory which the roofline is of, as it counts them
     recording: Recording
+    note: str = ""
 
 
 def measure_reads(device: Device, settings: Settings) -> dict[str, Any]:
@@ -152,17 +152,16 @@ def measure_reads(device: Device, settings: Settings) -> dict[str, Any]:
     left_out: list[str] = []
     for type_name in ("Q4_K", "Q6_K"):
         for mib in settings.read_mib:
-            weights = _make_weights(type_name, mib, tuning)
+            weights = _make_weights(type_name, mib)
             _measure_weights(device, tuning, weights, flush, settings.repeats, rows, left_out)
     scratch.close()
     return {"rows": rows, "left_out": left_out, "tuning": str(tuning)}
 
 
-def _make_weights(type_name: str, mib: float, tuning: Tuning) -> _Weights:
+def _make_weights(type_name: str, mib: float) -> _Weights:
     rng = np.random.default_rng(0)
     row_bytes = device_row_bytes(type_name, N_COLUMNS)
-    n_rows = min(int(mib * MIB) // row_bytes, MAX_GROUPS * tuning.rows)
-    n_rows = max(n_rows // PATTERN_ROWS, 1) * PATTERN_ROWS
+    n_rows = max(int(mib * MIB) // row_bytes // PATTERN_ROWS, 1) * PATTERN_ROWS
     raw = random_rows(type_name, PATTERN_ROWS, N_COLUMNS, rng)
     values = decode(type_name, raw.reshape(-1), PATTERN_ROWS * N_COLUMNS)
     values = values.reshape(PATTERN_ROWS, N_COLUMNS)
@@ -188,7 +187,7 @@ def _measure_weights(
     left_out: list[str],
 ) -> None:
     """Place the matrix in every memory type, check each, then time all in turns."""
-    backend = Backend(device)
+    backend, timed = Backend(device), device.native.has_timestamps()
     local = device.allocate("device", weights.laid_out.size, "copied weights")
     placed: list[TypedMemory] = []
     arms: list[_Arm] = []
@@ -202,11 +201,13 @@ def _measure_weights(
         program = _program(tuning, weights, memory.address)
         _check(device, backend, program, weights, kind.label)
         size = f"{weights.laid_out.size / MIB:.1f} MiB in memory type {kind.memory_type}"
-        read = backend.record(program, timed=has_timestamps(device))
-        arms.append(_Arm(f"{weights.type} matvec, {size}", weights.laid_out.size, read))
-        arms.append(
-            _Arm(f"copy to device, {size}", weights.laid_out.size, _copy(device, memory, local))
-        )
+        n_bytes, read = weights.laid_out.size, backend.record(program, timed=timed)
+        arms.append(_Arm(f"{weights.type} matvec, {size}", n_bytes, read))
+        copied = _copy(device, memory, local, timed)
+        if device.info.heaps[kind.heap].device_local:  # as the roofline's copy, it reads and writes
+            arms.append(_Arm(f"copy to device, {size}", 2 * n_bytes, copied, "read + write"))
+        else:
+            arms.append(_Arm(f"copy to device, {size}", n_bytes, copied))
     rows += _timed_in_turns(device, arms, flush, repeats)
     for memory in placed:
         memory.close()
@@ -217,7 +218,7 @@ def _timed_in_turns(
     device: Device, arms: list[_Arm], flush: Recording, repeats: int
 ) -> Iterator[Row]:
     taken = {arm.what: Times([], []) for arm in arms}
-    timed = has_timestamps(device)
+    timed = device.native.has_timestamps()
     for _ in range(repeats):
         for arm in arms:
             times = time_recording(device, arm.recording, 1, timed, before=flush)
@@ -256,8 +257,7 @@ def _check(
         raise WrongResultError(f"the {weights.type} matvec is wrong with weights in {label}")
 
 
-def _copy(device: Device, memory: TypedMemory, local: Buffer) -> Recording:
-    timed = has_timestamps(device)
+def _copy(device: Device, memory: TypedMemory, local: Buffer, timed: bool) -> Recording:
     recorder = device.native.recorder(n_timestamps=2 if timed else 0)
     if timed:
         recorder.timestamp(0)
@@ -271,10 +271,14 @@ def _rows(arm: _Arm, times: Times) -> list[Row]:
     def speed(seconds: list[float]) -> list[float]:
         return [arm.n_bytes / took / 1e9 for took in seconds if took > 0]
 
-    rows = [Row(arm.what, summarise(speed(times.wall)), "GB/s", "wall")]
-    if speed(times.device):
-        rows.insert(0, Row(arm.what, summarise(speed(times.device)), "GB/s", "gpu_timestamp"))
-    return rows
+    clocks: dict[Mode, list[float]] = {
+        "gpu_timestamp": speed(times.device), "wall": speed(times.wall)
+    }  # fmt: skip
+    return [
+        Row(arm.what, summarise(speeds), "GB/s", clock, arm.note)
+        for clock, speeds in clocks.items()
+        if speeds
+    ]
 
 
 # ----- mapped -----

@@ -1,23 +1,29 @@
-"""This module holds the shapes of real models, from their published configurations, and tiny ones.
+"""This module holds the shapes of real models, from their published configurations.
 
-It owns what decides how large the kernels of a model are, for presets and for a user's own file.
+It owns what decides how large the kernels of a model are, for known models, for a user's own file,
+and for a tiny model of no file that has a bit of everything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from vkmoe.errors import UsageError
-from vkmoe.facts import Activation, AttentionSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.facts import Activation, AttentionSpec, LatentSpec, RopeSpec
+from vkmoe.models import ModelFile
+from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
+from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.workspace import router_shape
 from vkmoe.ops.router import RouterShape
+from vkmoe.quants import loaded_type
 
-__all__ = ["MODELS", "PRESETS", "TINY", "LatentShape", "ModelShape", "ModelShapes", "shapes_of"]
+__all__ = ["MODELS", "SIZES", "TINY", "KernelShapes", "LatentSizes", "ModelSizes", "shapes_of"]
 
 
 @dataclass(frozen=True)
-class LatentShape:
+class LatentSizes:
     """Holds widths of latent attention (DeepSeek-V2, arXiv:2405.04434), beside a head's own."""
 
     kv_rank: int
@@ -26,10 +32,9 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Holds the numbers that decide a model's size and speed."""
+class ModelSizes:
+    """Holds the published numbers that decide how large a model's matrices are."""
 
-    n_layers: int
     hidden: int
     n_heads: int
     n_kv_heads: int
@@ -37,60 +42,28 @@ class ModelShape:
     n_experts: int
     n_experts_used: int
     expert_size: int
-    n_tokens: int
-    context: int
-    rope_base: float
+    n_tokens: int  # of the vocabulary
     architecture: str = "qwen3moe"
     shared_size: int = 0  # of all shared experts together
-    dense_size: int = 0  # of layers without experts
-    n_dense_layers: int = 0
     window: int = 0
-    yarn: float = 1.0  # the factor by which the context was stretched
-    latent: LatentShape | None = None
+    latent: LatentSizes | None = None
 
 
-PRESETS = {
-    "tiny": ModelShape(2, 256, 4, 2, 64, 8, 2, 256, 1024, 512, 1e4),
-    "tiny-olmoe": ModelShape(2, 256, 4, 4, 64, 8, 2, 256, 1024, 512, 1e4, "olmoe"),
-    "tiny-llama": ModelShape(2, 256, 4, 2, 64, 8, 2, 256, 1024, 512, 1e4, "llama"),
-    "tiny-qwen2moe": ModelShape(
-        *(2, 256, 4, 4, 64, 8, 2, 256, 1024, 512, 1e4, "qwen2moe"),
-        *(512, 768),
-    ),
-    "tiny-gpt-oss": ModelShape(
-        *(2, 256, 8, 2, 64, 8, 2, 256, 1024, 512, 150000.0, "gpt-oss"),
-        window=32,
-        yarn=4.0,
-    ),
-    "tiny-deepseek2": ModelShape(
-        *(2, 256, 4, 4, 128, 8, 2, 256, 1024, 512, 1e4, "deepseek2"),
-        *(512, 512, 1),
-        yarn=4.0,
-        latent=LatentShape(256, 64, 128),
-    ),
-    "olmoe-1b-7b": ModelShape(16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 1e4, "olmoe"),
-    "qwen3-30b-a3b": ModelShape(48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6),
-    "mixtral-8x7b": ModelShape(32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1e6, "llama"),
-    "qwen1.5-moe-a2.7b": ModelShape(
-        *(24, 2048, 16, 16, 128, 60, 4, 1408, 151936, 8192, 1e6, "qwen2moe"),
-        *(5632, 5632),
-    ),
-    "gpt-oss-20b": ModelShape(
-        *(24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000.0, "gpt-oss"),
-        window=128,
-        yarn=32.0,
-    ),
-    "deepseek-v2-lite": ModelShape(
-        *(27, 2048, 16, 16, 128, 64, 6, 1408, 102400, 163840, 1e4, "deepseek2"),
-        *(2816, 10944, 1),
-        yarn=40.0,
-        latent=LatentShape(512, 64, 128),
+SIZES = {
+    "olmoe-1b-7b": ModelSizes(2048, 16, 16, 128, 64, 8, 1024, 50304, "olmoe"),
+    "qwen3-30b-a3b": ModelSizes(2048, 32, 4, 128, 128, 8, 768, 151936),
+    "mixtral-8x7b": ModelSizes(4096, 32, 8, 128, 8, 2, 14336, 32000, "llama"),
+    "qwen1.5-moe-a2.7b": ModelSizes(2048, 16, 16, 128, 60, 4, 1408, 151936, "qwen2moe", 5632),
+    "gpt-oss-20b": ModelSizes(2880, 64, 8, 64, 32, 4, 2880, 201088, "gpt-oss", window=128),
+    "deepseek-v2-lite": ModelSizes(
+        *(2048, 16, 16, 128, 64, 6, 1408, 102400, "deepseek2", 2816),
+        latent=LatentSizes(512, 64, 128),
     ),
 }
 
 
 @dataclass(frozen=True)
-class ModelShapes:
+class KernelShapes:
     """Holds what decides how large a model's kernels are; sizes in elements."""
 
     name: str
@@ -112,6 +85,7 @@ class ModelShapes:
     window: int = 0  # of every other layer; 0: all positions are seen
     sinks: bool = False
     latent: LatentSpec | None = None
+    types: frozenset[tuple[str, str]] = frozenset()  # role and type of its matrices; empty: any
 
 
 class _Kind(NamedTuple):
@@ -136,7 +110,7 @@ _KINDS = {
 }
 
 
-def _shapes(name: str, model: ModelShape) -> ModelShapes:
+def _shapes(name: str, model: ModelSizes) -> KernelShapes:
     kind, n_heads, head_dim = _KINDS[model.architecture], model.n_heads, model.head_size
     kv_width, value_dim, latent = model.n_kv_heads * head_dim, head_dim, None
     qkv: tuple[int, ...] = (n_heads * head_dim, kv_width, kv_width)
@@ -145,7 +119,7 @@ def _shapes(name: str, model: ModelShape) -> ModelShapes:
         value_dim = model.latent.value_size
         latent = LatentSpec(n_heads, rank, head_dim, value_dim, RopeSpec(rope_dim))
         qkv = (n_heads * latent.query_dim, latent.row)
-    return ModelShapes(
+    return KernelShapes(
         name,
         width=model.hidden,
         qkv=qkv,
@@ -172,8 +146,17 @@ def _shapes(name: str, model: ModelShape) -> ModelShapes:
     )
 
 
-def shapes_of(spec: ModelSpec) -> ModelShapes:
-    """Take the shapes from a model's description. Raises UsageError for one without experts."""
+# What works.py calls the parts of a layer; neighbours of one type share a dispatch.
+_ROLES = {
+    **dict.fromkeys(("q", "k", "v", "kv", "q_down"), "q/k/v"),
+    **{"output": "o", "k_up": "heads of k", "v_up": "heads of v"},
+    **dict.fromkeys(("router", "shared_gate"), "router"),
+}
+
+
+def shapes_of(model: ModelFile) -> KernelShapes:
+    """Take shapes and types from a model file. Raises UsageError for one without experts."""
+    spec = model.spec
     experts, mixer = spec.experts, spec.mixers[0]
     if experts is None:
         raise UsageError(f"{spec.name} has no experts", "give a mixture-of-experts model")
@@ -184,7 +167,7 @@ def shapes_of(spec: ModelSpec) -> ModelShapes:
         latent, head_dim, norm, sinks = None, mixer.head_dim, mixer.qk_norm, mixer.sinks
         qkv = (mixer.q_width, mixer.kv_width, mixer.kv_width)
     windows = [each.window for each in spec.mixers if isinstance(each, AttentionSpec)]
-    return ModelShapes(
+    return KernelShapes(
         spec.name,
         width=spec.width,
         qkv=qkv,
@@ -203,13 +186,28 @@ def shapes_of(spec: ModelSpec) -> ModelShapes:
         window=max(windows, default=0),
         sinks=sinks,
         latent=latent,
+        types=frozenset(_types(model.tensors)),
     )
 
 
-MODELS = {
-    name: _shapes(name, model) for name, model in PRESETS.items() if not name.startswith("tiny")
-}
-TINY = ModelShapes(
+def _types(tensors: ModelTensors) -> Iterator[tuple[str, str]]:
+    """List role and type, as loaded, of each matrix in a layer with experts, and outside layers."""
+    yield "embed", tensors.embeddings.type
+    yield "head", tensors.output.type
+    for layer in tensors.layers:
+        for name, part in (*layer.mixer.items(), *layer.feed_forward.items()):
+            if isinstance(part, FileMatrix):
+                yield _ROLES[name], part.type
+        experts = layer.block if layer.has_experts else None
+        for name, block in {"": experts, "shared ": layer.feed_forward.get("shared")}.items():
+            if isinstance(block, FeedForwardTensors):
+                gate, up, down = (loaded_type(matrix.type) for matrix in block.matrices)
+                yield from ((f"{name}gate/up", kind) for kind in (gate, up))
+                yield f"{name}down", down
+
+
+MODELS = {name: _shapes(name, sizes) for name, sizes in SIZES.items()}
+TINY = KernelShapes(
     *("tiny", 512, (256, 128, 128), 256, 4, 2, 64, "per_head"),
     *(RouterShape(8, 2), 256, 1000, "neox", 512, (64,)),
     latent=LatentSpec(4, kv_rank=256, nope_dim=256, value_dim=64, rope=RopeSpec(32)),

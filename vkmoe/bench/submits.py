@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vkmoe.batch import TokenBatch
-from vkmoe.bench.clock import MIB, Times, WrongResultError, has_timestamps, time_recording
+from vkmoe.bench.clock import MIB, Times, WrongResultError, time_recording
 from vkmoe.bench.measure import Row, percentile, summarise
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.gpu.arena import chunk_cap
@@ -69,7 +69,8 @@ def measure_submits(device: Device, settings: Settings) -> dict[str, Any]:
         alone += _submit_calls(device, empty, max(1, per_turn // 4))
     rows = [_row(f"empty submit + wait: {way}", values) for way, values in taken.items()]
     rows.append(_row("the submit call alone", alone, "of it, until submit returns"))
-    return {"rows": rows + (_wake_ups(device, settings) if has_timestamps(device) else [])}
+    timed = device.native.has_timestamps()
+    return {"rows": rows + (_wake_ups(device, settings) if timed else [])}
 
 
 def _submits(device: Device, recording: Recording, count: int, expected_ns: int) -> list[float]:
@@ -158,7 +159,7 @@ def measure_dispatches(device: Device, settings: Settings) -> dict[str, Any]:
     finish(program, params, log)
     program.commands *= settings.dispatches
     _check_finish(device, backend, program, params, log)
-    n_commands, timed = len(program.commands), has_timestamps(device)
+    n_commands, timed = len(program.commands), device.native.has_timestamps()
     empty = backend.record(Program("empty"), timed=timed)
     recordings = {
         "without barriers": backend.record(program, [False] * n_commands, timed=timed),

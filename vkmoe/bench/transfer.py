@@ -6,20 +6,21 @@ It owns the list of parts, how much each measures by default, and the report.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vkmoe.bench.clock import Clock, Memory, Roofline
 from vkmoe.bench.copies import measure_copies, measure_link_speeds
+from vkmoe.bench.defaults import COPY_MIB, DISPATCHES, HOMES_GIB, READ_MIB, REPEATS, SUBMITS
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Output, Row, document
+from vkmoe.bench.measure import Output, Row, document
 from vkmoe.bench.reads import distinct_types, measure_mapped, measure_reads
 from vkmoe.bench.submits import measure_dispatches, measure_homes, measure_submits
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 
-__all__ = ["PARTS", "Settings", "run"]
+__all__ = ["PARTS", "Settings", "TransferChoice", "run"]
 
 EXPLANATION = (
     "A line is a median [95 % interval of it], its unit, the clock that ran, how often it did, the",
@@ -28,33 +29,45 @@ EXPLANATION = (
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Says how much the parts measure; sizes default by the kind of device."""
+class TransferChoice:
+    """Says which parts are measured (empty: all), and how much; None: what is usual."""
 
-    repeats: int = 2 * MIN_REPEATS
-    submits: int = 1000
-    dispatches: int = 1000
-    copy_mib: Sequence[float] = (0.25, 1, 3, 8, 64)
-    homes_gib: Sequence[float] = ()
-    read_mib: Sequence[float] = ()
+    parts: Sequence[str] = ()
+    repeats: int | None = None
+    submits: int | None = None
+    dispatches: int | None = None
+    copy_mib: tuple[float, ...] | None = None
+    homes_gib: tuple[float, ...] | None = None
+    read_mib: tuple[float, ...] | None = None
+    quick: bool = False
 
-    def filled(self, info: DeviceInfo) -> Settings:
-        """Choose the sizes that are open: of homes, and of eight experts' gates or more."""
-        homes = (0.25, 1.0) if info.is_cpu else (1.0, 4.0)
-        reads = (8.0,) if info.is_cpu else (9.0, 256.0)
-        return replace(self, homes_gib=self.homes_gib or homes, read_mib=self.read_mib or reads)
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.parts if name not in PARTS]
+        if unknown:
+            raise UsageError(f"no part {', '.join(unknown)}", f"there is {', '.join(PARTS)}")
 
-    def shortened(self) -> Settings:
-        """Measure less, for a first impression."""
-        return replace(
-            self,
-            repeats=min(self.repeats, MIN_REPEATS),
-            submits=min(self.submits, 200),
-            dispatches=min(self.dispatches, 200),
-            copy_mib=[size for size in self.copy_mib if size <= 8] or self.copy_mib[:1],
-            homes_gib=self.homes_gib or (0.25,),
-            read_mib=self.read_mib or (2.0,),
+    def settings(self, info: DeviceInfo) -> Settings:
+        """Choose what is open, by the kind of device."""
+        quick, is_cpu = self.quick, info.is_cpu
+        return Settings(
+            REPEATS.chosen(self.repeats, quick),
+            SUBMITS.chosen(self.submits, quick),
+            DISPATCHES.chosen(self.dispatches, quick),
+            COPY_MIB.chosen(self.copy_mib, quick),
+            HOMES_GIB.chosen(self.homes_gib, quick, is_cpu),
+            READ_MIB.chosen(self.read_mib, quick, is_cpu),
         )
+
+
+class Settings(NamedTuple):
+    """Says how much the parts measure."""
+
+    repeats: int
+    submits: int
+    dispatches: int
+    copy_mib: tuple[float, ...]
+    homes_gib: tuple[float, ...]
+    read_mib: tuple[float, ...]
 
 
 class _Part(NamedTuple):
@@ -75,29 +88,25 @@ PARTS = {
 }
 
 
-def run(
-    device_name: str | None, parts: Sequence[str], settings: Settings, output: Output
-) -> dict[str, Any]:
-    """Measure the roofline, then the parts (empty: all), each with its own section.
+def run(device_name: str | None, choice: TransferChoice, output: Output) -> dict[str, Any]:
+    """Measure the roofline, then the parts, each with its own section.
 
-    Raises UsageError for a part that is not there, WrongResultError, GpuErrors.
+    Raises WrongResultError, GpuErrors.
     """
-    unknown = [name for name in parts if name not in PARTS]
-    if unknown:
-        raise UsageError(f"no part {', '.join(unknown)}", f"there is {', '.join(PARTS)}")
     with Device(device_name) as device:
         card = describe(device.info)
         print_card(card, output.say)
         _say_memory(device.info, output)
-        settings = settings.filled(device.info)
+        settings = choice.settings(device.info)
         with Clock(device, settings.repeats, Memory.of(device.info)) as clock:
             output.progress("measuring the roofline")
             roofline = clock.roofline()
         roofline.show(output)
+        output.known({"device": card["device"], "clock": roofline.latency_mode})
         for line in EXPLANATION:
             output.say(line)
         results: dict[str, Any] = {"roofline": roofline.document()}
-        for name in parts or PARTS:
+        for name in choice.parts or PARTS:
             roof = PARTS[name].roof(roofline)
             output.say(f"\n== {name}" + (f", shares of: {roof.what}" if roof else ""))
             output.progress(f"measuring {name}")
@@ -124,6 +133,7 @@ def _say_part(found: dict[str, Any], roof: Row | None, output: Output) -> None:
                 output.say(row.line(f"{row.value.median / roof.value.median:.0%}" if roof else ""))
         elif isinstance(value, dict):
             for name, numbers in value.items():
-                output.say(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+                known = {k: "not known" if v is None else f"{v:.4g}" for k, v in numbers.items()}
+                output.say(f"{name}: " + ", ".join(f"{k} {v}" for k, v in known.items()))
         elif value or value is False:
             output.say(f"{key}: {value}")

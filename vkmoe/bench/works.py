@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from vkmoe.bench.clock import EMPTIEST
-from vkmoe.bench.shapes import TINY, ModelShapes
+from vkmoe.bench.shapes import TINY, KernelShapes
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
@@ -29,21 +29,22 @@ from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
 from vkmoe.selftest.suite import Variant
 
-__all__ = ["WORKS", "Setting", "Work", "tuning_for"]
+__all__ = ["WORKS", "Setup", "Work", "selecting"]
 
 EMBED_ROWS = 64  # a dispatch reads one row, whatever the vocabulary
 GATHERED_TYPE = "Q8_0"
+ROUTER_TYPES = ("F32", "F16", "BF16")  # which converters leave routers in
 READ_MIB, TINY_READ_MIB = 64, 1
 PROMPT_ROWS, TILE_COLUMNS = (128, 512), 32
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setup:
     """Pairs one variant with one model's shapes."""
 
     variant: Variant
     tuning: Tuning
-    shapes: ModelShapes
+    shapes: KernelShapes
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Work:
     what: str
     n_bytes: int
     check: Callable[[Runner], Checks]
+    role: str = ""  # of the matrix, as shapes.py has the types of a model file
     blocks: tuple[tuple[str, int], ...] = ()  # (type, columns) that must be whole blocks
 
     @property
@@ -64,9 +66,9 @@ class Work:
         return ""
 
 
-def tuning_for(variant: Variant, info: DeviceInfo) -> Tuning:
-    """Return the device's own tuning; of a mapping it would not choose, that of those that do."""
-    own, chosen_by = choose_tuning(info), FAMILIES[variant.family].chosen_by
+def selecting(variant: Variant, own: Tuning, info: DeviceInfo) -> Tuning:
+    """Return the device's `own` tuning; of a mapping it has not chosen, that of those that do."""
+    chosen_by = FAMILIES[variant.family].chosen_by
     if chosen_by == "nothing" or variant.suffix == getattr(own, chosen_by):
         return own
     if chosen_by == "reduce_suffix":
@@ -81,63 +83,66 @@ def tuning_for(variant: Variant, info: DeviceInfo) -> Tuning:
 # ----- kernels that read weights -----
 
 
-def _matvec(setting: Setting) -> Iterator[Work]:
-    shapes, kind, tuning = setting.shapes, setting.variant.axis, setting.tuning
+def _matvec(setup: Setup) -> Iterator[Work]:
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
     n_partials = -(-shapes.width // tuning.rows)
     stacks = {"q/k/v": shapes.qkv, "head": (shapes.n_vocab,)}
-    if kind == "F32":
+    if kind in ROUTER_TYPES:
         stacks["router"] = (shapes.router.n_experts,)
-    for what, rows in stacks.items():
-        biased = shapes.biased and what != "head"
+    for role, rows in stacks.items():
+        biased = shapes.biased and role != "head"
         segments = tuple((kind, n) for n in rows)
         case = MatvecCase(tuning, segments, shapes.width, n_partials, biased=biased)
-        text = f"{what} {'+'.join(map(str, rows))} x {shapes.width}"
-        yield _weights(text, case.run, kind, sum(rows), shapes.width)
+        text = f"{'+'.join(map(str, rows))} x {shapes.width}"
+        yield _weights(role, text, case.run, kind, (sum(rows), shapes.width))
     if shapes.latent is not None:
         latent, n_heads = shapes.latent, shapes.n_heads
         heads = {"k": (latent.kv_rank, latent.nope_dim), "v": (latent.value_dim, latent.kv_rank)}
         for what, (n_rows, n_columns) in heads.items():
             stack = HeadsCase(tuning, kind, n_heads, n_rows, n_columns)
-            text = f"heads of {what} {n_heads} x {n_rows} x {n_columns}"
-            yield _weights(text, stack.run, kind, n_heads * n_rows, n_columns)
+            text = f"{n_heads} x {n_rows} x {n_columns}"
+            form = n_heads * n_rows, n_columns
+            yield _weights(f"heads of {what}", text, stack.run, kind, form)
 
 
-def _matvec_residual(setting: Setting) -> Iterator[Work]:
-    shapes, kind = setting.shapes, setting.variant.axis
-    case = ResidualCase(setting.tuning, kind, shapes.width, shapes.o_columns, biased=shapes.biased)
-    what = f"o {shapes.width} x {shapes.o_columns}"
-    yield _weights(what, case.run, kind, shapes.width, shapes.o_columns)
+def _matvec_residual(setup: Setup) -> Iterator[Work]:
+    shapes, kind = setup.shapes, setup.variant.axis
+    case = ResidualCase(setup.tuning, kind, shapes.width, shapes.o_columns, biased=shapes.biased)
+    text = f"{shapes.width} x {shapes.o_columns}"
+    yield _weights("o", text, case.run, kind, (shapes.width, shapes.o_columns))
 
 
-def _embed(setting: Setting) -> Iterator[Work]:
-    width, kind = setting.shapes.width, setting.variant.axis
-    case = EmbedCase(setting.tuning, kind, EMBED_ROWS, width, (EMBED_ROWS - 1,))
-    yield _weights(f"embed 1 x {width}", case.run, kind, 1, width)
+def _embed(setup: Setup) -> Iterator[Work]:
+    width, kind = setup.shapes.width, setup.variant.axis
+    case = EmbedCase(setup.tuning, kind, EMBED_ROWS, width, (EMBED_ROWS - 1,))
+    yield _weights("embed", f"1 x {width}", case.run, kind, (1, width))
 
 
-def _gate_up(setting: Setting) -> Iterator[Work]:
-    shapes, kind, tuning = setting.shapes, setting.variant.axis, setting.tuning
-    for what, use, inner in _uses(setting):
+def _gate_up(setup: Setup) -> Iterator[Work]:
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
+    for what, use, inner in _uses(setup):
         case = GateUpCase(
             tuning, (kind, kind), use, inner, shapes.width, activation=shapes.activation
         )
-        text = f"{what}gate/up {use.n_slots} x 2 x {inner} x {shapes.width}"
-        yield _weights(text, case.run, kind, use.n_slots * 2 * inner, shapes.width)
+        text = f"{use.n_slots} x 2 x {inner} x {shapes.width}"
+        form = use.n_slots * 2 * inner, shapes.width
+        yield _weights(f"{what}gate/up", text, case.run, kind, form)
 
 
-def _down(setting: Setting) -> Iterator[Work]:
-    shapes, kind, tuning = setting.shapes, setting.variant.axis, setting.tuning
-    for what, use, inner in _uses(setting):
+def _down(setup: Setup) -> Iterator[Work]:
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
+    for what, use, inner in _uses(setup):
         case = DownCase(tuning, kind, use, shapes.width, inner)
-        text = f"{what}down {use.n_slots} x {shapes.width} x {inner}"
-        yield _weights(text, case.run, kind, use.n_slots * shapes.width, inner)
+        text = f"{use.n_slots} x {shapes.width} x {inner}"
+        form = use.n_slots * shapes.width, inner
+        yield _weights(f"{what}down", text, case.run, kind, form)
 
 
-def _uses(setting: Setting) -> Iterator[tuple[str, Use, int]]:
+def _uses(setup: Setup) -> Iterator[tuple[str, Use, int]]:
     """Yield name, slots and inner width of the experts a family gets: routed, kept, shared."""
-    shapes = setting.shapes
+    shapes = setup.shapes
     n_used = shapes.router.n_used
-    keeps = setting.variant.family.endswith("_keep")
+    keeps = setup.variant.family.endswith("_keep")
     kept = tuple(range(n_used)) if keeps else None
     yield "", Use(n_used, n_used, kept=kept, biased=shapes.biased), shapes.inner
     if shapes.shared_inner and not keeps:
@@ -146,39 +151,40 @@ def _uses(setting: Setting) -> Iterator[tuple[str, Use, int]]:
 
 
 def _weights(
-    what: str, check: Callable[[Runner], Checks], kind: str, n_rows: int, n_columns: int
+    role: str, text: str, check: Callable[[Runner], Checks], kind: str, form: tuple[int, int]
 ) -> Work:
-    """Describe what reads [n_rows, n_columns] of a weight type, once."""
+    """Describe what reads a matrix [n_rows, n_columns] of a weight type once; `text` shows it."""
+    n_rows, n_columns = form
     fits = n_columns % BLOCK_WEIGHTS[kind] == 0
     row_bytes = device_row_bytes(kind, n_columns) if fits else 0
-    return Work(what, n_rows * row_bytes, check, ((kind, n_columns),))
+    return Work(f"{role} {text}", n_rows * row_bytes, check, role, ((kind, n_columns),))
 
 
 # ----- attention -----
 
 
-def _attention(setting: Setting) -> Iterator[Work]:
+def _attention(setup: Setup) -> Iterator[Work]:
     """Read all of the cache, or the last positions of a window."""
-    if setting.shapes.latent is None or setting.shapes is TINY:
-        for shape in _grouped(setting):
+    if setup.shapes.latent is None or setup.shapes is TINY:
+        for shape in _grouped(setup):
             n_seen = min(shape.context, shape.window or shape.context)
             n_bytes = 2 * shape.cache_bytes // shape.context * n_seen
-            yield Work(_attention_text(shape), n_bytes, _attended(shape, _split(setting, shape)))
+            yield Work(_attention_text(shape), n_bytes, _attended(shape, _split(setup, shape)))
 
 
-def _latent_attention(setting: Setting) -> Iterator[Work]:
+def _latent_attention(setup: Setup) -> Iterator[Work]:
     """Read keys and values that are the same bytes once."""
-    for shape in _latent(setting):
+    for shape in _latent(setup):
         yield Work(
-            _attention_text(shape), shape.cache_bytes, _attended(shape, _split(setting, shape))
+            _attention_text(shape), shape.cache_bytes, _attended(shape, _split(setup, shape))
         )
 
 
-def _combine(setting: Setting) -> Iterator[Work]:
+def _combine(setup: Setup) -> Iterator[Work]:
     """Join what the splits of either kind left."""
-    shapes: list[AttentionShape | LatentShape] = [*_latent(setting)] or [*_grouped(setting)]
+    shapes: list[AttentionShape | LatentShape] = [*_latent(setup)] or [*_grouped(setup)]
     for shape in shapes:
-        split = _split(setting, shape)
+        split = _split(setup, shape)
         yield Work(
             f"join of {_attention_text(shape)}",
             4 * split.partials_words(shape),
@@ -186,8 +192,8 @@ def _combine(setting: Setting) -> Iterator[Work]:
         )
 
 
-def _grouped(setting: Setting) -> Iterator[AttentionShape]:
-    model = setting.shapes
+def _grouped(setup: Setup) -> Iterator[AttentionShape]:
+    model = setup.shapes
     for context in model.contexts:
         for window in (0, model.window) if model.window else (0,):
             yield AttentionShape(
@@ -200,14 +206,14 @@ def _grouped(setting: Setting) -> Iterator[AttentionShape]:
                 norm=model.norm,
                 eps=1e-6,
                 scale=model.head_dim**-0.5,
-                kv_type="F32" if setting.variant.axis == "F32" else "F16",
+                kv_type="F32" if setup.variant.axis == "F32" else "F16",
                 window=window,
                 sinks=model.sinks,
             )
 
 
-def _latent(setting: Setting) -> Iterator[LatentShape]:
-    model = setting.shapes
+def _latent(setup: Setup) -> Iterator[LatentShape]:
+    model = setup.shapes
     latent = model.latent
     for context in model.contexts if latent is not None else ():
         assert latent is not None
@@ -219,13 +225,13 @@ def _latent(setting: Setting) -> Iterator[LatentShape]:
             context,
             eps=1e-6,
             scale=latent.query_dim**-0.5,
-            kv_type="F32" if setting.variant.axis == "F32" else "F16",
+            kv_type="F32" if setup.variant.axis == "F32" else "F16",
         )
 
 
-def _split(setting: Setting, shape: AttentionShape | LatentShape) -> AttentionSplit:
-    chosen = choose_split(shape, setting.tuning)
-    return replace(chosen, subgroup=setting.tuning.subgroup)
+def _split(setup: Setup, shape: AttentionShape | LatentShape) -> AttentionSplit:
+    chosen = choose_split(shape, setup.tuning)
+    return replace(chosen, subgroup=setup.tuning.subgroup)
 
 
 def _attention_text(shape: AttentionShape | LatentShape) -> str:
@@ -252,29 +258,29 @@ def _attended(
 # ----- the others -----
 
 
-def _router_topk(setting: Setting) -> Iterator[Work]:
-    router = setting.shapes.router
-    case = RouterCase(setting.tuning, router)
+def _router_topk(setup: Setup) -> Iterator[Work]:
+    router = setup.shapes.router
+    case = RouterCase(setup.tuning, router)
 
     yield Work(f"router top {router.n_used} of {router.n_experts}", 4 * router.n_logits, case.run)
 
 
-def _rms_norm(setting: Setting) -> Iterator[Work]:
-    width = setting.shapes.width
-    yield Work(f"norm of {width}", 8 * width, RmsNormCase(setting.tuning, width).run)
+def _rms_norm(setup: Setup) -> Iterator[Work]:
+    width = setup.shapes.width
+    yield Work(f"norm of {width}", 8 * width, RmsNormCase(setup.tuning, width).run)
 
 
-def _candidates(setting: Setting) -> Iterator[Work]:
-    n_vocab, tuning = setting.shapes.n_vocab, setting.tuning
+def _candidates(setup: Setup) -> Iterator[Work]:
+    n_vocab, tuning = setup.shapes.n_vocab, setup.tuning
 
-    merges = setting.variant.family == "candidates_merge"
+    merges = setup.variant.family == "candidates_merge"
     n_words = list_words(tuning, n_vocab) if merges else n_vocab
     yield Work(f"candidates of {n_vocab}", 4 * n_words, CandidatesCase(tuning, n_vocab).run)
 
 
-def _gather(setting: Setting) -> Iterator[Work]:
+def _gather(setup: Setup) -> Iterator[Work]:
     """Copy all used experts, as if they were missed; their three matrices are of one type."""
-    shapes, n_used = setting.shapes, setting.shapes.router.n_used
+    shapes, n_used = setup.shapes, setup.shapes.router.n_used
     row_bytes = (device_row_bytes(GATHERED_TYPE, n) for n in (shapes.width, shapes.inner))
     span = 2 * shapes.inner * next(row_bytes) + shapes.width * next(row_bytes)
 
@@ -282,40 +288,40 @@ def _gather(setting: Setting) -> Iterator[Work]:
     yield Work(f"gather {n_used} x {span} bytes", n_used * span, case.run)
 
 
-def _expert_tiles(setting: Setting) -> Iterator[Work]:
-    router = setting.shapes.router
-    for rows in _prompts(setting):
-        case = TilesCase(setting.tuning, rows, TILE_COLUMNS, absent=0.0)
+def _expert_tiles(setup: Setup) -> Iterator[Work]:
+    router = setup.shapes.router
+    for rows in _prompts(setup):
+        case = TilesCase(setup.tuning, rows, TILE_COLUMNS, absent=0.0)
         n_pairs = rows.routed.n_pairs
         yield Work(f"sort {n_pairs} pairs by {router.n_experts} experts", 8 * n_pairs, case.run)
 
 
-def _combine_rows(setting: Setting) -> Iterator[Work]:
-    width = setting.shapes.width
-    for rows in _prompts(setting):
-        shared = rows.shape.shared_gate if setting.shapes.shared_inner else None
-        case = CombineCase(setting.tuning, rows, width, shared)
+def _combine_rows(setup: Setup) -> Iterator[Work]:
+    width = setup.shapes.width
+    for rows in _prompts(setup):
+        shared = rows.shape.shared_gate if setup.shapes.shared_inner else None
+        case = CombineCase(setup.tuning, rows, width, shared)
         n_read = rows.routed.n_pairs + (1 if shared is None else 2) * rows.n_rows
         what = f"sums of {rows.n_rows} rows, {rows.shape.n_used} experts each"
         yield Work(what, 4 * width * n_read, case.run)
 
 
-def _prompts(setting: Setting) -> Iterator[RowsInUse]:
-    for n_rows in (1, 5) if setting.shapes is TINY else PROMPT_ROWS:
-        yield RowsInUse(setting.shapes.router, n_rows, n_rows)
+def _prompts(setup: Setup) -> Iterator[RowsInUse]:
+    for n_rows in (1, 5) if setup.shapes is TINY else PROMPT_ROWS:
+        yield RowsInUse(setup.shapes.router, n_rows, n_rows)
 
 
-def _read_words(setting: Setting) -> Iterator[Work]:
-    mib = TINY_READ_MIB if setting.shapes is TINY else READ_MIB
+def _read_words(setup: Setup) -> Iterator[Work]:
+    mib = TINY_READ_MIB if setup.shapes is TINY else READ_MIB
 
     yield Work(f"read {mib} MiB", mib << 20, ReadCase((mib << 20) // GROUP_BYTES).run)
 
 
-def _finish(setting: Setting) -> Iterator[Work]:
+def _finish(setup: Setup) -> Iterator[Work]:
     yield Work("one word", 0, EMPTIEST.run)
 
 
-WORKS: dict[str, Callable[[Setting], Iterator[Work]]] = {
+WORKS: dict[str, Callable[[Setup], Iterator[Work]]] = {
     "matvec": _matvec,
     "matvec_residual": _matvec_residual,
     "expert_gate_up": _gate_up,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from vkmoe.bench import defaults
 from vkmoe.cli.notes import note
 from vkmoe.cli.options import Positional, check_plot, chosen_model, config_options, option
 from vkmoe.config import EngineConfig
@@ -32,15 +33,15 @@ def _asked(default: Any, *flags: str, help: str, **more: Any) -> Any:
     return field(default=default, metadata=known | more | {"flags": flags, "help": help})
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    """Read sizes between commas. Raises UsageError."""
+def _numbers(text: str) -> tuple[float, ...] | None:
+    """Read sizes between commas; None for none. Raises UsageError."""
     try:
         sizes = tuple(float(word) for word in text.split(",") if word.strip())
     except ValueError:
         sizes = (0.0,)
     if not all(0 < size < float("inf") for size in sizes):
         raise UsageError(f"{text!r} is no list of sizes", "write positive numbers, such as 0.25,1")
-    return sizes
+    return sizes or None
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -72,8 +73,14 @@ class Report:
 class Effort:
     """Says how much is measured."""
 
-    repeats: int = _asked(10, "--repeats", minimum=2, help="Take every figure so often.")
-    quick: bool = _asked(False, "--quick", help="Measure less: under half a minute on two cores.")
+    repeats: int | None = _asked(
+        None, "--repeats", minimum=2, help=f"Take every figure so often. {defaults.REPEATS}"
+    )
+    quick: bool = _asked(
+        False,
+        "--quick",
+        help="Measure less where nothing else is asked: under half a minute on two cores.",
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class Filters:
         "", "--type", metavar="NAMES", help="Only these types of weights or caches: Q4_K,MXFP4."
     )
     model: str = _asked(
-        "qwen3-30b-a3b",
+        defaults.MODEL,
         "-m",
         "--model",
         metavar="NAMES",
@@ -99,7 +106,7 @@ class Filters:
         None,
         "--largest-mib",
         minimum=0.001,
-        help="Leave larger matrices out. Default: 256 on a CPU device, else none.",
+        help=f"Leave larger matrices out. {defaults.LARGEST_MIB}",
     )
 
 
@@ -107,18 +114,23 @@ class Filters:
 class Amounts:
     """Says how much the parts of `vkmoe bench transfer` measure."""
 
-    submits: int = _asked(1000, "--submits", minimum=1, help="Empty submits.")
-    dispatches: int = _asked(1000, "--dispatches", minimum=1, help="Dispatches in a submit.")
-    copy_mib: str = _asked(
-        "0.25,1,3,8,64", "--copy-mib", metavar="SIZES", check=_numbers, help="Sizes of copies."
+    submits: int | None = _asked(
+        None, "--submits", minimum=1, help=f"Empty submits. {defaults.SUBMITS}"
     )
+    dispatches: int | None = _asked(
+        None, "--dispatches", minimum=1, help=f"Dispatches in a submit. {defaults.DISPATCHES}"
+    )
+    copy_mib: str = _asked(
+        "", "--copy-mib", metavar="SIZES", check=_numbers,
+        help=f"Sizes of copies. {defaults.COPY_MIB}",
+    )  # fmt: skip
     homes_gib: str = _asked(
         "", "--homes-gib", metavar="SIZES", check=_numbers,
-        help="Host memory that submits can reach. Default: 0.25,1; on a GPU 1,4.",
+        help=f"Host memory that submits can reach. {defaults.HOMES_GIB}",
     )  # fmt: skip
     read_mib: str = _asked(
         "", "--read-mib", metavar="SIZES", check=_numbers,
-        help="Matrices in each memory type. Default: 8; on a GPU 9,256.",
+        help=f"Matrices in each memory type. {defaults.READ_MIB}",
     )  # fmt: skip
 
 
@@ -150,13 +162,20 @@ def bench(context: typer.Context) -> None:
 
 
 @config_options
-def kernels(*, which: Filters, device: Device = None, effort: Effort, report: Report) -> None:
+def kernels(
+    *,
+    which: Filters,
+    config: Annotated[EngineConfig, ("tuning",)],
+    device: Device = None,
+    effort: Effort,
+    report: Report,
+) -> None:
     """Check every kernel against NumPy in the shapes of real models, then time it.
 
     Shapes are those of one model, and of another for kernels that it has no use for. That takes
-    minutes on CPU cores; --quick runs Q4_K alone, without large matrices. Models: olmoe-1b-7b,
-    qwen3-30b-a3b, mixtral-8x7b, qwen1.5-moe-a2.7b, gpt-oss-20b, deepseek-v2-lite; and tiny, which
-    only tries whether it runs.
+    minutes on CPU cores; --quick runs Q4_K alone (of a file its own types), without large matrices.
+    Models: olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b, qwen1.5-moe-a2.7b, gpt-oss-20b,
+    deepseek-v2-lite; and tiny, which only tries whether it runs.
     """
     from vkmoe.bench.kernels import KernelChoice, run
 
@@ -169,8 +188,9 @@ def kernels(*, which: Filters, device: Device = None, effort: Effort, report: Re
         largest_mib=which.largest_mib,
         repeats=effort.repeats,
         quick=effort.quick,
+        tuning=config.tuning,
     )
-    _report(report, lambda output: run(device, choice, output))
+    _report(report, "kernels", lambda output: run(device, choice, output))
 
 
 @config_options
@@ -195,18 +215,19 @@ def transfer(
 
     Name some of these parts to run them alone.
     """
-    from vkmoe.bench.transfer import Settings, run
+    from vkmoe.bench.transfer import TransferChoice, run
 
-    settings = Settings(
+    choice = TransferChoice(
+        parts or (),
         effort.repeats,
         amounts.submits,
         amounts.dispatches,
         _numbers(amounts.copy_mib),
         _numbers(amounts.homes_gib),
         _numbers(amounts.read_mib),
+        effort.quick,
     )
-    wanted = settings.shortened() if effort.quick else settings
-    _report(report, lambda output: run(device, parts or (), wanted, output))
+    _report(report, "transfer", lambda output: run(device, choice, output))
 
 
 @config_options
@@ -218,8 +239,14 @@ def decode(
         str | None, option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
     ] = None,
     tokens: Annotated[
-        int, option("--tokens", kind=int, minimum=1, help="Decode so many in each repeat.")
-    ] = 32,
+        int | None,
+        option(
+            "--tokens",
+            kind=int,
+            minimum=1,
+            help=f"Decode so many in each repeat. {defaults.TOKENS}",
+        ),
+    ] = None,
     config: EngineConfig,
     effort: Effort,
     report: Report,
@@ -234,34 +261,46 @@ def decode(
 
     chosen = chosen_model(context, positional, model)
     choice = DecodeChoice(tokens, effort.repeats, effort.quick)
-    _report(report, lambda output: run(chosen, config, choice, output))
+    _report(report, "decode", lambda output: run(chosen, config, choice, output))
 
 
 # ----- the report -----
 
 
-def _report(wanted: Report, run: Callable[[Output], dict[str, Any]]) -> None:
-    """Run a benchmark; then compare, draw and print the document, as far as wanted."""
-    from vkmoe.bench.compare import compare, read_document
+def _report(wanted: Report, benchmark: str, run: Callable[[Output], dict[str, Any]]) -> None:
+    """Run a benchmark; then compare, print the document and draw, as far as wanted.
 
-    earlier = read_document(Path(wanted.compare)) if wanted.compare is not None else None
+    What cannot be compared is refused as soon as it is known; what was measured is printed always.
+    """
+    from vkmoe.bench.compare import check_alike, compare, read_document
+
+    earlier = None
+    if wanted.compare is not None:
+        earlier = read_document(Path(wanted.compare), benchmark)
     if wanted.plot is not None:
         check_plot(wanted.plot, [wanted.compare] if wanted.compare else [])
-    with _output(wanted.as_json) as output:
-        document = run(output)
+
+    def known(facts: Mapping[str, Any]) -> None:
         if earlier is not None:
-            document["comparison"] = compare(document, earlier, wanted.any_device, output)
+            check_alike(facts, earlier, wanted.any_device)
+
+    with _output(wanted.as_json, known) as output:
+        document = run(output)
+        try:
+            if earlier is not None:
+                document["comparison"] = compare(document, earlier, wanted.any_device, output)
+        finally:
+            if wanted.as_json:
+                typer.echo(json.dumps(document, allow_nan=False))
     if wanted.plot is not None:
         from vkmoe.bench.plot import draw
 
         draw(document, Path(wanted.plot))
         note(f"the plot is in {wanted.plot}")
-    if wanted.as_json:
-        typer.echo(json.dumps(document))
 
 
 @contextmanager
-def _output(as_json: bool) -> Iterator[Output]:
+def _output(as_json: bool, known: Callable[[Mapping[str, Any]], None]) -> Iterator[Output]:
     """Make the output of a benchmark; what is under way is shown on a terminal alone."""
     from vkmoe.bench.measure import Output
 
@@ -277,6 +316,6 @@ def _output(as_json: bool) -> Iterator[Output]:
         typer.echo(line, err=as_json)
 
     try:
-        yield Output(say, progress)
+        yield Output(say, progress, known)
     finally:
         progress("")

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from itertools import product
+from typing import Literal, NamedTuple, get_args
 
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.experts import GROUP_BYTES as COPIED_BYTES
+from vkmoe.ops.launches import ColumnClass, KernelClass, Launch, MatvecFamily, RowClass
 from vkmoe.ops.router import RouterShape
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes
@@ -34,7 +36,7 @@ from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
 
-__all__ = ["FAMILIES", "Family", "Setting", "Trial"]
+__all__ = ["FAMILIES", "Family", "Setting", "Trial", "forms_of", "launched"]
 
 # Weights read by a measured dispatch: on GPUs more than their caches hold (up to 128 MiB).
 CPU_BYTES, GPU_BYTES = 2 << 20, 256 << 20
@@ -69,6 +71,18 @@ class Setting(NamedTuple):
         """Count rows per matrix so that all matrices together have the measured size."""
         row_bytes = device_row_bytes(self.axis, n_columns)
         return max(1, self.measured_bytes // n_matrices // row_bytes)
+
+
+def forms_of(family: MatvecFamily, kind: str) -> Iterator[KernelClass]:
+    """List the classes of a kernel that reads weights of a type: one for each form of matrix."""
+    for rows, columns in product(get_args(RowClass), get_args(ColumnClass)):
+        yield KernelClass(family, kind, rows, columns)
+
+
+def launched(tuning: Tuning, kernel: KernelClass, launch: Launch) -> Tuning:
+    """Return the tuning that launches a kernel in this way, whatever the form of its matrix."""
+    forms = forms_of(kernel.family, kernel.type)
+    return replace(tuning, launches=tuple((form, launch) for form in forms))
 
 
 class Trial(NamedTuple):

@@ -22,13 +22,13 @@ from vkmoe.selftest.comparison import KernelCase
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.matvec import MatvecCase, ResidualCase
 
-__all__ = ["COMMON_TYPES", "Work", "Works", "common_works", "largest_of_each_class", "works_of"]
+__all__ = ["MatrixWork", "Works", "common_works", "largest_of_each_class", "works_of"]
 
 COMMON_TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4")
 N_PARTIALS = 512  # of the norm before a matvec: those of width 2048, four rows to a workgroup
 
 
-class Work(NamedTuple):
+class MatrixWork(NamedTuple):
     """Names a dispatch: its kernel, its type, and the form of its matrix in each of `n_slots`."""
 
     family: MatvecFamily
@@ -63,10 +63,10 @@ class Work(NamedTuple):
         return DownCase(tuning, kind, use, n_rows, self.n_columns)
 
 
-Works = dict[KernelClass, Work]
+Works = dict[KernelClass, MatrixWork]
 
 
-def largest_of_each_class(works: Counter[Work]) -> Works:
+def largest_of_each_class(works: Counter[MatrixWork]) -> Works:
     """Choose the work of each class that a token reads most bytes for; those of most come first."""
     by_bytes = sorted(works, key=lambda work: -works[work] * work.n_rows * work.row_bytes)
     found: Works = {}
@@ -75,32 +75,32 @@ def largest_of_each_class(works: Counter[Work]) -> Works:
     return found
 
 
-def common_works() -> Counter[Work]:
+def common_works() -> Counter[MatrixWork]:
     """Count the work of a token of Qwen3-30B-A3B in each of the common types."""
-    works = Counter({Work("matvec", "F32", 128, 2048): 48})
+    works = Counter({MatrixWork("matvec", "F32", 128, 2048): 48})
     for kind in COMMON_TYPES:
-        works[Work("expert_gate_up", kind, 768, 2048, 8)] = 48
-        works[Work("expert_down", kind, 2048, 768, 8)] = 48
-        works[Work("matvec", kind, 5120, 2048)] = 48
-        works[Work("matvec_residual", kind, 2048, 4096)] = 48
-        works[Work("matvec", kind, 151936, 2048)] = 1
+        works[MatrixWork("expert_gate_up", kind, 768, 2048, 8)] = 48
+        works[MatrixWork("expert_down", kind, 2048, 768, 8)] = 48
+        works[MatrixWork("matvec", kind, 5120, 2048)] = 48
+        works[MatrixWork("matvec_residual", kind, 2048, 4096)] = 48
+        works[MatrixWork("matvec", kind, 151936, 2048)] = 1
     return works
 
 
-def works_of(model: ModelFile) -> Counter[Work]:
+def works_of(model: ModelFile) -> Counter[MatrixWork]:
     """Count the work of a token of a model."""
-    works: Counter[Work] = Counter()
+    works: Counter[MatrixWork] = Counter()
     for layer, spec in zip(model.tensors.layers, model.spec.layers, strict=True):
         block = spec.feed_forward
         n_used = block.n_used if isinstance(block, ExpertSpec) else 1
         works.update(_matvecs(layer))
         works.update(_blocks(layer, n_used))
     output = model.tensors.output
-    works[Work("matvec", output.type, output.n_rows, output.n_columns)] += 1
+    works[MatrixWork("matvec", output.type, output.n_rows, output.n_columns)] += 1
     return works
 
 
-def _matvecs(layer: LayerTensors) -> Iterator[Work]:
+def _matvecs(layer: LayerTensors) -> Iterator[MatrixWork]:
     """List the matrices of a layer but its blocks; neighbours of one type share a dispatch."""
     parts = {**layer.mixer, **layer.feed_forward}
     first = [("q_down", "kv"), ("q",)] if "q_down" in parts else [("q", "k", "v", "kv")]
@@ -109,17 +109,19 @@ def _matvecs(layer: LayerTensors) -> Iterator[Work]:
         for kind, group in groupby(found, key=lambda matrix: matrix.type):
             matrices = list(group)
             n_rows = sum(matrix.n_rows for matrix in matrices)
-            yield Work("matvec", kind, n_rows, matrices[0].n_columns)
+            yield MatrixWork("matvec", kind, n_rows, matrices[0].n_columns)
     output = parts["output"]
     assert isinstance(output, FileMatrix)
-    yield Work("matvec_residual", output.type, output.n_rows, output.n_columns)
+    yield MatrixWork("matvec_residual", output.type, output.n_rows, output.n_columns)
 
 
-def _blocks(layer: LayerTensors, n_used: int) -> Iterator[Work]:
+def _blocks(layer: LayerTensors, n_used: int) -> Iterator[MatrixWork]:
     """List gate and up, and down, of the experts or the one block, and of the shared expert."""
     for block, n_slots in ((layer.block, n_used), (layer.feed_forward.get("shared"), 1)):
         if isinstance(block, FeedForwardTensors):
             gate, up, down = block.matrices
             for kind in dict.fromkeys((loaded_type(gate.type), loaded_type(up.type))):
-                yield Work("expert_gate_up", kind, gate.n_rows, gate.n_columns, n_slots)
-            yield Work("expert_down", loaded_type(down.type), down.n_rows, down.n_columns, n_slots)
+                yield MatrixWork("expert_gate_up", kind, gate.n_rows, gate.n_columns, n_slots)
+            yield MatrixWork(
+                "expert_down", loaded_type(down.type), down.n_rows, down.n_columns, n_slots
+            )

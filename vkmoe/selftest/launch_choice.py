@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.launches import KEEPING, ColumnClass, KernelClass, Launch, RowClass
+from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
-from vkmoe.selftest.families import FAMILIES, Setting
-from vkmoe.selftest.launch_cases import Work
+from vkmoe.selftest.families import FAMILIES, Setting, launched
+from vkmoe.selftest.launch_cases import MatrixWork
 
 if TYPE_CHECKING:
     from vkmoe.gpu.backend import Recording
@@ -35,7 +33,7 @@ LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 5, 25, 0.25  # of the launches of one class
 
 
 def measure_launches(
-    device: Device, works: Mapping[KernelClass, Work], limit_s: float
+    device: Device, works: Mapping[KernelClass, MatrixWork], limit_s: float
 ) -> Iterator[Measured | None]:
     """Measure the classes of `works` one after another; begins none after `limit_s` seconds.
 
@@ -108,7 +106,7 @@ class _Tuner:
         if self._scratch is not None:
             self._scratch.close()
 
-    def measure(self, kernel: KernelClass, work: Work) -> Measured | None:
+    def measure(self, kernel: KernelClass, work: MatrixWork) -> Measured | None:
         """Measure a class by one work; None where the table's launch computes wrongly."""
         table, *others = candidates(self._table, kernel, self._device)
         if not self._is_right(kernel, table):
@@ -132,7 +130,7 @@ class _Tuner:
         families: tuple[str, ...] = (kernel.family,)
         if thorough and kernel.family in KEEPING:
             families += (KEEPING[kernel.family],)
-        setting = Setting(kernel.type, _launched(self._table, kernel, launch), self._device.info)
+        setting = Setting(kernel.type, launched(self._table, kernel, launch), self._device.info)
         for family in families:
             for trial in FAMILIES[family].trials(setting):
                 for compare in trial.compares if thorough else trial.compares[:1]:
@@ -142,7 +140,7 @@ class _Tuner:
                     return
 
     def _time(
-        self, kernel: KernelClass, work: Work, launches: Sequence[Launch]
+        self, kernel: KernelClass, work: MatrixWork, launches: Sequence[Launch]
     ) -> dict[Launch, list[float]]:
         """Time launches in turns; seconds of each."""
         most_bytes = CPU_BYTES if self._device.info.is_cpu else GPU_BYTES
@@ -150,7 +148,7 @@ class _Tuner:
         try:
             for launch in launches:
                 runner = Runner(self._device)
-                case = work.case(_launched(self._table, kernel, launch), most_bytes)
+                case = work.case(launched(self._table, kernel, launch), most_bytes)
                 ready = case.prepare(runner)
                 runner.run(ready.program, ready.rounds[0][0])
                 arms.append(_Arm(launch, runner, runner.record(ready.program, self._timed)))
@@ -178,10 +176,3 @@ class _Tuner:
                 return took
             first, last = recording.timestamps()
         return max((last - first) / 1e9, 1e-9)
-
-
-def _launched(table: Tuning, kernel: KernelClass, launch: Launch) -> Tuning:
-    """Return the tuning that launches a kernel in this way, whatever the form of its matrix."""
-    forms = product(get_args(RowClass), get_args(ColumnClass))
-    classes = (KernelClass(kernel.family, kernel.type, rows, columns) for rows, columns in forms)
-    return replace(table, launches=tuple((each, launch) for each in classes))

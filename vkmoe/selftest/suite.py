@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -15,11 +15,18 @@ from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.tuning import Tuning, adds_over_subgroups, choose_tuning
+from vkmoe.ops.launches import KEEPING, MatvecFamily
+from vkmoe.ops.tuning import Tuning, adds_over_subgroups
+from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.comparison import Check, Checks
-from vkmoe.selftest.families import FAMILIES, Family, Setting, Trial
+from vkmoe.selftest.families import FAMILIES, Family, Setting, Trial, forms_of, launched
 
-__all__ = ["Case", "Variant", "compiled_variants", "run", "runnable"]
+__all__ = ["Case", "Variant", "compiled_variants", "run", "run_variant", "runnable"]
+
+# The kernel by whose launches each kernel with dot products runs: itself, or the one it goes with.
+_LAUNCHED_AS: dict[str, MatvecFamily] = {name: name for name in get_args(MatvecFamily)} | {
+    keeping: name for name in get_args(MatvecFamily) if (keeping := KEEPING.get(name))
+}
 
 
 @dataclass(frozen=True)
@@ -82,30 +89,33 @@ def run(device: str | None, only: str = "") -> Iterator[Case]:
     if not variants:
         raise UsageError(f"no kernel has {only!r} in its name", f"there is {', '.join(FAMILIES)}")
     with Device(device) as opened:
+        own = tuning_for(opened.info, "remembered")
         for variant in variants:
             if runnable(variant, opened.info):
-                yield from run_variant(variant, opened)
+                yield from run_variant(variant, opened, own)
 
 
-def run_variant(variant: Variant, device: Device, timed: bool = True) -> Iterator[Case]:
-    """Run the cases of a variant; a variant of an unknown family is a failure of its own.
+def run_variant(
+    variant: Variant, device: Device, own: Tuning, timed: bool = True
+) -> Iterator[Case]:
+    """Run the cases of a variant in every launch that it has in the device's `own` tuning.
 
-    Those the device would choose are `timed`.
+    A variant of an unknown family is a failure of its own. Those that `own` selects are `timed`.
     """
     family = FAMILIES.get(variant.family)
     if family is None:
         yield Case(f"{variant.name} has no case", False, 1.0, 0.0, None)
         return
-    tuning = tuning_of(variant, family, device.info)
-    timed &= tuning == _own_tuning(device.info)
-    for trial in family.trials(Setting(variant.axis, tuning, device.info)):
-        worst, speed = _compared(variant, trial, device), None
-        if timed and trial.timed and worst.ok:
-            with Runner(device) as runner:
-                speed = trial.timed.time(runner)
-        name = f"{variant.name} {trial.what}".strip()
-        where = "" if worst.ok else worst.what + worst.where
-        yield Case(name, worst.ok, worst.error, worst.limit, speed, where)
+    tuning = tuning_of(variant, family, own)
+    for what, each in _ways(variant, tuning).items():
+        for trial in family.trials(Setting(variant.axis, each, device.info)):
+            worst, speed = _compared(variant, trial, device), None
+            if timed and each == own and trial.timed and worst.ok:
+                with Runner(device) as runner:
+                    speed = trial.timed.time(runner)
+            name = " ".join(filter(None, (variant.name, trial.what, what)))
+            where = "" if worst.ok else worst.what + worst.where
+            yield Case(name, worst.ok, worst.error, worst.limit, speed, where)
 
 
 def _compared(variant: Variant, trial: Trial, device: Device) -> Check:
@@ -120,14 +130,24 @@ def _compared(variant: Variant, trial: Trial, device: Device) -> Check:
     return checks.worst
 
 
-def _own_tuning(info: DeviceInfo) -> Tuning:
-    """Return the device's tuning, but with small matrices spread as the large ones are."""
-    return replace(choose_tuning(info), rows_of_few=0)
+def _ways(variant: Variant, tuning: Tuning) -> dict[str, Tuning]:
+    """List tunings that launch a variant as `tuning` does for matrices of any form, by a name.
+
+    The cases' matrices have few rows: they take what is launched so from `tuning` itself.
+    """
+    ways = {"": tuning}
+    if variant.family in _LAUNCHED_AS:
+        forms = list(forms_of(_LAUNCHED_AS[variant.family], variant.axis))
+        of_few = {tuning.launch(form) for form in forms if form.rows == "few"}
+        for form in forms:
+            launch = tuning.launch(form)
+            if of_few != {launch}:
+                ways[f"in {launch}"] = launched(tuning, form, launch)
+    return ways
 
 
-def tuning_of(variant: Variant, family: Family, info: DeviceInfo) -> Tuning:
+def tuning_of(variant: Variant, family: Family, own: Tuning) -> Tuning:
     """Choose a tuning that selects a variant: the device's own if it does so, else a small one."""
-    own = _own_tuning(info)
     if family.chosen_by == "nothing":
         return own
     if family.chosen_by == "reduce_suffix":
