@@ -24,6 +24,7 @@ from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.logits import CandidatesCase, RouterCase
+from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.suite import Variant
@@ -31,6 +32,7 @@ from vkmoe.selftest.suite import Variant
 __all__ = ["WORKS", "Setting", "Work", "tuning_for"]
 
 EMBED_ROWS = 64  # a dispatch reads one row, whatever the vocabulary
+PROMPT_ROWS = 32
 GATHERED_TYPE = "Q8_0"
 READ_MIB, TINY_READ_MIB = 64, 1
 
@@ -129,6 +131,43 @@ def _down(setting: Setting) -> Iterator[Work]:
         case = DownCase(tuning, kind, use, shapes.width, inner)
         text = f"{what}down {use.n_slots} x {shapes.width} x {inner}"
         yield _weights(text, case.run, kind, use.n_slots * shapes.width, inner)
+
+
+def _matmul(setting: Setting) -> Iterator[Work]:
+    """Multiply a prompt's rows."""
+    shapes, kind, tuning = setting.shapes, setting.variant.axis, setting.tuning
+    batch = _prompt(setting)
+    segments = tuple((kind, n) for n in shapes.qkv)
+    case = MatmulCase(tuning, segments, shapes.width, batch, biased=shapes.biased)
+    what = f"{batch.most} rows, q/k/v {'+'.join(map(str, shapes.qkv))} x {shapes.width}"
+    yield _weights(what, case.run, kind, sum(shapes.qkv), shapes.width)
+
+
+def _matmul_residual(setting: Setting) -> Iterator[Work]:
+    shapes, kind, batch = setting.shapes, setting.variant.axis, _prompt(setting)
+    segments = ((kind, shapes.width),)
+    case = MatmulCase(setting.tuning, segments, shapes.o_columns, batch, residual=True)
+    what = f"{batch.most} rows, o {shapes.width} x {shapes.o_columns}"
+    yield _weights(what, case.run, kind, shapes.width, shapes.o_columns)
+
+
+def _expert_matmul(setting: Setting) -> Iterator[Work]:
+    """Multiply a prompt's rows with their experts, of which few are left unused."""
+    shapes, kind, batch = setting.shapes, setting.variant.axis, _prompt(setting)
+    router, inner, width = shapes.router, shapes.inner, shapes.width
+    gate_up = setting.variant.family == "expert_matmul_gate_up"
+    types, n_rows, n_columns = ((kind, kind), inner, width) if gate_up else ((kind,), width, inner)
+    case = ExpertMatmulCase(
+        setting.tuning, types, n_rows, n_columns, batch, router.n_experts, router.n_used
+    )
+    name = "gate/up" if gate_up else "down"
+    what = f"{batch.most} rows, {name} {router.n_experts} x {n_rows} x {n_columns}"
+    n_read = min(router.n_experts, batch.most * router.n_used) * len(types) * n_rows
+    yield _weights(what, case.run, kind, n_read, n_columns)
+
+
+def _prompt(setting: Setting) -> Batch:
+    return Batch(tuple(range(4 if setting.shapes is TINY else PROMPT_ROWS)))
 
 
 def _uses(setting: Setting) -> Iterator[tuple[str, Use, int]]:
@@ -297,6 +336,10 @@ WORKS: dict[str, Callable[[Setting], Iterator[Work]]] = {
     "expert_gate_up_keep": _gate_up,
     "expert_down": _down,
     "expert_down_keep": _down,
+    "matmul": _matmul,
+    "matmul_residual": _matmul_residual,
+    "expert_matmul_gate_up": _expert_matmul,
+    "expert_matmul_down": _expert_matmul,
     "embed": _embed,
     "attention": _attention,
     "latent_attention": _latent_attention,
