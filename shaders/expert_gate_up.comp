@@ -71,23 +71,7 @@ float slot_weight(uint slot) { return 1.0; }
 
 #include "dot.glsl"
 
-const float OAI_LIMIT = 7.0, OAI_ALPHA = 1.702;
-
-float silu(float v) {
-    precise float result = v / (1.0 + exp(-v));
-    return result;
-}
-
-float activated(float gate, float up) {
-    precise float result;
-    if (ACTIVATION == 0u) {
-        result = silu(gate) * up;
-    } else {
-        const float g = min(gate, OAI_LIMIT);
-        result = g / (1.0 + exp(-OAI_ALPHA * g)) * (clamp(up, -OAI_LIMIT, OAI_LIMIT) + 1.0);
-    }
-    return result;
-}
+#include "activation.glsl"
 
 // Dot r times the scale, plus the bias of its row.
 float projected(uint r, uint row, uint bias_offset, float scale) {

@@ -24,6 +24,7 @@ from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.logits import CandidatesCase, RouterCase
+from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
@@ -32,6 +33,7 @@ from vkmoe.selftest.suite import Variant
 __all__ = ["WORKS", "Setup", "Work", "selecting"]
 
 EMBED_ROWS = 64  # a dispatch reads one row, whatever the vocabulary
+MATMUL_ROWS = 32
 GATHERED_TYPE = "Q8_0"
 ROUTER_TYPES = ("F32", "F16", "BF16")  # which converters leave routers in
 READ_MIB, TINY_READ_MIB = 64, 1
@@ -136,6 +138,43 @@ def _down(setup: Setup) -> Iterator[Work]:
         text = f"{use.n_slots} x {shapes.width} x {inner}"
         form = use.n_slots * shapes.width, inner
         yield _weights(f"{what}down", text, case.run, kind, form)
+
+
+def _matmul(setup: Setup) -> Iterator[Work]:
+    """Multiply a prompt's rows."""
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
+    batch = _prompt(setup)
+    segments = tuple((kind, n) for n in shapes.qkv)
+    case = MatmulCase(tuning, segments, shapes.width, batch, biased=shapes.biased)
+    text = f"{batch.most} rows, {'+'.join(map(str, shapes.qkv))} x {shapes.width}"
+    yield _weights("q/k/v", text, case.run, kind, (sum(shapes.qkv), shapes.width))
+
+
+def _matmul_residual(setup: Setup) -> Iterator[Work]:
+    shapes, kind, batch = setup.shapes, setup.variant.axis, _prompt(setup)
+    segments = ((kind, shapes.width),)
+    case = MatmulCase(setup.tuning, segments, shapes.o_columns, batch, residual=True)
+    text = f"{batch.most} rows, {shapes.width} x {shapes.o_columns}"
+    yield _weights("o", text, case.run, kind, (shapes.width, shapes.o_columns))
+
+
+def _expert_matmul(setup: Setup) -> Iterator[Work]:
+    """Multiply a prompt's rows with their experts, of which few are left unused."""
+    shapes, kind, batch = setup.shapes, setup.variant.axis, _prompt(setup)
+    router, inner, width = shapes.router, shapes.inner, shapes.width
+    gate_up = setup.variant.family == "expert_matmul_gate_up"
+    types, n_rows, n_columns = ((kind, kind), inner, width) if gate_up else ((kind,), width, inner)
+    case = ExpertMatmulCase(
+        setup.tuning, types, n_rows, n_columns, batch, router.n_experts, router.n_used
+    )
+    name = "gate/up" if gate_up else "down"
+    text = f"{batch.most} rows, {router.n_experts} x {n_rows} x {n_columns}"
+    n_read = min(router.n_experts, batch.most * router.n_used) * len(types) * n_rows
+    yield _weights(name, text, case.run, kind, (n_read, n_columns))
+
+
+def _prompt(setup: Setup) -> Batch:
+    return Batch(tuple(range(4 if setup.shapes is TINY else MATMUL_ROWS)))
 
 
 def _uses(setup: Setup) -> Iterator[tuple[str, Use, int]]:
@@ -328,6 +367,10 @@ WORKS: dict[str, Callable[[Setup], Iterator[Work]]] = {
     "expert_gate_up_keep": _gate_up,
     "expert_down": _down,
     "expert_down_keep": _down,
+    "matmul": _matmul,
+    "matmul_residual": _matmul_residual,
+    "expert_matmul_gate_up": _expert_matmul,
+    "expert_matmul_down": _expert_matmul,
     "embed": _embed,
     "attention": _attention,
     "latent_attention": _latent_attention,

@@ -2,14 +2,23 @@
 
 A class is what a size is chosen for: a kernel, a type of weights and the form of the matrix. Where
 an expert lies, or what else is in a submit, is no part of it: that must never change a sum. The
-sizes themselves are chosen in tuning.py, or measured by `vkmoe tune`.
+sizes themselves are chosen in tuning.py, or measured by `vkmoe tune`. Kernels that multiply tiles
+have one shape for all.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["KEEPING", "KernelClass", "Launch", "MatvecFamily", "RowClass", "kernel_class"]
+__all__ = [
+    "KEEPING",
+    "KernelClass",
+    "Launch",
+    "MatvecFamily",
+    "RowClass",
+    "Tile",
+    "kernel_class",
+]
 
 MatvecFamily = Literal["matvec", "matvec_residual", "expert_gate_up", "expert_down"]
 RowClass = Literal["few", "some", "many"]
@@ -37,6 +46,31 @@ class Launch(NamedTuple):
     def __str__(self) -> str:
         by = f" by {self.subgroup_size}" if self.subgroup_size else ""
         return f"{self.workgroup_size} x {self.rows}{by}"
+
+
+class Tile(NamedTuple):
+    """Says how the kernels that multiply tiles spread them: what each lane has sums of at once.
+
+    A product is the same to the bit in tiles of any shape.
+    """
+
+    workgroup_size: int
+    dots: int  # rows of weights that a workgroup has, those of gate and up counted apart
+    lane_dots: int  # of which a lane has so many
+    lane_columns: int
+
+    @property
+    def columns(self) -> int:
+        """Return how many rows of a batch, or pairs, a tile has at most."""
+        return self.lane_dots * self.lane_columns
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return what a tile of GPUs has in shared memory: a chunk of 32 floats of each row."""
+        return 32 * 4 * (self.dots + self.columns)
+
+    def __str__(self) -> str:
+        return f"{self.dots} x {self.columns} by {self.workgroup_size}"
 
 
 class KernelClass(NamedTuple):

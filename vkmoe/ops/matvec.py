@@ -18,7 +18,18 @@ from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.quants import HAS_KERNEL, TYPES
 
-__all__ = ["HeadParts", "Matrix", "Rows", "embed", "matvec", "matvec_heads", "matvec_residual"]
+__all__ = [
+    "HeadParts",
+    "Matrix",
+    "Rows",
+    "bias_range",
+    "embed",
+    "group_numbers",
+    "groups_of_three",
+    "matvec",
+    "matvec_heads",
+    "matvec_residual",
+]
 
 MATVEC = kernel(
     "matvec",
@@ -116,7 +127,7 @@ def matvec(
     partials = norm.partials if norm else scratch
     assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
     offset = 0
-    for group in _groups(matrices):
+    for group in groups_of_three(matrices):
         kind, n_rows = group[0].type, sum(matrix.n_rows for matrix in group)
         launch = op.tuning.launch(kernel_class("matvec", kind, n_rows, group[0].n_columns))
         op.launch(
@@ -127,7 +138,7 @@ def matvec(
                     **launch._asdict(),
                     **PLAIN,
                     **(norm.numbers if norm else {}),
-                    **_group_numbers(group),
+                    **group_numbers(group),
                     "bias": bias,
                     "output_offset": offset,
                 },
@@ -138,14 +149,14 @@ def matvec(
                 },
                 (*workgroup_lines(-(-n_rows // launch.rows)), 1),
                 op.label,
-                reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
+                reads=(*(m.memory for m in group), *bias_range(bias, offset, n_rows)),
             ),
             launch,
         )
         offset += n_rows
 
 
-def _groups(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
+def groups_of_three(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
     """Yield neighbours of one type, three at most: what one dispatch takes."""
     for _, same_type in groupby(matrices, key=lambda matrix: matrix.type):
         group = list(same_type)
@@ -153,7 +164,7 @@ def _groups(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
             yield group[start : start + 3]
 
 
-def _group_numbers(group: list[Matrix]) -> dict[str, int]:
+def group_numbers(group: list[Matrix]) -> dict[str, int]:
     """Describe up to three matrices of one type; the last stands in for missing ones."""
     ends = list(accumulate(matrix.n_rows for matrix in group))
     return {
@@ -165,7 +176,7 @@ def _group_numbers(group: list[Matrix]) -> dict[str, int]:
     }
 
 
-def _bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
+def bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
     """Return the memory of some biases; nothing where there are none."""
     assert bias % 4 == 0, bias
     return (memory_range(bias + 4 * first, 4 * count),) if bias else ()
@@ -242,7 +253,7 @@ def matvec_residual(
             {"x": x, **output.tensors},
             (*workgroup_lines(n_groups), 1),
             op.label,
-            reads=(matrix.memory, gains, *_bias_range(bias, 0, matrix.n_rows)),
+            reads=(matrix.memory, gains, *bias_range(bias, 0, matrix.n_rows)),
         ),
         launch,
     )

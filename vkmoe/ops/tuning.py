@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vkmoe.facts import DeviceInfo
-from vkmoe.ops.launches import KEEPING, KernelClass, Launch
+from vkmoe.ops.launches import KEEPING, KernelClass, Launch, Tile
 
 __all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
 
@@ -39,6 +39,7 @@ class Tuning:
     loaded_words: int = 16  # lanes: words of 16 bytes that a lane loads before it unpacks the first
     rows_of_few: int = 0  # `rows` of matrices that have few; 0: no other number
     launches: tuple[tuple[KernelClass, Launch], ...] = ()  # measured, in place of all these
+    own_tile: Tile | None = None  # of kernels that multiply tiles; None: as every device can
 
     @property
     def dot_suffix(self) -> str:
@@ -48,9 +49,25 @@ class Tuning:
         return self.reduce_suffix
 
     @property
+    def tile_suffix(self) -> str:
+        """Return the suffix of the SPIR-V variants of kernels that multiply tiles."""
+        return self.dot_suffix if self.mapping == "blocks" else ""
+
+    @property
     def reduce_suffix(self) -> str:
         """Return the suffix of the SPIR-V variants of kernels that only reduce."""
         return "+subgroup" if self.subgroup else ""
+
+    @property
+    def tile(self) -> Tile:
+        """Return the shape of tiles."""
+        if self.own_tile is not None:
+            return self.own_tile
+        if self.mapping == "lanes":
+            return Tile(64, 64, 8, 4)
+        # Without 64-bit loads lanes do not share x, and the code for it is eight times as long.
+        lane_columns = 8 if self.load_64bit else 4
+        return Tile(self.workgroup_size, 4 * self.workgroup_size, 4, lane_columns)
 
     def launch(self, kernel: KernelClass) -> Launch:
         """Return how kernels of a class are launched: as was measured, or as the table has it."""
@@ -109,6 +126,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         required_subgroup_size=_required_subgroup_size(device),
         rows_of_few=_ROWS_OF_FEW,
         loaded_words=_loaded_words(device),
+        own_tile=_tile(device),
     )
 
 
@@ -128,6 +146,18 @@ def _loaded_words(device: DeviceInfo) -> int:
     """
     least, _ = device.subgroup_range
     return 4 if least < 32 else 16
+
+
+def _tile(device: DeviceInfo) -> Tile:
+    """Choose the shape of tiles of a GPU: 128 rows where shared memory has room for them.
+
+    With 32 sums a lane needs 108 to 128 registers of AMD's and NVIDIA's; Intel's compiler spills.
+    """
+    least, _ = device.subgroup_range
+    lane_dots = 4 if least < 32 else 8
+    large = Tile(128, 128, lane_dots, 4)
+    fits = large.shared_bytes <= device.limits.max_shared_memory
+    return large if fits else Tile(64, 64, lane_dots, 4)
 
 
 def _required_subgroup_size(device: DeviceInfo) -> int:

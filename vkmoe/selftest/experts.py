@@ -40,7 +40,7 @@ from vkmoe.reference.matvec import matvec as matvec_twin
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.inputs import LeftState, NormedInput, decode_rows, random_rows, routing_of
 
-__all__ = ["DownCase", "GateUpCase", "Use"]
+__all__ = ["DownCase", "GateUpCase", "Use", "activation_sizes", "span_layout"]
 
 GATE, UP, DOWN = range(3)  # the matrices of a span
 SPAN_ALIGNMENT, BIAS_ALIGNMENT = 256, 16
@@ -109,22 +109,28 @@ class GateUpCase(KernelCase):
         return experts, Prepared(program, outputs, [(inputs, compare)], n_bytes)
 
     def _twin(self, experts: _Experts, source: NormedInput) -> tuple[Wide, Wide]:
-        """Compute the wanted values, and how far each may be off.
-
-        |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is. The clamped
-        kind adds 1 to up, and its slopes are no larger.
-        """
+        """Compute the wanted values, and how far each may be off."""
         gate, up, scale = experts.of_slots(GATE), experts.of_slots(UP), source.scale
         biases = experts.biases_of_slots(GATE), experts.biases_of_slots(UP)
         parts, sizes = [], []
         for matrix, bias in zip((gate, up), biases, strict=True):
             parts.append(matvec_twin(matrix, source.x, scale, bias))
             sizes.append(matvec_twin(np.abs(matrix), np.abs(source.x), scale, np.abs(bias)))
-        shift = 0.0 if self.activation == "silu" else 1.0
-        of_gate = 1.1 * sizes[0] * (np.abs(parts[1]) + shift)
-        of_up = (np.abs(parts[0]) if shift else np.abs(silu(parts[0]))) * (sizes[1] + shift)
         wanted = gate_up_twin(gate, up, source.x, scale, biases, self.activation)
-        return wanted, of_gate + of_up
+        return wanted, activation_sizes(parts, sizes, self.activation)
+
+
+def activation_sizes(parts: Sequence[Wide], sizes: Sequence[Wide], activation: Activation) -> Wide:
+    """Compute how far each activated value may be off, from gate's and up's sums and their sizes.
+
+    |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is. The clamped kind
+    adds 1 to up, and its slopes are no larger.
+    """
+    shift = 0.0 if activation == "silu" else 1.0
+    of_gate = 1.1 * sizes[0] * (np.abs(parts[1]) + shift)
+    of_up = (np.abs(parts[0]) if shift else np.abs(silu(parts[0]))) * (sizes[1] + shift)
+    result: Wide = of_gate + of_up
+    return result
 
 
 @dataclass(frozen=True)
@@ -202,7 +208,7 @@ class _Experts:
         rng: np.random.Generator,
     ) -> None:
         self._rng, self._use = rng, use
-        self.shape = _layout(types, inner, width, use.biased)
+        self.shape = span_layout(types, inner, width, use.biased)
         self._matrices = (self.shape.gate, self.shape.up, self.shape.down)
         self.ids = self._draw_ids()
         self.n_slots = len(self.ids)
@@ -312,7 +318,7 @@ class _Experts:
         return routing_of(self.ids.astype(np.uint32), self.weights, addresses, partners)
 
 
-def _layout(types: Sequence[str | None], inner: int, width: int, biased: bool) -> ExpertShape:
+def span_layout(types: Sequence[str | None], inner: int, width: int, biased: bool) -> ExpertShape:
     """Lay out gate, up and down, each at a multiple of SPAN_ALIGNMENT; then biases."""
     matrices: list[SpanMatrix] = []
     end = 0

@@ -32,6 +32,7 @@ from vkmoe.selftest.comparison import Checks, KernelCase
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.logits import CandidatesCase, FinishCase, RouterCase, random_bias
+from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
@@ -97,7 +98,11 @@ class Family(NamedTuple):
     """Holds the trials of a kernel; `chosen_by` is the tuning's suffix that selects a variant."""
 
     trials: Callable[[Setting], Iterator[Trial]]
-    chosen_by: Literal["dot_suffix", "reduce_suffix", "nothing"]
+    chosen_by: Literal["dot_suffix", "tile_suffix", "reduce_suffix", "nothing"]
+
+
+_BATCH = Batch(tuple(range(11)), n_spare=2)  # in groups of 8 and 4 columns
+_TIMED_ROWS = tuple(range(32))
 
 
 def _trial(*cases: KernelCase, what: str = "", timed: KernelCase | None = None) -> Trial:
@@ -138,6 +143,36 @@ def _matvec_residual(setting: Setting) -> Iterator[Trial]:
     kind, tuning, _ = setting
     large = ResidualCase(tuning, kind, setting.rows_of(WIDTH, 1), WIDTH)
     yield _trial(ResidualCase(tuning, kind, 13, 512, biased=True), timed=large)
+
+
+def _matmul(setting: Setting) -> Iterator[Trial]:
+    """Compare with as many rows as take two groups of columns, not all of the program's."""
+    kind, tuning, _ = setting
+    segments = ((kind, 37), (kind, 5))
+    case = MatmulCase(tuning, segments, 768, _BATCH, biased=True, gap=4, offset=8)
+    large = MatmulCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, Batch(_TIMED_ROWS))
+    yield _trial(case, HeadsMatmulCase(tuning, kind, 2, 11, 256, _BATCH), timed=large)
+
+
+def _matmul_residual(setting: Setting) -> Iterator[Trial]:
+    case = MatmulCase(setting.tuning, ((setting.axis, 37),), 512, _BATCH, residual=True)
+    yield _trial(replace(case, biased=True))
+
+
+def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:
+    """Compare routed experts and a fixed one; of one type also as gpt-oss has it."""
+    kind, tuning, _ = setting
+    case = ExpertMatmulCase(tuning, (kind, kind), 21, 512, _BATCH, 6, 3)
+    yield _trial(case, replace(case, n_experts=1, n_used=0))
+    if kind == MIXED_TYPE:
+        other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
+        oai = replace(case, biased=True, activation="swiglu_oai")
+        yield _trial(oai, replace(oai, types=(kind, other)), what="as gpt-oss has it")
+
+
+def _expert_down_tiles(setting: Setting) -> Iterator[Trial]:
+    case = ExpertMatmulCase(setting.tuning, (setting.axis,), 37, 512, _BATCH, 6, 3)
+    yield _trial(case, replace(case, n_experts=1, n_used=0, biased=True))
 
 
 def _embed(setting: Setting) -> Iterator[Trial]:
@@ -250,6 +285,10 @@ FAMILIES = {
     "expert_down": Family(partial(_down, n_columns=512, uses=_PLAIN), "dot_suffix"),
     "expert_gate_up_keep": Family(partial(_gate_up, uses=_KEEPING), "dot_suffix"),
     "expert_down_keep": Family(partial(_down, n_columns=768, uses=_KEEPING), "dot_suffix"),
+    "matmul": Family(_matmul, "tile_suffix"),
+    "matmul_residual": Family(_matmul_residual, "tile_suffix"),
+    "expert_matmul_gate_up": Family(_expert_gate_up_tiles, "tile_suffix"),
+    "expert_matmul_down": Family(_expert_down_tiles, "tile_suffix"),
     "embed": Family(_embed, "nothing"),
     "rms_norm": Family(_rms_norm, "reduce_suffix"),
     "attention": Family(_attention, "reduce_suffix"),

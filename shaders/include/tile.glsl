@@ -1,0 +1,62 @@
+// Products of the rows of quantised matrices with many columns x at once: tiles of rows times columns, for prompts. Weights
+// become numbers once for all columns of a tile. Two mappings:
+//   default         include/tile_shared.glsl: tiles in shared memory. For GPUs.
+//   BLOCK_PER_LANE  include/tile_registers.glsl: weights and sums in registers. For CPU drivers.
+// In both, a product is one sum in one order that the type of the weights decides: neither the size of a tile, nor the place of
+// a row or column in it, nor its neighbours change a bit of it.
+// Needs: address.glsl, weight_row.glsl, a TYPE_ define, `layout(local_size_x_id = 0) in;`, and
+//   LANE_DOTS, LANE_COLUMNS    constants: rows and columns whose products a lane has at once; LANE_DOTS a multiple of N_PARTS
+//   N_PARTS                    constant: matrices whose products belong together (gate and up: 2)
+//   WeightRow part_row(uint part, uint row)                     a row of one of them; rows behind the last are the last
+//   uint column_x(uint column)                                  where x of a column of this tile begins, in vec4
+//   void store_products(uint row, uint column, float products[N_PARTS])   called for rows before n_rows only
+// Gives multiply_tile(n_rows, n_columns, n_blocks): all products of this workgroup's rows, from gl_WorkGroupID.x * TILE_ROWS
+// on, with columns [0, n_columns) of the tile. All arguments are the same in all lanes.
+const uint TILE_COLUMNS = LANE_DOTS * LANE_COLUMNS;
+const uint CHUNK_VEC4S = 8u;
+
+#ifdef LOAD_64BIT
+layout(set = 0, binding = 0, std430) readonly buffer Input { u64vec2 x_halves[]; };
+
+vec4 load_x(uint index4) {
+    const u64vec2 halves = x_halves[index4];
+    return uintBitsToFloat(uvec4(unpackUint2x32(halves.x), unpackUint2x32(halves.y)));
+}
+#else
+layout(set = 0, binding = 0, std430) readonly buffer Input { vec4 x4[]; };
+
+vec4 load_x(uint index4) { return x4[index4]; }
+#endif
+
+#ifndef BLOCK_PER_LANE
+#define SHARED_CODE_BOOK
+#endif
+#include "weights.glsl"
+
+// Where vec4 i of a chunk's activations is.
+uint chunk_vec4(uint block, uint t, uint i) { return chunk_x(block, t) + (i < 4u ? i : GROUP_B_OFFSET + i - 4u); }
+
+// The 32 weights of a chunk.
+void unpack_weights(WeightChunk chunk, uint block, uint t, out vec4 w[CHUNK_VEC4S]) {
+    vec4 q[CHUNK_VEC4S];
+    vec4 scale;
+    unpack_chunk(chunk, block, t, q, scale);
+#ifdef Q_UNIT
+    scale *= Q_UNIT;
+#endif
+    [[unroll]] for (uint i = 0u; i < CHUNK_VEC4S; ++i) {
+        const vec2 of_half = i < 4u ? scale.xy : scale.zw;
+#ifdef HAS_MIN
+        precise vec4 weight = fma(vec4(of_half.x), q[i], vec4(-of_half.y));
+#else
+        precise vec4 weight = of_half.x * q[i];
+#endif
+        w[i] = weight;
+    }
+}
+
+#ifdef BLOCK_PER_LANE
+#include "tile_registers.glsl"
+#else
+#include "tile_shared.glsl"
+#endif

@@ -1,0 +1,370 @@
+"""Compares the kernels that multiply tiles with their twins: matrices by all rows of a batch, and
+experts by the pairs that chose them.
+
+What a row's x and experts are depends on its number alone, so that the same row can be put into
+other batches. Whatever no kernel may look at is NaN: rows not in use, gaps, experts without tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.batch import TokenBatch
+from vkmoe.facts import Activation
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.gpu.token_io import pack_params, param_words
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.experts import ExpertShape
+from vkmoe.ops.matmul import (
+    TILE_HEADER_WORDS,
+    TILE_WORDS,
+    BatchRows,
+    ExpertTiles,
+    RowParts,
+    TiledExperts,
+    expert_matmul_down,
+    expert_matmul_gate_up,
+    matmul,
+    matmul_heads,
+    matmul_residual,
+)
+from vkmoe.ops.tuning import Tuning
+from vkmoe.quants import to_device
+from vkmoe.quants.types import Bytes
+from vkmoe.reference import matmul as twins
+from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
+from vkmoe.selftest.experts import activation_sizes, span_layout
+from vkmoe.selftest.inputs import decode_rows, place_matrix, random_rows
+
+__all__ = ["Batch", "ExpertMatmulCase", "HeadsMatmulCase", "MatmulCase", "tile_lists"]
+
+POISON = 0xFF  # bytes that are NaN in every type
+LAYER, N_LAYERS = 1, 2  # of the expert table
+AT_HOME = 1  # in an entry of it
+
+Floats = NDArray[np.float32]
+Wide = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Numbers the rows in use; the program has `n_spare` more."""
+
+    rows: tuple[int, ...]
+    n_spare: int = 0
+
+    @property
+    def most(self) -> int:
+        return len(self.rows) + self.n_spare
+
+    @property
+    def params(self) -> TensorRef:
+        return TensorRef("params", param_words(self.most))
+
+    @property
+    def in_program(self) -> BatchRows:
+        return BatchRows(self.most, self.params)
+
+    def params_words(self, table: int = 0) -> Words:
+        """Make the words of the parameters; `table` is the address of the expert table."""
+        n = len(self.rows)
+        words = np.zeros(self.params.n_words, np.uint32)
+        batch = TokenBatch((0,) * n, (0,) * n, (0,) * n, (True,) * n, "prompt")
+        pack_params(words.data, batch, table, serial=1)
+        return words
+
+    def draw(self, n_values: int, seed: int) -> Floats:
+        """Draw float32 [rows in use, n_values]."""
+        drawn = [np.random.default_rng([seed, row]).standard_normal(n_values) for row in self.rows]
+        return np.array(drawn, np.float32)
+
+    def draw_experts(self, n_experts: int, n_used: int, seed: int) -> NDArray[np.int64]:
+        """Draw the distinct experts of each row [rows in use, n_used]."""
+        drawn = [np.random.default_rng([seed, row, 1]).permutation(n_experts) for row in self.rows]
+        return np.array([ids[:n_used] for ids in drawn])
+
+
+@dataclass(frozen=True)
+class MatmulCase(KernelCase):
+    """Checks matrices [(type, rows)] of `n_columns` times the rows of a batch.
+
+    With `residual` there is one matrix, and what is in y is added to. `gap` words lie between
+    rows, of x and y, and `offset` words before the first.
+    """
+
+    tuning: Tuning
+    segments: tuple[tuple[str, int], ...]
+    n_columns: int
+    batch: Batch
+    residual: bool = False
+    biased: bool = False
+    gap: int = 0
+    offset: int = 0
+    seed: int = 0
+
+    def prepare(self, runner: Runner) -> Prepared:
+        rng = np.random.default_rng(self.seed)
+        placed = [
+            place_matrix(runner, kind, n_rows, self.n_columns, rng)
+            for kind, n_rows in self.segments
+        ]
+        n_rows = sum(n_rows for _, n_rows in self.segments)
+        biases = (self.biased * rng.standard_normal(n_rows)).astype(np.float32)
+        bias = runner.place(biases) if self.biased else 0
+        values = np.concatenate(
+            [np.resize(p.values, (p.matrix.n_rows, self.n_columns)) for p in placed]
+        )
+        x, before = (
+            self.batch.draw(self.n_columns, self.seed),
+            self.batch.draw(n_rows, self.seed + 1000),
+        )
+        x_words, x_at = self._padded(x)
+        y_words, y_at = self._padded(before if self.residual else None, n_rows)
+        program = Program("matmul")
+        op, rows = OpContext(program, self.tuning, "matmul"), self.batch.in_program
+        if self.residual:
+            matmul_residual(op, placed[0].matrix, x_at, y_at, rows, bias=bias)
+        else:
+            matmul(op, [p.matrix for p in placed], x_at, y_at, rows, bias=bias)
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            wanted = twins.matmul(values, x, biases)
+            sizes = twins.matmul(np.abs(values), np.abs(x), np.abs(biases))
+            if self.residual:
+                wanted, sizes = wanted + before, sizes + np.abs(before)
+            found = self._rows_in_use(words[0], y_at.stride)[:, :n_rows].view(np.float32)
+            checks.close("y", found, wanted, sizes)
+            others = np.array(words[0])
+            self._rows_in_use(others, y_at.stride)[:, :n_rows] = SENTINEL
+            checks.untouched("y elsewhere", others)
+
+        inputs = {x_at.tensor: x_words, self.batch.params: self.batch.params_words()}
+        inputs |= {y_at.tensor: y_words} if self.residual else {}
+        n_bytes = sum(p.matrix.n_bytes for p in placed)
+        return Prepared(program, (y_at.tensor,), [(inputs, compare)], n_bytes)
+
+    def _padded(self, rows: Floats | None, width: int = 0) -> tuple[Words, RowParts]:
+        """Put rows in use between words that are not read; none: such words alone."""
+        stride = (width or self.n_columns) + self.gap
+        words = np.full(self.offset + self.batch.most * stride + 1, SENTINEL, np.uint32)
+        if rows is not None:
+            parts = self._rows_in_use(words, stride)
+            parts[:, : rows.shape[1]] = rows.view(np.uint32)
+        name = "y" if width else "x"
+        return words, RowParts(TensorRef(name, len(words)), stride, self.offset)
+
+    def _rows_in_use(self, words: Words, stride: int) -> Words:
+        end = self.offset + len(self.batch.rows) * stride
+        return words[self.offset : end].reshape(-1, stride)
+
+
+@dataclass(frozen=True)
+class HeadsMatmulCase(KernelCase):
+    """Checks `n_heads` matrices [n_rows, n_columns] times the heads of the rows of a batch."""
+
+    tuning: Tuning
+    type: str
+    n_heads: int
+    n_rows: int
+    n_columns: int
+    batch: Batch
+    x_gap: int = 4  # words between the heads of x
+
+    def prepare(self, runner: Runner) -> Prepared:
+        rng = np.random.default_rng(0)
+        n_rows, head_stride = self.n_heads * self.n_rows, self.n_columns + self.x_gap
+        placed = place_matrix(runner, self.type, n_rows, self.n_columns, rng)
+        parts = self.batch.draw(self.n_heads * self.n_columns, 0)
+        parts = parts.reshape(-1, self.n_heads, self.n_columns)
+        x = np.full((self.batch.most, self.n_heads, head_stride), np.nan, np.float32)
+        x[: len(parts), :, : self.n_columns] = parts
+        x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", self.batch.most * n_rows + 1)
+        program = Program("matmul_heads")
+        matmul_heads(
+            OpContext(program, self.tuning, "heads"),
+            placed.matrix,
+            self.n_heads,
+            RowParts(x_ref, self.n_heads * head_stride, head_stride=head_stride),
+            RowParts(y_ref, n_rows),
+            self.batch.in_program,
+        )
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
+            wanted = twins.matmul_heads(weights, parts)
+            found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
+            sizes = twins.matmul_heads(np.abs(weights), np.abs(parts))
+            checks.close("y of heads", found, wanted, sizes)
+            checks.untouched("y behind the rows in use", words[0][wanted.size :])
+
+        inputs = {x_ref: x, self.batch.params: self.batch.params_words()}
+        return Prepared(program, (y_ref,), [(inputs, compare)])
+
+
+@dataclass(frozen=True)
+class ExpertMatmulCase(KernelCase):
+    """Checks gate and up (types of both), or down (one type), for the pairs of a batch.
+
+    Without `n_used` one expert at a fixed address is multiplied with all rows. `chosen` [rows in
+    use][n_used] are experts in place of drawn ones.
+    """
+
+    tuning: Tuning
+    types: tuple[str, ...]
+    n_rows: int
+    n_columns: int
+    batch: Batch
+    n_experts: int = 1
+    n_used: int = 0
+    biased: bool = False
+    activation: Activation = "silu"
+    chosen: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0
+
+    def prepare(self, runner: Runner) -> Prepared:
+        experts = _Experts(self, runner)
+        n_pairs = experts.ids.size
+        is_down = len(self.types) == 1
+        x = self._pairs_x(experts.ids) if is_down else self.batch.draw(self.n_columns, self.seed)
+        x /= np.float32(np.sqrt(20.0 * self.n_columns))
+        most_x = self.batch.most * (max(1, self.n_used) if is_down else 1)
+        x_ref = TensorRef("x", most_x * self.n_columns)
+        y_ref = TensorRef("y", self.batch.most * max(1, self.n_used) * self.n_rows + 1)
+        program = Program("expert_matmul")
+        op = OpContext(program, self.tuning, "experts")
+        if is_down:
+            expert_matmul_down(op, experts.block, x_ref, y_ref)
+        else:
+            x_at = RowParts(x_ref, self.n_columns)
+            expert_matmul_gate_up(op, experts.block, x_at, y_ref, self.activation)
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            wanted, sizes = experts.down(x) if is_down else experts.gate_up(x)
+            found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
+            checks.close("y of pairs", found, wanted, sizes)
+            checks.untouched("y behind the pairs", words[0][n_pairs * self.n_rows :])
+
+        inputs = {x_ref: x, **experts.inputs}
+        n_bytes = len(np.unique(experts.ids)) * experts.read_bytes
+        return Prepared(program, (y_ref,), [(inputs, compare)], n_bytes)
+
+    def _pairs_x(self, ids: NDArray[np.int64]) -> Floats:
+        """Draw x of every pair: [n_pairs, n_columns]."""
+        return self.batch.draw(ids.shape[1] * self.n_columns, self.seed).reshape(ids.size, -1)
+
+
+def tile_lists(
+    ids: NDArray[np.int64], n_experts: int, tile_columns: int
+) -> tuple[Words, NDArray[np.uint32]]:
+    """Make the words of a list of tiles, and the sorted pairs, of experts [n, n_used]."""
+    pairs = np.argsort(ids.reshape(-1), kind="stable").astype(np.uint32)
+    counts, words, first = np.bincount(ids.reshape(-1), minlength=n_experts), [], 0
+    for expert in range(n_experts):
+        for start in range(0, int(counts[expert]), tile_columns):
+            count = min(tile_columns, int(counts[expert]) - start)
+            words += [expert, first + start, count, 0]
+        first += int(counts[expert])
+    header = [len(words) // TILE_WORDS, *(0,) * (TILE_HEADER_WORDS - 1)]
+    return np.array(header + words, np.uint32), pairs
+
+
+class _Experts:
+    """Draws the spans of a case's experts, their table and the lists of its pairs."""
+
+    def __init__(self, case: ExpertMatmulCase, runner: Runner) -> None:
+        self._case, rng = case, np.random.default_rng(case.seed)
+        self.ids = self._draw_ids()
+        self._shape = self._lay_out()
+        self._spans = np.full((case.n_experts, self._shape.span_bytes), POISON, np.uint8)
+        self._values = [self._fill(which, rng) for which in range(3)]
+        self._biases = [self._fill_biases(which, rng) for which in range(3)]
+        used = np.unique(self.ids)
+        self._spans[np.setdiff1d(np.arange(case.n_experts), used)] = POISON
+        address = runner.place(self._spans)
+        table = np.zeros((N_LAYERS, case.n_experts), np.uint64)
+        table[LAYER, used] = address + used.astype(np.uint64) * np.uint64(self._shape.span_bytes)
+        table[LAYER, used[::2]] |= np.uint64(AT_HOME)
+        words, pairs = tile_lists(self.ids, case.n_experts, case.tuning.tile.columns)
+        batch, n_pairs = case.batch, case.batch.most * case.n_used
+        lists = ExpertTiles(
+            TensorRef("tiles", max(len(words), 1)),
+            TensorRef("sorted", max(n_pairs, 1)),
+            case.n_experts,
+            case.n_used,
+            LAYER * case.n_experts,
+        )
+        self.block = TiledExperts(
+            self._shape,
+            batch.in_program,
+            (memory_range(address, self._spans.nbytes),),
+            lists if case.n_used else None,
+            span=0 if case.n_used else address,
+        )
+        self.inputs = {batch.params: batch.params_words(runner.place(table))}
+        self.inputs |= {lists.tiles: words, lists.sorted: pairs} if case.n_used else {}
+
+    @property
+    def read_bytes(self) -> int:
+        """Count the bytes of an expert that are read."""
+        shape = self._shape
+        return shape.gate.n_bytes + shape.up.n_bytes + shape.down.n_bytes
+
+    def gate_up(self, x: Floats) -> tuple[Wide, Wide]:
+        """Compute the wanted values, and how far each may be off."""
+        (gate, up, _), (gate_bias, up_bias, _) = self._values, self._biases
+        kind = self._case.activation
+        wanted = twins.expert_matmul_gate_up(gate, up, x, self.ids, (gate_bias, up_bias), kind)
+        of_x, parts, sizes = np.repeat(x, self.ids.shape[1], axis=0), [], []
+        for weights, bias in ((gate, gate_bias), (up, up_bias)):
+            parts.append(twins.expert_matmul_down(weights, of_x, self.ids, bias))
+            sizes.append(self._sizes(weights, of_x, bias))
+        return wanted, activation_sizes(parts, sizes, kind)
+
+    def down(self, x: Floats) -> tuple[Wide, Wide]:
+        """Compute the wanted values, and how far each may be off."""
+        down, bias = self._values[2], self._biases[2]
+        return twins.expert_matmul_down(down, x, self.ids, bias), self._sizes(down, x, bias)
+
+    def _sizes(self, weights: Floats, x: Floats, bias: Floats) -> Wide:
+        return twins.expert_matmul_down(np.abs(weights), np.abs(x), self.ids, np.abs(bias))
+
+    def _draw_ids(self) -> NDArray[np.int64]:
+        case = self._case
+        if case.chosen:
+            return np.array(case.chosen)
+        if not case.n_used:
+            return np.zeros((len(case.batch.rows), 1), np.int64)
+        return case.batch.draw_experts(case.n_experts, case.n_used, case.seed)
+
+    def _lay_out(self) -> ExpertShape:
+        case = self._case
+        if len(case.types) == 1:
+            return span_layout((None, None, *case.types), case.n_columns, case.n_rows, case.biased)
+        return span_layout((*case.types, None), case.n_rows, case.n_columns, case.biased)
+
+    def _fill(self, which: int, rng: np.random.Generator) -> Floats:
+        """Write a matrix into every span; returns its values [n_experts, n_rows, n_columns]."""
+        matrix = (self._shape.gate, self._shape.up, self._shape.down)[which]
+        n_experts = len(self._spans)
+        if not matrix.n_rows:
+            return np.zeros((n_experts, 0, matrix.n_columns), np.float32)
+        rows: Bytes = random_rows(matrix.type, n_experts * matrix.n_rows, matrix.n_columns, rng)
+        laid_out = to_device(matrix.type, rows, matrix.n_columns).reshape(n_experts, -1)
+        self._spans[:, matrix.offset : matrix.offset + matrix.n_bytes] = laid_out
+        values = decode_rows(matrix.type, rows, matrix.n_columns)
+        return values.reshape(n_experts, matrix.n_rows, matrix.n_columns)
+
+    def _fill_biases(self, which: int, rng: np.random.Generator) -> Floats:
+        """Write biases [n_experts, n_rows] into every span, some beyond where gpt-oss clamps."""
+        n_experts, n_rows = self._values[which].shape[:2]
+        if self._shape.biases is None:
+            return np.zeros((n_experts, n_rows), np.float32)
+        values = rng.uniform(-9.0, 9.0, (n_experts, n_rows)).astype(np.float32)
+        start = self._shape.biases[which]
+        self._spans[:, start : start + 4 * n_rows] = values.view(np.uint8)
+        return values
