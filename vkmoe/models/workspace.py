@@ -20,7 +20,6 @@ from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
-from vkmoe.ops.matmul import choose_tile
 from vkmoe.ops.prompt_attention import PromptTiling, choose_tiling
 from vkmoe.ops.prompt_experts import PairTiles, RoutedRows
 from vkmoe.ops.router import RouterShape, RoutingLog, routing_words
@@ -105,7 +104,7 @@ class PromptWorkspace:
         self.routed = self.expert_out = self.shared_out = None
         if spec.experts is not None:
             routed = RoutedRows(routing, routing.row_words, router_shape(spec), params)
-            self.routed = PairTiles(routed, choose_tile(tuning).columns)
+            self.routed = PairTiles(routed, tuning.tile.columns)
             self.expert_out = _rows("expert_out", spec.width * spec.experts.n_used, n_rows)
             if spec.experts.shared_width:
                 self.shared_out = _rows("shared_out", spec.width, n_rows)

@@ -33,6 +33,7 @@ __all__ = [
     "matmul_heads",
     "matmul_residual",
     "most_tiles",
+    "row_parts",
 ]
 
 _MATMUL_PUSH = (
@@ -99,6 +100,11 @@ class RowParts(NamedTuple):
         }
         assert not any(number % 4 for number in numbers.values()), self
         return {name: number // 4 for name, number in numbers.items()}
+
+
+def row_parts(tensor: TensorRef, head_stride: int = 0) -> RowParts:
+    """Say that rows have their parts where the tensor's rows begin."""
+    return RowParts(tensor, tensor.row_words, head_stride=head_stride)
 
 
 # ----- matrices -----
