@@ -62,7 +62,12 @@ class RunResult(NamedTuple):
 
     routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
     filled: NDArray[np.uint32] | None  # [n_tokens, n_moe_layers, n_used, 2], see RoutingLog
-    top: TopLogits | None  # of the row that wants logits
+    tops: tuple[TopLogits, ...] = ()  # of the rows that want logits, in order
+
+    @property
+    def top(self) -> TopLogits | None:
+        """Return the largest logits of the last row that wants any; None where none does."""
+        return self.tops[-1] if self.tops else None
 
     @property
     def landed(self) -> NDArray[np.bool_]:

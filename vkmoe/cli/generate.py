@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vkmoe.cli.notes import note, opened
+from vkmoe.cli.notes import note, opened, prompt_progress
 from vkmoe.cli.options import (
     IgnoreEos,
     Json,
@@ -33,9 +34,9 @@ from vkmoe.cli.options import (
 from vkmoe.config import EngineConfig, SamplingConfig
 
 if TYPE_CHECKING:
-    from vkmoe.llm import LLM, GenerationStatistics
+    from vkmoe.llm import LLM, GenerationStatistics, Piece
 
-__all__ = ["INTERRUPTED", "generate", "note_statistics", "reply_limits", "write_reply"]
+__all__ = ["INTERRUPTED", "generate", "note_statistics", "reply_limits", "watched", "write_reply"]
 
 INTERRUPTED = 130
 
@@ -92,7 +93,7 @@ def write_reply(
     token_ids: list[int] = []
     interrupted = False
     try:
-        for piece in llm.stream(prompt, sampling, **limits):
+        for piece in watched(llm, prompt, sampling, limits, quiet):
             texts.append(piece.text)
             if piece.token_id >= 0:
                 token_ids.append(piece.token_id)
@@ -115,6 +116,14 @@ def write_reply(
         raise typer.Exit(INTERRUPTED)
 
 
+def watched(
+    llm: LLM, prompt: str | list[int], sampling: SamplingConfig, limits: dict[str, Any], quiet: bool
+) -> Iterator[Piece]:
+    """Stream a reply, with a bar on stderr while a long prompt is read."""
+    with prompt_progress(shown=not quiet) as progress:
+        yield from llm.stream(prompt, sampling, progress=progress, **limits)
+
+
 def note_statistics(llm: LLM, reason: str) -> None:
     """Say times and speeds, memory, what repeats the run, and what the expert cache did."""
     from vkmoe.experts.records.report import as_lines
@@ -129,6 +138,11 @@ def note_statistics(llm: LLM, reason: str) -> None:
         f"prompt {s.n_prompt_tokens} tokens{reused}, {s.prompt_rate:.1f} tok/s | "
         f"reply {s.n_generated_tokens} tokens, {s.decode_rate:.1f} tok/s | ended by {reason}"
     )
+    if s.n_drafted_tokens:
+        note(
+            f"drafts: {s.n_accepted_tokens} of {s.n_drafted_tokens} tokens accepted, "
+            f"{s.accepted_per_step:.2f} a step"
+        )
     for line in [f"memory: {memory} | seed {s.seed}", *as_lines(llm.expert_statistics)]:
         note(line)
 

@@ -147,8 +147,8 @@ class TokenPrograms(Closing):
             if submit.then is not None:
                 layer = submit.then.layer
                 host.bring(layer, self._routing[:, layer].copy())
-        top = self._candidates.read() if kind.with_logits else None
-        return RunResult(self.routing(), self.filled() if self._lands else None, top)
+        tops = (self._candidates.read(),) if kind.with_logits else ()
+        return RunResult(self.routing(), self.filled() if self._lands else None, tops)
 
     def _run(self, submit: _Submit) -> None:
         started = time.perf_counter_ns()
