@@ -239,8 +239,8 @@ class EngineConfig:
     )
     draft: DraftWay = _option(
         "none",
-        "Guess the next tokens from what the text said before (lookup), and verify several at "
-        "once: the same text, sooner where it repeats itself.",
+        "Guess the next tokens from where the last ones stood before in the text (lookup), and "
+        "verify several at once: the same text, sooner where it repeats itself.",
     )
     validation: bool = _option(
         False,

@@ -1,4 +1,4 @@
-"""This module guesses the next tokens of a text from what it said before (prompt look-up).
+"""This module guesses the next tokens of a text from its earlier tokens (prompt look-up).
 
 The guesses are verified as rows of one batch; whether they hold is the subject of scheduler.py.
 Idea: Saxena, "Prompt Lookup Decoding", 2023.

@@ -129,6 +129,7 @@ class Estimate:
     """Holds how well tokens were predicted so far; logarithms are natural."""
 
     n_windows: int
+    n_planned: int  # windows that the text has
     n_tokens: int  # that were predicted
     mean: float  # of minus the log of their probabilities
     variance: float  # likewise, of the population
@@ -156,8 +157,10 @@ def estimates(
     Raises PromptError for too short a text, and errors of the model.
     """
     found: list[float] = []
-    for n_before, start in enumerate(windows.starts(len(tokens))):
+    starts = windows.starts(len(tokens))
+    for n_windows, start in enumerate(starts, 1):
         window = [*bos, *tokens[start + len(bos) : start + windows.length]]
         for row in run_tokens(runner, regions, window[:-1], windows.first, "prompt"):
             found.append(row.surprise(window[row.position + 1]))
-        yield Estimate(n_before + 1, len(found), float(np.mean(found)), float(np.var(found)))
+        mean, variance = float(np.mean(found)), float(np.var(found))
+        yield Estimate(n_windows, len(starts), len(found), mean, variance)
