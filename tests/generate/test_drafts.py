@@ -27,6 +27,18 @@ def test_the_continuation_is_found(tokens: list[int], draft: list[int]) -> None:
     assert LookUp().draft(tokens, 0) == []
 
 
+def test_drafts_are_as_long_as_the_last_ones_were_right() -> None:
+    look_up, tokens = LookUp(), [1, 2] * 20
+    lengths = [len(look_up.draft(tokens, 9))]
+    for n_right in (3, 6, 2, 3, 0, 1):
+        look_up.learn(lengths[-1], n_right)
+        tokens += [1, 2]
+        lengths.append(len(look_up.draft(tokens, 9)))
+    assert lengths == [3, 6, 9, 3, 6, 1, 2]
+    look_up.learn(0, 0)
+    assert len(look_up.draft(tokens, 9)) == 2, "no draft says nothing"
+
+
 def by_search(tokens: list[int], n_most: int) -> list[int]:
     """What is looked up, looked for from the end."""
     for size in (3, 2):
@@ -42,5 +54,5 @@ def test_a_text_that_grows_is_looked_up_as_a_whole_one() -> None:
     for _ in range(20):
         look_up, tokens = LookUp(), [draw.randrange(4) for _ in range(draw.randrange(3))]
         while len(tokens) < 80:
-            assert look_up.draft(tokens, 5) == by_search(tokens, 5)
+            assert look_up.draft(tokens, 3) == by_search(tokens, 3)
             tokens += [draw.randrange(4) for _ in range(draw.randrange(1, 4))]

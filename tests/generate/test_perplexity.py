@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def surprises(tokens: Sequence[int], first: int) -> list[float]:
     return found
 
 
-def measured(model: FakeModel, windows: Windows, bos: Sequence[int]) -> list[tuple[int, float]]:
+def measured(model: FakeModel, windows: Windows, bos: Sequence[int]) -> list[Any]:
     regions = Regions(model)
     found = list(estimates(model, regions, TEXT, windows, bos))
     assert regions.n_free == model.n_regions
@@ -116,7 +117,7 @@ class Damaged(FakeModel):
     """Its logits are not numbers."""
 
     def run(self, batch: TokenBatch) -> RunResult:
-        bad = TopLogits(np.arange(3), np.zeros(3, np.float32), 262, math.nan, True)
+        bad = TopLogits(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), 262, math.nan, True)
         return super().run(batch)._replace(tops=(bad,) * sum(batch.wants_logits))
 
 

@@ -196,12 +196,14 @@ class Scheduler:
     def _receive(self, part: _Rows, result: RunResult, n_before: int) -> None:
         """Choose tokens by the logits of a part, of which `n_before` in the batch come first."""
         generation, region = part.sequence.generation, part.sequence.region
+        look_up = part.sequence.look_up
         drafted = part.tokens[len(part.tokens) - part.n_drafted :]
         if part.position < generation.n_prompt:
             generation.n_read = min(self.regions.n_rows(region), generation.n_prompt)
         else:
             generation.n_decode_steps += 1
             generation.n_drafted += part.n_drafted
+        n_right = 0  # of the guesses
         for row in range(part.n_logits):
             fetch = partial(self._runner.full_logits, n_before + row)
             try:
@@ -211,10 +213,13 @@ class Scheduler:
                 return
             if generation.is_done or row == part.n_drafted or token != drafted[row]:
                 break
-            generation.n_accepted += 1
-        n_right = len(generation.tokens) - 1 if part.n_drafted else self.regions.n_rows(region)
-        if n_right < self.regions.n_rows(region):
-            self.regions.go_back(region, n_right)
+            n_right += 1
+        if look_up is not None and drafted:
+            generation.n_accepted += n_right
+            look_up.learn(len(drafted), n_right)
+            n_rows = part.position + len(part.tokens) - len(drafted) + n_right
+            if n_rows < self.regions.n_rows(region):
+                self.regions.go_back(region, n_rows)
 
     def _place(self, sequence: _Sequence) -> None:
         """Put a sequence behind the others that do the same next; one that ended frees its region.
