@@ -43,11 +43,11 @@ def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> T
             for position, routing in zip(batch.positions, result.routing, strict=True):
                 writer.write(routing, position < n_prompt)
 
-        llm.sequence.after_run = note
+        llm.scheduler.after_run = note
         try:
             llm.generate(tokens, max_tokens=n_reply, ignore_eos=True, seed=SEED)
         finally:
-            llm.sequence.after_run = None
+            llm.scheduler.after_run = None
     trace = read_trace(path)
     assert trace.n_tokens == n_prompt + n_reply - 1, trace.n_tokens
     return trace

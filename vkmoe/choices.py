@@ -11,6 +11,7 @@ from typing import Literal
 __all__ = [
     "BufferName",
     "CopyTiming",
+    "DraftWay",
     "Executor",
     "ExpertsIn",
     "KvType",
@@ -28,6 +29,7 @@ KvType = Literal["f16", "f32"]
 ExpertsIn = Literal["device", "host", "cache"]
 MissWay = Literal["read", "gather"]
 TuningSource = Literal["remembered", "table"]
+DraftWay = Literal["none", "lookup"]
 CopyTiming = Literal["overlap", "wait"]
 SlotSharing = Literal["layer", "global"]
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vkmoe.choices import (
     CopyTiming,
+    DraftWay,
     Executor,
     KvType,
     MissWay,
@@ -222,6 +223,25 @@ class EngineConfig:
         minimum=1,
     )
     kv_type: KvType = _option("f16", "Number format of the KV cache.")
+    parallel: int = _option(
+        1,
+        "How many sequences are processed at once; each has a context of its own in the KV cache.",
+        "-np",
+        "--parallel",
+        minimum=1,
+    )
+    ubatch_size: int | None = _option(
+        None,
+        "Most tokens of a prompt that are processed at once. Default: as the device favours.",
+        "-ub",
+        "--ubatch-size",
+        minimum=1,
+    )
+    draft: DraftWay = _option(
+        "none",
+        "Guess the next tokens from where the last ones stood before in the text (lookup), and "
+        "verify several at once: the same text, sooner where it repeats itself.",
+    )
     validation: bool = _option(
         False,
         "Run under the Vulkan validation layer with synchronisation validation "

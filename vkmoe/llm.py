@@ -1,23 +1,24 @@
 """This module has the public class `LLM`: text in, text out, on a Vulkan device.
 
-Owns the engine, the tokenizer and the sequence in the KV cache. Options are the fields of
+Owns the engine, the tokenizer and the scheduler of replies. Options are the fields of
 `EngineConfig` and `SamplingConfig` (vkmoe/config.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import Phase
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
@@ -26,12 +27,15 @@ from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.loop import (
-    CachedSequence,
     FinishReason,
     Generation,
     GenerationStatistics,
     Piece,
+    Request,
 )
+from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
+from vkmoe.generate.runner import BatchRunner, RowByRow
+from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.loader import Progress
@@ -45,11 +49,13 @@ __all__ = [
     "GenerationResult",
     "GenerationStatistics",
     "Piece",
+    "Request",
     "demo_model_path",
     "read_tokenizer",
 ]
 
 Prompt = str | Sequence[int]
+Prompts = list[str] | list[list[int]] | list[Request]
 Config = TypeVar("Config", EngineConfig, SamplingConfig)
 
 
@@ -92,6 +98,7 @@ class LLM(Closing):
         """
         started = time.perf_counter()
         config = _with_options(config or EngineConfig(), options)
+        _check_rows(config)
         if not isinstance(model, ModelFile):
             model = open_model(model if model is not None else demo_model_path())
         with ExitStack() as unless_loaded:
@@ -102,7 +109,8 @@ class LLM(Closing):
             self.engine = Engine(model, config, progress, seed=records.seed)
             unless_loaded.pop_all()
         self._records: RecordKeeper | None = records
-        self.sequence = CachedSequence(self.engine)
+        self.runner: BatchRunner = RowByRow(self.engine)
+        self.scheduler = Scheduler(self.runner, config.draft)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
 
@@ -152,7 +160,7 @@ class LLM(Closing):
 
     # ----- generation -----
 
-    def stream(
+    def request(
         self,
         prompt: Prompt,
         sampling: SamplingConfig | None = None,
@@ -161,44 +169,108 @@ class LLM(Closing):
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         **options: Any,
-    ) -> Iterator[Piece]:
-        """Generate token by token. `options` are fields of SamplingConfig.
+    ) -> Request:
+        """Check what is to be generated. `options` are fields of SamplingConfig.
 
-        `last_statistics` is set when the iterator ends, is closed, or is interrupted (Ctrl-C is
-        passed on). Raises PromptError for a prompt that is empty or does not fit.
+        Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
         sampling = _with_options(sampling or SamplingConfig(), options)
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}", "use 0 or more, or None for no limit")
         if not all(stop):
             raise UsageError("a stop string is empty", "leave the option out for no stop string")
-        tokens = self._prompt_tokens(prompt)
-        generation = Generation(
-            self.sequence, self.tokenizer, tokens, sampling, max_tokens, stop, ignore_eos
-        )
-        return generation.pieces(self._note_statistics)
+        tokens = tuple(self._prompt_tokens(prompt))
+        return Request(tokens, sampling, max_tokens, tuple(stop), ignore_eos)
+
+    def stream(
+        self,
+        prompt: Prompt | Request,
+        sampling: SamplingConfig | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Iterator[Piece]:
+        """Generate token by token; all options are those of `request`.
+
+        `progress(done, in all)` is called with tokens while the prompt is read. `last_statistics`
+        is set when the iterator ends, is closed, or is interrupted (Ctrl-C is passed on). Raises
+        PromptError for a prompt that is empty or does not fit, now; errors of the model later.
+        """
+        (request,) = self._requests([prompt], sampling, options)
+        return self._pieces(request, progress)
+
+    def stream_many(
+        self, prompts: Prompts, sampling: SamplingConfig | None = None, **options: Any
+    ) -> Iterator[tuple[int, Piece]]:
+        """Generate replies to several prompts together; yield the pieces of all as they come.
+
+        Each comes with the index of its prompt. Options are those of `request`, for every prompt
+        but those that are a Request. An error ends all.
+        """
+        return self._pieces_of_all(self._requests(prompts, sampling, options))
+
+    def generate_many(
+        self, prompts: Prompts, sampling: SamplingConfig | None = None, **options: Any
+    ) -> Iterator[tuple[int, GenerationResult]]:
+        """Do as `stream_many`, but yield whole replies, as they are finished."""
+        return self._results(self._requests(prompts, sampling, options))
+
+    @overload
+    def generate(
+        self, prompt: Prompt | Request, sampling: SamplingConfig | None = None, **options: Any
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompts, sampling: SamplingConfig | None = None, **options: Any
+    ) -> list[GenerationResult]: ...
 
     def generate(
-        self, prompt: Prompt, sampling: SamplingConfig | None = None, **options: Any
-    ) -> GenerationResult:
-        """Generate a whole reply; all options are those of `stream`."""
-        pieces = list(self.stream(prompt, sampling, **options))
-        statistics = self.last_statistics
-        assert statistics is not None
-        token_ids = [piece.token_id for piece in pieces if piece.token_id >= 0]
-        return GenerationResult(
-            "".join(piece.text for piece in pieces), token_ids, statistics.finish_reason, statistics
-        )
+        self, prompt: Any, sampling: SamplingConfig | None = None, **options: Any
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generate a whole reply, or those to a list of prompts, in its order.
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Compute the logits after each token of a sequence: float32 [n_tokens, n_vocab]."""
+        All options are those of `request`.
+        """
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | Sequence | Request):
+            found = dict(self.generate_many(prompt, sampling, **options))
+            return [found[index] for index in range(len(prompt))]
+        ((_, result),) = self.generate_many([prompt], sampling, **options)
+        return result
+
+    def forget(self) -> None:
+        """Forget what earlier prompts left in the KV cache, so that nothing is used again."""
+        self.scheduler.regions.forget()
+
+    # ----- tokens that are given -----
+
+    def logits(self, tokens: Sequence[int], phase: Phase = "decode") -> NDArray[np.float32]:
+        """Compute the logits after each token of a sequence: float32 [n_tokens, n_vocab].
+
+        They are run as tokens of a reply, or of a prompt, which may differ by rounding.
+        """
         ids = self._prompt_tokens(tokens)
-        rows = np.empty((len(ids), self.spec.n_vocab), np.float32)
-        self.sequence.tokens.clear()
-        for row, token in zip(rows, ids, strict=True):
-            self.sequence.run(token)
-            row[:] = self.engine.full_logits()
-        return rows
+        logits = np.empty((len(ids), self.spec.n_vocab), np.float32)
+        for row in run_tokens(self.runner, self.scheduler.regions, ids, 0, phase):
+            logits[row.position] = row.fetch()
+        return logits
+
+    def perplexity(self, text: str, windows: Windows) -> Iterator[Estimate]:
+        """Measure how well the model predicts a text: yield what is known after each window.
+
+        Raises PromptError for a text with fewer tokens than a window, UsageError for windows longer
+        than the context.
+        """
+        if windows.length > self.engine.ctx_size:
+            raise UsageError(
+                f"a window of {windows.length} tokens is longer than the context of "
+                f"{self.engine.ctx_size}",
+                "raise ctx_size",
+            )
+        tokens = self.tokenizer.encode(text, parse_special=False)
+        windows.starts(len(tokens))
+        bos = self.tokenizer.added_first
+        return estimates(self.runner, self.scheduler.regions, tokens, windows, bos)
 
     def close(self) -> None:
         """Write what `expert_stats` and `expert_profile` ask for, and free the device.
@@ -233,10 +305,85 @@ class LLM(Closing):
             )
         return [int(token) for token in tokens]
 
-    def _note_statistics(self, generation: Generation) -> None:
-        self.last_statistics = generation.statistics(self.load_seconds)
-        with suppress(GpuError):  # an error of the generation is the one to tell
-            self.engine.settle()
+    def _requests(
+        self, prompts: Sequence[Any], sampling: SamplingConfig | None, options: dict[str, Any]
+    ) -> list[Request]:
+        """Check each prompt that is not a Request yet. Raises what `request` raises."""
+        return [
+            prompt if isinstance(prompt, Request) else self.request(prompt, sampling, **options)
+            for prompt in prompts
+        ]
+
+    def _pieces(
+        self, request: Request, progress: Callable[[int, int], None] | None
+    ) -> Iterator[Piece]:
+        with closing(self._run([request])) as news:
+            for _, generation, pieces in news:
+                if progress is not None and not generation.n_generated:
+                    progress(generation.n_read, generation.n_prompt)
+                yield from pieces
+
+    def _pieces_of_all(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
+        with closing(self._run(requests)) as news:
+            for index, _, pieces in news:
+                for piece in pieces:
+                    yield index, piece
+
+    def _results(self, requests: Sequence[Request]) -> Iterator[tuple[int, GenerationResult]]:
+        replies: list[list[Piece]] = [[] for _ in requests]
+        with closing(self._run(requests)) as news:
+            for index, generation, pieces in news:
+                replies[index] += pieces
+                if generation.is_done and generation.error is None:
+                    yield index, self._result(generation, replies[index])
+
+    def _result(self, generation: Generation, pieces: Sequence[Piece]) -> GenerationResult:
+        statistics = generation.statistics(self.load_seconds)
+        token_ids = [piece.token_id for piece in pieces if piece.token_id >= 0]
+        text = "".join(piece.text for piece in pieces)
+        return GenerationResult(text, token_ids, statistics.finish_reason, statistics)
+
+    def _run(
+        self, requests: Sequence[Request]
+    ) -> Generator[tuple[int, Generation, list[Piece]], None, None]:
+        """Generate all replies; yield each one's index, itself, and the pieces that are new.
+
+        Raises the first error that ends one; however this ends, no reply is under way then.
+        """
+        ctx_size = self.engine.ctx_size
+        generations = [Generation(request, self.tokenizer, ctx_size) for request in requests]
+        try:
+            for generation in generations:
+                self.scheduler.submit(generation)
+            running = dict(enumerate(generations))
+            while running:
+                # Another iterator's steps may have brought these on already.
+                if not any(each.is_done or each.pieces for each in running.values()):
+                    self.scheduler.step()
+                for index, generation in tuple(running.items()):
+                    if generation.is_done:
+                        del running[index]
+                    yield index, generation, generation.take_pieces()
+                    if generation.error is not None:
+                        raise generation.error
+        finally:
+            for generation in generations:
+                generation.cancel()
+            self.scheduler.sweep()
+            if generations:
+                self.last_statistics = generations[-1].statistics(self.load_seconds)
+            if not self.scheduler.has_work:
+                with suppress(GpuError):  # an error of the generation is the one to raise
+                    self.engine.settle()
+
+
+def _check_rows(config: EngineConfig) -> None:
+    """Raise UsageError for rows that the engine does not run yet."""
+    for flag, value in (("--parallel", config.parallel), ("--ubatch-size", config.ubatch_size)):
+        if value not in (None, 1):
+            raise UsageError(
+                f"{flag} is {value}, but one token is processed at a time for now", "leave it out"
+            )
 
 
 def read_tokenizer(model: ModelFile) -> Tokenizer:

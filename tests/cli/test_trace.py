@@ -31,7 +31,7 @@ def demo_llm() -> Iterator[LLM]:
 @pytest.fixture(autouse=True)
 def _loaded(demo_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo model is loaded once, and each command begins with an empty context."""
-    demo_llm.sequence.tokens.clear()
+    demo_llm.forget()
     monkeypatch.setattr("vkmoe.cli.notes._load", lambda *_: nullcontext(demo_llm))
 
 
@@ -58,7 +58,7 @@ def test_the_routing_of_prompt_and_reply_is_recorded(run: Run, demo_llm: LLM, pa
     # The same tokens, run by hand.
     reply = demo_llm.generate(PROMPT, max_tokens=5, temp=0, ignore_eos=True)
     assert done.out == reply.text + "\n"
-    demo_llm.sequence.tokens.clear()
+    demo_llm.forget()
     for position, token in enumerate([*demo_llm.tokenizer.encode(PROMPT), *reply.token_ids[:-1]]):
         demo_llm.engine.run_token(token, position)
         assert np.array_equal(trace.routing[position], demo_llm.engine.routing()), position
@@ -74,7 +74,7 @@ def experts_bytes(llm: LLM) -> int:
 def test_the_text_is_that_of_generate(run: Run, demo_llm: LLM, path: Path) -> None:
     options = ("-p", PROMPT, "-n", "6", "--seed", "3", "--stop", "zzz")
     traced = run("trace", *options, "-o", str(path))
-    assert demo_llm.sequence.after_run is None, "the model is still watched"
+    assert demo_llm.scheduler.after_run is None, "the model is still watched"
     assert traced.out == run("generate", *options).out
     assert "ended by" in traced.err
 
@@ -86,7 +86,7 @@ def test_every_prompt_source_gives_the_same_trace(
     prompt.write_text(PROMPT)
     traces = set()
     for source in (("-p", PROMPT), ("-f", str(prompt)), ("-",)):
-        demo_llm.sequence.tokens.clear()
+        demo_llm.forget()
         options = ("-n", "1", "-q", "--overwrite", "-o", str(path))
         assert run("trace", *source, *options, stdin=PROMPT.encode()).err == ""
         traces.add(path.read_text())

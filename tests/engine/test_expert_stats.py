@@ -21,7 +21,7 @@ from vkmoe.llm import LLM
 
 TINY = model_path("moe_plain")  # 2 layers of 8 experts, 2 used
 DENSE = model_path("dense_tied")
-PROMPT = expected("moe_plain")["tokens"][:6].tolist()
+PROMPT: list[int] = expected("moe_plain")["tokens"][:6].tolist()
 N_TOKENS = 8
 N_RUN = len(PROMPT) + N_TOKENS - 1  # the last token is chosen and not run
 GREEDY: dict[str, Any] = {"temp": 0, "ignore_eos": True}

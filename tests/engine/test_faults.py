@@ -23,7 +23,7 @@ from vkmoe.llm import LLM
 
 SMALLEST = model_path("moe_unnormalised")
 TINY = model_path("moe_plain")
-PROMPT = expected("moe_plain")["tokens"][:6].tolist()
+PROMPT: list[int] = expected("moe_plain")["tokens"][:6].tolist()
 GREEDY: dict[str, Any] = {"temp": 0, "ignore_eos": True}
 N_TOKENS = 8
 CREATIONS = [
@@ -77,7 +77,7 @@ def llm() -> Iterator[LLM]:
 def right_text(llm: LLM) -> list[int]:
     """What the model replies when nothing goes wrong; leaves nothing in the cache."""
     token_ids = llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY).token_ids
-    llm.sequence.tokens.clear()
+    llm.forget()
     return token_ids
 
 
@@ -114,7 +114,7 @@ def test_a_fence_that_lies_publishes_nothing(llm: LLM, n_sound: int) -> None:
     assert published == right[: max(0, n_sound - len(PROMPT) + 1)]
     assert isinstance(error, DeviceLostError) and error.hint
     assert "log was not written" in str(error)
-    assert llm.sequence.tokens == []
+    assert llm.scheduler.regions.tokens(0) == ()
     assert llm.last_statistics is not None
     assert llm.last_statistics.finish_reason == "interrupt"
     llm.engine.device.native = sound
@@ -264,7 +264,7 @@ def test_ctrl_c_at_any_time_leaves_the_model_usable(options: dict[str, Any]) -> 
     with LLM(ctx_size=128, **options) as llm:
         right = llm.generate(prompt, max_tokens=4, **GREEDY).text
         for delay_ms in (1, 40, 90, 260):
-            llm.sequence.tokens.clear()
+            llm.forget()
             llm.last_statistics = None
             begun = threading.Event()
 
@@ -308,7 +308,7 @@ def test_ctrl_c_around_the_bookkeeping_costs_nothing_for_good(
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(owner, at, interrupted_call)
                 llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY)
-            llm.sequence.tokens.clear()
+            llm.forget()
             n_uploads = cache.counters.n_uploads
             assert llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY).token_ids == right
             cache.check_integrity()

@@ -194,12 +194,12 @@ def test_a_config_and_keywords_combine() -> None:
 def test_unusable_prompts_are_refused_before_anything_runs(
     llm: LLM, prompt: str | list[int], words: str
 ) -> None:
-    before = list(llm.sequence.tokens)
+    before = llm.scheduler.regions.tokens(0)
     for call in (llm.generate, llm.stream):
         with pytest.raises(PromptError, match=words) as caught:
             call(prompt, max_tokens=1)
         assert caught.value.hint
-    assert llm.sequence.tokens == before
+    assert llm.scheduler.regions.tokens(0) == before
     if not isinstance(prompt, str):
         with pytest.raises(PromptError, match=words):
             llm.logits(prompt)
@@ -225,14 +225,14 @@ def check_statistics(result: GenerationResult, n_prompt: int, n_tokens: int) -> 
 
 
 def test_statistics_add_up(llm: LLM) -> None:
-    llm.sequence.tokens.clear()
+    llm.forget()
     first = llm.generate(PROMPT, max_tokens=4, **GREEDY)
     check_statistics(first, len(PROMPT), 4)
     assert first.statistics.n_reused_tokens == 0
     second = llm.generate(PROMPT, max_tokens=4, **GREEDY)
     check_statistics(second, len(PROMPT), 4)
     assert second.statistics.n_reused_tokens == len(PROMPT) - 1
-    assert llm.last_statistics is second.statistics
+    assert llm.last_statistics == second.statistics
     assert llm.generate(PROMPT, max_tokens=0).statistics.decode_rate == 0
 
 

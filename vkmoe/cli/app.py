@@ -24,6 +24,7 @@ from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import INTERRUPTED, generate
 from vkmoe.cli.info import info
+from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.simulate import simulate
 from vkmoe.cli.trace import trace
@@ -70,6 +71,7 @@ def tutorial(
     echo "import os" | vkmoe generate -       the prompt from a pipe; text goes to stdout
     vkmoe chat model.gguf                     a conversation; /exit ends it
     vkmoe info model.gguf                     what is in a file, and where it would go
+    vkmoe perplexity model.gguf -f text.txt   how well does it predict a text
     vkmoe selftest                            does this device compute correctly, how fast
     vkmoe bench kernels --quick               how far its speed is from what it could be
     vkmoe trace model.gguf -f prompt.txt      record which experts the tokens use
@@ -104,6 +106,7 @@ for _command, _summary in {
     chat: "Talk with a model.",
     info: "Describe a model file.",
     devices: "List the Vulkan devices.",
+    perplexity: "Measure how well a model predicts a text.",
     selftest: "Check a device against NumPy.",
     tune: "Measure how kernels run best on a device.",
     trace: "Record which experts are used.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.generate import note_statistics, reply_limits
+from vkmoe.cli.generate import note_statistics, reply_limits, watched
 from vkmoe.cli.notes import note, opened
 from vkmoe.cli.options import (
     IgnoreEos,
@@ -67,7 +67,7 @@ def chat(
     names = template_names(chat_template_kwargs)
     limits = reply_limits(max_tokens, stop, ignore_eos)
     with opened(chosen, engine, verbose, quiet) as llm:
-        talk = Conversation(llm, system, names, sampling, limits, shows_thoughts=not quiet)
+        talk = Conversation(llm, system, names, sampling, limits, quiet)
         if not quiet:
             note("/clear begins anew, /exit ends, Ctrl-C stops a reply")
         _loop(talk, shows_statistics=verbose)
@@ -98,7 +98,7 @@ class Conversation:
     names: dict[str, Any]
     sampling: SamplingConfig
     limits: dict[str, Any]
-    shows_thoughts: bool = True
+    quiet: bool = False  # neither thoughts nor progress on stderr
     messages: list[dict[str, str]] = field(default_factory=list)
     _thinks: bool = False  # stderr shows the thoughts of a reply
 
@@ -127,7 +127,7 @@ class Conversation:
             prompt = self.template.render(self.messages, **self.names)
             ids = self.llm.tokenizer.encode(prompt, add_special=False)
             has_blank = self.llm.tokenizer.adds_space  # before its first word, not to be shown
-            for piece in self.llm.stream(ids, self.sampling, **self.limits):
+            for piece in watched(self.llm, ids, self.sampling, self.limits, self.quiet):
                 text = piece.text.removeprefix(" ") if has_blank else piece.text
                 has_blank = has_blank and not piece.text
                 answer += self._show(channels.feed(text))
@@ -150,7 +150,7 @@ class Conversation:
                 self._thinks = False
                 sys.stdout.write(text)
                 sys.stdout.flush()
-            elif self.shows_thoughts:
+            elif not self.quiet:
                 self._thinks = True
                 sys.stderr.write(text)
                 sys.stderr.flush()

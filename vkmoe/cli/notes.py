@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,11 @@ __all__ = [
     "idle_notes",
     "note",
     "opened",
+    "prompt_progress",
 ]
+
+
+_LONG_PROMPT = 1.0  # seconds until a bar says that it is being read
 
 
 def note(text: str) -> None:
@@ -84,6 +89,25 @@ def counting(
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def prompt_progress(shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Make a function of (done, in all) that draws a bar while a prompt takes long to read."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        draw: Callable[[int, int], None] | None = None
+
+        def progress(done: int, total: int) -> None:
+            nonlocal draw
+            if done >= total:
+                stack.close()  # the reply begins
+            elif draw is None and time.monotonic() - began > _LONG_PROMPT:
+                draw = stack.enter_context(counting("prompt", shown))
+            if draw is not None:
+                draw(done, total)
+
+        yield progress
 
 
 # ----- a model, and the notes on its run -----

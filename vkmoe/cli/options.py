@@ -41,7 +41,9 @@ __all__ = [
     "chosen_model",
     "config_options",
     "option",
+    "prompt_source",
     "read_prompt",
+    "read_source",
     "split_words",
 ]
 
@@ -250,15 +252,28 @@ def read_prompt(context: typer.Context, text: str | None, file: str | None, stdi
 
     Raises UsageError unless there is exactly one source, PromptError if it is empty or unreadable.
     """
-    given = {"prompt": text, "file": file, "stdin": "-" if stdin else None}
+    return read_source(*prompt_source(context, prompt=text, file=file, stdin="-" * stdin or None))
+
+
+def prompt_source(context: typer.Context, **given: str | None) -> tuple[str, str]:
+    """Choose the one source of a prompt that was given, by name; what is typed wins.
+
+    Raises UsageError unless there is exactly one.
+    """
     sources = {name: value for name, value in given.items() if value is not None}
     typed = {name: sources[name] for name in sources if name == "stdin" or _typed(context, name)}
     if len(typed or sources) != 1:
+        others = ", --prompts FILE" if "prompts" in given else ""
         raise UsageError(
             f"{'more than one' if sources else 'no'} prompt given",
-            "give exactly one of -p TEXT, -f FILE and - (standard input)",
+            f"give exactly one of -p TEXT, -f FILE{others} and - (standard input)",
         )
     ((name, value),) = (typed or sources).items()
+    return name, value
+
+
+def read_source(name: str, value: str) -> str:
+    """Read a prompt from what `prompt_source` chose. Raises PromptError."""
     if name == "prompt":
         data = os.fsencode(value)
     elif value == "-":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vkmoe.cli.generate import reply_limits, write_reply
-from vkmoe.cli.notes import counting, note, opened
+from vkmoe.cli.notes import note, opened
 from vkmoe.cli.options import (
     IgnoreEos,
     MaxTokens,
@@ -74,6 +74,11 @@ def trace(
     chosen = chosen_model(context, positional, model)
     text = read_prompt(context, prompt, file, stdin)
     limits = reply_limits(max_tokens, stop, ignore_eos)
+    if engine.draft != "none":
+        raise UsageError(
+            f"--draft {engine.draft} runs tokens that the reply may not have",
+            "trace without it: the reply is the same",
+        )
     path = _free_path(output, overwrite, file, engine)
     with (
         _open(chosen) as source,
@@ -132,8 +137,7 @@ def _recording(
 
     n_prompt = len(llm.tokenizer.encode(prompt))
     writer: TraceWriter | None = None
-    with ExitStack() as stack, ExitStack() as bar:
-        show = bar.enter_context(counting("prompt", shown=not quiet))
+    with ExitStack() as stack:
 
         def record(batch: TokenBatch, result: RunResult) -> None:
             nonlocal writer
@@ -141,13 +145,9 @@ def _recording(
                 writer = stack.enter_context(TraceWriter(path, header))
             for position, routing in zip(batch.positions, result.routing, strict=True):
                 writer.write(routing, position < n_prompt)
-                if position + 1 < n_prompt:
-                    show(position + 1, n_prompt)
-                else:
-                    bar.close()  # the reply begins
 
-        llm.sequence.after_run = record
-        stack.callback(setattr, llm.sequence, "after_run", None)
+        llm.scheduler.after_run = record
+        stack.callback(setattr, llm.scheduler, "after_run", None)
         try:
             yield
         finally:

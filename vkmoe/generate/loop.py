@@ -1,55 +1,41 @@
-"""This module runs the token loop: the prompt, then one token at a time, until something ends it.
+"""This module holds one reply on its way: what was asked, its tokens, its text, why it ends.
 
-It owns the order of events, the reasons a generation ends, its statistics, and which tokens are in
-the KV cache. It does not own the model: it talks to a `TokenRunner`.
+It owns the order of events of a sequence and its statistics. It runs no model: when its rows run,
+and beside which others, is the subject of scheduler.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import RunResult, TokenBatch, TopLogits
+from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.reply import MarkFinder
 from vkmoe.generate.sampler import Sampler, random_seed
 from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
 
-__all__ = [
-    "CachedSequence",
-    "FinishReason",
-    "Generation",
-    "GenerationStatistics",
-    "Piece",
-    "TokenRunner",
-]
+__all__ = ["FinishReason", "Generation", "GenerationStatistics", "Piece", "Request"]
 
 FinishReason = Literal["stop", "length", "interrupt"]
 
 
-class TokenRunner(Protocol):
-    """Describes what the loop needs of a model."""
+@dataclass(frozen=True)
+class Request:
+    """Says what to generate. `LLM.request` makes one and checks it."""
 
-    @property
-    def ctx_size(self) -> int: ...
-
-    def run(self, batch: TokenBatch) -> RunResult:
-        """Process a batch; its result has the largest logits where it wants logits."""
-
-    def rewind(self, position: int) -> int:
-        """Go back to `position`, or further where the state cannot stop just there.
-
-        Returns the position from which tokens have to be run (again): at most `position`.
-        """
-
-    def full_logits(self) -> NDArray[np.float32]:
-        """Return all logits of the last token run with logits: float32 [n_vocab]."""
+    tokens: tuple[int, ...]  # of the prompt
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    max_tokens: int | None = None  # None: until the context is full
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +51,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class GenerationStatistics:
-    """Holds what a generation took; seconds. `prompt_seconds` ends with the prompt's last token."""
+    """Holds what a generation took; seconds.
+
+    `ttft_seconds` begins when it was asked for, `prompt_seconds` when it got a place among the
+    sequences that run; that ends with the prompt's last token.
+    """
 
     load_seconds: float
     n_prompt_tokens: int
@@ -76,6 +66,9 @@ class GenerationStatistics:
     decode_seconds: float
     seed: int
     finish_reason: FinishReason
+    n_decode_steps: int = 0  # runs of the model after the prompt
+    n_drafted_tokens: int = 0  # guesses that these verified
+    n_accepted_tokens: int = 0  # guesses that were right
 
     @property
     def prompt_rate(self) -> float:
@@ -89,129 +82,139 @@ class GenerationStatistics:
         n_tokens = self.n_generated_tokens - 1
         return n_tokens / self.decode_seconds if n_tokens > 0 and self.decode_seconds else 0.0
 
-
-class CachedSequence:
-    """Runs the tokens of one sequence, and knows which of them are in the KV cache."""
-
-    def __init__(self, runner: TokenRunner) -> None:
-        self.runner = runner
-        self.tokens: list[int] = []  # those in the cache
-        self.after_run: Callable[[TokenBatch, RunResult], None] | None = None
-
-    def go_back(self, tokens: Sequence[int]) -> int:
-        """Forget what does not begin `tokens`. Returns how many need not be run again."""
-        n_common = 0
-        for ours, theirs in zip(tokens, self.tokens, strict=False):
-            if ours != theirs:
-                break
-            n_common += 1
-        n_kept = self.runner.rewind(n_common)
-        del self.tokens[n_kept:]
-        return n_kept
-
-    def run(self, token: int, with_logits: bool = True) -> TopLogits | None:
-        """Run the next token; after a failure nothing is known to be in the cache."""
-        batch = TokenBatch.one(token, len(self.tokens), with_logits)
-        try:
-            result = self.runner.run(batch)
-        except VkmoeError:
-            self.tokens.clear()
-            raise
-        self.tokens.append(token)
-        if self.after_run is not None:
-            self.after_run(batch, result)
-        return result.top
+    @property
+    def accepted_per_step(self) -> float:
+        """Return how many guesses a run of the model made good, on average."""
+        return self.n_accepted_tokens / self.n_decode_steps if self.n_decode_steps else 0.0
 
 
 class Generation:
-    """Runs the loop once."""
+    """Holds the state of one reply. The scheduler fills `pieces`, a reader takes from them.
 
-    def __init__(
-        self,
-        sequence: CachedSequence,
-        tokenizer: Tokenizer,
-        tokens: list[int],
-        sampling: SamplingConfig,
-        max_tokens: int | None,
-        stop: Sequence[str],
-        ignore_eos: bool,
-    ) -> None:
-        self._sequence = sequence
-        self._tokens = tokens
+    `cancel` and `take_pieces` may be called on any thread.
+    """
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, ctx_size: int) -> None:
+        sampling = request.sampling
+        self.tokens = list(request.tokens)  # of the prompt, then of the reply
+        self.n_prompt = len(self.tokens)
+        self.n_read = 0  # tokens of the prompt that are in the KV cache
+        self.pieces: deque[Piece] = deque()
+        self.finish_reason: FinishReason | None = None
+        self.error: VkmoeError | None = None  # what ended it, where that was no wish
+        self.is_cancelled = False
+        self.n_reused = self.n_decode_steps = self.n_drafted = self.n_accepted = 0
+        self.n_generated = 0  # tokens, one that ends the reply included
         self._seed = sampling.seed if sampling.seed is not None else random_seed()
-        end_ids = tokenizer.end_ids
-        self._sampler = Sampler(sampling, self._seed, banned=end_ids if ignore_eos else ())
-        self._sampler.accept(tokens)
-        self._end_ids = frozenset() if ignore_eos else end_ids
-        self._stops = MarkFinder(stop)
+        banned = tokenizer.end_ids if request.ignore_eos else ()
+        self._sampler = Sampler(sampling, self._seed, banned)
+        self._sampler.accept(self.tokens)
+        self._end_ids = frozenset() if request.ignore_eos else tokenizer.end_ids
+        self._stops = MarkFinder(request.stop)
         self._text = StreamDetokenizer(tokenizer)
         # The last token's own state need not fit.
-        room = sequence.runner.ctx_size - len(tokens) + 1
-        self._limit = room if max_tokens is None else min(max_tokens, room)
-        self._reason: FinishReason = "interrupt"
-        self._n_reused = self._n_generated = 0
-        self._started = self._prompt_done = self._first_token = 0.0
+        room = ctx_size - self.n_prompt + 1
+        self._limit = room if request.max_tokens is None else min(request.max_tokens, room)
+        self._submitted = self._began = self._prompt_done = self._first_token = 0.0
+        self._ended: float | None = None
 
-    def pieces(self, done: Callable[[Generation], None]) -> Iterator[Piece]:
-        """Run the loop. `done` is called when it ends, is closed or is interrupted."""
-        self._started = self._prompt_done = self._first_token = time.perf_counter()
-        try:
-            self._n_reused = self._sequence.go_back(self._tokens[:-1])
-            for token in self._tokens[self._n_reused : -1]:
-                self._sequence.run(token, with_logits=False)
-            top = self._run(self._tokens[-1])
-            self._prompt_done = self._first_token = time.perf_counter()
-            yield from self._decode(top)
-        finally:
-            done(self)
+    @property
+    def is_done(self) -> bool:
+        """Say whether all pieces are there: it ended, failed or was cancelled."""
+        return self.finish_reason is not None
 
-    def statistics(self, load_seconds: float) -> GenerationStatistics:
-        """Return what the run took until now."""
-        return GenerationStatistics(
-            load_seconds=load_seconds,
-            n_prompt_tokens=len(self._tokens),
-            n_reused_tokens=self._n_reused,
-            n_generated_tokens=self._n_generated,
-            ttft_seconds=self._first_token - self._started,
-            prompt_seconds=self._prompt_done - self._started,
-            decode_seconds=time.perf_counter() - self._first_token,
-            seed=self._seed,
-            finish_reason=self._reason,
-        )
+    @property
+    def n_left(self) -> int:
+        """Return how many tokens the reply may still have."""
+        return self._limit - self.n_generated
 
-    def _decode(self, top: TopLogits) -> Iterator[Piece]:
-        """Choose, hand out, process: until an end token, a stop string or the limit."""
-        while self._n_generated < self._limit:
-            token = self._sampler.sample(top, self._sequence.runner.full_logits)
-            self._sampler.accept([token])
-            self._n_generated += 1
-            if self._n_generated == 1:
-                self._first_token = time.perf_counter()
-            if token in self._end_ids:
-                self._reason = "stop"
-                break
-            text, stop = self._stops.feed(self._text.feed(token))
-            yield Piece(token, text)
-            if stop is not None:
-                self._reason = "stop"
-                return
-            if self._n_generated < self._limit:
-                top = self._run(token)
-        else:
-            self._reason = "length"
-        # What was held back: an unfinished character, and what might have become a stop string.
-        text, stop = self._stops.feed(self._text.finish())
-        rest = text if stop is not None else text + self._stops.finish()
-        if rest:
-            yield Piece(-1, rest)
+    # ----- what happens to it, in order -----
 
-    def _run(self, token: int) -> TopLogits:
-        top = self._sequence.run(token)
-        assert top is not None
+    def submitted(self) -> None:
+        """Note that it waits for a region. Mutates."""
+        now = time.perf_counter()
+        self._submitted = self._began = self._prompt_done = self._first_token = now
+
+    def begin(self) -> None:
+        """Note that its prompt begins to run. Mutates."""
+        self._began = self._prompt_done = self._first_token = time.perf_counter()
+
+    def choose(self, top: TopLogits, fetch_logits: Callable[[], NDArray[np.float32]]) -> int | None:
+        """Choose the next token by the logits after the last one. Mutates.
+
+        Returns it; None where there is none to choose. Raises VkmoeError for logits that are not
+        numbers.
+        """
         if top.has_nan:
             raise VkmoeError(
                 "the model produced NaN logits",
                 "the file's weights are damaged, or the driver computes wrongly: "
                 "run `vkmoe selftest`",
             )
-        return top
+        if self.n_generated == 0:
+            self._prompt_done = self._first_token = time.perf_counter()
+        if self.n_left <= 0:
+            self._finish("length")
+            return None
+        token = self._sampler.sample(top, fetch_logits)
+        self.n_generated += 1
+        if self.n_generated == 1:
+            self._first_token = time.perf_counter()
+        self._accept(token)
+        return token
+
+    def take_pieces(self) -> list[Piece]:
+        """Return the pieces that came since the last call. Mutates."""
+        return [self.pieces.popleft() for _ in range(len(self.pieces))]
+
+    def cancel(self) -> None:
+        """Ask for its end, which the scheduler's next step brings. Mutates."""
+        self.is_cancelled = True
+
+    def end(self, reason: FinishReason, error: VkmoeError | None = None) -> None:
+        """End it now, without the text that is held back, unless it has ended. Mutates."""
+        if not self.is_done:
+            self.error, self._ended = error, time.perf_counter()
+            self.finish_reason = reason  # last: from here on a reader needs no more steps
+
+    def statistics(self, load_seconds: float) -> GenerationStatistics:
+        """Return what the run took until now, or until it ended."""
+        ended = time.perf_counter() if self._ended is None else self._ended
+        return GenerationStatistics(
+            load_seconds=load_seconds,
+            n_prompt_tokens=self.n_prompt,
+            n_reused_tokens=self.n_reused,
+            n_generated_tokens=self.n_generated,
+            ttft_seconds=self._first_token - self._submitted,
+            prompt_seconds=self._prompt_done - self._began,
+            decode_seconds=ended - self._first_token,
+            seed=self._seed,
+            finish_reason=self.finish_reason or "interrupt",
+            n_decode_steps=self.n_decode_steps,
+            n_drafted_tokens=self.n_drafted,
+            n_accepted_tokens=self.n_accepted,
+        )
+
+    # ----- inside -----
+
+    def _accept(self, token: int) -> None:
+        """Take a token into the reply, and see whether that ends it. Mutates."""
+        self._sampler.accept([token])
+        if token in self._end_ids:
+            self._finish("stop")
+            return
+        self.tokens.append(token)
+        text, stop = self._stops.feed(self._text.feed(token))
+        self.pieces.append(Piece(token, text))
+        if stop is not None:
+            self.end("stop")
+        elif self.n_left == 0:
+            self._finish("length")
+
+    def _finish(self, reason: FinishReason) -> None:
+        """End it with what was held back: an unfinished character, what might be a stop string."""
+        text, stop = self._stops.feed(self._text.finish())
+        rest = text if stop is not None else text + self._stops.finish()
+        if rest:
+            self.pieces.append(Piece(-1, rest))
+        self.end(reason)

@@ -22,7 +22,8 @@ class Tokenizer:
     """Turns text into token ids and back, by byte-level BPE or SentencePiece.
 
     `bos_id`, `eos_id`, `eot_id` are None where the model has no such token; `end_ids` are all
-    tokens that end a generation; `control_ids` never show in generated text.
+    tokens that end a generation; `control_ids` never show in generated text; `added_first` is what
+    the model wants before every text, BOS or nothing.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -36,7 +37,7 @@ class Tokenizer:
         self.special_ids = vocabulary.control | vocabulary.user_defined
         shown = {tokens[i] for i in vocabulary.user_defined}
         self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see reply.py
-        self._added_first, self._added_last = vocabulary.added_first, vocabulary.added_last
+        self.added_first, self._added_last = vocabulary.added_first, vocabulary.added_last
         self._unused_ids = vocabulary.unused
         self._swallowing = vocabulary.swallow_blanks
         self._tokens = tokens
@@ -71,8 +72,8 @@ class Tokenizer:
             else:
                 ids += self._codec.encode(part, after_special)
             after_special = isinstance(part, int)
-        if add_special and ids[:1] != self._added_first:
-            ids = self._added_first + ids
+        if add_special and ids[:1] != self.added_first:
+            ids = self.added_first + ids
         if add_special and ids[-1:] != self._added_last:
             ids = ids + self._added_last
         return ids

@@ -1,0 +1,88 @@
+"""A model whose logits are a hash of all rows before them, and which checks every rule of batches.
+
+Any mistake in positions, regions, kinds of rows or neighbours changes what it says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.batch import RunResult, TokenBatch, TopLogits
+
+N_VOCAB = 262  # as tests.generate.conftest.tiny_metadata
+N_LISTED = 64  # of the largest logits
+
+
+class FakeModel:
+    """A `BatchRunner` that computes nothing.
+
+    `habit` is how much likelier a token is that follows from the last one alone: the text repeats
+    itself then. `stops_at` is the distance of positions at which the state can stop.
+    """
+
+    def __init__(
+        self,
+        n_regions: int = 4,
+        ctx_size: int = 64,
+        max_decode_rows: int = 8,
+        prompt_rows: int = 16,
+        rows_alike: bool = False,
+        habit: float = 0.0,
+        stops_at: int = 1,
+    ) -> None:
+        self.n_regions, self.ctx_size = n_regions, ctx_size
+        self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
+        self.rows_alike, self._habit, self._stops_at = rows_alike, habit, stops_at
+        self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
+        self.batches: list[TokenBatch] = []
+        self.n_copied = 0
+        self._logits: list[NDArray[np.float32]] = []
+
+    def run(self, batch: TokenBatch) -> RunResult:
+        self._check(batch)
+        self.batches.append(batch)
+        self._logits = []
+        kind = 0 if self.rows_alike else int(batch.phase == "prompt")
+        columns = batch.tokens, batch.positions, batch.sequences, batch.wants_logits
+        for token, position, region, wants in zip(*columns, strict=True):
+            rows = self.rows[region]
+            assert position == len(rows) < self.ctx_size, (position, len(rows))
+            rows.append(hash((rows[-1] if rows else 0, token, kind)))
+            if wants:
+                self._logits.append(self._logits_after(rows[-1], token))
+        routing = np.zeros((len(batch.tokens), 0, 0), np.uint32)
+        return RunResult(routing, None, tuple(map(_top, self._logits)))
+
+    def full_logits(self, index: int) -> NDArray[np.float32]:
+        return self._logits[index]
+
+    def rewind(self, region: int, position: int) -> int:
+        assert position <= len(self.rows[region])
+        del self.rows[region][position - position % self._stops_at :]
+        return len(self.rows[region])
+
+    def copy_region(self, source: int, target: int, n_positions: int) -> None:
+        assert source != target and n_positions <= len(self.rows[source])
+        self.rows[target] = self.rows[source][:n_positions]
+        self.n_copied += n_positions
+
+    def _check(self, batch: TokenBatch) -> None:
+        n_rows, n_logits = len(batch.tokens), sum(batch.wants_logits)
+        most = self.max_decode_rows if batch.phase == "decode" else self.prompt_rows
+        assert 0 < n_rows <= most and n_logits <= self.max_decode_rows, batch
+        assert all(0 <= region < self.n_regions for region in batch.sequences), batch
+        changes = sum(a != b for a, b in zip(batch.sequences, batch.sequences[1:], strict=False))
+        assert changes == len(set(batch.sequences)) - 1, "a sequence's rows do not stand together"
+
+    def _logits_after(self, row: int, token: int) -> NDArray[np.float32]:
+        random = np.random.default_rng(row & 0xFFFFFFFFFFFFFFFF)
+        logits = random.normal(size=N_VOCAB).astype(np.float32)
+        logits[(7 * token + 3) % 11] += np.float32(self._habit)
+        return logits
+
+
+def _top(logits: NDArray[np.float32]) -> TopLogits:
+    ids = np.lexsort((np.arange(len(logits)), -logits))[:N_LISTED]
+    total = float(np.log(np.exp(logits.astype(np.float64)).sum()))
+    return TopLogits(ids.astype(np.int32), logits[ids], len(logits), total)

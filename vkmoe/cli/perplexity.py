@@ -1,0 +1,131 @@
+"""This module is `vkmoe perplexity`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vkmoe.cli.notes import note, opened
+from vkmoe.cli.options import (
+    Json,
+    Model,
+    Positional,
+    Quiet,
+    Verbose,
+    chosen_model,
+    config_options,
+    option,
+    read_prompt,
+)
+from vkmoe.config import EngineConfig
+from vkmoe.errors import UsageError
+
+if TYPE_CHECKING:
+    from vkmoe.generate.perplexity import Estimate, Windows
+    from vkmoe.llm import LLM
+
+__all__ = ["perplexity"]
+
+DEFAULT_WINDOW = 512  # as llama-perplexity has it
+NOTE_SECONDS = 5.0  # between two notes of the running value
+
+
+@config_options
+def perplexity(
+    context: typer.Context,
+    *,
+    positional: Positional = None,
+    model: Model = None,
+    file: Annotated[
+        str | None,
+        option("-f", "--file", metavar="FILE", help="The text; - is standard input."),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        option(
+            "--stride",
+            kind=int,
+            minimum=1,
+            help="Begin a window this many tokens behind the last, and count as many of each. "
+            "Default: windows follow each other, and half of each counts.",
+        ),
+    ] = None,
+    engine: EngineConfig,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure how well a model predicts a text: e to the mean of minus the log of each probability.
+
+    As llama.cpp's `llama-perplexity` defines it, so that figures compare: the text is cut into
+    windows of --ctx-size tokens (default 512), each read anew with BOS where the model wants one;
+    the second half of each counts. A rest that fills no window is left out. The standard error is
+    that of the mean, as if tokens were independent. With --stride S, llama-perplexity
+    --ppl-stride S counts the same where its own -c is S/2 less.
+    """
+    from vkmoe.generate.perplexity import Windows
+    from vkmoe.llm import demo_model_path
+    from vkmoe.models import open_model
+
+    chosen = chosen_model(context, positional, model)
+    if file is None:
+        raise UsageError("no text given", "name a file of text: -f FILE")
+    text = read_prompt(context, None, file, stdin=False)
+    if engine.ctx_size is not None:
+        Windows(engine.ctx_size, stride)  # complains before the model is opened
+    with open_model(chosen if chosen is not None else demo_model_path()) as opened_file:
+        longest = opened_file.spec.context_length
+        length = min(DEFAULT_WINDOW, longest) if engine.ctx_size is None else engine.ctx_size
+        windows = Windows(length, stride)
+        config = replace(engine, ctx_size=length)
+        with opened(chosen, config, verbose, quiet, file=opened_file) as llm:
+            _measure(llm, text, windows, as_json, quiet)
+
+
+def _measure(llm: LLM, text: str, windows: Windows, as_json: bool, quiet: bool) -> None:
+    """Print the perplexity of a text, and on stderr now and then what is known until then."""
+    began = last_note = time.perf_counter()
+    estimate: Estimate | None = None
+    for estimate in llm.perplexity(text, windows):
+        now = time.perf_counter()
+        if not quiet and now - last_note >= NOTE_SECONDS:
+            last_note, per_window = now, (now - began) / estimate.n_windows
+            left = (estimate.n_planned - estimate.n_windows) * per_window
+            done = f"window {estimate.n_windows} of {estimate.n_planned}"
+            note(f"{done}: perplexity {_shown(estimate)}, {left:.0f} s left")
+    assert estimate is not None, "a text has a window or is refused"
+    seconds = time.perf_counter() - began
+    if as_json:
+        typer.echo(json.dumps(_document(llm, windows, estimate, seconds), indent=2))
+        return
+    typer.echo(f"perplexity {_shown(estimate)}")
+    if not quiet:
+        rate = estimate.n_windows * windows.length / seconds
+        note(
+            f"{estimate.n_tokens} tokens predicted in {estimate.n_windows} windows of "
+            f"{windows.length}, {rate:.1f} tok/s"
+        )
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{estimate.perplexity:.4f} +/- {estimate.standard_error:.4f}"
+
+
+def _document(llm: LLM, windows: Windows, estimate: Estimate, seconds: float) -> dict[str, Any]:
+    """Return the result of --json."""
+    return {
+        "perplexity": estimate.perplexity,
+        "standard_error": estimate.standard_error,
+        "mean_nll": estimate.mean,
+        "n_tokens": estimate.n_tokens,
+        "n_windows": estimate.n_windows,
+        "window": windows.length,
+        "stride": windows.stride,
+        "seconds": seconds,
+        "model": llm.spec.name,
+        "device": llm.device_info.name,
+    }

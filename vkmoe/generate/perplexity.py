@@ -1,0 +1,166 @@
+"""This module runs given tokens through a model and says how well it predicts each of them.
+
+The definition of perplexity is that of llama.cpp's `llama-perplexity`, so that figures compare:
+windows of a fixed length, each begun anew with BOS where the model wants one, of which only the
+last tokens count. It owns windows and sums, not the text nor its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.batch import Phase, TokenBatch, TopLogits
+from vkmoe.errors import PromptError, UsageError, VkmoeError
+from vkmoe.generate.regions import Regions
+from vkmoe.generate.runner import BatchRunner
+
+__all__ = ["Estimate", "ScoredRow", "Windows", "estimates", "run_tokens"]
+
+
+class ScoredRow(NamedTuple):
+    """Holds the logits after one of the tokens that were run; `fetch` returns them all [n_vocab].
+
+    `fetch` may be called until the next row is asked for.
+    """
+
+    position: int
+    top: TopLogits
+    fetch: Callable[[], NDArray[np.float32]]
+
+    def surprise(self, token: int) -> float:
+        """Return minus the log of the probability that `token` comes next; in nats.
+
+        Raises VkmoeError for logits that are not numbers.
+        """
+        found = np.flatnonzero(self.top.ids == token)
+        logit = self.top.logits[found[0]] if found.size else self.fetch()[token]
+        if self.top.has_nan or not math.isfinite(self.top.log_sum_exp):
+            raise VkmoeError(
+                "the model computed logits that are not numbers",
+                "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
+            )
+        return self.top.log_sum_exp - float(logit)
+
+
+def run_tokens(
+    runner: BatchRunner, regions: Regions, tokens: Sequence[int], first: int, phase: Phase
+) -> Iterator[ScoredRow]:
+    """Run tokens from an empty context on; yield the rows from position `first` on.
+
+    Raises UsageError where all regions are in use, and errors of the model.
+    """
+    if not regions.n_free:
+        raise UsageError("a reply is under way", "finish or close its stream first")
+    region = regions.take(())
+    try:
+        start = regions.keep(region, ())
+        while start < len(tokens):
+            wants = start >= first
+            n_rows = runner.max_decode_rows
+            if phase == "prompt":
+                n_rows = min(n_rows, runner.prompt_rows) if wants else runner.prompt_rows
+            rows = range(start, min(start + n_rows, len(tokens) if wants else first))
+            batch = TokenBatch(
+                tuple(tokens[start : rows.stop]),
+                tuple(rows),
+                (region,) * len(rows),
+                (wants,) * len(rows),
+                phase,
+            )
+            result = runner.run(batch)
+            regions.note(batch)
+            for index, top in enumerate(result.tops):
+                yield ScoredRow(start + index, top, partial(runner.full_logits, index))
+            start = rows.stop
+    except VkmoeError:
+        regions.forget()
+        raise
+    finally:
+        regions.release(region)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Says which tokens of a text are predicted, and from which: windows of `length` tokens.
+
+    Without a stride they follow each other, and the second half of each counts but its first token;
+    with one, each begins `stride` tokens behind the last, and its last `stride` tokens count.
+    """
+
+    length: int
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for windows in which nothing is predicted."""
+        if self.length < 3:
+            raise UsageError(f"a window of {self.length} tokens predicts none", "use 3 or more")
+        if self.stride is not None and not 0 < self.stride < self.length:
+            raise UsageError(
+                f"--stride {self.stride} does not fit in a window of {self.length} tokens",
+                f"use 1 to {self.length - 1}",
+            )
+
+    @property
+    def first(self) -> int:
+        """Return the position of a window whose logits are the first to count."""
+        return self.length // 2 if self.stride is None else self.length - self.stride - 1
+
+    def starts(self, n_tokens: int) -> range:
+        """Return where the windows of a text begin. Raises PromptError for too short a text."""
+        if n_tokens < self.length + (self.stride is not None):
+            raise PromptError(
+                f"the text has {n_tokens} tokens, fewer than a window of {self.length}",
+                "give a longer text, or a smaller --ctx-size",
+            )
+        if self.stride is None:
+            return range(0, n_tokens - self.length + 1, self.length)
+        return range(0, n_tokens - self.length, self.stride)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Holds how well tokens were predicted so far; logarithms are natural."""
+
+    n_windows: int
+    n_planned: int  # windows that the text has
+    n_tokens: int  # that were predicted
+    mean: float  # of minus the log of their probabilities
+    variance: float  # likewise, of the population
+
+    @property
+    def perplexity(self) -> float:
+        """Return e to the mean."""
+        return math.exp(self.mean)
+
+    @property
+    def standard_error(self) -> float:
+        """Return that of the perplexity, as if tokens were independent; 0 for one token."""
+        return self.perplexity * math.sqrt(self.variance / max(1, self.n_tokens - 1))
+
+
+def estimates(
+    runner: BatchRunner,
+    regions: Regions,
+    tokens: Sequence[int],
+    windows: Windows,
+    bos: Sequence[int],
+) -> Iterator[Estimate]:
+    """Yield the estimate after each window. `bos`: what the model wants first, one token or none.
+
+    Raises PromptError for too short a text, and errors of the model.
+    """
+    found: list[float] = []
+    starts = windows.starts(len(tokens))
+    for n_windows, start in enumerate(starts, 1):
+        window = [*bos, *tokens[start + len(bos) : start + windows.length]]
+        for row in run_tokens(runner, regions, window[:-1], windows.first, "prompt"):
+            found.append(row.surprise(window[row.position + 1]))
+        mean, variance = float(np.mean(found)), float(np.var(found))
+        yield Estimate(n_windows, len(starts), len(found), mean, variance)

@@ -1,0 +1,215 @@
+"""This module reads files of prompts, and keeps files of replies, both of JSON lines.
+
+A line of prompts is an object with "prompt" (text or token ids) or "messages" (for the chat
+template), and what differs from the options of the run: "id", "max_tokens", "stop", "ignore_eos",
+"chat_template_kwargs" and the fields of SamplingConfig. It owns what may stand in a line and in
+which order that is found out; it runs no model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any
+
+from vkmoe.closing import Closing
+from vkmoe.config import SamplingConfig
+from vkmoe.errors import PromptError, VkmoeError
+
+__all__ = ["PromptLine", "RepliesFile", "read_prompts"]
+
+Id = str | int
+_SAMPLING = frozenset(item.name for item in fields(SamplingConfig))
+_LIMITS = frozenset(("max_tokens", "stop", "ignore_eos"))
+_OTHERS = frozenset(("id", "prompt", "messages", "chat_template_kwargs"))
+_EXAMPLE = 'a line is such as {"id": "a", "prompt": "def f():", "max_tokens": 64}'
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    """Holds one line of a file of prompts."""
+
+    number: int  # from 1
+    id: Id
+    prompt: str | tuple[int, ...] | None  # None: messages
+    messages: tuple[Mapping[str, Any], ...]
+    template_names: Mapping[str, Any]
+    sampling: SamplingConfig
+    limits: Mapping[str, Any]  # those of `LLM.request`
+
+
+def read_prompts(
+    path: Path, sampling: SamplingConfig, limits: Mapping[str, Any]
+) -> list[PromptLine]:
+    """Read all lines of a file; `sampling` and `limits` hold where a line says nothing else.
+
+    Empty lines are passed over. The id of a line without one is its number. Raises PromptError,
+    which names the line, for the first that is damaged, and for a file without any.
+    """
+    lines: list[PromptLine] = []
+    numbers: dict[Id, int] = {}
+    for number, text in _numbered(path):
+        try:
+            line = _line(number, _object(text), sampling, limits)
+        except VkmoeError as error:
+            raise PromptError(f"{path}, line {number}: {error}", error.hint) from error
+        if line.id in numbers:
+            raise PromptError(
+                f"{path}, line {number}: the id {line.id!r} is that of line {numbers[line.id]}",
+                "every line needs an id of its own; without ids they are numbered",
+            )
+        numbers[line.id] = number
+        lines.append(line)
+    if not lines:
+        raise PromptError(f"{path} has no prompts", _EXAMPLE)
+    return lines
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file that are not blank, with their numbers from 1."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}", "") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                message = f"{path}, line {number}: not UTF-8 text"
+                raise PromptError(message, "save the file as UTF-8") from error
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"no JSON: {error}", _EXAMPLE) from error
+    if not isinstance(found, dict):
+        raise PromptError("no JSON object", _EXAMPLE)
+    return found
+
+
+def _line(
+    number: int, found: dict[str, Any], sampling: SamplingConfig, limits: Mapping[str, Any]
+) -> PromptLine:
+    """Check what a line says. Raises PromptError, UsageError."""
+    known = _SAMPLING | _LIMITS | _OTHERS
+    if unknown := sorted(set(found) - known):
+        raise PromptError(f"unknown name {unknown[0]!r}", f"known are {', '.join(sorted(known))}")
+    if ("prompt" in found) == ("messages" in found):
+        raise PromptError('it needs "prompt" or "messages", one of them', _EXAMPLE)
+    name = found.get("id", number)
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise PromptError(f"the id is {name!r}", "use a text or a whole number")
+    names = found.get("chat_template_kwargs", {})
+    if not isinstance(names, dict):
+        raise PromptError("chat_template_kwargs is no JSON object", _EXAMPLE)
+    changes = {key: value for key, value in found.items() if key in _SAMPLING}
+    return PromptLine(
+        number=number,
+        id=name,
+        prompt=_prompt(found["prompt"]) if "prompt" in found else None,
+        messages=_messages(found["messages"]) if "messages" in found else (),
+        template_names=names,
+        sampling=replace(sampling, **changes),
+        limits={**limits, **_limits(found)},
+    )
+
+
+def _prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str) and value:
+        return value
+    is_ids = isinstance(value, list) and all(type(item) is int for item in value)
+    if is_ids and value:
+        return tuple(value)
+    raise PromptError("the prompt is empty, or neither a text nor token ids", _EXAMPLE)
+
+
+def _messages(value: Any) -> tuple[Mapping[str, Any], ...]:
+    sound = isinstance(value, list) and all(
+        isinstance(item, dict) and isinstance(item.get("role"), str) for item in value
+    )
+    if not sound or not value:
+        raise PromptError(
+            "messages is no list of messages",
+            'it is such as [{"role": "user", "content": "Hello"}]',
+        )
+    return tuple(value)
+
+
+def _limits(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what ends the reply; -1 tokens mean no limit. Raises PromptError."""
+    limits = {name: found[name] for name in _LIMITS if name in found}
+    n_most = limits.get("max_tokens", 0)
+    if n_most is not None and (type(n_most) is not int or n_most < -1):
+        raise PromptError(f"max_tokens is {n_most!r}", "use a whole number; -1 means no limit")
+    if n_most == -1:
+        limits["max_tokens"] = None
+    if not isinstance(limits.get("ignore_eos", False), bool):
+        raise PromptError(f"ignore_eos is {limits['ignore_eos']!r}", "use true or false")
+    stop = limits.get("stop", [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+        raise PromptError(f"stop is {stop!r}", "use a text, or a list of texts that are not empty")
+    return limits | ({"stop": stops} if "stop" in limits else {})
+
+
+class RepliesFile(Closing):
+    """Keeps a file of replies, one line each, which a later run goes on with."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read which prompts have a reply; None is standard output, where none has.
+
+        A last line that was not written whole counts as none. Raises PromptError for other lines
+        that are damaged.
+        """
+        self._path = path
+        self._file: BufferedWriter | None = None
+        self.ids: set[Id] = set()
+        data = path.read_bytes() if path is not None and path.is_file() else b""
+        self._n_bytes = data.rfind(b"\n") + 1  # of whole lines
+        for number, line in enumerate(data[: self._n_bytes].splitlines(), 1):
+            try:
+                self.ids.add(json.loads(line)["id"])
+            except (ValueError, RecursionError, KeyError, TypeError) as error:
+                raise PromptError(
+                    f"{path}, line {number}: no reply of an earlier run",
+                    "give another --output, or remove that line",
+                ) from error
+
+    def write(self, reply: Mapping[str, Any]) -> None:
+        """Append one line, behind the last whole one. Raises VkmoeError."""
+        text = json.dumps(reply, ensure_ascii=False) + "\n"
+        if self._path is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        try:
+            if self._file is None:
+                self._file = self._opened(self._path)
+            self._file.write(text.encode("utf-8", "replace"))
+            self._file.flush()
+        except OSError as error:
+            with suppress(OSError):  # what is in the buffer cannot be written either
+                self.close()
+            raise VkmoeError(
+                f"the replies {self._path} cannot be written: {error.strerror}",
+                "give another --output, or make room: a later run goes on where this one ended",
+            ) from error
+
+    def _opened(self, path: Path) -> BufferedWriter:
+        file = path.open("ab")
+        if path.is_file():
+            file.truncate(self._n_bytes)
+        return file
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

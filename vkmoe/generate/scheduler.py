@@ -1,0 +1,260 @@
+"""This module runs several replies at once: it decides which rows the next batch has.
+
+It owns the order in which sequences take turns, and what follows from the result of a batch. What a
+region of the KV caches holds is known to regions.py, what a reply is to loop.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from vkmoe.batch import Phase, RunResult, TokenBatch
+from vkmoe.choices import DraftWay
+from vkmoe.errors import VkmoeError
+from vkmoe.generate.drafts import LookUp
+from vkmoe.generate.loop import Generation
+from vkmoe.generate.regions import Regions
+from vkmoe.generate.runner import BatchRunner
+
+__all__ = ["Scheduler"]
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """Holds a reply that has a region."""
+
+    generation: Generation
+    region: int
+    look_up: LookUp | None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Holds the rows of one sequence in a batch; the last `n_logits` want logits.
+
+    The last `n_drafted` are guesses: they count only where the rows before them lead to them.
+    """
+
+    sequence: _Sequence
+    position: int  # of the first
+    tokens: tuple[int, ...]
+    n_logits: int
+    n_drafted: int = 0
+
+
+class Scheduler:
+    """Runs replies on the regions of a model, one batch a step.
+
+    A batch has rows of prompts or rows that are decoded. Both take turns: after a batch of prompt
+    rows, every sequence that decodes gets a token before the next one. Prompts take turns as well.
+    What else runs never changes a reply, as no row's bits depend on its neighbours.
+
+    One thread calls `step` and `sweep`; `submit` and `Generation.cancel` may be called on any.
+    """
+
+    def __init__(self, runner: BatchRunner, draft: DraftWay = "none") -> None:
+        self.regions = Regions(runner)
+        self.after_run: Callable[[TokenBatch, RunResult], None] | None = None
+        self._runner, self._draft = runner, draft
+        self._submitted: deque[Generation] = deque()  # by other threads, since the last step
+        self._waiting: deque[Generation] = deque()  # for a region
+        self._reading: deque[_Sequence] = deque()  # prompts; whose turn is next comes first
+        self._writing: deque[_Sequence] = deque()  # replies, likewise
+        self._n_owed = 0  # sequences that decode before prompts go on
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether a step would do anything."""
+        return any((self._submitted, self._waiting, self._reading, self._writing))
+
+    def submit(self, generation: Generation) -> None:
+        """Let a reply begin, as soon as a region is free. Any thread may call this."""
+        generation.submitted()
+        self._submitted.append(generation)
+
+    def step(self) -> list[Generation]:
+        """Run one batch at most; return the replies that went on or ended.
+
+        Errors of the model end all replies that have a region, which hold the error; it is not
+        raised. Ctrl-C is, and ends those of the batch.
+        """
+        news = self.sweep()
+        try:
+            self._admit()
+            phase: Phase = "decode" if self._writing and not self._prompts_next() else "prompt"
+            parts = self._decode_rows() if phase == "decode" else self._prompt_rows()
+            if parts:
+                self._run_or_end(parts, phase)
+        except VkmoeError as error:
+            return news + self._fail(error)
+        return [*news, *(part.sequence.generation for part in parts)]
+
+    def sweep(self) -> list[Generation]:
+        """Let go of replies that were cancelled, and return them. To be called between steps."""
+        while self._submitted:
+            self._waiting.append(self._submitted.popleft())
+        found = [generation for generation in self._waiting if generation.is_cancelled]
+        for generation in found:
+            self._waiting.remove(generation)
+            generation.end("interrupt")
+        for sequence in (*self._reading, *self._writing):
+            if sequence.generation.is_cancelled:
+                sequence.generation.end("interrupt")
+                self._place(sequence)
+                found.append(sequence.generation)
+        return found
+
+    # ----- which rows -----
+
+    def _prompts_next(self) -> bool:
+        self._n_owed = min(self._n_owed, len(self._writing))
+        return bool(self._reading) and not self._n_owed
+
+    def _admit(self) -> None:
+        """Give those that have waited longest the regions that are free."""
+        while self._waiting and self.regions.n_free:
+            generation = self._waiting.popleft()
+            # The last token runs in any case: its logits choose the first one of the reply.
+            prefix = generation.tokens[: generation.n_prompt - 1]
+            region = self.regions.take(prefix)
+            look_up = LookUp() if self._draft == "lookup" else None
+            self._reading.append(_Sequence(generation, region, look_up))
+            generation.begin()
+            generation.n_reused = generation.n_read = self.regions.keep(region, prefix)
+
+    def _prompt_rows(self) -> list[_Rows]:
+        """Fill a batch with rows of prompts, in turn."""
+        parts: list[_Rows] = []
+        n_rows, n_ends = self._runner.prompt_rows, self._runner.max_decode_rows
+        for sequence in tuple(self._reading):
+            generation, region = sequence.generation, sequence.region
+            if n_rows:
+                prompt = generation.tokens[: generation.n_prompt]
+                generation.n_reused += self.regions.share(region, prompt[:-1])
+                first = self.regions.n_rows(region)
+                rows = tuple(prompt[first : first + n_rows])
+                ends = first + len(rows) == len(generation.tokens)
+                if ends and not n_ends:
+                    rows, ends = rows[:-1], False
+                if rows:
+                    parts.append(_Rows(sequence, first, rows, int(ends)))
+                    n_rows, n_ends = n_rows - len(rows), n_ends - ends
+        self._n_owed = len(self._writing)
+        return parts
+
+    def _decode_rows(self) -> list[_Rows]:
+        """Take the next row of the sequences whose turn it is, and guesses where there is room."""
+        room = self._runner.max_decode_rows
+        turn = list(self._writing)[:room]
+        parts: list[_Rows] = []
+        for n_before, sequence in enumerate(turn):
+            parts.append(self._rows_to_decode(sequence, room // (len(turn) - n_before)))
+            room -= len(parts[-1].tokens)
+        self._n_owed = max(0, self._n_owed - len(parts))
+        return parts
+
+    def _rows_to_decode(self, sequence: _Sequence, n_most: int) -> _Rows:
+        """Make the rows of a sequence that decodes, one as a rule, and guesses."""
+        generation, first = sequence.generation, self.regions.n_rows(sequence.region)
+        rows = generation.tokens[first : first + n_most]
+        if first + len(rows) < len(generation.tokens):  # the state could not stop where it should
+            return _Rows(sequence, first, tuple(rows), 0)
+        n_drafted = min(n_most - len(rows), generation.n_left - 1)
+        draft: list[int] = []
+        if sequence.look_up is not None and n_drafted > 0:
+            draft = sequence.look_up.draft(generation.tokens, n_drafted)
+        return _Rows(sequence, first, (*rows, *draft), 1 + len(draft), len(draft))
+
+    # ----- running them -----
+
+    def _run_or_end(self, parts: Sequence[_Rows], phase: Phase) -> None:
+        """Run a batch; where that is broken off, its replies end there."""
+        try:
+            self._run(parts, phase)
+        except BaseException as error:
+            for part in parts if not isinstance(error, VkmoeError) else ():
+                part.sequence.generation.end("interrupt")
+                self._place(part.sequence)
+            raise
+
+    def _run(self, parts: Sequence[_Rows], phase: Phase) -> None:
+        """Run a batch, and give every sequence what it says of its rows."""
+        batch = _batch(parts, phase)
+        result = self._runner.run(batch)
+        self.regions.note(batch)
+        if self.after_run is not None:
+            self.after_run(batch, result)
+        n_before = 0
+        for part in parts:
+            self._receive(part, result, n_before)
+            n_before += part.n_logits
+            self._place(part.sequence)
+
+    def _receive(self, part: _Rows, result: RunResult, n_before: int) -> None:
+        """Choose tokens by the logits of a part, of which `n_before` in the batch come first."""
+        generation, region = part.sequence.generation, part.sequence.region
+        look_up = part.sequence.look_up
+        drafted = part.tokens[len(part.tokens) - part.n_drafted :]
+        if part.position < generation.n_prompt:
+            generation.n_read = min(self.regions.n_rows(region), generation.n_prompt)
+        else:
+            generation.n_decode_steps += 1
+            generation.n_drafted += part.n_drafted
+        n_right = 0  # of the guesses
+        for row in range(part.n_logits):
+            fetch = partial(self._runner.full_logits, n_before + row)
+            try:
+                token = generation.choose(result.tops[n_before + row], fetch)
+            except VkmoeError as error:  # of this sequence's logits: the others go on
+                generation.end("interrupt", error)
+                return
+            if generation.is_done or row == part.n_drafted or token != drafted[row]:
+                break
+            n_right += 1
+        if look_up is not None and drafted:
+            generation.n_accepted += n_right
+            look_up.learn(len(drafted), n_right)
+            n_rows = part.position + len(part.tokens) - len(drafted) + n_right
+            if n_rows < self.regions.n_rows(region):
+                self.regions.go_back(region, n_rows)
+
+    def _place(self, sequence: _Sequence) -> None:
+        """Put a sequence behind the others that do the same next; one that ended frees its region.
+
+        Mutates.
+        """
+        generation, region = sequence.generation, sequence.region
+        for queue in (self._reading, self._writing):
+            if sequence in queue:
+                queue.remove(sequence)
+        if generation.is_done:
+            self.regions.release(region)
+        elif self.regions.n_rows(region) < generation.n_prompt:
+            self._reading.append(sequence)
+        else:
+            self._writing.append(sequence)
+
+    def _fail(self, error: VkmoeError) -> list[Generation]:
+        """End all replies that have a region, whose rows are worth nothing now."""
+        self.regions.forget()
+        sequences = [*self._reading, *self._writing]
+        for sequence in sequences:
+            sequence.generation.end("interrupt", error)
+            self._place(sequence)
+        return [sequence.generation for sequence in sequences]
+
+
+def _batch(parts: Sequence[_Rows], phase: Phase) -> TokenBatch:
+    """Put rows of several sequences one behind the other."""
+    return TokenBatch(
+        tokens=tuple(token for part in parts for token in part.tokens),
+        positions=tuple(part.position + i for part in parts for i in range(len(part.tokens))),
+        sequences=tuple(part.sequence.region for part in parts for _ in part.tokens),
+        wants_logits=tuple(
+            i >= len(part.tokens) - part.n_logits for part in parts for i in range(len(part.tokens))
+        ),
+        phase=phase,
+    )
