@@ -482,6 +482,7 @@ class MemoryPlan:
     landing_slots: int = 0  # of each layer that has slots, besides these
     executor: Executor = "fused"
     executor_reason: str = ""
+    n_regions: int = 1  # of the KV cache: sequences, each of ctx_size positions
     notes: tuple[str, ...] = ()  # options that have no effect, and why
 
     def layouts(self, name: BufferName) -> tuple[ArenaLayout, ...]:

@@ -34,7 +34,7 @@ from vkmoe.generate.loop import (
     Request,
 )
 from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
-from vkmoe.generate.runner import BatchRunner, RowByRow
+from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.models import ModelFile, open_model
@@ -109,7 +109,7 @@ class LLM(Closing):
             self.engine = Engine(model, config, progress, seed=records.seed)
             unless_loaded.pop_all()
         self._records: RecordKeeper | None = records
-        self.runner: BatchRunner = RowByRow(self.engine)
+        self.runner: BatchRunner = self.engine
         self.scheduler = Scheduler(self.runner, config.draft)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
@@ -375,15 +375,6 @@ class LLM(Closing):
             if not self.scheduler.has_work:
                 with suppress(GpuError):  # an error of the generation is the one to raise
                     self.engine.settle()
-
-
-def _check_rows(config: EngineConfig) -> None:
-    """Raise UsageError for rows that the engine does not run yet."""
-    for flag, value in (("--parallel", config.parallel), ("--ubatch-size", config.ubatch_size)):
-        if value not in (None, 1):
-            raise UsageError(
-                f"{flag} is {value}, but one token is processed at a time for now", "leave it out"
-            )
 
 
 def read_tokenizer(model: ModelFile) -> Tokenizer:

@@ -29,7 +29,6 @@ from vkmoe.execute.segments import (
     cut_at_marks,
     cut_at_routers,
     cut_prompt_at_routers,
-    most_pieces,
     part_bytes,
 )
 from vkmoe.gpu.backend import Backend, Recording, Submission
@@ -37,7 +36,7 @@ from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.workspace import LOGIT_ROWS
+from vkmoe.models.workspace import LOGIT_ROWS, most_pieces
 from vkmoe.ops.candidates import CandidatesReader
 from vkmoe.ops.router import LogViews
 

@@ -26,7 +26,6 @@ __all__ = [
     "cut_at_routers",
     "cut_prompt_at_routers",
     "layer_ends",
-    "most_pieces",
     "part_bytes",
 ]
 
@@ -85,11 +84,6 @@ def cut_at_marks(commands: Sequence[Command]) -> list[Part]:
     """Cut the commands wherever their marks change: the smallest parts there are."""
     ends = [i + 1 for i, (a, b) in enumerate(pairwise(commands)) if a.mark != b.mark]
     return [Part(list(commands[a:b])) for a, b in pairwise([0, *ends, len(commands)])]
-
-
-def most_pieces(n_layers: int) -> int:
-    """Count the parts that a program has at most: those of every layer by marks, and two more."""
-    return 6 * n_layers + 2
 
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:

@@ -34,6 +34,7 @@ __all__ = [
     "RowSizes",
     "Workspace",
     "attention_kernels",
+    "most_pieces",
     "router_shape",
 ]
 
@@ -69,6 +70,11 @@ class RowSizes:
 
 
 LOGIT_ROWS = (1, 2, 4, 8)  # rows of a batch that may want logits
+
+
+def most_pieces(n_layers: int) -> int:
+    """Count the parts that a program is cut into at most: by the marks of layers, and two more."""
+    return 6 * n_layers + 2
 
 
 class LatentWorkspace:

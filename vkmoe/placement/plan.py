@@ -34,7 +34,7 @@ from vkmoe.gpu.device import Intent
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.models import ModelFile
-from vkmoe.models.workspace import Workspace, attention_kernels
+from vkmoe.models.workspace import RowSizes, Workspace, attention_kernels, most_pieces
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings
@@ -58,12 +58,16 @@ __all__ = [
     "decide",
     "plan",
     "predictor_lines",
+    "row_sizes",
     "table_shape",
 ]
 
 
 log = logging.getLogger("vkmoe")
 DEFAULT_CTX_SIZE = 8192
+DECODE_ROWS = (1, 2, 4, 8)
+PROMPT_ROWS = (32, 64, 128, 256, 512, 1024)  # sizes of programs below the largest
+CPU_UBATCH, GPU_UBATCH = 128, 512
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def decide(
     """
     spec, tuning, sizes = model.spec, tuning or choose_tuning(device), weight_bytes(model.tensors)
     attention = attention_kernels(spec, context_size(config, spec), config.kv_type, tuning)
-    workspace = Workspace(spec, tuning, attention)
+    workspace = Workspace(spec, tuning, attention, row_sizes(config, device))
     link: LinkSpeed | None = None
 
     def mode_of_cache() -> ExpertMode:
@@ -141,11 +145,12 @@ def predictor_lines(
 
 def _scratch(workspace: Workspace, n_layers: int) -> Scratch:
     """List the workspace's tensors, and the host's buffers for what goes in and comes out."""
-    serials = 4 * n_layers  # one for each piece but the last; pieces are whole layers and the head
+    serials = 4 * most_pieces(n_layers)
     return Scratch(
         tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
         params=workspace.params.n_bytes,
         results=workspace.log.n_bytes + workspace.candidates.n_bytes + serials,
+        logits=workspace.logits.n_bytes,
     )
 
 
@@ -156,6 +161,7 @@ class Scratch:
     tensors: tuple[int, ...]  # of the workspace, each an allocation of its own
     params: int
     results: int  # routing log, candidates and serials, read back after each token, at most
+    logits: int
 
 
 def plan(
@@ -175,17 +181,17 @@ def plan(
     """
     ctx_size = context_size(config, spec)
     lines = tuple(_fixed_lines(config, spec, device, weights, scratch))
-    base = MemoryPlan(ctx_size, config.kv_type, ON_DEVICE, lines)
+    base = MemoryPlan(ctx_size, config.kv_type, ON_DEVICE, lines, n_regions=config.parallel)
     budget = device_budget(device, available_host_bytes)
     free = budget - base.total("device") - (base.total("host") if device.is_uma else 0)
     try:
         if free < 0:
-            caches = sum(_cache_bytes(spec, ctx_size, config.kv_type))
+            caches = config.parallel * sum(_cache_bytes(spec, ctx_size, config.kv_type))
             raise OutOfMemoryError(
                 f"{spec.name} needs {in_mib(budget - free)} of {device.name}'s memory "
                 f"without its experts (weights {in_mib(weights.trunk)}, KV cache "
                 f"{in_mib(caches)}); {in_mib(budget)} can be used",
-                "lower --ctx-size" if caches > weights.trunk else "choose a smaller model",
+                _smaller(config, caches > weights.trunk),
             )
         pool = _pool_room(base, device, free, available_host_bytes)
         given = ExpertRoom(config, spec.experts, weights, device, free, pool, base)
@@ -195,6 +201,24 @@ def plan(
             others = "; a file in a type that vkmoe runs as it is needs less"
             raise OutOfMemoryError(f"{error}; weights are {growth}", error.hint + others) from None
         raise
+
+
+def _smaller(config: EngineConfig, caches_are_large: bool) -> str:
+    """Say what makes a plan smaller that has no room for any expert."""
+    if not caches_are_large:
+        return "choose a smaller model"
+    return "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
+
+
+def row_sizes(config: EngineConfig, device: DeviceInfo) -> RowSizes:
+    """Choose how many rows programs have: to decode, and of a prompt.
+
+    More than one row is decoded where there are several sequences, or guesses to verify.
+    """
+    most = config.ubatch_size or (CPU_UBATCH if device.is_cpu else GPU_UBATCH)
+    prompt = [size for size in PROMPT_ROWS if size < most]
+    several = config.parallel > 1 or config.draft != "none"
+    return RowSizes(DECODE_ROWS if several else (1,), (*prompt, most))
 
 
 def _pool_room(
@@ -258,10 +282,12 @@ def _fixed_lines(
     n_bytes = layout_bytes([trunk]) - sum(ropes)
     item, reason = "weights used by every token", "read for each token"
     yield allocation(device, item, "device", reason, "weights", [trunk], n_bytes)
-    item = f"KV cache, {ctx_size} tokens, {kv_type}"
+    of_each = f" for each of {config.parallel}" if config.parallel > 1 else ""
+    item = f"KV cache, {ctx_size} tokens{of_each}, {kv_type}"
     default = f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
     reason = "as --ctx-size" if config.ctx_size else default
-    caches = [lay_out_spans(device, _cache_bytes(spec, ctx_size, kv_type))]
+    sizes = [config.parallel * n_bytes for n_bytes in _cache_bytes(spec, ctx_size, kv_type)]
+    caches = [lay_out_spans(device, sizes)]
     yield allocation(device, item, "device", reason, "KV cache", caches)
     item, reason = "rotary table", "one entry per position"
     yield allocation(device, item, "device", reason, "weights", n_bytes=sum(ropes))
@@ -270,11 +296,11 @@ def _fixed_lines(
     lanes += [] if is_mapped(device, "bar") else [table_bytes] * N_LANES
     whole: tuple[tuple[str, Intent, str, BufferName, Sequence[int]], ...] = (
         # One more: the placeholder of kernels without tensors.
-        ("activations", "device", "one token at a time", "tensors", (*scratch.tensors, 4)),
+        ("activations", "device", "as --ubatch-size", "tensors", (*scratch.tensors, 4)),
         ("expert table", "bar", "two versions", "expert table", [N_VERSIONS * table_bytes]),
         ("parameters", "host", "written for each token", "params", [scratch.params]),
         ("results", "readback", "read back after each token", "readback", [scratch.results]),
-        ("logits", "readback", "read back when asked for", "readback", [4 * spec.n_vocab]),
+        ("logits", "readback", "read back when asked for", "readback", [scratch.logits]),
         ("staging", "host", "device memory is not mapped", "staging", lanes),
     )
     for item, intent, reason, name, buffers in whole:
