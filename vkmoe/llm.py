@@ -98,7 +98,6 @@ class LLM(Closing):
         """
         started = time.perf_counter()
         config = _with_options(config or EngineConfig(), options)
-        _check_rows(config)
         if not isinstance(model, ModelFile):
             model = open_model(model if model is not None else demo_model_path())
         with ExitStack() as unless_loaded:
