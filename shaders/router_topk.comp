@@ -11,7 +11,7 @@
 // Inputs    logits f32 [n_experts (+ 1 gate)]; selection_bias f32 [n_experts] by address; params; the expert table by address,
 //           uvec2 entries [n_layers][n_experts] and landing places, this layer's from entry first_landing on. Outputs:
 //           routing words [n_used ids | n_used weights | n_used addresses of 2 words | n_used partners of 2 words (| weight
-//           of the shared expert)]; log words [4 + (layer * n_tokens + row) * n_used ...] = the chosen ids.
+//           of the shared expert)]; log words [4 + (layer * n_rows + row) * n_used ...] = the chosen ids.
 // Who       each lane keeps the best of its experts lane, lane + size, ..., and looks at its groups lane, lane + size, ...;
 //           n_used rounds of a workgroup argmax; then lane s writes slot s.
 // Assumes   n_used <= N_EXPERTS, n_used <= MAX_USED; n_groups divides n_experts, and the groups used hold n_used. NaN counts
@@ -188,7 +188,7 @@ void main() {
         const uvec2 landing = landing_place(s);
         const bool gathers = has(FLAG_GATHER) && !is_null(landing);
         write_slot(s, id, share * scale, gathers ? landing : span, gathers ? span : landing);
-        routing_log[LOG_HEADER_WORDS + (layer * params.n_tokens + ROW) * n_used + s] = id;
+        routing_log[LOG_HEADER_WORDS + (layer * params.n_rows + ROW) * n_used + s] = id;
     }
     if (has(FLAG_SHARED_GATE) && gl_LocalInvocationIndex == 0u)
         routing[6u * n_used] = floatBitsToUint(sigmoid(finite_logit(N_EXPERTS)));

@@ -6,12 +6,14 @@ Owns no memory. What the numbers of a run mean for experts is the subject of exp
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchKind", "RunResult", "TokenBatch", "TopLogits"]
+__all__ = ["BatchKind", "Phase", "RunResult", "TokenBatch", "TopLogits"]
+
+Phase = Literal["decode", "prompt"]
 
 
 class BatchKind(NamedTuple):
@@ -22,19 +24,23 @@ class BatchKind(NamedTuple):
 
 
 class TokenBatch(NamedTuple):
-    """Holds tokens of one sequence that are processed together, in order: one row each.
+    """Holds tokens that are processed together, one row each; those of a sequence in order.
 
-    Programs take one row for now; `TokenPrograms.run` refuses more.
+    Rows of a prompt are summed in another order than rows that are decoded: the phase says which
+    order it is, never their number. Programs take one row for now; `TokenPrograms.run` refuses
+    more.
     """
 
     tokens: tuple[int, ...]  # [n_tokens]
     positions: tuple[int, ...]  # [n_tokens], counted from 0
+    sequences: tuple[int, ...]  # [n_tokens]: the region of the KV caches that each one's has
     wants_logits: tuple[bool, ...]  # [n_tokens]
+    phase: Phase = "decode"
 
     @classmethod
     def one(cls, token: int, position: int, with_logits: bool = True) -> TokenBatch:
         """Make the batch of one token."""
-        return cls((token,), (position,), (with_logits,))
+        return cls((token,), (position,), (0,), (with_logits,))
 
     @property
     def kind(self) -> BatchKind:

@@ -1,18 +1,26 @@
 // The parameters of a batch, written by the host before each submit and copied device-local at the head of the program; as
-// pack_params in vkmoe/gpu/token_io.py writes them. Needs: PARAMS_BINDING defined.
-const uint PARAM_WORDS = 16u, HEADER_WORDS = 4u, ROW_WORDS = 2u, MAX_TOKENS = 1u;
+// pack_params in vkmoe/gpu/token_io.py writes them. A program may have more rows than the batch: those from n_rows on are
+// inert, and what stands in them is of no meaning.
+// Needs: PARAMS_BINDING defined; ROW too where it is not the first row: the one that an invocation processes.
+const uint HEADER_WORDS = 8u, ROW_WORDS = 4u;
+const uint ROW_WANTS_LOGITS = 1u;
 
 struct TokenRow {
     uint token;            // id of the token
     uint position;         // its position in the context, counted from 0
+    uint sequence;         // the region of the KV caches that its sequence has
+    uint flags;            // ROW_WANTS_LOGITS
 };
 
 layout(set = 0, binding = PARAMS_BINDING, std430) readonly buffer ParamsBuffer {
     uvec2 expert_table;    // address of the expert table version in force, uvec2 [n_layers][n_experts]
     uint serial;           // number of this submit; the last dispatch writes it into the log
-    uint n_tokens;         // rows in use
-    TokenRow rows[MAX_TOKENS];
-    uint reserved[PARAM_WORDS - HEADER_WORDS - ROW_WORDS * MAX_TOKENS];
+    uint n_rows;           // in use
+    uint landing_row;      // the row whose missed experts may land
+    uint reserved[HEADER_WORDS - 5u];
+    TokenRow rows[];
 } params;
 
-const uint ROW = 0u;       // that a program processes: programs take batches of one token
+#ifndef ROW
+#define ROW 0u
+#endif

@@ -168,7 +168,7 @@ def test_the_host_acts_between_segments_where_it_is_asked_to(
 
 def test_a_batch_of_two_is_refused_before_anything_is_sent(odd: Model) -> None:
     serial = odd.fused.io.serial
-    batch = TokenBatch((1, 2), (0, 1), (False, True))
+    batch = TokenBatch((1, 2), (0, 1), (0, 0), (False, True))
     with pytest.raises(AssertionError, match="one row"):
         odd.fused.run(batch, NothingMoves(odd.table))
     assert odd.fused.io.serial == serial

@@ -15,10 +15,9 @@ from vkmoe.reference import logits as twins
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
 CONSTANTS = {
     "include/params.glsl": {
-        "PARAM_WORDS": token_io.PARAM_WORDS,
         "HEADER_WORDS": token_io.HEADER_WORDS,
         "ROW_WORDS": token_io.ROW_WORDS,
-        "MAX_TOKENS": token_io.MAX_TOKENS,
+        "ROW_WANTS_LOGITS": token_io.WANTS_LOGITS,
     },
     "router_topk.comp": {
         "MAX_USED": router.MAX_USED,

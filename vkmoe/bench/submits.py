@@ -22,7 +22,7 @@ from vkmoe.gpu.arena import chunk_cap
 from vkmoe.gpu.backend import Backend, Buffer, Recording
 from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
 from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.token_io import PARAM_WORDS, pack_params
+from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.ops.candidates import finish
 from vkmoe.ops.context import OpContext
@@ -153,7 +153,7 @@ def _median(values: list[float]) -> float:
 def measure_dispatches(device: Device, settings: Settings) -> dict[str, Any]:
     """Measure microseconds per dispatch, less those of an empty recording."""
     backend = Backend(device)
-    params, log = TensorRef("params", PARAM_WORDS), TensorRef("log", 4)
+    params, log = TensorRef("params", param_words(1)), TensorRef("log", 4)
     program = Program("dispatches")
     finish(program, params, log)
     program.commands *= settings.dispatches
@@ -186,7 +186,7 @@ def _check_finish(
     device: Device, backend: Backend, program: Program, params: TensorRef, log: TensorRef
 ) -> None:
     """Raise WrongResultError unless the dispatch does its work."""
-    words = np.zeros(PARAM_WORDS, np.uint32)
+    words = np.zeros(params.n_words, np.uint32)
     pack_params(words.data, TokenBatch.one(0, 0), 0, SERIAL)
     with Transfer(device) as transfer:
         transfer.write(backend.tensor(params), 0, words.view(np.uint8))

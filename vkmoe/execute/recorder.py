@@ -30,7 +30,7 @@ from vkmoe.execute.segments import (
 )
 from vkmoe.gpu.backend import Backend, Recording, Submission
 from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.token_io import MAX_TOKENS, TokenIo
+from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder
 from vkmoe.ops.candidates import CandidatesReader
@@ -138,7 +138,7 @@ class TokenPrograms(Closing):
 
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
-        assert len(batch.tokens) <= MAX_TOKENS, "programs take one row"
+        assert len(batch.tokens) == 1, "programs take one row"
         kind, self._submissions = batch.kind, []
         for index, submit in enumerate(self.recorded[kind].submits):
             self.io.send(batch, host.begin(index == 0))

@@ -17,20 +17,32 @@ from vkmoe.errors import DeviceLostError
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program, Range, TensorRef
 
-__all__ = ["MAX_TOKENS", "PARAM_WORDS", "TokenIo", "pack_params"]
+__all__ = ["TokenIo", "pack_params", "param_words"]
 
-# The parameters (shaders/include/params.glsl): a header, rows, and reserved words, which are zero.
-PARAM_WORDS, HEADER_WORDS, ROW_WORDS = 16, 4, 2
-MAX_TOKENS = 1  # rows a program takes
-_HEADER = struct.Struct("<Q2I")  # expert table address, serial, number of tokens
-_ROW = struct.Struct("<2I")  # token, position
+# The parameters (shaders/include/params.glsl): a header, whose last words are zero, and rows.
+HEADER_WORDS, ROW_WORDS = 8, 4
+WANTS_LOGITS = 1  # a row's flag
+_HEADER = struct.Struct("<Q3I12x")  # expert table address, serial, rows in use, landing row
+_ROW = struct.Struct("<4I")  # token, position, sequence, flags
 
 
-def pack_params(view: memoryview, batch: TokenBatch, table_address: int, serial: int) -> None:
-    """Write the parameters of a batch to `view`, of PARAM_WORDS words; the reserved ones stay."""
-    _HEADER.pack_into(view, 0, table_address, serial, len(batch.tokens))
-    for row, (token, position) in enumerate(zip(batch.tokens, batch.positions, strict=True)):
-        _ROW.pack_into(view, _HEADER.size + row * _ROW.size, token, position)
+def param_words(n_rows: int) -> int:
+    """Count the words of the parameters of a program that has `n_rows` rows."""
+    return HEADER_WORDS + ROW_WORDS * n_rows
+
+
+def pack_params(
+    view: memoryview, batch: TokenBatch, table_address: int, serial: int, landing_row: int = 0
+) -> None:
+    """Write the parameters of a batch to `view`, of param_words(the program's rows) words.
+
+    Rows that the batch does not have stay what they are. Only missed experts of `landing_row` land.
+    """
+    _HEADER.pack_into(view, 0, table_address, serial, len(batch.tokens), landing_row)
+    rows = zip(batch.tokens, batch.positions, batch.sequences, batch.wants_logits, strict=True)
+    for row, (token, position, sequence, wants_logits) in enumerate(rows):
+        flags = WANTS_LOGITS * wants_logits
+        _ROW.pack_into(view, _HEADER.size + row * _ROW.size, token, position, sequence, flags)
 
 
 class TokenIo:
@@ -80,7 +92,7 @@ class TokenIo:
 
         The pieces of a token have the same serial: what is left there would vouch for the next.
         """
-        zero = self._params.words(PARAM_WORDS - 1, 1)
+        zero = self._params.words(HEADER_WORDS - 1, 1)
         program.copy(zero, self._log.words(0, 1), "serial cleared")
 
     def copy_serial(self, program: Program, piece: int) -> None:

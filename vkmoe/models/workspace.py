@@ -17,7 +17,7 @@ from vkmoe.facts import ArenaLayout, ExpertSpec, FeedForward, LatentSpec, Mixer,
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
-from vkmoe.gpu.token_io import PARAM_WORDS
+from vkmoe.gpu.token_io import param_words
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
 from vkmoe.ops.router import RouterShape, RoutingLog, routing_words
@@ -82,7 +82,7 @@ class Workspace:
         latents = [mixer for mixer in spec.mixers if isinstance(mixer, LatentSpec)]
         n_words = max(item.split.partials_words(item.shape) for item in attention.values())
         self.attention = attention
-        self.params = TensorRef("params", PARAM_WORDS)
+        self.params = TensorRef("params", param_words(1))
         self.hidden = TensorRef("hidden", spec.width)
         self.gained = TensorRef("gained", spec.width)
         self.norm_partials = TensorRef("norm_partials", n_partials)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from vkmoe.batch import TokenBatch
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.gpu.token_io import PARAM_WORDS, pack_params
+from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.quants import decode, to_device
@@ -139,15 +139,15 @@ def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float
     return decode(type_name, rows, len(rows) * n_columns).reshape(len(rows), n_columns)
 
 
-PARAMS = TensorRef("params", PARAM_WORDS)
+PARAMS = TensorRef("params", param_words(8))
 
 
 def params_words(
-    position: int = 0, serial: int = 0, table: int = 0, token: int = 0, n_tokens: int = 1
+    position: int = 0, serial: int = 0, table: int = 0, token: int = 0, n_rows: int = 1
 ) -> Words:
-    """Make uint32 [PARAM_WORDS]; `table` is the address of the expert table."""
-    words = np.zeros(PARAM_WORDS, np.uint32)
-    batch = TokenBatch((token,) * n_tokens, (position,) * n_tokens, (True,) * n_tokens)
+    """Make the words of PARAMS, of `n_rows` equal rows; `table` is the expert table's address."""
+    words = np.zeros(PARAMS.n_words, np.uint32)
+    batch = TokenBatch((token,) * n_rows, (position,) * n_rows, (0,) * n_rows, (True,) * n_rows)
     pack_params(words.data, batch, table, serial)
     return words
 
