@@ -38,6 +38,7 @@ class Tuning:
     required_subgroup_size: int = 0  # of the experts' kernels; 0: the device has only one anyway
     loaded_words: int = 16  # lanes: words of 16 bytes that a lane loads before it unpacks the first
     rows_of_few: int = 0  # `rows` of matrices that have few; 0: no other number
+    most_columns: int = 8  # rows of a batch that are multiplied with a chunk of weights at once
     launches: tuple[tuple[KernelClass, Launch], ...] = ()  # measured, in place of all these
 
     @property
@@ -61,6 +62,19 @@ class Tuning:
         rows = self.rows_of_few if kernel.rows == "few" and self.rows_of_few else self.rows
         required = self.required_subgroup_size if kernel.family in KEEPING else 0
         return Launch(self.workgroup_size, rows, required)
+
+    def columns(self, n_rows: int) -> int:
+        """Choose how many rows of a batch a workgroup takes at once: a divisor of their number."""
+        return max(n for n in range(1, self.most_columns + 1) if n_rows % n == 0)
+
+    def walk_rows(self, launch: Launch, columns: int) -> int:
+        """Choose of how many weight rows a workgroup holds the unpacked chunks, if it reuses them.
+
+        A chunk takes 36 registers, and the shader makes four walks at most.
+        """
+        if columns == 1 or self.mapping == "blocks":
+            return launch.rows
+        return min(launch.rows, max(1, self.loaded_words // 8, -(-launch.rows // 4)))
 
     @property
     def fewest_rows(self) -> int:
@@ -99,7 +113,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     if device.is_cpu:
         # The 64-bit variants take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
         load_64bit = adds_over_subgroups(device) and subgroup_size >= 8
-        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size)
+        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size, most_columns=4)
     return Tuning(
         "lanes",
         _WORKGROUP_SIZE,
