@@ -10,7 +10,7 @@ import pytest
 from tools import compare_shaders
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
-from vkmoe.ops import attention_shapes, candidates, experts, router
+from vkmoe.ops import attention, attention_shapes, candidates, experts, router
 from vkmoe.quants import TYPES
 from vkmoe.reference import logits as twins
 
@@ -22,7 +22,6 @@ CONSTANTS = {
     },
     "router_topk.comp": {
         "MAX_USED": router.MAX_USED,
-        "LOG_HEADER_WORDS": router.LOG_HEADER_WORDS,
         "FLAG_RENORMALISE": router.RENORMALISE,
         "FLAG_SIGMOID": router.SIGMOID,
         "FLAG_SHARED_GATE": router.SHARED_GATE,
@@ -34,6 +33,11 @@ CONSTANTS = {
     "gather.comp": {"UNITS": experts.UNITS_PER_LANE},
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
     "include/rms.glsl": {"LOADED_PARTIALS": compare_shaders.LOADED_PARTIALS},
+    "include/attention_cache.glsl": {
+        "WHOLE": attention.WHOLE,
+        "APPEND": attention.APPEND,
+        "READ": attention.READ,
+    },
     "include/select_top.glsl": {
         "N_TOP": candidates.N_CANDIDATES,
         "ID_RANGE": candidates.MAX_VOCAB - 1,
