@@ -352,11 +352,13 @@ class _Recorder:
         stepped = self.executor == "stepped"
         if kind.phase == "prompt":
             return (cut_prompt_at_routers if stepped else cut_at_marks)(body.commands)
-        return cut_at_routers(body.commands) if stepped else cut_at_layers(body.commands, self.borders)
+        if stepped:
+            return cut_at_routers(body.commands)
+        return cut_at_layers(body.commands, self.borders)
 
     def _outputs(self, kind: BatchKind) -> tuple[Bound, ...]:
         space = self.decoder.workspace
-        log = space.log.part(0, space.routing_log(kind.n_rows).tensor.n_words)
+        log = space.log.part(0, space.routing_log(kind.n_rows).n_words)
         return (log, space.candidates.rows(kind.n_logits)) if kind.n_logits else (log,)
 
     def _dressed(

@@ -19,7 +19,7 @@ from vkmoe.models.attention import MIXERS, AttentionBlock
 from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
-from vkmoe.ops.candidates import candidates, finish
+from vkmoe.ops.candidates import candidates, finish, pick_rows
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import embed, matvec
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
@@ -69,11 +69,15 @@ class Decoder:
         if kind.phase == "prompt":
             self._append_prompt(op)
             if kind.n_logits:
-                self._append_head(op, self._pick_rows(op, kind.n_logits), kind.n_logits)
+                head = replace(op, n_rows=kind.n_logits)
+                head.mark("head")
+                self._pick_rows(head)
+                self._append_head(head)
             return program
         n_partials = self._append_layers(op)
         if kind.n_logits:
-            self._append_head(op, self._norm(n_partials), kind.n_logits)
+            op.mark("head")
+            self._append_head(op, self._norm(n_partials))
         return program
 
     def _append_layers(self, op: OpContext) -> int:
@@ -99,34 +103,19 @@ class Decoder:
             self._mixer(index).append_prompt(of_layer)
             feed_forward.append_prompt(of_layer, index)
 
-    def _pick_rows(self, op: OpContext, n_logits: int) -> NormInput | None:
-        """Append `gained` = the normed state of the rows that want logits."""
-        space, width, eps = self.workspace, self.spec.width, self.spec.norm_eps
-        op.mark("head")
-        rms_norm(
-            replace(op, n_rows=n_logits).named("picked rows"),
-            space.hidden,
-            space.gained,
-            width,
-            self.weights.output_gain,
-            eps,
-            picked_by=space.params,
-        )
-        return None
+    def _pick_rows(self, op: OpContext) -> None:
+        """Append `gained` = the normed state of the rows of prompts that want logits."""
+        space, width, gain = self.workspace, self.spec.width, self.weights.output_gain
+        pick_rows(op.named("picked rows"), space.hidden, space.gained, width, space.params)
+        normed, eps = op.named("norm"), self.spec.norm_eps
+        rms_norm(normed, space.gained, space.gained, width, gain, eps)
 
-    def _append_head(self, op: OpContext, norm: NormInput | None, n_logits: int) -> None:
+    def _append_head(self, op: OpContext, norm: NormInput | None = None) -> None:
         """Append the logits of the first rows of `gained`, and the largest of each."""
-        space, head = self.workspace, replace(op, n_rows=n_logits)
-        op.mark("head")
-        matvec(
-            head.named("logits"),
-            (self.weights.output,),
-            space.gained,
-            space.logits,
-            norm,
-            space.norm_partials,
-        )
-        top, lists = head.named("candidates"), space.candidate_lists
+        space, logits = self.workspace, op.named("logits")
+        output, scratch = (self.weights.output,), space.norm_partials
+        matvec(logits, output, space.gained, space.logits, norm, scratch)
+        top, lists = op.named("candidates"), space.candidate_lists
         candidates(top, space.logits, self.spec.n_vocab, lists, space.candidates)
 
     def close_program(self, program: Program) -> None:

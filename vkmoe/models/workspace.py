@@ -7,7 +7,7 @@ description. What lies where in a cache is the subject of ops/attention.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from vkmoe.batch import Phase
@@ -26,9 +26,9 @@ from vkmoe.ops.router import RouterShape, RoutingLog, routing_words
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
+    "LOGIT_ROWS",
     "AttentionKernels",
     "KvAddresses",
-    "LOGIT_ROWS",
     "KvCaches",
     "LatentWorkspace",
     "RowSizes",
@@ -148,7 +148,10 @@ class Workspace:
         latents = [mixer for mixer in spec.mixers if isinstance(mixer, LatentSpec)]
         n_words = max(item.split.partials_words(item.shape) for item in attention.values())
         self.attention = attention
-        self.row_sizes: dict[Phase, tuple[int, ...]] = dict(decode=sizes.decode, prompt=sizes.prompt)
+        self.row_sizes: dict[Phase, tuple[int, ...]] = {
+            "decode": sizes.decode,
+            "prompt": sizes.prompt,
+        }
         self.params = TensorRef("params", param_words(n_rows))
         self.hidden = _rows("hidden", spec.width, n_rows)
         self.gained = _rows("gained", spec.width, n_rows)
@@ -170,12 +173,12 @@ class Workspace:
         self.logits = _rows("logits", spec.n_vocab, n_logits)
         self.candidate_lists = _rows("candidate_lists", list_words(tuning, spec.n_vocab), n_logits)
         self.candidates = _rows("candidates", CANDIDATE_WORDS, n_logits)
-        self._log_shape = (len(spec.moe_layers), n_used)
-        self.log = self.routing_log(n_rows).tensor
+        self._log = RoutingLog(len(spec.moe_layers), n_used, n_rows)
+        self.log = self._log.tensor
 
     def routing_log(self, n_rows: int) -> RoutingLog:
         """Lay out the log of a program with so many rows."""
-        return RoutingLog(*self._log_shape, n_rows)
+        return replace(self._log, n_tokens=n_rows, room=self.log.n_words)
 
     @property
     def tensors(self) -> list[TensorRef]:
@@ -303,8 +306,9 @@ class KvCaches(Closing):
                     strip_bytes = n_bytes // layer.n_strips
                     copied = strip_bytes // layer.shape.context * n_positions
                     for strip in range(layer.n_strips):
-                        starts = (place.offset + n_bytes * i + strip_bytes * strip for i in (source, target))
-                        recorder.copy(place.buffer, next(starts), place.buffer, next(starts), copied)
+                        first = place.offset + strip_bytes * strip
+                        before, after = first + n_bytes * source, first + n_bytes * target
+                        recorder.copy(place.buffer, before, place.buffer, after, copied)
             self._device.native.submit(recorder.finish()).wait()
 
     def close(self) -> None:

@@ -29,8 +29,12 @@ __all__ = [
     "finish",
     "list_words",
     "n_lists",
+    "pick_rows",
 ]
 
+PICK_ROWS = kernel(
+    "pick_rows", "r:x r:params w:y", "u32:row_vec4s u32:x_pitch u32:y_pitch", "workgroup_size"
+)
 CANDIDATES_PARTIAL = kernel(
     "candidates_partial",
     "r:logits w:lists",
@@ -70,6 +74,26 @@ class CandidatesReader:
         count, has_nan, log_sum_exp = _HEAD.unpack_from(self._head)
         ids, logits = self._ids[:count].copy(), self._logits[:count].copy()
         return TopLogits(ids, logits, self._n_vocab, log_sum_exp, bool(has_nan))
+
+
+def pick_rows(
+    op: OpContext, x: TensorRef, y: TensorRef, width: int, params: TensorRef
+) -> None:
+    """Append y[i] = x[the i-th row that wants logits, by `params`], for the first rows of y.
+
+    f32 [width] each; a program has as many such rows as the op's context, or fewer.
+    """
+    assert width % 4 == 0 and x.row_words % 4 == 0 and y.row_words % 4 == 0, (x, y, width)
+    pitches = {"x_pitch": x.row_words // 4, "y_pitch": y.row_words // 4}
+    op.append(
+        PICK_ROWS.dispatch(
+            "pick_rows",
+            {**vars(op.tuning), **pitches, "row_vec4s": width // 4},
+            {"x": x, "params": params, "y": y.rows(op.n_rows, 0, width)},
+            (-(-(width // 4) // op.tuning.workgroup_size), 1, op.n_rows),
+            op.label,
+        )
+    )
 
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:

@@ -114,17 +114,22 @@ class RoutingLog:
 
     The two are its filled words [n_layers][n_tokens][n_used][2]: 1 + the expert's id where that
     half of its span (gate and up; down) was stored in a landing place, else 0. Layers are MoE
-    layers.
+    layers. The tensor may have `room` for more words, those of a program with more rows.
     """
 
     n_layers: int
     n_used: int
     n_tokens: int = 1
     name: str = "log"
+    room: int = 0
+
+    @property
+    def n_words(self) -> int:
+        return LOG_HEADER_WORDS + 3 * self._n_ids
 
     @property
     def tensor(self) -> TensorRef:
-        return TensorRef(self.name, LOG_HEADER_WORDS + 3 * self._n_ids)
+        return TensorRef(self.name, max(self.n_words, self.room))
 
     @property
     def _layer_ids(self) -> int:
@@ -146,7 +151,7 @@ class RoutingLog:
 
     def views(self, words: NDArray[np.uint32]) -> LogViews:
         """View the words of the log by token, layer and used expert."""
-        ids, filled = np.split(words[LOG_HEADER_WORDS:], [self._n_ids])
+        ids, filled = np.split(words[LOG_HEADER_WORDS : self.n_words], [self._n_ids])
         shape = (self.n_layers, self.n_tokens, self.n_used)
         return LogViews(ids.reshape(shape).swapaxes(0, 1), filled.reshape(*shape, 2).swapaxes(0, 1))
 

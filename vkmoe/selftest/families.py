@@ -38,6 +38,8 @@ from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
 from vkmoe.selftest.rows import (
     Batch as RowBatch,
+)
+from vkmoe.selftest.rows import (
     CandidateRows,
     DownRows,
     EmbedRows,
