@@ -319,8 +319,9 @@ class LLM(Closing):
     ) -> Iterator[Piece]:
         with closing(self._run([request])) as news:
             for _, generation, pieces in news:
-                if progress is not None and not generation.n_generated:
+                if progress is not None:
                     progress(generation.n_read, generation.n_prompt)
+                    progress = None if generation.n_read == generation.n_prompt else progress
                 yield from pieces
 
     def _pieces_of_all(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
