@@ -360,6 +360,7 @@ class LLM(Closing):
             while running:
                 # Another iterator's steps may have brought these on already.
                 if not any(each.is_done or each.pieces for each in running.values()):
+                    assert self.scheduler.has_work, "replies were lost"
                     self.scheduler.step()
                 for index, generation in tuple(running.items()):
                     if generation.is_done:
