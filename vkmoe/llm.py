@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -232,7 +233,7 @@ class LLM(Closing):
 
         All options are those of `request`.
         """
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | Sequence | Request):
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], Real):
             found = dict(self.generate_many(prompt, sampling, **options))
             return [found[index] for index in range(len(prompt))]
         ((_, result),) = self.generate_many([prompt], sampling, **options)
@@ -381,8 +382,13 @@ class LLM(Closing):
 
 def _check_rows(config: EngineConfig) -> None:
     """Raise UsageError for rows that the engine does not run yet."""
-    for flag, value in (("--parallel", config.parallel), ("--ubatch-size", config.ubatch_size)):
-        if value not in (None, 1):
+    asked = {
+        "--parallel": config.parallel,
+        "--ubatch-size": config.ubatch_size,
+        "--draft": config.draft,
+    }
+    for flag, value in asked.items():
+        if value not in (None, 1, "none"):
             raise UsageError(
                 f"{flag} is {value}, but one token is processed at a time for now", "leave it out"
             )

@@ -39,6 +39,8 @@ def test_a_list_of_prompts_gives_a_list_of_replies(llm: LLM) -> None:
 def test_texts_and_requests_are_prompts_too(llm: LLM) -> None:
     texts = ["the self", "def"]
     wanted = [llm.generate(text, **SAMPLED).token_ids for text in texts]
+    arrays: Any = [np.array(llm.tokenizer.encode(text)) for text in texts]
+    assert [result.token_ids for result in llm.generate(arrays, **SAMPLED)] == wanted
     assert [result.token_ids for result in llm.generate(texts, **SAMPLED)] == wanted
     requests = [
         llm.request(text, **{**SAMPLED, "max_tokens": n}) for n, text in enumerate(texts, 2)
@@ -165,7 +167,7 @@ def test_logits_of_a_prompt_and_of_a_reply_have_one_shape(llm: LLM) -> None:
     np.testing.assert_array_equal(llm.logits([4, 5, 6]), llm.logits([4, 5, 6], "prompt"))
 
 
-@pytest.mark.parametrize("options", [{"parallel": 2}, {"ubatch_size": 4}])
+@pytest.mark.parametrize("options", [{"parallel": 2}, {"ubatch_size": 4}, {"draft": "lookup"}])
 def test_rows_that_cannot_run_yet_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(VkmoeError, match="one token is processed at a time"):
         LLM(TINY, **options)
