@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -231,7 +232,7 @@ class LLM(Closing):
 
         All options are those of `request`.
         """
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | Sequence | Request):
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], Real):
             found = dict(self.generate_many(prompt, sampling, **options))
             return [found[index] for index in range(len(prompt))]
         ((_, result),) = self.generate_many([prompt], sampling, **options)
@@ -318,8 +319,9 @@ class LLM(Closing):
     ) -> Iterator[Piece]:
         with closing(self._run([request])) as news:
             for _, generation, pieces in news:
-                if progress is not None and not generation.n_generated:
+                if progress is not None:
                     progress(generation.n_read, generation.n_prompt)
+                    progress = None if generation.n_read == generation.n_prompt else progress
                 yield from pieces
 
     def _pieces_of_all(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
@@ -358,6 +360,7 @@ class LLM(Closing):
             while running:
                 # Another iterator's steps may have brought these on already.
                 if not any(each.is_done or each.pieces for each in running.values()):
+                    assert self.scheduler.has_work, "replies were lost"
                     self.scheduler.step()
                 for index, generation in tuple(running.items()):
                     if generation.is_done:

@@ -135,3 +135,17 @@ def test_coverage() -> None:
 def test_coverage_refuses_shares_that_are_none() -> None:
     done = run("coverage", "--shares", "50,0")
     assert done.returncode == 2 and "above 0" in done.stderr
+
+
+def test_replies() -> None:
+    """One reply, with and without drafts; both give one text."""
+    few = ["--together", "1", "--drafts", "--tokens", "3", "--repeats", "1"]
+    results = document("replies", *few)["results"]
+    assert positive(results["rows"])
+    assert [row["what"] for row in results["rows"]] == ["one", "one, drafts"]
+    assert results["ratios"] == {}
+
+
+def test_replies_refuses_numbers_that_are_none() -> None:
+    done = run("replies", "--together", "2,0")
+    assert done.returncode == 2 and "from 1 on" in done.stderr

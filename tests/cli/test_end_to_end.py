@@ -35,6 +35,8 @@ VALUES: dict[str, Any] = {
     "seed": 11,
     "device": "0",
     "ctx_size": 64,
+    "ubatch_size": 1,
+    "stride": 30,
     "expert_slots": 8,
     "moe_warmpin": 2,
     "expert_resident_selection": "first_n",
@@ -51,7 +53,7 @@ VALUES: dict[str, Any] = {
 # The prompt comes from -p, -f is tested below; others would contradict those above or leave files.
 LEFT_OUT = (
     *("file", "expert_cache", "expert_resident_ids", "expert_profile", "expert_stats"),
-    *("moe_predict_prefetch", "plot"),
+    *("moe_predict_prefetch", "plot", "prompts"),
 )
 VARYING = ("load_seconds", "ttft_seconds", "prompt_seconds", "decode_seconds", "prompt_rate",
            "decode_rate")  # fmt: skip
@@ -118,7 +120,12 @@ def test_every_command_with_its_defaults_and_with_its_variables(
     command = COMMANDS[name]
     few = suite.compiled_variants()[::20]
     monkeypatch.setattr(suite, "compiled_variants", lambda: few)
-    words = [str(recorded(tmp_path / "trace.jsonl"))] if name == "simulate" else []
+    text = tmp_path / "text.txt"
+    text.write_text("def add(a, b):\n    return a + b\n" * 10)
+    words = {
+        "simulate": [str(recorded(tmp_path / "trace.jsonl"))],
+        "perplexity": ["-f", str(text)],
+    }.get(name, [])
     by_flag = run(name, *words, *as_flags(command), stdin=b"hi\n/clear\nhi\n/exit\n")
     assert by_flag.code == 0, by_flag.err
     assert by_flag.out.strip()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from vkmoe.cli.notes import cache_notes
+from vkmoe.cli.notes import cache_notes, prompt_progress
 from vkmoe.config import EngineConfig
 from vkmoe.errors import PromptError
 from vkmoe.experts.decide.settings import size_cache
@@ -241,3 +243,25 @@ def test_a_start_says_it_unless_quiet(run: Run, fake: type[FakeLLM]) -> None:
     line = "the model has no experts: --moe-warmpin has no effect"
     assert run("generate", "-p", "x", "--moe-warmpin", "2").err.splitlines().count(line) == 1
     assert run("generate", "-p", "x", "--moe-warmpin", "2", "--quiet").err == ""
+
+
+@pytest.mark.parametrize(("seconds", "drawn"), [(0.0, [(2, 9), (5, 9)]), (60.0, [])])
+def test_a_bar_shows_that_a_long_prompt_is_read(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, drawn: list[tuple[int, int]]
+) -> None:
+    """It goes when the reply begins."""
+    seen: list[Any] = []
+
+    @contextmanager
+    def counting(label: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
+        assert (label, shown) == ("prompt", True)
+        yield lambda done, total: seen.append((done, total))
+        seen.append("gone")
+
+    monkeypatch.setattr("vkmoe.cli.notes.counting", counting)
+    monkeypatch.setattr("vkmoe.cli.notes._LONG_PROMPT", seconds)
+    with prompt_progress() as progress:
+        progress(2, 9)
+        progress(5, 9)
+        progress(9, 9)
+        assert seen == [*drawn, *["gone"] * bool(drawn)]

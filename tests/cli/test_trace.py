@@ -194,6 +194,7 @@ def test_without_a_name_the_file_is_trace_jsonl(
         (("/nowhere.gguf", "-p", "x"), 1, "/nowhere.gguf"),
         (("-p", "x", "-o", "/nowhere/t.jsonl"), 1, "the trace cannot be written: no folder"),
         (("-p", "x", "-o", "/"), 1, "the trace cannot be written: / is a folder"),
+        (("-p", "x", "--draft", "lookup"), 2, "--draft lookup runs tokens that the reply may not"),
         (("-p", "x", "-o", "-"), 2, "--output - would mix the trace with the reply"),
         ((), 2, "no prompt given"),
         (("-p", "x", "-v", "-q"), 2, "--verbose and --quiet contradict"),

@@ -57,6 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that README's examples name."""
     path = tmp_path_factory.mktemp("readme")
     (path / "prompt.txt").write_text("class Point:\n")
+    (path / "prompts.jsonl").write_text('{"prompt": "def f():", "max_tokens": 4}\n')
+    (path / "text.txt").write_text("def add(a, b):\n    return a + b\n" * 9)
     (path / "model.gguf").symlink_to(DEMO_MODEL)
     (path / "gpt-oss-20b-mxfp4.gguf").symlink_to(GPT_OSS)
     return path

@@ -39,6 +39,8 @@ def test_a_list_of_prompts_gives_a_list_of_replies(llm: LLM) -> None:
 def test_texts_and_requests_are_prompts_too(llm: LLM) -> None:
     texts = ["the self", "def"]
     wanted = [llm.generate(text, **SAMPLED).token_ids for text in texts]
+    arrays: Any = [np.array(llm.tokenizer.encode(text)) for text in texts]
+    assert [result.token_ids for result in llm.generate(arrays, **SAMPLED)] == wanted
     assert [result.token_ids for result in llm.generate(texts, **SAMPLED)] == wanted
     requests = [
         llm.request(text, **{**SAMPLED, "max_tokens": n}) for n, text in enumerate(texts, 2)
@@ -95,7 +97,7 @@ def test_progress_counts_the_tokens_of_the_prompt(llm: LLM) -> None:
     prompt = list(range(1, 9))
     for _ in llm.stream(prompt, progress=lambda *now: seen.append(now), max_tokens=2, temp=0):
         pass
-    assert seen == [(n, 8) for n in range(1, 8)], "with the last token there is a piece"
+    assert seen == [(n, 8) for n in range(1, 9)]
 
 
 @pytest.mark.parametrize("options", [{"temp": 0}, {"temp": 1.0, "seed": 3, "top_k": 0}])
@@ -165,7 +167,7 @@ def test_logits_of_a_prompt_and_of_a_reply_have_one_shape(llm: LLM) -> None:
     np.testing.assert_array_equal(llm.logits([4, 5, 6]), llm.logits([4, 5, 6], "prompt"))
 
 
-@pytest.mark.parametrize("options", [{"parallel": 2}, {"ubatch_size": 4}])
+@pytest.mark.parametrize("options", [{"parallel": 2}, {"ubatch_size": 4}, {"draft": "lookup"}])
 def test_rows_that_cannot_run_yet_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(VkmoeError, match="one token is processed at a time"):
         LLM(TINY, **options)

@@ -69,6 +69,7 @@ def tutorial(
     vkmoe generate -p "def main():"           the built-in demo model writes on
     vkmoe generate model.gguf -f prompt.txt   your own model, the prompt from a file
     echo "import os" | vkmoe generate -       the prompt from a pipe; text goes to stdout
+    vkmoe generate --prompts many.jsonl       many prompts, with -o FILE to be gone on with
     vkmoe chat model.gguf                     a conversation; /exit ends it
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe perplexity model.gguf -f text.txt   how well does it predict a text

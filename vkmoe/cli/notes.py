@@ -102,7 +102,8 @@ def prompt_progress(shown: bool = True) -> Iterator[Callable[[int, int], None]]:
             nonlocal draw
             if done >= total:
                 stack.close()  # the reply begins
-            elif draw is None and time.monotonic() - began > _LONG_PROMPT:
+                return
+            if draw is None and time.monotonic() - began > _LONG_PROMPT:
                 draw = stack.enter_context(counting("prompt", shown))
             if draw is not None:
                 draw(done, total)

@@ -68,8 +68,8 @@ class Regions:
             keeping or free,
             key=lambda i: (-common[i] if keeping else 0, self._regions[i].last_used),
         )
-        self._regions[chosen].is_taken = True
         self._touch(chosen)
+        self._regions[chosen].is_taken = True  # last: Ctrl-C before it leaves the region free
         return chosen
 
     def keep(self, region: int, tokens: Sequence[int]) -> int:

@@ -21,14 +21,17 @@ from vkmoe.generate.runner import BatchRunner
 
 __all__ = ["Scheduler"]
 
+_NO_REGION = -1
+
 
 @dataclass(eq=False)
 class _Sequence:
-    """Holds a reply that has a region."""
+    """Holds a reply that has a region, or is about to get one."""
 
     generation: Generation
-    region: int
     look_up: LookUp | None
+    region: int = _NO_REGION
+    turn: int = 0  # the sequence with the lowest one comes next
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,14 @@ class Scheduler:
         self._runner, self._draft = runner, draft
         self._submitted: deque[Generation] = deque()  # by other threads, since the last step
         self._waiting: deque[Generation] = deque()  # for a region
-        self._reading: deque[_Sequence] = deque()  # prompts; whose turn is next comes first
-        self._writing: deque[_Sequence] = deque()  # replies, likewise
+        self._running: list[_Sequence] = []
+        self._n_turns = 0
         self._n_owed = 0  # sequences that decode before prompts go on
 
     @property
     def has_work(self) -> bool:
         """Say whether a step would do anything."""
-        return any((self._submitted, self._waiting, self._reading, self._writing))
+        return any((self._submitted, self._waiting, self._running))
 
     def submit(self, generation: Generation) -> None:
         """Let a reply begin, as soon as a region is free. Any thread may call this."""
@@ -84,8 +87,13 @@ class Scheduler:
         news = self.sweep()
         try:
             self._admit()
-            phase: Phase = "decode" if self._writing and not self._prompts_next() else "prompt"
-            parts = self._decode_rows() if phase == "decode" else self._prompt_rows()
+            reading, writing = self._in_turn(reads=True), self._in_turn(reads=False)
+            self._n_owed = min(self._n_owed, len(writing))
+            phase: Phase = "decode" if writing and (self._n_owed or not reading) else "prompt"
+            if phase == "decode":
+                parts = self._decode_rows(writing)
+            else:
+                parts, self._n_owed = self._prompt_rows(reading), len(writing)
             if parts:
                 self._run_or_end(parts, phase)
         except VkmoeError as error:
@@ -100,18 +108,25 @@ class Scheduler:
         for generation in found:
             self._waiting.remove(generation)
             generation.end("interrupt")
-        for sequence in (*self._reading, *self._writing):
-            if sequence.generation.is_cancelled:
-                sequence.generation.end("interrupt")
-                self._place(sequence)
-                found.append(sequence.generation)
+        for sequence in tuple(self._running):
+            generation, has_region = sequence.generation, sequence.region != _NO_REGION
+            # What Ctrl-C left half done ends too.
+            if generation.is_cancelled or generation.is_done or not has_region:
+                generation.end("interrupt")
+                self._let_go(sequence)
+                found.append(generation)
         return found
 
     # ----- which rows -----
 
-    def _prompts_next(self) -> bool:
-        self._n_owed = min(self._n_owed, len(self._writing))
-        return bool(self._reading) and not self._n_owed
+    def _in_turn(self, reads: bool) -> list[_Sequence]:
+        """List the sequences whose prompt is being read, or the others; the next one first."""
+        found = [
+            sequence
+            for sequence in self._running
+            if (self.regions.n_rows(sequence.region) < sequence.generation.n_prompt) == reads
+        ]
+        return sorted(found, key=lambda sequence: sequence.turn)
 
     def _admit(self) -> None:
         """Give those that have waited longest the regions that are free."""
@@ -119,17 +134,18 @@ class Scheduler:
             generation = self._waiting.popleft()
             # The last token runs in any case: its logits choose the first one of the reply.
             prefix = generation.tokens[: generation.n_prompt - 1]
-            region = self.regions.take(prefix)
-            look_up = LookUp() if self._draft == "lookup" else None
-            self._reading.append(_Sequence(generation, region, look_up))
+            sequence = _Sequence(generation, LookUp() if self._draft == "lookup" else None)
+            self._running.append(sequence)  # first, so that Ctrl-C leaves no region taken
+            sequence.region = self.regions.take(prefix)
+            self._end_turn(sequence)
             generation.begin()
-            generation.n_reused = generation.n_read = self.regions.keep(region, prefix)
+            generation.n_reused = generation.n_read = self.regions.keep(sequence.region, prefix)
 
-    def _prompt_rows(self) -> list[_Rows]:
+    def _prompt_rows(self, reading: Sequence[_Sequence]) -> list[_Rows]:
         """Fill a batch with rows of prompts, in turn."""
         parts: list[_Rows] = []
         n_rows, n_ends = self._runner.prompt_rows, self._runner.max_decode_rows
-        for sequence in tuple(self._reading):
+        for sequence in reading:
             generation, region = sequence.generation, sequence.region
             if n_rows:
                 prompt = generation.tokens[: generation.n_prompt]
@@ -142,13 +158,12 @@ class Scheduler:
                 if rows:
                     parts.append(_Rows(sequence, first, rows, int(ends)))
                     n_rows, n_ends = n_rows - len(rows), n_ends - ends
-        self._n_owed = len(self._writing)
         return parts
 
-    def _decode_rows(self) -> list[_Rows]:
+    def _decode_rows(self, writing: Sequence[_Sequence]) -> list[_Rows]:
         """Take the next row of the sequences whose turn it is, and guesses where there is room."""
         room = self._runner.max_decode_rows
-        turn = list(self._writing)[:room]
+        turn = writing[:room]
         parts: list[_Rows] = []
         for n_before, sequence in enumerate(turn):
             parts.append(self._rows_to_decode(sequence, room // (len(turn) - n_before)))
@@ -174,10 +189,12 @@ class Scheduler:
         """Run a batch; where that is broken off, its replies end there."""
         try:
             self._run(parts, phase)
-        except BaseException as error:
-            for part in parts if not isinstance(error, VkmoeError) else ():
+        except VkmoeError:
+            raise  # which ends more than these
+        except BaseException:
+            for part in parts:
                 part.sequence.generation.end("interrupt")
-                self._place(part.sequence)
+                self._let_go(part.sequence)
             raise
 
     def _run(self, parts: Sequence[_Rows], phase: Phase) -> None:
@@ -191,7 +208,7 @@ class Scheduler:
         for part in parts:
             self._receive(part, result, n_before)
             n_before += part.n_logits
-            self._place(part.sequence)
+            self._end_turn(part.sequence)
 
     def _receive(self, part: _Rows, result: RunResult, n_before: int) -> None:
         """Choose tokens by the logits of a part, of which `n_before` in the batch come first."""
@@ -221,30 +238,28 @@ class Scheduler:
             if n_rows < self.regions.n_rows(region):
                 self.regions.go_back(region, n_rows)
 
-    def _place(self, sequence: _Sequence) -> None:
-        """Put a sequence behind the others that do the same next; one that ended frees its region.
+    def _end_turn(self, sequence: _Sequence) -> None:
+        """Put a sequence behind the others, and let go of it where its reply has ended. Mutates."""
+        self._n_turns += 1
+        sequence.turn = self._n_turns
+        if sequence.generation.is_done:
+            self._let_go(sequence)
 
-        Mutates.
-        """
-        generation, region = sequence.generation, sequence.region
-        for queue in (self._reading, self._writing):
-            if sequence in queue:
-                queue.remove(sequence)
-        if generation.is_done:
-            self.regions.release(region)
-        elif self.regions.n_rows(region) < generation.n_prompt:
-            self._reading.append(sequence)
-        else:
-            self._writing.append(sequence)
+    def _let_go(self, sequence: _Sequence) -> None:
+        """Free the region of a sequence. May be called again. Mutates."""
+        if sequence in self._running:
+            if sequence.region != _NO_REGION:
+                self.regions.release(sequence.region)
+            self._running.remove(sequence)  # last: Ctrl-C before it leaves it to the next sweep
 
     def _fail(self, error: VkmoeError) -> list[Generation]:
         """End all replies that have a region, whose rows are worth nothing now."""
         self.regions.forget()
-        sequences = [*self._reading, *self._writing]
-        for sequence in sequences:
+        failed = tuple(self._running)
+        for sequence in failed:
             sequence.generation.end("interrupt", error)
-            self._place(sequence)
-        return [sequence.generation for sequence in sequences]
+            self._let_go(sequence)
+        return [sequence.generation for sequence in failed]
 
 
 def _batch(parts: Sequence[_Rows], phase: Phase) -> TokenBatch:
