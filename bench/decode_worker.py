@@ -1,9 +1,10 @@
-"""vkmoe's side of bench/decode.py: a process that loads a model and decodes when told to.
+"""vkmoe's side of bench/decode.py and prompt.py: a process that loads a model and runs it as asked.
 
 The protocol, one JSON document a line (llama_cpp_worker.py speaks it too): the worker's first line
-says what it runs on; then stdin asks `{"do": "logits", "prompt": [...], "out": FILE}` or
-`{"do": "decode", "prompt": [...], "tokens": N}`, and the answer is `{}` or the tokens decoded and
-the seconds each took. Only decoding is timed: from one token's logits to the next one's choice.
+says what it runs on; then stdin asks `{"do": "logits", "prompt": [...], "out": FILE}`,
+`{"do": "prompt", "prompt": [...]}` or `{"do": "decode", "prompt": [...], "tokens": N}`. The answer
+is `{}`, the seconds that the prompt took, or the tokens decoded and the seconds of each, from one
+token's logits to the next one's choice.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,10 @@ def main() -> None:
 
 
 def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+    if request["do"] == "prompt":
+        started = time.perf_counter()
+        engine.run_prompt(request["prompt"])
+        return {"seconds": time.perf_counter() - started}
     top = engine.run_tokens(request["prompt"], 0)
     if request["do"] == "logits":
         np.save(request["out"], engine.full_logits())

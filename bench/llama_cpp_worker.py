@@ -27,6 +27,7 @@ def main() -> None:
         options.model,
         n_ctx=options.ctx,
         n_gpu_layers=-1,
+        n_batch=options.ctx,
         n_threads=os.cpu_count(),
         verbose=True,
     )
@@ -44,7 +45,11 @@ def main() -> None:
 
 def _answer(llama: Any, request: dict[str, Any]) -> dict[str, Any]:
     llama.reset()
+    started = time.perf_counter()
     llama.eval(request["prompt"])
+    if request["do"] == "prompt":
+        _logits(llama)  # reading them waits for the device
+        return {"seconds": time.perf_counter() - started}
     if request["do"] == "logits":
         np.save(request["out"], _logits(llama))
         return {}

@@ -66,6 +66,11 @@ class Worker(Closing):
             values: NDArray[np.float32] = np.load(out)
             return values
 
+    def prompt(self, prompt: Sequence[int]) -> float:
+        """Return the seconds that a prompt took, with nothing of it processed before."""
+        seconds: float = self._ask({"do": "prompt", "prompt": list(prompt)})["seconds"]
+        return seconds
+
     def decode(self, prompt: Sequence[int], n_tokens: int) -> tuple[list[int], list[float]]:
         """Tokens (one more than timed) and the seconds of each of the `n_tokens` steps."""
         answer = self._ask({"do": "decode", "prompt": list(prompt), "tokens": n_tokens})

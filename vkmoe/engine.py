@@ -88,9 +88,7 @@ class Engine(Closing):
         # ----- memory -----
         plan, enter = self.plan, self._cleanup.enter_context
         kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
-        self._caches = enter(
-            KvCaches(self.device, plan.layout("KV cache"), kinds, plan.n_regions)
-        )
+        self._caches = enter(KvCaches(self.device, plan.layout("KV cache"), kinds, plan.n_regions))
         memory = enter(ExpertMemory(self.device, decision, checks))
         loaded = enter(load_weights(self.device, self.model, decision, progress))
         self._stop_before_freeing(memory)
@@ -142,6 +140,11 @@ class Engine(Closing):
         return max(1, min(sizes[-1], n_at_once // n_used))
 
     @property
+    def max_logit_rows(self) -> int:
+        """Return the most rows of a prompt batch that may want logits."""
+        return self.workspace.logits.n_rows
+
+    @property
     def prompt_rows(self) -> int:
         """Return how many rows of a prompt a batch takes now; it follows the measured time."""
         return self._programs.prompt_rows
@@ -174,11 +177,13 @@ class Engine(Closing):
         """Forget what came from `position` on in a region; return where tokens go on.
 
         A KV cache holds every earlier position, so it is the one asked for, or the end of what was
-        processed. What predicts experts from token to token begins anew.
+        processed. Where more goes than guesses that were wrong, another text begins, and what
+        predicts experts from token to token begins anew.
         """
-        if position != self._ends[region]:
+        end = self._ends[region]
+        if not 0 <= end - position < self.max_decode_rows:
             self._experts.residency.reset_predictions()
-        self._ends[region] = min(position, self._ends[region])
+        self._ends[region] = min(position, end)
         return self._ends[region]
 
     def copy_region(self, source: int, target: int, n_positions: int) -> None:
@@ -230,6 +235,22 @@ class Engine(Closing):
         for offset, token in enumerate(tokens[:-1]):
             self.run_token(token, position + offset, with_logits=False)
         top = self.run_token(tokens[-1], position + len(tokens) - 1)
+        assert top is not None
+        return top
+
+    def run_prompt(self, tokens: Sequence[int], region: int = 0) -> TopLogits:
+        """Process the tokens of a prompt from position 0 on, in chunks as long as is favoured now.
+
+        Returns the last one's largest logits.
+        """
+        top, first = None, 0
+        while first < len(tokens):
+            chunk = tuple(tokens[first : first + self.prompt_rows])
+            n_rows, end = len(chunk), first + len(chunk)
+            wants = (*(False for _ in chunk[1:]), end == len(tokens))
+            positions = tuple(range(first, end))
+            top = self.run(TokenBatch(chunk, positions, (region,) * n_rows, wants, "prompt")).top
+            first = end
         assert top is not None
         return top
 

@@ -33,6 +33,7 @@ class FakeModel:
     ) -> None:
         self.n_regions, self.ctx_size = n_regions, ctx_size
         self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
+        self.max_logit_rows = max_decode_rows
         self.rows_alike, self._habit, self._stops_at = rows_alike, habit, stops_at
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []

@@ -65,7 +65,9 @@ def run_tokens(
             wants = start >= first
             n_rows = runner.max_decode_rows
             if phase == "prompt":
-                n_rows = min(n_rows, runner.prompt_rows) if wants else runner.prompt_rows
+                n_rows = runner.prompt_rows
+                if wants:
+                    n_rows = min(n_rows, runner.max_logit_rows)
             rows = range(start, min(start + n_rows, len(tokens) if wants else first))
             batch = TokenBatch(
                 tuple(tokens[start : rows.stop]),

@@ -144,7 +144,7 @@ class Scheduler:
     def _prompt_rows(self, reading: Sequence[_Sequence]) -> list[_Rows]:
         """Fill a batch with rows of prompts, in turn."""
         parts: list[_Rows] = []
-        n_rows, n_ends = self._runner.prompt_rows, self._runner.max_decode_rows
+        n_rows, n_ends = self._runner.prompt_rows, self._runner.max_logit_rows
         for sequence in reading:
             generation, region = sequence.generation, sequence.region
             if n_rows:

@@ -97,7 +97,6 @@ class GroupedAttention(AttentionBlock):
             AttentionTensors(space.params, space.attention_partials, space.attended),
         )
 
-
     def _attend_prompt(self, op: OpContext) -> None:
         space, weights, kernels = self.space, self.layer.mixer, self.kernels
         shape, params = kernels.shape, space.params

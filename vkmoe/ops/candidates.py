@@ -76,9 +76,7 @@ class CandidatesReader:
         return TopLogits(ids, logits, self._n_vocab, log_sum_exp, bool(has_nan))
 
 
-def pick_rows(
-    op: OpContext, x: TensorRef, y: TensorRef, width: int, params: TensorRef
-) -> None:
+def pick_rows(op: OpContext, x: TensorRef, y: TensorRef, width: int, params: TensorRef) -> None:
     """Append y[i] = x[the i-th row that wants logits, by `params`], for the first rows of y.
 
     f32 [width] each; a program has as many such rows as the op's context, or fewer.
