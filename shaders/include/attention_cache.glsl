@@ -1,11 +1,9 @@
 // Reading and writing rows of the caches of attention.comp and latent_attention.comp: f16 with KV_F16, f32 without.
-// Needs: attention_state.glsl, the push constant `context`; half.glsl is included here.
-#include "half.glsl"
+// Needs: attention_state.glsl, the push constant `context`; cached_word.glsl is included here.
+#include "cached_word.glsl"
 
 const uint UNIT_BYTES = UNIT_RAW * 16u;
 const uint ROW_BYTES = UNITS * UNIT_BYTES, CACHED_WORDS = ROW_BYTES / 4u;
-
-layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer CacheWord { uint word; };
 
 // Of a 16-byte word; `row` counts rows from the cache's first. A cache is smaller than 4 GiB.
 uvec2 word_address(uvec2 cache, uint row, uint unit, uint word) {
@@ -21,13 +19,9 @@ uint lane_unit(uint j) {
 #ifdef KV_F16
 vec4 decode_low(const uvec4 raw[STEP_RAW], uint at) { return vec4(unpackHalf2x16(raw[at].x), unpackHalf2x16(raw[at].y)); }
 vec4 decode_high(const uvec4 raw[STEP_RAW], uint at) { return vec4(unpackHalf2x16(raw[at].z), unpackHalf2x16(raw[at].w)); }
-const uint WORD_DIMS = 2u; // in 4 bytes of a row
-uint encode(const float values[WORD_DIMS]) { return pack_half2(values[0], values[1]); }
 #else
 vec4 decode_low(const uvec4 raw[STEP_RAW], uint at) { return uintBitsToFloat(raw[at]); }
 vec4 decode_high(const uvec4 raw[STEP_RAW], uint at) { return uintBitsToFloat(raw[at + 1u]); }
-const uint WORD_DIMS = 1u;
-uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); }
 #endif
 
 // The positions of a split whose rows were there before this token: its own row is being written, maybe by another workgroup.
