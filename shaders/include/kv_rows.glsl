@@ -1,25 +1,17 @@
 // Rows of KV caches as prompts write and read them: f16 with KV_F16, f32 without. A cache holds a region for each sequence,
 // [context] rows for each kv head.
-// Needs: address.glsl, params.glsl, CACHED_DIM (dims of a row, whole units of 8), N_KV_HEADS, the push constant `context`.
-#include "half.glsl"
+// Needs: address.glsl, params.glsl, CACHED_DIM (dims of a row, whole units of 8), N_KV_HEADS, the push constants `context`
+// and `n_regions`.
+#include "cached_word.glsl"
 
-#ifdef KV_F16
-const uint WORD_DIMS = 2u; // in 4 bytes of a row
-uint encode(const float values[WORD_DIMS]) { return pack_half2(values[0], values[1]); }
-#else
-const uint WORD_DIMS = 1u;
-uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); }
-#endif
 const uint UNIT_BYTES = 32u / WORD_DIMS, UNIT_RAW = 2u / WORD_DIMS; // bytes and 16-byte words of 8 dims
 const uint CACHED_WORDS = CACHED_DIM / WORD_DIMS, CACHED_BYTES = CACHED_WORDS * 4u;
-
-layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer CacheWord { uint word; };
 
 uint row_position(uint row) { return min(params.rows[row].position, context - 1u); }
 
 // Of a sequence's region in a cache; the regions of a cache may be more than 4 GiB together, one of them is less.
 uvec2 region_address(uvec2 cache, uint sequence) {
-    return address_add_product(cache, sequence, N_KV_HEADS * context * CACHED_BYTES);
+    return address_add_product(cache, min(sequence, n_regions - 1u), N_KV_HEADS * context * CACHED_BYTES);
 }
 
 // The first 16 bytes of a unit.

@@ -10,7 +10,14 @@ import pytest
 from tools import compare_shaders
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
-from vkmoe.ops import attention, attention_shapes, candidates, experts, router
+from vkmoe.ops import (
+    attention,
+    attention_shapes,
+    candidates,
+    experts,
+    prompt_attention,
+    router,
+)
 from vkmoe.quants import TYPES
 from vkmoe.reference import logits as twins
 
@@ -31,6 +38,10 @@ CONSTANTS = {
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
     "combine_rows.comp": {"NO_WORD": experts.NO_WORD},
     "gather.comp": {"UNITS": experts.UNITS_PER_LANE},
+    "include/prompt_tile.glsl": {
+        "BLOCK": prompt_attention.BLOCK,
+        "CHUNK": prompt_attention.CHUNK,
+    },
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
     "include/rms.glsl": {"LOADED_PARTIALS": compare_shaders.LOADED_PARTIALS},
     "include/attention_cache.glsl": {

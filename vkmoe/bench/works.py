@@ -1,7 +1,7 @@
 """This module says what `vkmoe bench kernels` runs: self-test cases in the shapes of real models.
 
 It owns the table of kernel families, which shapes of a model each gets, and the bytes that a
-dispatch must read. Attention is that of a token at the end of a full cache.
+dispatch must read. Attention is that of a token, or of a prompt's rows, at the end of a full cache.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from vkmoe.selftest.logits import CandidatesCase, RouterCase
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
+from vkmoe.selftest.prompt_attention import prompts
 from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
 from vkmoe.selftest.suite import Variant
 
@@ -36,6 +37,7 @@ EMBED_ROWS = 64  # a dispatch reads one row, whatever the vocabulary
 MATMUL_ROWS = 32
 GATHERED_TYPE = "Q8_0"
 ROUTER_TYPES = ("F32", "F16", "BF16")  # which converters leave routers in
+ATTENTION_ROWS = 128
 READ_MIB, TINY_READ_MIB = 64, 1
 PROMPT_ROWS, TILE_COLUMNS = (128, 512), 32
 
@@ -219,6 +221,45 @@ def _latent_attention(setup: Setup) -> Iterator[Work]:
         )
 
 
+def _grouped_prompts(setup: Setup) -> Iterator[Work]:
+    """Take the last rows of a full cache as a prompt; keys and values are read once for all."""
+    if setup.shapes.latent is None or setup.shapes is TINY:
+        for shape in _grouped(setup):
+            n_words = 2 * ATTENTION_ROWS * shape.n_heads * shape.head_dim
+            n_seen = min(
+                shape.context, shape.window + ATTENTION_ROWS if shape.window else shape.context
+            )
+            n_bytes = 2 * shape.cache_bytes // shape.context * n_seen
+            if setup.variant.family == "append_rows":
+                n_words, n_bytes = 2 * ATTENTION_ROWS * shape.qkv_width, 0
+            yield _prompt_work(setup, shape, 4 * n_words + n_bytes)
+
+
+def _latent_grouped_prompts(setup: Setup) -> Iterator[Work]:
+    for shape in _latent(setup):
+        n_words = ATTENTION_ROWS * shape.n_heads * (2 * shape.kv_rank + shape.rope_dim)
+        n_bytes = shape.cache_bytes
+        if setup.variant.family == "append_latent_rows":
+            rotary = 2 * shape.n_heads * shape.rope_dim
+            n_words, n_bytes = ATTENTION_ROWS * (rotary + 2 * shape.row_dim), 0
+        yield _prompt_work(setup, shape, 4 * n_words + n_bytes)
+
+
+def _prompt_attention(setup: Setup) -> Iterator[Work]:
+    yield from _grouped_prompts(setup)
+    yield from _latent_grouped_prompts(setup)
+
+
+def _prompt_work(setup: Setup, shape: AttentionShape | LatentShape, n_bytes: int) -> Work:
+    def check(runner: Runner) -> Checks:
+        first, checks = shape.context - ATTENTION_ROWS, Checks()
+        case = prompts(runner, shape, setup.tuning, ATTENTION_ROWS, slice(first))
+        case.step(case.draw(range(first, shape.context)), checks)
+        return checks
+
+    return Work(f"{ATTENTION_ROWS} rows, {_attention_text(shape)}", n_bytes, check)
+
+
 def _combine(setup: Setup) -> Iterator[Work]:
     """Join what the splits of either kind left."""
     shapes: list[AttentionShape | LatentShape] = [*_latent(setup)] or [*_grouped(setup)]
@@ -375,6 +416,9 @@ WORKS: dict[str, Callable[[Setup], Iterator[Work]]] = {
     "attention": _attention,
     "latent_attention": _latent_attention,
     "attention_combine": _combine,
+    "append_rows": _prompts,
+    "append_latent_rows": _latent_prompts,
+    "prompt_attention": _prompt_attention,
     "router_topk": _router_topk,
     "rms_norm": _rms_norm,
     "candidates_partial": _candidates,

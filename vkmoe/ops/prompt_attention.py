@@ -45,27 +45,27 @@ APPEND_ROWS = kernel(
     "append_rows",
     "rw:qkv r:params",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
-    "u32:context u32:qkv_pitch f32:eps",
+    "u32:context u32:n_regions u32:qkv_pitch f32:eps",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode",
 )
 APPEND_LATENT_ROWS = kernel(
     "append_latent_rows",
     "rw:q r:params r:kv",
     "address:rows address:rope_table address:gain "
-    "u32:context u32:q_offset u32:q_pitch u32:kv_offset u32:kv_pitch f32:eps",
+    "u32:context u32:n_regions u32:q_offset u32:q_pitch u32:kv_offset u32:kv_pitch f32:eps",
     "workgroup_size kv_rank rope_dim nope_dim n_heads rope_style",
 )
 PROMPT_ATTENTION = kernel(
     "prompt_attention",
     "r:queries r:params r:rest w:out",
-    "address:k_cache address:v_cache address:sinks u32:context u32:window f32:scale "
+    "address:k_cache address:v_cache address:sinks u32:context u32:n_regions u32:window f32:scale "
     "u32:query_pitch u32:rest_offset u32:rest_pitch u32:rest_stride u32:out_pitch",
     "workgroup_size row_dim value_dim n_heads n_kv_heads columns",
 )
 
 GPU_LANES = 128  # which every device takes
-BLOCK, CHUNK_STRIDE = 32, 9  # positions, and vec4s between staged rows, of prompt_tile.glsl
-LANE_SUMS = 32  # of a lane on GPUs: what every compiler has registers for
+BLOCK, CHUNK = 32, 8  # positions and vec4s of a row that prompt_tile.glsl stages at once
+LANE_SUMS = {"F16": 32, "F32": 16}  # of a lane on GPUs: what every compiler has registers for
 CPU_LANES, CPU_COLUMNS = 8, 8  # at most
 
 
@@ -96,18 +96,18 @@ def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> Prompt
     """Choose a tiling, which neither rows, context nor window have a say in.
 
     On CPU drivers whose subgroups are wide enough a workgroup is one subgroup, and its lanes hold
-    all dims of few columns. Elsewhere a lane adds up to 32 sums of a tile.
+    all dims of few columns. Elsewhere a lane has as many sums of a tile as it has registers for.
     """
     units, value_units = -(-shape.row_dim // UNIT_DIMS), -(-shape.value_dim // UNIT_DIMS)
-    if tuning.mapping == "blocks" and tuning.load_64bit:
+    if tuning.walk_suffix:
         lane_units = -(-units // CPU_LANES) + -(-value_units // CPU_LANES)
         columns = max(1, min(CPU_COLUMNS, CPU_LATENT_UNITS // lane_units))
-        return PromptTiling(CPU_LANES, columns, "+blocks64")
+        return PromptTiling(CPU_LANES, columns, tuning.walk_suffix)
     lanes_of_unit = _power_of_two(GPU_LANES // value_units)
-    columns = min(32, lanes_of_unit * LANE_SUMS // UNIT_DIMS)
-    words = 4 * CHUNK_STRIDE * (2 * columns + BLOCK) + 5 * columns
+    columns = min(32, lanes_of_unit * LANE_SUMS[shape.kv_type] // UNIT_DIMS)
+    words = 4 * (CHUNK + 1) * (2 * columns + BLOCK) + 5 * columns
     assert 4 * words <= SHARED_BYTES, (shape, columns)
-    return PromptTiling(GPU_LANES, columns, "")
+    return PromptTiling(GPU_LANES, columns, tuning.walk_suffix)
 
 
 def _power_of_two(most: int) -> int:
@@ -127,7 +127,7 @@ def append_rows(
     n_spans = 3 if shape.norm == "full_width" else shape.n_heads + 2 * shape.n_kv_heads
     op.append(
         APPEND_ROWS.dispatch(
-            f"append_rows.{shape.kv_type.lower()}{op.tuning.reduce_suffix}",
+            f"append_rows.{shape.kv_type.lower()}{op.tuning.walk_suffix}",
             {
                 **vars(op.tuning),
                 **vars(shape),
@@ -181,7 +181,7 @@ def append_latent_rows(
     """
     op.append(
         APPEND_LATENT_ROWS.dispatch(
-            f"append_latent_rows.{shape.kv_type.lower()}{op.tuning.reduce_suffix}",
+            f"append_latent_rows.{shape.kv_type.lower()}{op.tuning.walk_suffix}",
             {
                 **vars(op.tuning),
                 **vars(shape),
@@ -220,7 +220,8 @@ def latent_prompt_attention(
     out f32 [n_heads * kv_rank] a row. Only the rotary part of each head of q is read.
     """
     numbers = {
-        **{"k_cache": cache.rows, "v_cache": cache.rows, "sinks": 0, "n_kv_heads": 1},
+        **{"k_cache": cache.rows, "v_cache": cache.rows, "sinks": 0},
+        **{"n_regions": cache.n_regions, "n_kv_heads": 1},
         "query_pitch": qkv.absorbed.row_words,
         "rest_offset": qkv.q_offset + shape.nope_dim,
         "rest_pitch": qkv.q.row_words,

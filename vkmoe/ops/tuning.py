@@ -64,6 +64,11 @@ class Tuning:
         return "+subgroup" if self.subgroup else ""
 
     @property
+    def walk_suffix(self) -> str:
+        """Return the suffix of the SPIR-V variants of the attention of prompts."""
+        return "+blocks64" if self.mapping == "blocks" and self.load_64bit else ""
+
+    @property
     def tile(self) -> Tile:
         """Return the shape of tiles."""
         if self.own_tile is not None:
