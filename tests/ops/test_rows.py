@@ -191,8 +191,9 @@ class Attended:
             latent_attention(op, shape, self._split, latent, given, tensors)
             inputs = [absorbed, raw]
         else:
-            gains = () if shape.norm == "none" else (self._gain, self._gain)
-            cache = KvCache(*self._caches, self._rope, *gains, n_regions=N_REGIONS)
+            keys, values = self._caches
+            gain = 0 if shape.norm == "none" else self._gain
+            cache = KvCache(keys, values, self._rope, gain, gain, n_regions=N_REGIONS)
             qkv = tensor("qkv", shape.qkv_width)
             attention(op, shape, self._split, cache, qkv, tensors)
             inputs = [qkv]

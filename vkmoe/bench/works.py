@@ -235,7 +235,7 @@ def _grouped_prompts(setup: Setup) -> Iterator[Work]:
             yield _prompt_work(setup, shape, 4 * n_words + n_bytes)
 
 
-def _latent_grouped_prompts(setup: Setup) -> Iterator[Work]:
+def _latent_prompts(setup: Setup) -> Iterator[Work]:
     for shape in _latent(setup):
         n_words = ATTENTION_ROWS * shape.n_heads * (2 * shape.kv_rank + shape.rope_dim)
         n_bytes = shape.cache_bytes
@@ -247,7 +247,7 @@ def _latent_grouped_prompts(setup: Setup) -> Iterator[Work]:
 
 def _prompt_attention(setup: Setup) -> Iterator[Work]:
     yield from _grouped_prompts(setup)
-    yield from _latent_grouped_prompts(setup)
+    yield from _latent_prompts(setup)
 
 
 def _prompt_work(setup: Setup, shape: AttentionShape | LatentShape, n_bytes: int) -> Work:
@@ -416,7 +416,7 @@ WORKS: dict[str, Callable[[Setup], Iterator[Work]]] = {
     "attention": _attention,
     "latent_attention": _latent_attention,
     "attention_combine": _combine,
-    "append_rows": _prompts,
+    "append_rows": _grouped_prompts,
     "append_latent_rows": _latent_prompts,
     "prompt_attention": _prompt_attention,
     "router_topk": _router_topk,

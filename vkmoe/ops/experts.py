@@ -245,7 +245,7 @@ def gather(
 def _loaded_words(op: OpContext, experts: ExpertBlock) -> int:
     """Choose how much a lane loads at once: registers for where it is stored come on top."""
     words = op.tuning.loaded_words
-    return min(words, MOST_KEPT_WORDS) if experts.landing else words
+    return min(words // 2, MOST_KEPT_WORDS) if experts.landing else words
 
 
 def expert_gate_up(
@@ -306,8 +306,8 @@ def expert_gate_up(
 def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: NormOutput) -> int:
     """Append hidden += sum of weight * (down @ act + bias) over the used experts.
 
-    Of each row of the batch; returns the number of partials of one. The weight of a fixed span is 1,
-    or that of `weight_rank`: the one behind the used ones, a shared expert's.
+    Of each row of the batch; returns the number of partials of one. The weight of a fixed span is
+    1, or that of `weight_rank`: the one behind the used ones, a shared expert's.
     """
     matrix, rank = experts.shape.down, experts.weight_rank
     spec = EXPERT_DOWN_KEEP if experts.landing else EXPERT_DOWN

@@ -156,10 +156,10 @@ class _LeftRows:
     ) -> None:
         self.before = _normal(rng, width)
         gain = rng.uniform(0.5, 1.5, width).astype(np.float32)
-        names = (("hidden", width), ("gained", width), ("partials", n_partials))
-        refs = [_tensor(name, batch, n_words) for name, n_words in names]
-        self.refs = NormOutput(*refs, runner.place(gain))
-        self.outputs = tuple(refs)
+        hidden, gained = (_tensor(name, batch, width) for name in ("hidden", "gained"))
+        partials = _tensor("partials", batch, n_partials)
+        self.refs = NormOutput(hidden, gained, partials, runner.place(gain))
+        self.outputs = (hidden, gained, partials)
 
 
 @dataclass(frozen=True)
