@@ -1,18 +1,22 @@
-// Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for one token and the last `window` positions (0 = all),
+// Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for each row of a batch and the last `window` positions
+//           (0 = all) of its sequence,
 //           after norm and RoPE of q and k: per head and split the unnormalised sum, the running maximum and the running sum of
 //           weights; attention_combine joins them.
 // Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS]
 //           [context][HEAD_DIM] (f16 or f32), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
-//           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches.
+//           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches. Rows of the batch
+//           lie a pitch behind one another, regions of the caches region_bytes. Where rows may be of one sequence there are two
+//           dispatches: one in which all append (mode APPEND), and one in which all read what is cached (mode READ).
 // Who       a team of TEAM_LANES lanes reads one position, 8 dims per lane and unit, for WORKGROUP_HEADS query heads at once,
 //           so K and V are read once; teams take STEP_POSITIONS positions per step, each with its own online softmax.
 // Assumes   TEAM_LANES divides HEAD_DIM/8, WORKGROUP_HEADS divides N_HEADS/N_KV_HEADS; rows that are seen are filled.
-// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, 1).
+// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, rows); mode APPEND: (N_HEADS / WORKGROUP_HEADS, 1, rows).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "address.glsl"
 #define PARAMS_BINDING 1
+#define ROW gl_WorkGroupID.z
 #include "params.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -39,9 +43,15 @@ layout(push_constant, std430) uniform Push {
     float eps;
     float scale;
     uint window; // positions seen, this one included; 0 = all
+    uint mode;
+    uint n_regions;
+    uint region_bytes;  // of each cache
+    uint qkv_pitch;     // from row to row of the batch
+    uint partials_pitch;
 };
 
 const uint HEADS_PER_KV = N_HEADS / N_KV_HEADS;
+uint first_qkv; // word at which the row's q begins
 #define ROW_DIM HEAD_DIM
 #define VALUE_DIM HEAD_DIM
 #define INPUT_ROWS (WORKGROUP_HEADS + 1u) // query heads and k
@@ -57,39 +67,44 @@ const uint HEADS_PER_KV = N_HEADS / N_KV_HEADS;
 void main() {
     const uint first_head = gl_WorkGroupID.x * WORKGROUP_HEADS;
     const uint kv_head = first_head / HEADS_PER_KV;
+    if (ROW >= params.n_rows) return;
     const uint position = current_position(context);
     const uint seen = first_seen(position, window);
     const uint length = split_positions(position - seen);
     const uint start = seen + gl_WorkGroupID.y * length;
     if (start > position) return; // an unused split: attention_combine skips it by the same formula
     const uint end = min(start + length, position + 1u), filled = filled_end(end, position);
+    first_qkv = ROW * qkv_pitch;
+    const uvec2 keys_at = region_start(k_cache), values_at = region_start(v_cache);
 
     find_team();
     uint first = start + team * STEP_POSITIONS; // of this team's positions
     const uint team_end = is_active ? end : 0u;  // the lanes beyond the last whole team see none
     uvec4 keys[STEP_RAW], rows[STEP_RAW];
     if (LOADS_AHEAD) {
-        LOAD_STEP(k_cache, kv_head, first, filled, keys)
-        LOAD_STEP(v_cache, kv_head, first, filled, rows)
+        LOAD_STEP(keys_at, kv_head, first, filled, keys)
+        LOAD_STEP(values_at, kv_head, first, filled, rows)
     }
     load_query(first_head, kv_head, position);
-    if (end == position + 1u) append_position(kv_head, position, first_head % HEADS_PER_KV == 0u);
+    const bool is_first_of_kv = first_head % HEADS_PER_KV == 0u;
+    if (appends(end, position)) append_position(keys_at, values_at, kv_head, position, is_first_of_kv);
+    if (mode == APPEND) return;
 
     clear_sums();
     for (uint next_start = start + STEP_ROWS; true; next_start += STEP_ROWS) {
         const uint next = first + STEP_ROWS;
         const bool is_last = next_start >= end;
         float values[STEP_VALUES];
-        if (!LOADS_AHEAD) { LOAD_STEP(k_cache, kv_head, first, filled, keys) }
+        if (!LOADS_AHEAD) { LOAD_STEP(keys_at, kv_head, first, filled, keys) }
         TAKE_OWN(own_key, first, end, position, keys)
         step_scores(keys, values);
-        if (LOADS_AHEAD && !is_last) { LOAD_STEP(k_cache, kv_head, next, filled, keys) } // arrives while the values are added
+        if (LOADS_AHEAD && !is_last) { LOAD_STEP(keys_at, kv_head, next, filled, keys) } // arrives while the values are added
         step_softmax(first, team_end, values);
-        if (!LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, first, filled, rows) }
+        if (!LOADS_AHEAD) { LOAD_STEP(values_at, kv_head, first, filled, rows) }
         TAKE_OWN(own_value, first, end, position, rows)
         step_values(rows, values);
         if (is_last) break;
-        if (LOADS_AHEAD) { LOAD_STEP(v_cache, kv_head, next, filled, rows) }
+        if (LOADS_AHEAD) { LOAD_STEP(values_at, kv_head, next, filled, rows) }
         first = next;
     }
     store_partials(first_head);

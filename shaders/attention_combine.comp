@@ -1,17 +1,18 @@
-// Computes  out_h[d] = sum over splits s of f_s * sum_s[d] / (sum over s of f_s * total_s + e^(sink_h - max)), f_s = e^(max_s -
+// Computes  for each row of a batch out_h[d] = sum over splits s of f_s * sum_s[d] / (sum over s of f_s * total_s + e^(sink_h - max)), f_s = e^(max_s -
 //           max). The last term only with sinks (gpt-oss): a learnt logit per head, to which no value belongs.
 // Inputs    partials f32 [N_HEADS][N_SPLITS][HEAD_DIM + 2] (sums, maximum, total of weights) of attention.comp or, HEAD_DIM being
 //           KV_RANK, of latent_attention.comp; params; by address sinks f32 [N_HEADS] (null = none). Output: out f32
-//           [N_HEADS * HEAD_DIM].
-// Who       one workgroup per head, one dim per invocation in turn; the splits' factors are computed once into shared memory.
+//           [N_HEADS * HEAD_DIM]. Rows lie a pitch behind one another.
+// Who       one workgroup per head and row (z), one dim per invocation in turn; the splits' factors are computed once into shared memory.
 // Assumes   at most MAX_SPLITS splits. Splits beyond the position hold old data and are not read. `window` is that of the
 //           attention before it. A sink of -infinity is none.
-// Dispatch  (N_HEADS, 1, 1).
+// Dispatch  (N_HEADS, 1, rows).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "address.glsl"
 #define PARAMS_BINDING 1
+#define ROW gl_WorkGroupID.z
 #include "params.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -24,6 +25,8 @@ layout(push_constant, std430) uniform Push {
     uvec2 sinks;
     uint context;
     uint window;
+    uint partials_pitch;    // from row to row
+    uint out_pitch;
 };
 
 #include "attention_split.glsl"
@@ -51,10 +54,12 @@ float dim_sum(uint first, uint d, uint n_used_splits) {
 }
 
 void main() {
+    if (ROW >= params.n_rows) return;
     const uint position = current_position(context);
     const uint last = position - first_seen(position, window);
     const uint n_used_splits = last / split_positions(last) + 1u;
-    const uint first = gl_WorkGroupID.x * N_SPLITS * SPLIT_WORDS;
+    const uint first = ROW * partials_pitch + gl_WorkGroupID.x * N_SPLITS * SPLIT_WORDS;
+    const uint first_out = ROW * out_pitch + gl_WorkGroupID.x * HEAD_DIM;
     const bool has_sink = !is_null(sinks);
     float sink = 0.0;
     if (has_sink) sink = clamp(load_float(address_add(sinks, gl_WorkGroupID.x * 4u)), -LARGEST, LARGEST);
@@ -78,6 +83,6 @@ void main() {
     const float inverse_total = 1.0 / total;
 
     for (uint d = gl_LocalInvocationIndex; d < HEAD_DIM; d += gl_WorkGroupSize.x) {
-        out_heads[gl_WorkGroupID.x * HEAD_DIM + d] = dim_sum(first, d, n_used_splits) * inverse_total;
+        out_heads[first_out + d] = dim_sum(first, d, n_used_splits) * inverse_total;
     }
 }

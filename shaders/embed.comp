@@ -1,8 +1,8 @@
-// Computes  hidden = E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup.
-// Inputs    the token of params (clamped to the vocabulary), E by address: [n_vocab] rows of n_blocks quantised blocks.
-// Who       invocation -> one chunk of 32 weights.
+// Computes  hidden = E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup, for each row of a batch.
+// Inputs    the tokens of params (clamped to the vocabulary), E by address: [n_vocab] rows of n_blocks quantised blocks.
+// Who       invocation -> one chunk of 32 weights of one row of the batch (z).
 // Assumes   rows are 16-byte aligned.
-// Dispatch  (ceil(n_blocks * BLOCK_CHUNKS / workgroup size), 1, 1)
+// Dispatch  (ceil(n_blocks * BLOCK_CHUNKS / workgroup size), 1, rows)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -11,6 +11,7 @@
 layout(local_size_x_id = 0) in;
 
 #define PARAMS_BINDING 0
+#define ROW gl_WorkGroupID.z
 #include "params.glsl"
 layout(set = 0, binding = 1, std430) writeonly buffer Hidden { vec4 hidden4[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Gained { vec4 gained4[]; };
@@ -22,6 +23,8 @@ layout(push_constant, std430) uniform Push {
     uint n_vocab;
     uint row_bytes;
     uint n_blocks;
+    uint hidden_pitch;      // from row to row of hidden and gained, in words
+    uint partials_pitch;
 };
 
 #include "reduce.glsl"
@@ -29,17 +32,19 @@ layout(push_constant, std430) uniform Push {
 #include "weights.glsl"
 
 float store_group(uint first, vec4 q[8], uint q_first, float scale, float minimum) {
+    const uint row = ROW * (hidden_pitch / 4u);
     float square = 0.0;
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         const vec4 value = scale * q[q_first + i] - minimum;
-        hidden4[first + i] = value;
-        gained4[first + i] = value * load_vec4(address_add(gain, (first + i) * 16u));
+        hidden4[row + first + i] = value;
+        gained4[row + first + i] = value * load_vec4(address_add(gain, (first + i) * 16u));
         square += dot(value, value);
     }
     return square;
 }
 
 void main() {
+    if (ROW >= params.n_rows) return;
     const uint block = gl_GlobalInvocationID.x / BLOCK_CHUNKS;
     const uint t = gl_GlobalInvocationID.x % BLOCK_CHUNKS;
     float square = 0.0;
@@ -56,5 +61,5 @@ void main() {
         square = store_group(first, q, 0u, scale.x, scale.y) + store_group(first + GROUP_B_OFFSET, q, 4u, scale.z, scale.w);
     }
     square = workgroup_sum(square);
-    if (gl_LocalInvocationIndex == 0u) partials_out[gl_WorkGroupID.x] = square;
+    if (gl_LocalInvocationIndex == 0u) partials_out[ROW * partials_pitch + gl_WorkGroupID.x] = square;
 }

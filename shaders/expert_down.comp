@@ -1,13 +1,16 @@
-// Computes  hidden[row] += sum over slots of weight[slot] * (dot(down[slot][row], act[slot]) + bias[slot][row]);
+// Computes  hidden[row] += sum over slots of weight[slot] * (dot(down[slot][row], act[slot]) + bias[slot][row]),
+//           for each row of a batch;
 //           gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the next fused RMSNorm).
 //           KEEP: what is read of a slot that has a partner is also stored there, and 1 + the expert's id is logged for each
 //           such slot, 0 for the others.
 // Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses, partners), expert spans by
-//           address. KEEP: log words [first_filled + 2 * slot + 1].
-// Who       workgroup -> ROWS rows over all slots; its lanes share slots and columns (include/dot.glsl).
+//           address. KEEP: log words [first_filled + 2 * (n_slots * row of the batch + slot) + 1]. Rows lie a pitch behind one
+//           another.
+// Who       workgroup -> ROWS rows over all slots of one row of the batch (z), if that has experts; its lanes share slots and
+//           columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8, at least ROWS. Slots are summed in their
 //           order in `routing`, their dot products first and then, if BIASED, their biases.
-// Dispatch  (ceil(n_rows / ROWS), 1, 1)
+// Dispatch  (ceil(n_rows / ROWS), 1, rows of the batch)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -18,7 +21,7 @@ layout(constant_id = 1) const uint ROWS = 1u;
 layout(constant_id = 2) const uint BIASED = 0u;  // spans have biases
 layout(constant_id = 3) const uint LOADED_WORDS = 16u;
 
-layout(set = 0, binding = 0, std430) readonly buffer Act { vec4 act4[]; };
+layout(set = 0, binding = 0, std430) readonly buffer Act { Words4Bound act4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer Routing { uint routing[]; };
 layout(set = 0, binding = 2, std430) buffer Hidden { float hidden[]; };
 layout(set = 0, binding = 3, std430) writeonly buffer Gained { float gained[]; };
@@ -38,21 +41,29 @@ layout(push_constant, std430) uniform Push {
     uint n_blocks;
     uint n_slots;
     uint slot_vec4s;        // vec4s of act in a slot
+    uint act_pitch;         // from row to row of the batch, in vec4
+    uint routing_pitch;     // the same in words
+    uint hidden_pitch;
+    uint partials_pitch;
 #ifdef KEEP
     uint first_filled;
 #endif
 };
 
 #include "reduce.glsl"
+
+uint first_routing;
 #include "routing.glsl"
 
 const uint NO_WORD = 0xFFFFFFFFu;
 
 uint first_row;
+uint first_act; // in vec4
 
 #define N_DOTS ROWS
 #define N_SUMS ROWS
 #include "sums.glsl"
+#define COLUMNS 1u // other rows of the batch use other experts
 
 // By selection, here and in slot_weight: a branch would wait for what it loads.
 WeightRow slot_span(uint slot) {
@@ -64,10 +75,13 @@ WeightRow slot_matrix(uint slot) { return row_add(slot_span(slot), down_offset);
 
 WeightRow dot_row(WeightRow matrix, uint r) { return matrix_row(matrix, first_row + r, n_rows, row_bytes); }
 
-vec4 activation4(uint slot, uint index4) { return act4[slot * slot_vec4s + index4]; }
+vec4 activation4(uint slot, uint column, uint index4) {
+    return bound_vec4(act4[first_act + slot * slot_vec4s + index4]);
+}
+
 float slot_weight(uint slot) {
     const float routed = routed_weight(slot, n_slots);
-    const float fixed_weight = uintBitsToFloat(routing[weight_word == NO_WORD ? 0u : weight_word]);
+    const float fixed_weight = uintBitsToFloat(routing[first_routing + (weight_word == NO_WORD ? 0u : weight_word)]);
     const float of_fixed = weight_word == NO_WORD ? 1.0 : fixed_weight;
     return is_null(span) ? routed : of_fixed;
 }
@@ -83,20 +97,21 @@ float biases(uint row) {
 }
 
 // Returns the row's hidden^2.
-float store_row(uint row, float value, float old_hidden, float row_gain) {
+float store_row(uint row, uint at, float value, float old_hidden, float row_gain) {
     precise float added = value;
     if (BIASED != 0u) added += biases(row);
     precise float updated = old_hidden + added;
     precise float product = updated * row_gain;
     precise float square = updated * updated;
-    hidden[row] = updated;
-    gained[row] = product;
+    hidden[at] = updated;
+    gained[at] = product;
     return square;
 }
 
 #ifdef KEEP
 void log_filled(uint slot) {
-    filled_log[first_filled + 2u * slot + 1u] = is_null(landing_of(slot, n_slots)) ? 0u : 1u + routing[slot];
+    const uint word = first_filled + 2u * (n_slots * gl_WorkGroupID.z + slot) + 1u;
+    filled_log[word] = is_null(landing_of(slot, n_slots)) ? 0u : 1u + routed_id(slot);
 }
 #endif
 
@@ -104,16 +119,22 @@ void main() {
     const uint lane = gl_LocalInvocationIndex;
     const uint group = gl_WorkGroupID.x;
     first_row = group * ROWS;
+    first_act = gl_WorkGroupID.z * act_pitch;
+    first_routing = gl_WorkGroupID.z * routing_pitch;
+    if (is_null(span) && is_null(routed_address(0u, n_slots))) return; // the row is inert
     const uint row = first_row + lane; // that this lane stores, if it is one
     const uint loaded_row = min(row, n_rows - 1u);
     const bool stores = lane < ROWS && row < n_rows;
     // Loaded before the weights, not behind them.
-    const float old_hidden = hidden[loaded_row], row_gain = load_float(address_add(gain, loaded_row * 4u));
-    float sums[N_SUMS];
-    dot_rows(n_slots, n_blocks, sums);
+    const uint first_hidden = gl_WorkGroupID.z * hidden_pitch;
+    const float old_hidden = hidden[first_hidden + loaded_row], row_gain = load_float(address_add(gain, loaded_row * 4u));
+    float dots[N_PRODUCTS], sums[N_SUMS];
+    prepare_dots();
+    dot_rows(n_slots, n_blocks, dots);
+    [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = dots[r];
     reduce_sums(sums);
-    const float square = workgroup_sum(stores ? store_row(row, sum_total(lane), old_hidden, row_gain) : 0.0);
-    if (lane == 0u) partials_out[group] = square;
+    const float square = workgroup_sum(stores ? store_row(row, first_hidden + row, sum_total(lane), old_hidden, row_gain) : 0.0);
+    if (lane == 0u) partials_out[gl_WorkGroupID.z * partials_pitch + group] = square;
 #ifdef KEEP
     if (group == 0u) {
         for (uint s = lane; s < n_slots; s += gl_WorkGroupSize.x) log_filled(s);

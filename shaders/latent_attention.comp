@@ -1,19 +1,21 @@
-// Computes  out_h = sum over t of softmax_t(scale * (absorbed_h . c_t + rope(q_h) . r_t)) * c_t for one token: multi-head latent
+// Computes  out_h = sum over t of softmax_t(scale * (absorbed_h . c_t + rope(q_h) . r_t)) * c_t for each row of a batch: multi-head latent
 //           attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, 2.1), all heads sharing one row [c | r] per position,
 //           c after RMSNorm, r after RoPE. Leaves partials as attention.comp does; attention_combine joins them.
 // Inputs    absorbed f32 [N_HEADS][KV_RANK]; q f32 [N_HEADS][NOPE_DIM + ROPE_DIM] and kv f32 [KV_RANK + ROPE_DIM], raw, from words
 //           q_offset and kv_offset; by address the cache [context][KV_RANK + ROPE_DIM] (f16 or f32), c's gain [KV_RANK], and the
 //           RoPE table (cos, sin) [context][ROPE_DIM/2]. Output: partials [N_HEADS][N_SPLITS][KV_RANK + 2]. The split that owns
-//           the position appends the token's row to the cache.
+//           the position appends the token's row to the cache. Rows of the batch lie a pitch behind one another, regions of
+//           the cache region_bytes. Modes are those of attention.comp.
 // Who       a team of TEAM_LANES lanes loads one row, 8 dims per lane and unit, once: for scores and sums of WORKGROUP_HEADS
 //           heads. Teams take STEP_POSITIONS positions per step, each with its own online softmax.
 // Assumes   TEAM_LANES divides KV_RANK/8, 8 divides ROPE_DIM, WORKGROUP_HEADS divides N_HEADS; rows below the position are filled.
-// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, 1).
+// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, rows); mode APPEND: (1, 1, rows).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "address.glsl"
 #define PARAMS_BINDING 1
+#define ROW gl_WorkGroupID.z
 #include "params.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -39,6 +41,13 @@ layout(push_constant, std430) uniform Push {
     uint kv_offset;
     float eps;
     float scale;
+    uint mode;
+    uint n_regions;
+    uint region_bytes;
+    uint absorbed_pitch;    // from row to row of the batch
+    uint q_pitch;
+    uint kv_pitch;
+    uint partials_pitch;
 };
 
 #define ROTARY_DIM ROPE_DIM
@@ -56,31 +65,34 @@ layout(push_constant, std430) uniform Push {
 
 void main() {
     const uint first_head = gl_WorkGroupID.x * WORKGROUP_HEADS;
+    if (ROW >= params.n_rows) return;
     const uint position = current_position(context);
     const uint length = split_positions(position);
     const uint start = gl_WorkGroupID.y * length;
     if (start > position) return; // an unused split: attention_combine skips it by the same formula
     const uint end = min(start + length, position + 1u), filled = filled_end(end, position);
+    const uvec2 rows_at = region_start(rows);
 
     find_team();
     uint first = start + team * STEP_POSITIONS; // of this team's positions
     const uint team_end = is_active ? end : 0u;  // the lanes beyond the last whole team see none
     uvec4 loaded_rows[STEP_RAW];
-    if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, filled, loaded_rows) }
+    if (LOADS_AHEAD) { LOAD_STEP(rows_at, 0u, first, filled, loaded_rows) }
     load_query(first_head, position);
-    if (end == position + 1u) append_position(position, first_head == 0u);
+    if (appends(end, position)) append_position(rows_at, position, first_head == 0u);
+    if (mode == APPEND) return;
 
     clear_sums();
     for (uint next_start = start + STEP_ROWS; true; next_start += STEP_ROWS) {
         float values[STEP_VALUES];
-        if (!LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, filled, loaded_rows) }
+        if (!LOADS_AHEAD) { LOAD_STEP(rows_at, 0u, first, filled, loaded_rows) }
         TAKE_OWN(own_row, first, end, position, loaded_rows)
         step_scores(loaded_rows, values);
         step_softmax(first, team_end, values);
         step_values(loaded_rows, values);
         if (next_start >= end) break;
         first += STEP_ROWS;
-        if (LOADS_AHEAD) { LOAD_STEP(rows, 0u, first, filled, loaded_rows) }
+        if (LOADS_AHEAD) { LOAD_STEP(rows_at, 0u, first, filled, loaded_rows) }
     }
     store_partials(first_head);
 }

@@ -1,26 +1,28 @@
-// Computes  the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all experts or sigmoid,
+// Computes  for each row of a batch the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all experts or sigmoid,
 //           optionally divided by the sum of the chosen, times scale. With a selection bias the largest score + bias are
 //           chosen instead, a score being that softmax or sigmoid; weights do not see the bias (DeepSeek-V3,
 //           arXiv:2412.19437, eq. 16). With n_groups > 1 all chosen are of the n_groups_used best groups of experts
 //           (lower wins ties): those with the largest best logit or score, for sigmoid with the largest sum of two scores.
 //           A shared expert's weight is the sigmoid of the last logit.
-//           Of the chosen experts that are at home (AT_HOME in their entry) the j-th in slot order gets the layer's j-th
+//           Of the landing row's chosen experts that are at home (AT_HOME in their entry) the j-th in slot order gets the layer's j-th
 //           landing place, if that is not null: as the place to store into while its home is read, or with FLAG_GATHER as
 //           the place to be read, its home being what is copied there. That other address is the slot's partner, null
 //           where there is none.
 // Inputs    logits f32 [n_experts (+ 1 gate)]; selection_bias f32 [n_experts] by address; params; the expert table by address,
 //           uvec2 entries [n_layers][n_experts] and landing places, this layer's from entry first_landing on. Outputs:
 //           routing words [n_used ids | n_used weights | n_used addresses of 2 words | n_used partners of 2 words (| weight
-//           of the shared expert)]; log words [4 + (layer * n_rows + row) * n_used ...] = the chosen ids.
-// Who       each lane keeps the best of its experts lane, lane + size, ..., and looks at its groups lane, lane + size, ...;
+//           of the shared expert)] a row; log words [first_id + row * n_used ...] = the chosen ids. Rows lie a pitch behind
+//           one another. Of an inert row addresses and partners are null, and the log is left alone.
+// Who       workgroup -> one row of the batch (z); each lane keeps the best of its experts lane, lane + size, ..., and looks at its groups lane, lane + size, ...;
 //           n_used rounds of a workgroup argmax; then lane s writes slot s.
 // Assumes   n_used <= N_EXPERTS, n_used <= MAX_USED; n_groups divides n_experts, and the groups used hold n_used. NaN counts
 //           as -inf; ids are valid and distinct whatever the logits are.
-// Dispatch  (1, 1, 1).
+// Dispatch  (1, 1, rows).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
 #define PARAMS_BINDING 1
+#define ROW gl_WorkGroupID.z
 #include "params.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -39,11 +41,13 @@ layout(push_constant, std430) uniform Push {
     uint first_landing;     // entry of the table
     uint n_landing;
     uint n_groups_used;
+    uint first_id;          // word of the log
+    uint logits_pitch;      // from row to row of the batch
+    uint routing_pitch;
 };
 
 const uint FLAG_RENORMALISE = 1u, FLAG_SIGMOID = 2u, FLAG_SHARED_GATE = 4u, FLAG_GATHER = 8u;
 const uint AT_HOME = 1u;   // in the low word of an entry
-const uint LOG_HEADER_WORDS = 4u;
 const uint MAX_USED = 32u;
 
 #include "reduce.glsl"
@@ -61,7 +65,9 @@ bool has(uint flag) { return (flags & flag) != 0u; }
 // Whether scores decide: their order is that of the logits until something is added to them.
 bool by_score() { return !is_null(selection_bias) || (has(FLAG_SIGMOID) && N_GROUPS > 1u); }
 
-float finite_logit(uint e) { return finite_key_value(order_key(logits[e])); }
+float logit(uint e) { return logits[ROW * logits_pitch + e]; }
+
+float finite_logit(uint e) { return finite_key_value(order_key(logit(e))); }
 
 float sigmoid(float value) { return 1.0 / (1.0 + exp(clamp(-value, -80.0, 80.0))); }
 
@@ -150,25 +156,31 @@ uvec2 table_entry(uint index) { return AddressEntry(address_add_product(params.e
 
 bool is_at_home(uint slot) { return (chosen_entries[slot].x & AT_HOME) != 0u; }
 
-// Where the expert of a slot may land: null if it has a place of its own, or if those before it took all places.
+// Where the expert of a slot may land: null if it has a place of its own, if those before it took all places, and in all rows
+// but one: two rows may use one expert, and both would store it.
 uvec2 landing_place(uint slot) {
-    if (!is_at_home(slot)) return uvec2(0u);
+    if (!is_at_home(slot) || ROW != params.landing_row) return uvec2(0u);
     uint rank = 0u;
     [[dont_unroll]] for (uint s = 0u; s < slot; ++s) rank += is_at_home(s) ? 1u : 0u;
     return rank < n_landing ? table_entry(first_landing + rank) : uvec2(0u);
 }
 
 void write_slot(uint slot, uint id, float weight, uvec2 address, uvec2 partner) {
-    routing[slot] = id;
-    routing[n_used + slot] = floatBitsToUint(weight);
-    routing[2u * n_used + 2u * slot] = address.x;
-    routing[2u * n_used + 2u * slot + 1u] = address.y;
-    routing[4u * n_used + 2u * slot] = partner.x;
-    routing[4u * n_used + 2u * slot + 1u] = partner.y;
+    const uint first = ROW * routing_pitch;
+    routing[first + slot] = id;
+    routing[first + n_used + slot] = floatBitsToUint(weight);
+    routing[first + 2u * n_used + 2u * slot] = address.x;
+    routing[first + 2u * n_used + 2u * slot + 1u] = address.y;
+    routing[first + 4u * n_used + 2u * slot] = partner.x;
+    routing[first + 4u * n_used + 2u * slot + 1u] = partner.y;
 }
 
 void main() {
-    for (uint e = gl_LocalInvocationIndex; e < N_EXPERTS; e += gl_WorkGroupSize.x) keys[e] = order_key(logits[e]);
+    if (ROW >= params.n_rows) {
+        for (uint s = gl_LocalInvocationIndex; s < n_used; s += gl_WorkGroupSize.x) write_slot(s, 0u, 0.0, uvec2(0u), uvec2(0u));
+        return;
+    }
+    for (uint e = gl_LocalInvocationIndex; e < N_EXPERTS; e += gl_WorkGroupSize.x) keys[e] = order_key(logit(e));
     barrier();
     vec2 total = vec2(0.0, 1.0); // the logit that numerators are relative to, and what they are divided by
     if (!has(FLAG_SIGMOID) && (by_score() || !has(FLAG_RENORMALISE))) total = softmax_total();
@@ -188,8 +200,8 @@ void main() {
         const uvec2 landing = landing_place(s);
         const bool gathers = has(FLAG_GATHER) && !is_null(landing);
         write_slot(s, id, share * scale, gathers ? landing : span, gathers ? span : landing);
-        routing_log[LOG_HEADER_WORDS + (layer * params.n_rows + ROW) * n_used + s] = id;
+        routing_log[first_id + ROW * n_used + s] = id;
     }
     if (has(FLAG_SHARED_GATE) && gl_LocalInvocationIndex == 0u)
-        routing[6u * n_used] = floatBitsToUint(sigmoid(finite_logit(N_EXPERTS)));
+        routing[ROW * routing_pitch + 6u * n_used] = floatBitsToUint(sigmoid(finite_logit(N_EXPERTS)));
 }

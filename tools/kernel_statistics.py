@@ -108,8 +108,13 @@ def _compile(
     if is_counted:
         blocks = read(text, lanes, executable.texts.get("Final NIR", ""))
         statistics |= {LOADS: count(blocks, Question()).loads_in_flight}
-    family = pipeline.variant.partition("+")[0]
+    family = pipeline.variant.partition("+")[0] + (" of a batch" if _is_of_batch(name) else "")
     return Compiled(name, family, models, lanes, milliseconds, statistics)
+
+
+def _is_of_batch(name: str) -> bool:
+    """Say whether a pipeline multiplies weights with several rows of a batch at once."""
+    return "columns=" in name and "columns=1" not in name.split()
 
 
 def compiled_for(gpu: str, only: str = "", assembly: Path | None = None) -> list[Compiled]:

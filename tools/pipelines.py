@@ -37,8 +37,8 @@ from vkmoe.models.weights import (
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.matvec import Matrix
-from vkmoe.ops.norms import rms_norm
+from vkmoe.ops.matvec import Matrix, matvec, matvec_residual
+from vkmoe.ops.norms import NormOutput, rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE
 from vkmoe.placement.sizes import expert_shape
@@ -49,6 +49,7 @@ __all__ = ["MODELS", "Pipeline", "pipelines"]
 MODELS = tuple(name for name in PRESETS if not name.startswith("tiny"))
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
 KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
+BATCHES = (2, 8)  # rows of batches, whose kernels have constants of their own
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 
 
@@ -126,12 +127,23 @@ def _program(
 
 
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these models do not use: the norm of compressed queries, and a link's measure."""
+    """Append what these programs lack: a norm of compressed queries, a link's measure, batches."""
     program, width = Program("others"), 1536
     x, y = TensorRef("x", width), TensorRef("y", width)
     rms_norm(OpContext(program, tuning), x, y, width, 1 << 32, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
+    for kind in sorted(HAS_KERNEL):
+        for n_rows in BATCHES:
+            _batch(OpContext(program, tuning, n_rows=n_rows), kind)
     return program
+
+
+def _batch(op: OpContext, kind: str, n_rows: int = 4096, n_columns: int = 2048) -> None:
+    """Append what several rows of a batch are multiplied with at once."""
+    matrix = Matrix(kind, 1 << 32, n_rows, n_columns, device_row_bytes(kind, n_columns))
+    x, y = (TensorRef(name, op.n_rows * n_rows, op.n_rows) for name in ("x", "y"))
+    matvec(op, (matrix,), x, y, scratch=x)
+    matvec_residual(op, matrix, x, NormOutput(y, y, y, 1 << 32))
 
 
 # ----- a model without a file -----

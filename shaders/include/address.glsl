@@ -45,6 +45,14 @@ uvec4 load_words4(uvec2 address) {
 #else
 uvec4 load_words4(uvec2 address) { return Words4(address).words; }
 #endif
+// Four words of a bound buffer, loaded as 16 bytes by address are.
+#ifdef LOAD_64BIT
+#define Words4Bound u64vec2
+vec4 bound_vec4(u64vec2 halves) { return uintBitsToFloat(uvec4(unpackUint2x32(halves.x), unpackUint2x32(halves.y))); }
+#else
+#define Words4Bound vec4
+vec4 bound_vec4(vec4 words) { return words; }
+#endif
 vec4 load_vec4(uvec2 address) { return uintBitsToFloat(load_words4(address)); }
 uint load_word(uvec2 address) { return Word(address).word; }
 float load_float(uvec2 address) { return uintBitsToFloat(Word(address).word); }

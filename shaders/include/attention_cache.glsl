@@ -1,13 +1,22 @@
 // Reading and writing rows of the caches of attention.comp and latent_attention.comp: f16 with KV_F16, f32 without.
-// Needs: attention_state.glsl, the push constant `context`; half.glsl is included here.
+// Needs: attention_state.glsl, params.glsl, the push constants `context`, `mode`, `n_regions` and `region_bytes`; half.glsl is
+// included here.
 #include "half.glsl"
+
+// What a dispatch does, as ops/attention.py numbers it; the caches are the same after each way.
+const uint WHOLE = 0u, APPEND = 1u, READ = 2u;
 
 const uint UNIT_BYTES = UNIT_RAW * 16u;
 const uint ROW_BYTES = UNITS * UNIT_BYTES, CACHED_WORDS = ROW_BYTES / 4u;
 
 layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer CacheWord { uint word; };
 
-// Of a 16-byte word; `row` counts rows from the cache's first. A cache is smaller than 4 GiB.
+// Where the region of this row's sequence begins.
+uvec2 region_start(uvec2 cache) {
+    return address_add_product(cache, min(params.rows[ROW].sequence, n_regions - 1u), region_bytes);
+}
+
+// Of a 16-byte word; `row` counts rows from the cache's first. A region is smaller than 4 GiB.
 uvec2 word_address(uvec2 cache, uint row, uint unit, uint word) {
     return address_add(cache, row * ROW_BYTES + unit * UNIT_BYTES + word * 16u);
 }
@@ -30,9 +39,12 @@ const uint WORD_DIMS = 1u;
 uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); }
 #endif
 
-// The positions of a split whose rows were there before this token: its own row is being written, maybe by another workgroup.
+// Whether this workgroup makes the row of its own position, and then takes it from shared memory.
+bool appends(uint end, uint position) { return mode == APPEND || (mode == WHOLE && end == position + 1u); }
+
+// The positions of a split whose rows were there before this dispatch: its own row is being written, maybe by another workgroup.
 // The first token has no other row; what it reads there is not used.
-uint filled_end(uint end, uint position) { return min(end, max(position, 1u)); }
+uint filled_end(uint end, uint position) { return mode == READ ? end : min(end, max(position, 1u)); }
 
 // Loads this lane's units of the step's positions. No branch keeps a load waiting: beyond the end the last position is read
 // again, and beyond the row its last unit; weights and queries are zeros there. TAKE_OWN puts this token's row in its place.
@@ -48,7 +60,7 @@ uint filled_end(uint end, uint position) { return min(end, max(position, 1u)); }
 
 // This token's row comes from shared memory: what was just stored by address is never read back.
 #define TAKE_OWN(own, first, end, position, raw) \
-    if (end > position) { \
+    if (mode == WHOLE && end > position) { \
         [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) { \
             if (first + i >= position) { \
                 [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) { \

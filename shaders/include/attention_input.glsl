@@ -4,7 +4,7 @@ const uint Q_WIDTH = N_HEADS * HEAD_DIM;
 const uint KV_WIDTH = N_KV_HEADS * HEAD_DIM;
 const uint NORM_PER_HEAD = 1u, NORM_FULL_WIDTH = 2u;
 
-// The first word of a staged row: query heads, then k.
+// The first word of a staged row in this row of the batch: query heads, then k.
 uint input_row(uint index, uint first_head, uint kv_head) {
     return index < WORKGROUP_HEADS ? (first_head + index) * HEAD_DIM : Q_WIDTH + kv_head * HEAD_DIM;
 }
@@ -24,7 +24,7 @@ float span_squares(uint first, uint width) {
     for (uint begin = lane; begin < width; begin += PIECE * ACTIVE_LANES) {
         [[unroll]] for (uint i = 0u; i < PIECE; ++i) {
             const uint at = begin + i * ACTIVE_LANES;
-            const float value = at < width ? qkv[first + min(at, width - 1u)] : 0.0;
+            const float value = at < width ? qkv[first_qkv + first + min(at, width - 1u)] : 0.0;
             squares += value * value;
         }
     }
@@ -46,9 +46,9 @@ void stage_rows(uint first_head, uint kv_head, uint position) {
         const vec2 cosine_sine = rotation(rotary, position);
         [[unroll]] for (uint i = 0u; i < INPUT_ROWS; ++i) {
             const uint row = input_row(i, first_head, kv_head);
-            const float raw = qkv[row + d];
+            const float raw = qkv[first_qkv + row + d];
             const float value = raw * input_gain(i, row, d);
-            const float other = qkv[row + partner] * input_gain(i, row, partner);
+            const float other = qkv[first_qkv + row + partner] * input_gain(i, row, partner);
             stage[i * HEAD_DIM + d] = is_turned ? turned(value, other, rotary, cosine_sine) : value;
             squares[i] += raw * raw;
         }
@@ -81,7 +81,7 @@ void load_query(uint first_head, uint kv_head, uint position) {
 }
 
 // Keeps this token's k and v in shared memory for this workgroup and, if `writes`, appends them to the caches.
-void append_position(uint kv_head, uint position, bool writes) {
+void append_position(uvec2 keys_at, uvec2 values_at, uint kv_head, uint position, bool writes) {
     const uint row_offset = (kv_head * context + position) * ROW_BYTES;
     const uint v_row = Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM;
     for (uint word = lane; word < CACHED_WORDS; word += WORKGROUP_LANES) {
@@ -89,14 +89,14 @@ void append_position(uint kv_head, uint position, bool writes) {
         [[unroll]] for (uint i = 0u; i < WORD_DIMS; ++i) {
             const uint d = word * WORD_DIMS + i;
             key[i] = stage[WORKGROUP_HEADS * HEAD_DIM + d] * key_inverse_rms;
-            value[i] = qkv[v_row + d];
+            value[i] = qkv[first_qkv + v_row + d];
         }
         const uint key_word = encode(key), value_word = encode(value);
         own_key[word / 4u][word % 4u] = key_word;
         own_value[word / 4u][word % 4u] = value_word;
         if (writes) {
-            CacheWord(address_add(k_cache, row_offset + word * 4u)).word = key_word;
-            CacheWord(address_add(v_cache, row_offset + word * 4u)).word = value_word;
+            CacheWord(address_add(keys_at, row_offset + word * 4u)).word = key_word;
+            CacheWord(address_add(values_at, row_offset + word * 4u)).word = value_word;
         }
     }
     barrier();

@@ -1,5 +1,5 @@
-// The end of a split: the teams' online softmaxes joined and written as partials [head][split][VALUE_DIM + 2].
-// Needs: attention_state.glsl, the array `partials`.
+// The end of a split: the teams' online softmaxes joined and written as partials [head][split][VALUE_DIM + 2] of a row.
+// Needs: attention_state.glsl, ROW, the array `partials` and the push constant `partials_pitch`.
 // Writes one lane's share of a head: straight to the partials if there is one team, else to the team's row of the stage.
 void store_out(uint h, float fade, uint row) {
     [[unroll]] for (uint i = 0u; i < VALUE_LANE_UNITS * 2u; ++i) {
@@ -35,7 +35,7 @@ void store_partials(uint first_head) {
     }
     barrier();
     [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
-        const uint row = ((first_head + h) * N_SPLITS + gl_WorkGroupID.y) * (VALUE_DIM + 2u);
+        const uint row = ROW * partials_pitch + ((first_head + h) * N_SPLITS + gl_WorkGroupID.y) * (VALUE_DIM + 2u);
         float top = LOWEST, total = 0.0;
         [[unroll]] for (uint t = 0u; t < N_TEAMS; ++t) top = max(top, team_max[h * N_TEAMS + t]);
         [[unroll]] for (uint t = 0u; t < N_TEAMS; ++t) {

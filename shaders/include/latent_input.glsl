@@ -4,8 +4,8 @@ shared uvec4 own_row[UNITS * UNIT_RAW]; // exactly as the cache holds it
 
 // One dim of a head's query.
 float query_dim(uint head, uint d, uint position) {
-    if (d < KV_RANK) return absorbed[head * KV_RANK + d];
-    const uint row = q_offset + head * (NOPE_DIM + ROPE_DIM) + NOPE_DIM;
+    if (d < KV_RANK) return absorbed[ROW * absorbed_pitch + head * KV_RANK + d];
+    const uint row = ROW * q_pitch + q_offset + head * (NOPE_DIM + ROPE_DIM) + NOPE_DIM;
     const uint turned_dim = d - KV_RANK;
     return turned(q[row + turned_dim], q[row + rotation_partner(turned_dim)], turned_dim, rotation(turned_dim, position));
 }
@@ -32,15 +32,16 @@ void load_query(uint first_head, uint position) {
 
 // Stages this token's row; returns 1 / rms of its compressed part, by which that is yet to be multiplied.
 float stage_row(uint position) {
+    const uint first = ROW * kv_pitch + kv_offset;
     float squares = 0.0;
     if (is_active) {
         for (uint d = lane; d < ROW_DIM; d += ACTIVE_LANES) {
-            const float value = kv[kv_offset + d];
+            const float value = kv[first + d];
             if (d < KV_RANK) {
                 stage[d] = value * load_float(address_add(gain, d * 4u));
                 squares += value * value;
             } else {
-                const float partner = kv[kv_offset + KV_RANK + rotation_partner(d - KV_RANK)];
+                const float partner = kv[first + KV_RANK + rotation_partner(d - KV_RANK)];
                 stage[d] = turned(value, partner, d - KV_RANK, rotation(d - KV_RANK, position));
             }
         }
@@ -51,7 +52,7 @@ float stage_row(uint position) {
 }
 
 // Keeps this token's row in shared memory for this workgroup and, if `writes`, appends it to the cache.
-void append_position(uint position, bool writes) {
+void append_position(uvec2 rows_at, uint position, bool writes) {
     const float compressed_factor = stage_row(position);
     for (uint word = lane; word < CACHED_WORDS; word += WORKGROUP_LANES) {
         float values[WORD_DIMS];
@@ -61,7 +62,7 @@ void append_position(uint position, bool writes) {
         }
         const uint row_word = encode(values);
         own_row[word / 4u][word % 4u] = row_word;
-        if (writes) CacheWord(address_add(rows, position * ROW_BYTES + word * 4u)).word = row_word;
+        if (writes) CacheWord(address_add(rows_at, position * ROW_BYTES + word * 4u)).word = row_word;
     }
     barrier();
 }

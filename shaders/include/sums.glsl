@@ -1,7 +1,10 @@
 // N_SUMS sums over a workgroup at once, in a fixed order.
 // Needs: reduce.glsl, N_SUMS (constant).
-// Every invocation must call reduce_sums (it contains barriers). Gives sum_total(i), valid in all of them.
+// Every invocation must call reduce_sums (it contains barriers). Gives sum_total(i), valid in all of them until they call
+// sums_are_read, which must come before the next reduce_sums.
 #ifdef ONE_SUBGROUP
+void sums_are_read() {}
+
 float sum_totals[N_SUMS];
 
 float sum_total(uint r) {
@@ -14,6 +17,8 @@ void reduce_sums(float sums[N_SUMS]) {
     [[unroll]] for (uint r = 0u; r < N_SUMS; ++r) sum_totals[r] = workgroup_sum(sums[r]);
 }
 #else
+void sums_are_read() { barrier(); }
+
 shared float sum_scratch[N_SUMS * gl_WorkGroupSize.x];
 
 #ifdef USE_SUBGROUP

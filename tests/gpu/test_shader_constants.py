@@ -9,7 +9,7 @@ import pytest
 
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
-from vkmoe.ops import attention_shapes, candidates, experts, router
+from vkmoe.ops import attention, attention_shapes, candidates, experts, router
 from vkmoe.reference import logits as twins
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
@@ -21,7 +21,6 @@ CONSTANTS = {
     },
     "router_topk.comp": {
         "MAX_USED": router.MAX_USED,
-        "LOG_HEADER_WORDS": router.LOG_HEADER_WORDS,
         "FLAG_RENORMALISE": router.RENORMALISE,
         "FLAG_SIGMOID": router.SIGMOID,
         "FLAG_SHARED_GATE": router.SHARED_GATE,
@@ -31,6 +30,11 @@ CONSTANTS = {
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
     "gather.comp": {"UNITS": experts.UNITS_PER_LANE},
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
+    "include/attention_cache.glsl": {
+        "WHOLE": attention.WHOLE,
+        "APPEND": attention.APPEND,
+        "READ": attention.READ,
+    },
     "include/select_top.glsl": {
         "N_TOP": candidates.N_CANDIDATES,
         "ID_RANGE": candidates.MAX_VOCAB - 1,

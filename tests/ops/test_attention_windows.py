@@ -10,6 +10,7 @@ from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention import AttentionTensors, KvCache, attention
 from vkmoe.ops.attention_shapes import AttentionShape, choose_split
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import AttentionInputs, attention_combine, first_seen
 from vkmoe.reference.attention import attention as attention_twin
@@ -155,7 +156,6 @@ def dispatches(shape: AttentionShape, cache: KvCache) -> list[Dispatch]:
     qkv = TensorRef("qkv", shape.qkv_width)
     partials = TensorRef("partials", split.partials_words(shape))
     out = TensorRef("out", shape.n_heads * shape.head_dim)
-    attention(
-        program, shape, split, cache, qkv, AttentionTensors(PARAMS, partials, out), "attention"
-    )
+    op = OpContext(program, GPU_TUNING, "attention")
+    attention(op, shape, split, cache, qkv, AttentionTensors(PARAMS, partials, out))
     return list(program.dispatches("attention"))

@@ -9,13 +9,14 @@ from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import GROUP_BYTES, LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
 from vkmoe.reference.memory import gather as twin
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
-from vkmoe.selftest.inputs import WEIGHT_TYPES
+from vkmoe.selftest.inputs import PARAMS, WEIGHT_TYPES
 from vkmoe.selftest.memory import GatherCase
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
@@ -134,9 +135,9 @@ def test_scratch_that_layers_share_is_ordered_by_barriers() -> None:
     scratch, home = memory_range(4096, 1024), memory_range(1 << 20, 1024)
     program = Program("two layers")
     for layer in range(2):
-        landing = LandingMemory((scratch,), log.tensor, log.filled(layer))
-        gather(program, routing, landing, 512, (home,), f"gather {layer}")
+        op = OpContext(program, CPU_TUNING, f"gather {layer}")
+        gather(op, routing, PARAMS, LandingMemory((scratch,), log, layer), 512, (home,))
     assert plan_barriers(program.commands) == [False, True], "both write the same places"
     gathered = program.commands[0]
     assert gathered.writes == (log.filled(0), scratch)
-    assert gathered.reads == (routing.whole, home)
+    assert gathered.reads == (routing.whole, PARAMS.whole, home)

@@ -13,6 +13,7 @@ from vkmoe.gpu.program import MEMORY, Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention import AttentionTensors, LatentCache, LatentQkv, latent_attention
 from vkmoe.ops.attention_shapes import AttentionSplit, LatentShape, choose_split
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference.attention import LatentInputs, attention_combine, rotate
 from vkmoe.reference.attention import latent_attention as latent_twin
@@ -146,7 +147,8 @@ def test_what_is_read_and_written_is_declared() -> None:
     raw, partials = TensorRef("raw", 500), TensorRef("partials", split.partials_words(shape))
     inputs = LatentQkv(absorbed, raw, raw, q_offset=60, kv_offset=7)
     tensors = AttentionTensors(PARAMS, partials, out)
-    latent_attention(program, shape, split, cache, inputs, tensors, "attention")
+    op = OpContext(program, GPU_TUNING, "attention")
+    latent_attention(op, shape, split, cache, inputs, tensors)
     first, join = program.commands
     assert isinstance(first, Dispatch) and isinstance(join, Dispatch)
     rows = memory_range(cache.rows, shape.cache_bytes)

@@ -54,16 +54,6 @@ def test_misses_get_landing_places_in_slot_order(
     check(runner, case, *(case.random_logits(seed) for seed in range(3)))
 
 
-def test_the_log_has_room_for_every_token_of_a_batch(runner: Runner) -> None:
-    """The first of two tokens: its ids of the second layer lie behind both tokens' of the first."""
-    case = RouterCase(TUNINGS[0], RouterShape(60, 4))
-    (_, alone), (_, log) = case.words(runner), replace(case, n_rows=2).words(runner)
-    ids = alone[RoutingLog(3, 4).ids(1).start // 4 :][:4]
-    at = RoutingLog(3, 4, n_tokens=2).ids(1)
-    assert (at.start, at.end) == (4 * (4 + 8), 4 * (4 + 16))
-    np.testing.assert_array_equal(log[at.start // 4 :][:4], ids)
-
-
 def test_the_views_of_a_log_name_every_word_once() -> None:
     log = RoutingLog(n_layers=3, n_used=4, n_tokens=2)
     words = np.arange(log.tensor.n_words, dtype=np.uint32)

@@ -55,10 +55,17 @@ def workgroup_lines(n_groups: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Names a descriptor-bound buffer of 32-bit words (activations, parameters, logs)."""
+    """Names a descriptor-bound buffer of 32-bit words (activations, parameters, logs).
+
+    It may have rows, one for each of a batch, that lie behind one another.
+    """
 
     name: str
-    n_words: int
+    n_words: int  # of all rows
+    n_rows: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.n_words % self.n_rows == 0, self
 
     @property
     def n_bytes(self) -> int:
@@ -76,6 +83,20 @@ class TensorRef:
     def part(self, start: int, count: int) -> Bound:
         """Bind the tensor to a dispatch that touches only `count` words from word `start`."""
         return Bound(self, self.words(start, count))
+
+    @property
+    def row_words(self) -> int:
+        """Count the words of a row, which lie between the beginnings of one and the next."""
+        return self.n_words // self.n_rows
+
+    def rows(self, n_rows: int, start: int = 0, count: int = 0) -> Bound:
+        """Bind the tensor to a dispatch that touches the first rows, or some words of each.
+
+        They begin at word `start` of a row; 0 words: all of them. What lies between counts too.
+        """
+        count = count or self.row_words - start
+        assert n_rows <= self.n_rows and start + count <= self.row_words, (self, start, count)
+        return self.part(start, (n_rows - 1) * self.row_words + count)
 
     @property
     def bound(self) -> Bound:

@@ -66,7 +66,7 @@ class GroupedAttention(AttentionBlock):
         qkv = (weights.q, weights.k, weights.v)
         matvec(op.named("qkv"), qkv, space.gained, space.qkv, norm, bias=weights.qkv_bias)
         attention(
-            op.program,
+            op.named("attention"),
             shape,
             split,
             KvCache(
@@ -79,7 +79,6 @@ class GroupedAttention(AttentionBlock):
             ),
             space.qkv,
             AttentionTensors(space.params, space.attention_partials, space.attended),
-            f"{op.label} attention",
         )
 
 
@@ -99,13 +98,12 @@ class LatentAttention(AttentionBlock):
         heads = HeadParts(q, stride=latent.query_dim)
         matvec_heads(op.named("absorbed"), weights.k_up, n_heads, heads, tensors.absorbed, scratch)
         latent_attention(
-            op.program,
+            op.named("attention"),
             shape,
             split,
             LatentCache(self.cache.keys, self.layer.rope_table, weights.kv_gain),
             LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset),
             AttentionTensors(space.params, space.attention_partials, tensors.mixed),
-            f"{op.label} attention",
         )
         heads = HeadParts(tensors.mixed, stride=latent.kv_rank)
         matvec_heads(op.named("values"), weights.v_up, n_heads, heads, space.attended, scratch)

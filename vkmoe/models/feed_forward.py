@@ -86,10 +86,10 @@ class FeedForwardBlock:
     def _gather(self, op: OpContext, block: Block, moe_layer: int) -> ExpertBlock:
         """Return the chosen experts as they are read, gathered first if misses are served so."""
         space, mode, log = self.space, self.mode, self.space.routing_log
-        landing = LandingMemory(block.landing_ranges, space.log, log.filled(moe_layer))
+        landing = LandingMemory(block.landing_ranges, log, moe_layer)
         if mode.gathers:
-            label = f"{op.label} gather"
-            gather(op.program, space.routing, landing, block.shape.span_bytes, block.ranges, label)
+            bringing, n_bytes = op.named("gather"), block.shape.span_bytes
+            gather(bringing, space.routing, space.params, landing, n_bytes, block.ranges)
         kept = landing if mode.keeps else None
         return ExpertBlock(block.shape, space.routing, log.n_used, block.ranges, kept)
 

@@ -1,8 +1,9 @@
-"""Appends attention of one token: over keys and values of grouped heads, or over compressed rows.
+"""Appends attention of a batch: over keys and values of grouped heads, or over compressed rows.
 
-Both rotate, append to the cache, and read it in splits, which a second dispatch joins; over
-compressed rows, multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434,
-section 2.1). Shaders: attention.comp, latent_attention.comp, attention_combine.comp. Twins:
+Both rotate, append to the cache, and read it in splits, which another dispatch joins; where rows of
+a batch may be of one sequence, all append in a dispatch of their own. Over compressed rows it is
+multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+Shaders: attention.comp, latent_attention.comp, attention_combine.comp. Twins:
 vkmoe/reference/attention.py, latent_attention.py.
 """
 
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
+from vkmoe.gpu.program import Range, TensorRef, memory_range
 from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionShape, AttentionSplit, LatentShape
+from vkmoe.ops.context import OpContext
 
 __all__ = [
     "AttentionTensors",
@@ -28,7 +30,8 @@ ATTENTION = kernel(
     "attention",
     "r:qkv r:params w:partials",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
-    "u32:context f32:eps f32:scale u32:window",
+    "u32:context f32:eps f32:scale u32:window u32:mode u32:n_regions u32:region_bytes "
+    "u32:qkv_pitch u32:partials_pitch",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
     "team_lanes step_positions workgroup_heads",
 )
@@ -36,16 +39,18 @@ LATENT_ATTENTION = kernel(
     "latent_attention",
     "r:absorbed r:params r:q r:kv w:partials",
     "address:rows address:rope_table address:gain "
-    "u32:context u32:q_offset u32:kv_offset f32:eps f32:scale",
+    "u32:context u32:q_offset u32:kv_offset f32:eps f32:scale u32:mode u32:n_regions "
+    "u32:region_bytes u32:absorbed_pitch u32:q_pitch u32:kv_pitch u32:partials_pitch",
     "workgroup_size kv_rank rope_dim nope_dim rope_style n_splits "
     "team_lanes step_positions workgroup_heads",
 )
 ATTENTION_COMBINE = kernel(
     "attention_combine",
     "r:partials r:params w:out",
-    "address:sinks u32:context u32:window",
+    "address:sinks u32:context u32:window u32:partials_pitch u32:out_pitch",
     "workgroup_size head_dim n_splits",
 )
+WHOLE, APPEND, READ = range(3)  # modes of a dispatch, as attention_cache.glsl numbers them
 NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
 
 
@@ -53,6 +58,7 @@ NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
 class KvCache:
     """Holds addresses of a layer's caches and what else its attention reads. Gain 0 = no norm.
 
+    Each cache has `n_regions` behind one another, one for each sequence.
     `sinks`: f32 [n_heads], one logit per head for the softmax's denominator; 0 = none.
     """
 
@@ -62,57 +68,79 @@ class KvCache:
     q_gain: int = 0
     k_gain: int = 0
     sinks: int = 0
+    n_regions: int = 1
 
 
 class AttentionTensors(NamedTuple):
-    """Holds what both dispatches of an attention work on, whatever its kind."""
+    """Holds what all dispatches of an attention work on, whatever its kind."""
 
-    params: TensorRef  # of the token
+    params: TensorRef  # of the batch
     partials: TensorRef  # scratch: AttentionSplit.partials_words
     out: TensorRef  # f32 [n_heads * value_dim]
 
 
 def attention(
-    program: Program,
+    op: OpContext,
     shape: AttentionShape,
     split: AttentionSplit,
     cache: KvCache,
     qkv: TensorRef,
     tensors: AttentionTensors,
-    label: str,
 ) -> None:
-    """Append out = attention of the token in `params` over the cache, once its k and v are there.
+    """Append out = attention of each row of `params` over its region, once its k and v are there.
 
-    qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches.
+    qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches; three for several rows.
     """
     split.check(shape)
     assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
     assert shape.sinks == (cache.sinks != 0), (shape, cache)
-    caches = tuple(memory_range(place, shape.cache_bytes) for place in (cache.keys, cache.values))
-    program.append(
-        ATTENTION.dispatch(
-            f"attention.{shape.kv_type.lower()}{split.suffix}",
-            {
-                **vars(shape),
-                **vars(split),
-                **vars(cache),
-                "rope_style": ROPE_STYLES[shape.rope_style],
-                "norm_mode": NORM_MODES[shape.norm],
-                "k_cache": cache.keys,
-                "v_cache": cache.values,
-            },
-            {
-                "qkv": qkv.part(0, shape.qkv_width),
-                "params": tensors.params,
-                "partials": tensors.partials.part(0, split.partials_words(shape)),
-            },
-            (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
-            label,
-            reads=(*caches, *_constant_reads(shape, cache)),
-            writes=caches,
+    n_bytes = cache.n_regions * shape.cache_bytes
+    caches = tuple(memory_range(place, n_bytes) for place in (cache.keys, cache.values))
+    numbers = {
+        **vars(shape),
+        **vars(split),
+        **vars(cache),
+        **_pitches(qkv=qkv, partials=tensors.partials),
+        "rope_style": ROPE_STYLES[shape.rope_style],
+        "norm_mode": NORM_MODES[shape.norm],
+        "k_cache": cache.keys,
+        "v_cache": cache.values,
+        "region_bytes": shape.cache_bytes,
+    }
+    for mode in _modes(op):
+        op.append(
+            ATTENTION.dispatch(
+                f"attention.{shape.kv_type.lower()}{split.suffix}",
+                {**numbers, "mode": mode},
+                {
+                    "qkv": qkv.rows(op.n_rows, 0, shape.qkv_width),
+                    "params": tensors.params,
+                    "partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape)),
+                },
+                _groups(op, shape, split, mode),
+                op.label,
+                reads=(*caches, *_constant_reads(shape, cache)),
+                writes=caches if mode != READ else (),
+            )
         )
-    )
-    _join_splits(program, shape, split, tensors, label, sinks=cache.sinks)
+    _join_splits(op, shape, split, tensors, sinks=cache.sinks)
+
+
+def _modes(op: OpContext) -> tuple[int, ...]:
+    """List what dispatches do: several rows may be of one sequence, and then see each other."""
+    return (WHOLE,) if op.n_rows == 1 else (APPEND, READ)
+
+
+def _groups(
+    op: OpContext, shape: AttentionShape | LatentShape, split: AttentionSplit, mode: int
+) -> tuple[int, int, int]:
+    n_splits = 1 if mode == APPEND else split.n_splits
+    return shape.n_heads // split.workgroup_heads, n_splits, op.n_rows
+
+
+def _pitches(**tensors: TensorRef) -> dict[str, int]:
+    """Say how far the rows of tensors lie apart, as kernels name it."""
+    return {f"{name}_pitch": tensor.row_words for name, tensor in tensors.items()}
 
 
 def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
@@ -129,13 +157,14 @@ def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
 class LatentCache:
     """Holds addresses of one layer's cache and of what its attention reads besides."""
 
-    rows: int  # [context][kv_rank + rope_dim], in the shape's kv_type
+    rows: int  # [n_regions][context][kv_rank + rope_dim], in the shape's kv_type
     rope_table: int
     gain: int  # f32 [kv_rank], of the norm of the compressed part
+    n_regions: int = 1
 
 
 class LatentQkv(NamedTuple):
-    """Holds what a token brings to latent attention; q and kv may be one tensor."""
+    """Holds what each row brings to latent attention; q and kv may be one tensor."""
 
     absorbed: TensorRef  # f32 [n_heads * kv_rank]
     q: TensorRef  # raw f32 [n_heads][nope_dim + rope_dim], of which the rope part is read
@@ -145,77 +174,80 @@ class LatentQkv(NamedTuple):
 
 
 def latent_attention(
-    program: Program,
+    op: OpContext,
     shape: LatentShape,
     split: AttentionSplit,
     cache: LatentCache,
     qkv: LatentQkv,
     tensors: AttentionTensors,
-    label: str,
 ) -> None:
-    """Append out = attention of the token in `params` over the cache, once its row is there.
+    """Append out = attention of each row of `params` over its region, once its own is there.
 
-    out f32 [n_heads * kv_rank]. Two dispatches.
+    out f32 [n_heads * kv_rank]. Two dispatches; three for several rows.
     """
     split.check(shape)
-    cached = memory_range(cache.rows, shape.cache_bytes)
-    program.append(
-        LATENT_ATTENTION.dispatch(
-            f"latent_attention.{shape.kv_type.lower()}{split.suffix}",
-            {
-                **vars(shape),
-                **vars(split),
-                **vars(cache),
-                "rope_style": ROPE_STYLES[shape.rope_style],
-                "q_offset": qkv.q_offset,
-                "kv_offset": qkv.kv_offset,
-            },
-            {
-                "absorbed": qkv.absorbed.part(0, shape.n_heads * shape.kv_rank),
-                "params": tensors.params,
-                "q": qkv.q.part(qkv.q_offset, shape.q_width),
-                "kv": qkv.kv.part(qkv.kv_offset, shape.row_dim),
-                "partials": tensors.partials.part(0, split.partials_words(shape)),
-            },
-            (shape.n_heads // split.workgroup_heads, split.n_splits, 1),
-            label,
-            reads=(
-                cached,
-                memory_range(cache.rope_table, shape.rope_bytes),
-                memory_range(cache.gain, 4 * shape.kv_rank),
-            ),
-            writes=(cached,),
-        )
+    cached = memory_range(cache.rows, cache.n_regions * shape.cache_bytes)
+    numbers = {
+        **vars(shape),
+        **vars(split),
+        **vars(cache),
+        **_pitches(absorbed=qkv.absorbed, q=qkv.q, kv=qkv.kv, partials=tensors.partials),
+        "rope_style": ROPE_STYLES[shape.rope_style],
+        "q_offset": qkv.q_offset,
+        "kv_offset": qkv.kv_offset,
+        "region_bytes": shape.cache_bytes,
+    }
+    constant = (
+        memory_range(cache.rope_table, shape.rope_bytes),
+        memory_range(cache.gain, 4 * shape.kv_rank),
     )
-    _join_splits(program, shape, split, tensors, label)
+    for mode in _modes(op):
+        op.append(
+            LATENT_ATTENTION.dispatch(
+                f"latent_attention.{shape.kv_type.lower()}{split.suffix}",
+                {**numbers, "mode": mode},
+                {
+                    "absorbed": qkv.absorbed.rows(op.n_rows, 0, shape.n_heads * shape.kv_rank),
+                    "params": tensors.params,
+                    "q": qkv.q.rows(op.n_rows, qkv.q_offset, shape.q_width),
+                    "kv": qkv.kv.rows(op.n_rows, qkv.kv_offset, shape.row_dim),
+                    "partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape)),
+                },
+                _groups(op, shape, split, mode),
+                op.label,
+                reads=(cached, *constant),
+                writes=(cached,) if mode != READ else (),
+            )
+        )
+    _join_splits(op, shape, split, tensors)
 
 
 def _join_splits(
-    program: Program,
+    op: OpContext,
     shape: AttentionShape | LatentShape,
     split: AttentionSplit,
     tensors: AttentionTensors,
-    label: str,
     sinks: int = 0,
 ) -> None:
     """Append out f32 [n_heads * value_dim] = the splits' partials, joined; `sinks` 0 = none."""
-    program.append(
+    op.append(
         ATTENTION_COMBINE.dispatch(
             "attention_combine",
             {
                 **vars(split),
+                **_pitches(partials=tensors.partials, out=tensors.out),
                 "head_dim": shape.value_dim,
                 "sinks": sinks,
                 "context": shape.context,
                 "window": shape.window,
             },
             {
-                "partials": tensors.partials.part(0, split.partials_words(shape)),
+                "partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape)),
                 "params": tensors.params,
-                "out": tensors.out.part(0, shape.n_heads * shape.value_dim),
+                "out": tensors.out.rows(op.n_rows, 0, shape.n_heads * shape.value_dim),
             },
-            (shape.n_heads, 1, 1),
-            f"{label} combine",
+            (shape.n_heads, 1, op.n_rows),
+            f"{op.label} combine",
             reads=(memory_range(sinks, 4 * shape.n_heads),) if sinks else (),
         )
     )

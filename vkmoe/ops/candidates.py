@@ -32,10 +32,16 @@ __all__ = [
 ]
 
 CANDIDATES_PARTIAL = kernel(
-    "candidates_partial", "r:logits w:lists", "u32:n_vocab", "workgroup_size"
+    "candidates_partial",
+    "r:logits w:lists",
+    "u32:n_vocab u32:logits_pitch u32:lists_pitch",
+    "workgroup_size",
 )
 CANDIDATES_MERGE = kernel(
-    "candidates_merge", "r:lists w:candidates", "u32:n_lists", "workgroup_size"
+    "candidates_merge",
+    "r:lists w:candidates",
+    "u32:n_lists u32:lists_pitch u32:candidates_pitch",
+    "workgroup_size",
 )
 
 FINISH = kernel("finish", "r:params w:log", "", "workgroup_size")
@@ -80,17 +86,24 @@ def list_words(tuning: Tuning, n_vocab: int) -> int:
 def candidates(
     op: OpContext, logits: TensorRef, n_vocab: int, lists: TensorRef, output: TensorRef
 ) -> None:
-    """Append output [CANDIDATE_WORDS] = the largest of logits f32 [n_vocab], in two dispatches."""
+    """Append output [CANDIDATE_WORDS] = the largest of logits f32 [n_vocab], in two dispatches.
+
+    Of each row of the batch.
+    """
     assert 1 <= n_vocab <= MAX_VOCAB
     n_chunks = n_lists(op.tuning, n_vocab)
-    numbers = {**vars(op.tuning), "n_vocab": n_vocab, "n_lists": n_chunks}
-    used_lists = lists.part(0, n_chunks * LIST_WORDS)
+    numbers = {
+        **vars(op.tuning),
+        **{"n_vocab": n_vocab, "n_lists": n_chunks, "logits_pitch": logits.row_words},
+        **{"lists_pitch": lists.row_words, "candidates_pitch": output.row_words},
+    }
+    used_lists = lists.rows(op.n_rows, 0, n_chunks * LIST_WORDS)
     op.append(
         CANDIDATES_PARTIAL.dispatch(
             "candidates_partial",
             numbers,
-            {"logits": logits.part(0, n_vocab), "lists": used_lists},
-            (n_chunks, 1, 1),
+            {"logits": logits.rows(op.n_rows, 0, n_vocab), "lists": used_lists},
+            (n_chunks, 1, op.n_rows),
             op.label,
         )
     )
@@ -98,8 +111,8 @@ def candidates(
         CANDIDATES_MERGE.dispatch(
             "candidates_merge",
             numbers,
-            {"lists": used_lists, "candidates": output.part(0, CANDIDATE_WORDS)},
-            (1, 1, 1),
+            {"lists": used_lists, "candidates": output.rows(op.n_rows, 0, CANDIDATE_WORDS)},
+            (1, 1, op.n_rows),
             f"{op.label} merge",
         )
     )

@@ -13,12 +13,16 @@ __all__ = ["OpContext"]
 
 @dataclass(frozen=True)
 class OpContext:
-    """Says where an op appends its dispatches, how they are tuned, and what they are called."""
+    """Says where an op appends its dispatches, how they are tuned, and what they are called.
+
+    Ops process the first `n_rows` rows of their tensors, whose bits do not depend on that number.
+    """
 
     program: Program
     tuning: Tuning
     label: str = ""
     layer: int | None = None  # what is appended belongs to
+    n_rows: int = 1  # of the program's batch
 
     def of_layer(self, index: int) -> OpContext:
         """Return the context of a layer's ops."""

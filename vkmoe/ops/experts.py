@@ -1,4 +1,5 @@
-"""Appends the feed-forward of the used experts: gate/up, activation, down, weighted sum, residual.
+"""Appends the feed-forward of the experts that each row of a batch uses: gate/up, activation, down,
+weighted sum, residual.
 
 Experts are reached through the addresses that `router_topk` looked up, or a fixed span (dense
 feed-forward, shared expert). Missed experts may come to lie on the device in the same submit: a
@@ -17,12 +18,12 @@ from numpy.typing import NDArray
 
 from vkmoe.facts import Activation
 from vkmoe.gpu.kernels import KernelSpec, kernel
-from vkmoe.gpu.program import Bound, Program, Range, TensorRef, memory_range, workgroup_lines
+from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.matvec import Rows
 from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.ops.router import shared_weight_word
+from vkmoe.ops.router import RoutingLog, shared_weight_word
 from vkmoe.quants.types import TYPES
 
 __all__ = [
@@ -41,13 +42,15 @@ __all__ = [
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
     "address:span u32:gate_offset u32:up_offset u32:gate_bias u32:up_bias u32:n_rows u32:row_bytes "
-    "u32:n_blocks u32:n_slots u32:n_partials f32:inverse_width f32:eps",
+    "u32:n_blocks u32:n_slots u32:n_partials f32:inverse_width f32:eps "
+    "u32:x_pitch u32:partials_pitch u32:routing_pitch u32:act_pitch",
     "workgroup_size rows pass activation biased loaded_words",
 )
 _DOWN = (
     "r:act r:routing rw:hidden w:gained w:partials",
     "address:span address:gain u32:down_offset u32:down_bias u32:weight_word u32:n_rows "
-    "u32:row_bytes u32:n_blocks u32:n_slots u32:slot_vec4s",
+    "u32:row_bytes u32:n_blocks u32:n_slots u32:slot_vec4s u32:act_pitch u32:routing_pitch "
+    "u32:hidden_pitch u32:partials_pitch",
     "workgroup_size rows biased loaded_words",
 )
 
@@ -63,7 +66,10 @@ EXPERT_GATE_UP_KEEP = _keeping("expert_gate_up", *_GATE_UP)
 EXPERT_DOWN = kernel("expert_down", *_DOWN)
 EXPERT_DOWN_KEEP = _keeping("expert_down", *_DOWN)
 GATHER = kernel(
-    "gather", "r:routing w:log", "u32:n_slots u32:n_units u32:first_filled", "workgroup_size"
+    "gather",
+    "r:routing r:params w:log",
+    "u32:n_slots u32:n_units u32:first_filled u32:routing_pitch",
+    "workgroup_size",
 )
 
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
@@ -138,26 +144,26 @@ def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
 class LandingMemory:
     """Describes the memory of a layer's landing places, and where what was stored is noted.
 
-    `filled` are the layer's words of `log`, see `RoutingLog`.
+    That is in the layer's filled words of `log`, MoE layers counted as the log does.
     """
 
     ranges: tuple[Range, ...]
-    log: TensorRef
-    filled: Range
+    log: RoutingLog
+    layer: int
 
     @property
     def n_used(self) -> int:
-        """Count the used experts, each of which may have a place."""
-        return (self.filled.end - self.filled.start) // 8
+        """Count the used experts of a row, each of which may have a place."""
+        return self.log.n_used
 
     @property
     def first_word(self) -> int:
-        """Find the word of the log at which `filled` begins."""
-        return self.filled.start // 4
+        """Find the word of the log at which the layer's filled words begin."""
+        return self.log.filled(self.layer).start // 4
 
     @property
     def bound(self) -> Bound:
-        return Bound(self.log, self.filled)
+        return Bound(self.log.tensor, self.log.filled(self.layer))
 
 
 @dataclass(frozen=True)
@@ -204,19 +210,20 @@ class ExpertBlock:
 
 
 def gather(
-    program: Program,
+    op: OpContext,
     routing: TensorRef,
+    params: TensorRef,
     landing: LandingMemory,
     span_bytes: int,
     homes: tuple[Range, ...],
-    label: str,
 ) -> None:
     """Copy the span of each used expert that has a partner from there to the expert's address.
 
-    `homes` are the bytes the partners may lie in. Notes both words of a copied expert.
+    Only those of one row of the batch do. `homes` are the bytes the partners may lie in. Notes both
+    words of a copied expert, and zeros for the others of all rows.
     """
-    assert span_bytes % UNIT_BYTES == 0
-    program.append(
+    assert span_bytes % UNIT_BYTES == 0 and op.n_rows <= landing.log.n_tokens
+    op.append(
         GATHER.dispatch(
             "gather",
             {
@@ -224,10 +231,11 @@ def gather(
                 "n_slots": landing.n_used,
                 "n_units": span_bytes // UNIT_BYTES,
                 "first_filled": landing.first_word,
+                "routing_pitch": routing.row_words,
             },
-            {"routing": routing, "log": landing.bound},
+            {"routing": routing.rows(op.n_rows), "params": params, "log": landing.bound},
             (*workgroup_lines(-(-span_bytes // GROUP_BYTES)), landing.n_used),
-            label,
+            op.label,
             reads=homes,
             writes=landing.ranges,
         )
@@ -250,8 +258,8 @@ def expert_gate_up(
 ) -> None:
     """Append act[rank] = f(gate @ norm(x), up @ norm(x)) for the used experts, or the fixed span.
 
-    f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases, if any, are added before.
-    One dispatch, or two when gate and up have different types.
+    Of each row of the batch. f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases,
+    if any, are added before. One dispatch, or two when gate and up have different types.
     """
     shape, n_used = experts.shape, experts.n_used
     spec = EXPERT_GATE_UP_KEEP if experts.landing else EXPERT_GATE_UP
@@ -276,15 +284,18 @@ def expert_gate_up(
                 "loaded_words": _loaded_words(op, experts),
                 "pass": which,
                 "activation": ACTIVATIONS.index(activation),
+                "x_pitch": x.row_words // 4,
+                "routing_pitch": experts.routing.row_words,
+                "act_pitch": act.row_words,
             },
             {
-                "x": x,
-                "norm_partials": norm.partials.part(0, norm.n_partials),
-                "routing": experts.routing,
-                "act": act.part(0, n_used * matrix.n_rows),
+                "x": x.rows(op.n_rows),
+                "norm_partials": norm.tensor(op.n_rows),
+                "routing": experts.routing.rows(op.n_rows),
+                "act": act.rows(op.n_rows, 0, n_used * matrix.n_rows),
                 **experts.log,
             },
-            (-(-matrix.n_rows // rows), n_used, 1),
+            (-(-matrix.n_rows // rows), n_used, op.n_rows),
             op.label,
             reads=experts.memory,
             writes=experts.landing_ranges,
@@ -295,8 +306,8 @@ def expert_gate_up(
 def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: NormOutput) -> int:
     """Append hidden += sum of weight * (down @ act + bias) over the used experts.
 
-    Returns its number of partials. The weight of a fixed span is 1, or that of `weight_rank`: the
-    one behind the used ones, a shared expert's.
+    Of each row of the batch; returns the number of partials of one. The weight of a fixed span is
+    1, or that of `weight_rank`: the one behind the used ones, a shared expert's.
     """
     matrix, rank = experts.shape.down, experts.weight_rank
     spec = EXPERT_DOWN_KEEP if experts.landing else EXPERT_DOWN
@@ -311,12 +322,19 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
             **matrix.numbers,
             **experts.numbers,
             "loaded_words": _loaded_words(op, experts),
-            "gain": output.gain,
+            **output.numbers,
             "weight_word": NO_WORD if rank is None else shared_weight_word(rank),
             "slot_vec4s": matrix.n_columns // 4,
+            "act_pitch": act.row_words // 4,
+            "routing_pitch": experts.routing.row_words,
         },
-        {"act": act, "routing": experts.routing, **output.tensors, **experts.log},
-        (n_groups, 1, 1),
+        {
+            "act": act.rows(op.n_rows),
+            "routing": experts.routing.rows(op.n_rows),
+            **output.tensors(op.n_rows),
+            **experts.log,
+        },
+        (n_groups, 1, op.n_rows),
         op.label,
         reads=(*experts.memory, memory_range(output.gain, 4 * matrix.n_rows)),
         writes=experts.landing_ranges,

@@ -1,5 +1,5 @@
 """Multiplies quantised matrices by vectors: plain (q/k/v, router, output head), with residual, and
-for stacks of one matrix per head. Fetches rows of the embedding.
+for stacks of one matrix per head; a vector for each row of a batch. Fetches rows of the embedding.
 
 Shaders: matvec.comp, embed.comp. Twins: vkmoe/reference/matvec.py.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.launches import kernel_class
+from vkmoe.ops.launches import Launch, kernel_class
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.quants import HAS_KERNEL, TYPES
 
@@ -25,19 +25,21 @@ MATVEC = kernel(
     "r:x w:y r:norm_partials",
     "address:weights0 address:weights1 address:weights2 address:bias u32:rows_end0 u32:rows_end1 "
     "u32:n_rows u32:row_bytes u32:n_blocks u32:output_offset u32:x_offset u32:x_stride "
-    "u32:n_partials f32:inverse_width f32:eps",
-    "workgroup_size rows loaded_words",
+    "u32:x_pitch u32:y_pitch u32:partials_pitch u32:n_partials f32:inverse_width f32:eps",
+    "workgroup_size rows walk_rows columns loaded_words",
 )
 MATVEC_RESIDUAL = kernel(
     "matvec_residual",
     "r:x rw:hidden w:gained w:partials",
-    "address:weights address:gain address:bias u32:n_rows u32:row_bytes u32:n_blocks",
-    "workgroup_size rows loaded_words",
+    "address:weights address:gain address:bias u32:n_rows u32:row_bytes u32:n_blocks "
+    "u32:x_pitch u32:hidden_pitch u32:partials_pitch",
+    "workgroup_size rows walk_rows columns loaded_words",
 )
 EMBED = kernel(
     "embed",
     "r:params w:hidden w:gained w:partials",
-    "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks",
+    "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks "
+    "u32:hidden_pitch u32:partials_pitch",
     "workgroup_size",
 )
 EMBED_WEIGHTS = 32  # what one lane of it unpacks
@@ -90,9 +92,21 @@ class Matrix(Rows):
 
 # What matvec is given where there are neither biases, a norm, nor heads.
 PLAIN: dict[str, float] = {
-    **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride", "n_partials"), 0),
+    **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride"), 0),
+    **dict.fromkeys(("n_partials", "partials_pitch"), 0),
     **dict.fromkeys(("inverse_width", "eps"), 0.0),
 }
+
+
+def _spread(op: OpContext, launch: Launch, x: TensorRef) -> dict[str, int]:
+    """Say how a workgroup takes rows of the batch, and how far these lie apart in x."""
+    assert op.n_rows == 1 or x.row_words % 4 == 0, x
+    columns = op.tuning.columns(op.n_rows)
+    return {
+        "columns": columns,
+        "walk_rows": op.tuning.walk_rows(launch, columns),
+        "x_pitch": x.row_words // 4,
+    }
 
 
 def matvec(
@@ -107,11 +121,12 @@ def matvec(
 ) -> None:
     """Append y = concatenation of matrix @ x over the matrices, all of the same columns, plus bias.
 
+    x and y are of each row of the batch.
     Neighbouring matrices of one type (up to three) share a dispatch; others get their own, with no
     barrier between. Without `norm`, any tensor may stand as `scratch` for the unused binding.
     `bias` is the address of f32 [all rows], 0 for none.
     """
-    assert x.n_words >= matrices[0].n_columns
+    assert x.row_words >= matrices[0].n_columns
     assert all(matrix.n_columns == matrices[0].n_columns for matrix in matrices)
     partials = norm.partials if norm else scratch
     assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
@@ -119,6 +134,7 @@ def matvec(
     for group in _groups(matrices):
         kind, n_rows = group[0].type, sum(matrix.n_rows for matrix in group)
         launch = op.tuning.launch(kernel_class("matvec", kind, n_rows, group[0].n_columns))
+        spread = _spread(op, launch, x)
         op.launch(
             MATVEC.dispatch(
                 f"matvec.{kind.lower()}{op.tuning.dot_suffix}",
@@ -128,15 +144,17 @@ def matvec(
                     **PLAIN,
                     **(norm.numbers if norm else {}),
                     **_group_numbers(group),
+                    **spread,
                     "bias": bias,
                     "output_offset": offset,
+                    "y_pitch": y.row_words,
                 },
                 {
-                    "x": x,
-                    "y": y.part(offset, n_rows),
-                    "norm_partials": partials.part(0, norm.n_partials if norm else 0),
+                    "x": x.rows(op.n_rows, 0, group[0].n_columns),
+                    "y": y.rows(op.n_rows, offset, n_rows),
+                    "norm_partials": norm.tensor(op.n_rows) if norm else partials.part(0, 0),
                 },
-                (*workgroup_lines(-(-n_rows // launch.rows)), 1),
+                (*workgroup_lines(-(-n_rows // launch.rows)), op.n_rows // spread["columns"]),
                 op.label,
                 reads=(*(m.memory for m in group), *_bias_range(bias, offset, n_rows)),
             ),
@@ -172,7 +190,7 @@ def _bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
 
 
 class HeadParts(NamedTuple):
-    """Says where heads' parts of a tensor begin: at word `offset + head * stride`, whole vec4s."""
+    """Says where heads' parts of a row begin: at word `offset + head * stride`, whole vec4s."""
 
     tensor: TensorRef
     stride: int
@@ -182,14 +200,15 @@ class HeadParts(NamedTuple):
 def matvec_heads(
     op: OpContext, stack: Matrix, n_heads: int, x: HeadParts, y: TensorRef, scratch: TensorRef
 ) -> None:
-    """Append y[head] = W[head] @ x[head][:n_columns] for every head.
+    """Append y[head] = W[head] @ x[head][:n_columns] for every head, of each row of the batch.
 
     `stack` is [n_heads * rows, n_columns], a head's rows behind those of the head before; y is
     [n_heads * rows]. `scratch` is any tensor, for a binding that is not used.
     """
-    assert stack.n_rows % n_heads == 0 and x.offset % 4 == 0 and x.stride % 4 == 0
+    assert stack.n_rows % n_heads == 0 and x.offset % 4 == 0 and x.stride % 4 == 0 < x.stride
     n_rows = stack.n_rows // n_heads
     launch = op.tuning.launch(kernel_class("matvec", stack.type, stack.n_rows, stack.n_columns))
+    spread = _spread(op, launch, x.tensor)
     op.launch(
         MATVEC.dispatch(
             f"matvec.{stack.type.lower()}{op.tuning.dot_suffix}",
@@ -200,15 +219,17 @@ def matvec_heads(
                 **stack.numbers,
                 **dict.fromkeys(("weights0", "weights1", "weights2"), stack.address),
                 **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), n_rows),
+                **spread,
                 "x_offset": x.offset // 4,
                 "x_stride": x.stride // 4,
+                "y_pitch": y.row_words,
             },
             {
-                "x": x.tensor.part(x.offset, (n_heads - 1) * x.stride + stack.n_columns),
-                "y": y.part(0, stack.n_rows),
+                "x": x.tensor.rows(op.n_rows, x.offset, (n_heads - 1) * x.stride + stack.n_columns),
+                "y": y.rows(op.n_rows, 0, stack.n_rows),
                 "norm_partials": scratch.part(0, 0),
             },
-            (*workgroup_lines(-(-n_rows // launch.rows)), n_heads),
+            (-(-n_rows // launch.rows), n_heads, op.n_rows // spread["columns"]),
             op.label,
             reads=(stack.memory,),
         ),
@@ -219,14 +240,14 @@ def matvec_heads(
 def matvec_residual(
     op: OpContext, matrix: Matrix, x: TensorRef, output: NormOutput, *, bias: int = 0
 ) -> int:
-    """Append hidden += matrix @ x + bias; gained = hidden * gain.
+    """Append hidden += matrix @ x + bias; gained = hidden * gain, of each row of the batch.
 
-    Returns the number of partials left. `bias` is the address of f32 [n_rows], 0 for none.
+    Returns the number of partials left in a row. `bias` is the address of f32 [n_rows], 0 for none.
     """
     launch = op.tuning.launch(
         kernel_class("matvec_residual", matrix.type, matrix.n_rows, matrix.n_columns)
     )
-    n_groups = -(-matrix.n_rows // launch.rows)
+    n_groups, spread = -(-matrix.n_rows // launch.rows), _spread(op, launch, x)
     gains = memory_range(output.gain, 4 * matrix.n_rows)
     op.launch(
         MATVEC_RESIDUAL.dispatch(
@@ -235,12 +256,13 @@ def matvec_residual(
                 **vars(op.tuning),
                 **launch._asdict(),
                 **matrix.numbers,
+                **output.numbers,
+                **spread,
                 "weights": matrix.address,
-                "gain": output.gain,
                 "bias": bias,
             },
-            {"x": x, **output.tensors},
-            (*workgroup_lines(n_groups), 1),
+            {"x": x.rows(op.n_rows, 0, matrix.n_columns), **output.tensors(op.n_rows)},
+            (*workgroup_lines(n_groups), op.n_rows // spread["columns"]),
             op.label,
             reads=(matrix.memory, gains, *_bias_range(bias, 0, matrix.n_rows)),
         ),
@@ -250,7 +272,10 @@ def matvec_residual(
 
 
 def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutput) -> int:
-    """Append hidden = embeddings[token]; gained = hidden * gain. Returns its number of partials."""
+    """Append hidden = embeddings[token]; gained = hidden * gain, of each row of `params`.
+
+    Returns the number of partials left in a row.
+    """
     n_groups = -(-(embeddings.n_columns // EMBED_WEIGHTS) // op.tuning.workgroup_size)
     op.append(
         EMBED.dispatch(
@@ -258,12 +283,12 @@ def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutp
             {
                 **vars(op.tuning),
                 **embeddings.numbers,
+                **output.numbers,
                 "embeddings": embeddings.address,
-                "gain": output.gain,
                 "n_vocab": embeddings.n_rows,
             },
-            {"params": params, **output.tensors},
-            (n_groups, 1, 1),
+            {"params": params, **output.tensors(op.n_rows)},
+            (n_groups, 1, op.n_rows),
             op.label,
             reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns)),
         )

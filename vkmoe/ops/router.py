@@ -33,7 +33,8 @@ ROUTER_TOPK = kernel(
     "router_topk",
     "r:logits r:params w:routing w:log",
     "address:selection_bias u32:layer u32:n_used u32:flags f32:scale "
-    "u32:first_landing u32:n_landing u32:n_groups_used",
+    "u32:first_landing u32:n_landing u32:n_groups_used u32:first_id u32:logits_pitch "
+    "u32:routing_pitch",
     "workgroup_size n_experts n_groups",
 )
 
@@ -178,6 +179,7 @@ def router_topk(
 ) -> None:
     """Append routing = n_used experts of largest logit, weights, addresses, partners; log = ids.
 
+    Of each row of the batch; only experts of the one that `params` names may land.
     `selection_bias` is the address of f32 [n_experts]; then they are those of largest score + bias,
     while weights are made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16); 0 for none.
     `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
@@ -185,6 +187,7 @@ def router_topk(
     table and the log do.
     """
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
+    assert op.n_rows <= tensors.log.n_tokens
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
     biases = (memory_range(selection_bias, 4 * shape.n_experts),) if selection_bias else ()
     op.append(
@@ -198,14 +201,17 @@ def router_topk(
                 "flags": shape.flags | GATHER * landing.gather,
                 "first_landing": landing.n_layers * shape.n_experts + layer * landing.n_places,
                 "n_landing": landing.n_places,
+                "first_id": tensors.log.ids(layer).start // 4,
+                "logits_pitch": tensors.logits.row_words,
+                "routing_pitch": tensors.routing.row_words,
             },
             {
-                "logits": tensors.logits.part(0, shape.n_logits),
+                "logits": tensors.logits.rows(op.n_rows, 0, shape.n_logits),
                 "params": tensors.params,
-                "routing": tensors.routing.part(0, routing_words(shape)),
+                "routing": tensors.routing.rows(op.n_rows, 0, routing_words(shape)),
                 "log": Bound(tensors.log.tensor, tensors.log.ids(layer)),
             },
-            (1, 1, 1),
+            (1, 1, op.n_rows),
             op.label,
             reads=(table, *biases),
         )

@@ -13,6 +13,10 @@ from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 
 __all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
 
+# Rows of a batch that a workgroup takes at once. With more, Intel's GPUs spill registers, and CPU
+# drivers take many seconds to compile a kernel.
+_FEW_COLUMNS = 4
+
 # Of GPUs. The statistics of ACO, NAK and Intel's compiler favour no other size of workgroup. Their
 # registers allow 8 rows of some types, but fewer workgroups then hide each other's waiting.
 _WORKGROUP_SIZE, _ROWS, _ROWS_OF_FEW = 64, 4, 1
@@ -38,6 +42,7 @@ class Tuning:
     required_subgroup_size: int = 0  # of the experts' kernels; 0: the device has only one anyway
     loaded_words: int = 16  # lanes: words of 16 bytes that a lane loads before it unpacks the first
     rows_of_few: int = 0  # `rows` of matrices that have few; 0: no other number
+    most_columns: int = 8  # rows of a batch that are multiplied with a chunk of weights at once
     launches: tuple[tuple[KernelClass, Launch], ...] = ()  # measured, in place of all these
 
     @property
@@ -61,6 +66,19 @@ class Tuning:
         rows = self.rows_of_few if kernel.rows == "few" and self.rows_of_few else self.rows
         required = self.required_subgroup_size if kernel.family in KEEPING else 0
         return Launch(self.workgroup_size, rows, required)
+
+    def columns(self, n_rows: int) -> int:
+        """Choose how many rows of a batch a workgroup takes at once: a divisor of their number."""
+        return max(n for n in range(1, self.most_columns + 1) if n_rows % n == 0)
+
+    def walk_rows(self, launch: Launch, columns: int) -> int:
+        """Choose of how many weight rows a workgroup holds the unpacked chunks, if it reuses them.
+
+        A chunk takes 36 registers, and the shader makes four walks at most.
+        """
+        if columns == 1 or self.mapping == "blocks":
+            return launch.rows
+        return min(launch.rows, max(1, self.loaded_words // 8, -(-launch.rows // 4)))
 
     @property
     def fewest_rows(self) -> int:
@@ -99,7 +117,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     if device.is_cpu:
         # The 64-bit variants take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
         load_64bit = adds_over_subgroups(device) and subgroup_size >= 8
-        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size)
+        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size, most_columns=_FEW_COLUMNS)
     return Tuning(
         "lanes",
         _WORKGROUP_SIZE,
@@ -109,6 +127,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         required_subgroup_size=_required_subgroup_size(device),
         rows_of_few=_ROWS_OF_FEW,
         loaded_words=_loaded_words(device),
+        most_columns=8 if _has_many_registers(device) else _FEW_COLUMNS,
     )
 
 
@@ -122,12 +141,14 @@ def adds_over_subgroups(device: DeviceInfo) -> bool:
 
 
 def _loaded_words(device: DeviceInfo) -> int:
-    """Choose how many words a lane may load at once.
+    """Choose how many words a lane may load at once: with more, Intel's compiler spills them."""
+    return 16 if _has_many_registers(device) else 4
 
-    Subgroups below 32 tell of Intel, whose lanes have 128 registers: with more it spills them.
-    """
+
+def _has_many_registers(device: DeviceInfo) -> bool:
+    """Tell Intel's GPUs, whose lanes have 128 registers, by their subgroups below 32."""
     least, _ = device.subgroup_range
-    return 4 if least < 32 else 16
+    return least >= 32
 
 
 def _required_subgroup_size(device: DeviceInfo) -> int:

@@ -10,6 +10,7 @@ import logging
 
 import numpy as np
 
+from vkmoe.batch import TokenBatch
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.facts import DeviceInfo, ExpertMode
 from vkmoe.gpu.backend import Backend
@@ -25,9 +26,12 @@ from vkmoe.gpu.link_speed import (
     measure_link,
 )
 from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
+from vkmoe.ops.tuning import choose_tuning
 
 __all__ = ["SHARED_BYTES_PER_SECOND", "link_of_misses", "measure_gather", "submit_speed"]
 
@@ -38,6 +42,7 @@ SMALLEST_SLICE_BYTES = 1 << 20  # the time of less is the time of a submit
 SHARED_BYTES_PER_SECOND = 5e9
 HEAP_SHARE = 16  # measuring takes at most this part of the smallest heap
 _ROUTING = TensorRef("link routing", 6 * N_SLICES)
+_PARAMS = TensorRef("link params", param_words(1))
 _LOG = RoutingLog(1, N_SLICES, name="link log")
 
 
@@ -93,11 +98,15 @@ def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed
     starts = slice_bytes * np.arange(N_SLICES, dtype=np.uint64)
     addresses = np.concatenate([np.uint64(target) + starts, np.uint64(source) + starts])
     words = np.concatenate([np.zeros(2 * N_SLICES, np.uint32), addresses.view(np.uint32)])
+    params = np.zeros(_PARAMS.n_words, np.uint32)
+    pack_params(params.data, TokenBatch.one(0, 0), 0, serial=1)
     with Transfer(device, words.nbytes) as transfer:
         transfer.write(backend.tensor(_ROUTING), 0, words.view(np.uint8))
+        transfer.write(backend.tensor(_PARAMS), 0, params.view(np.uint8))
         transfer.flush()
     memory = memory_range(target, n_bytes)
-    landing = LandingMemory((memory,), _LOG.tensor, _LOG.filled(0))
+    landing = LandingMemory((memory,), _LOG, layer=0)
     homes = (memory_range(source, n_bytes),)
-    gather(program, _ROUTING, landing, slice_bytes, homes, "gather slices")
+    op = OpContext(program, choose_tuning(device.info), "gather slices")
+    gather(op, _ROUTING, _PARAMS, landing, slice_bytes, homes)
     return Timed(device, backend.record(program, timed=True), n_bytes)

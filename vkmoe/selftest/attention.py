@@ -24,6 +24,8 @@ from vkmoe.ops.attention import (
     latent_attention,
 )
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.tuning import choose_tuning
 from vkmoe.reference import attention as twins
 from vkmoe.selftest.comparison import Checks, Inputs, Words
 from vkmoe.selftest.inputs import PARAMS, params_words
@@ -106,6 +108,7 @@ class _CachedCase(ABC):
         self.out = TensorRef("out", shape.n_heads * shape.value_dim)
         self._tensors = AttentionTensors(PARAMS, self.partials, self.out)
         self._program = Program("attention")
+        self._op = OpContext(self._program, choose_tuning(runner.device.info), "attention")
         self.caches: list[_Cache] = []
 
     @abstractmethod
@@ -192,7 +195,7 @@ class AttentionCase(_CachedCase):
             *(0 if other is None else runner.place(other) for other in others),
         )
         self._qkv = TensorRef("qkv", shape.qkv_width)
-        attention(self._program, shape, split, cache, self._qkv, self._tensors, "attention")
+        attention(self._op, shape, split, cache, self._qkv, self._tensors)
 
     def token(self) -> Token:
         """Draw raw q, k and v [qkv_width]."""
@@ -250,7 +253,7 @@ class LatentCase(_CachedCase):
         kv_offset = Q_OFFSET + shape.q_width + KV_OFFSET
         self._raw = TensorRef("q_kv", kv_offset + shape.row_dim)
         inputs = LatentQkv(self._absorbed, self._raw, self._raw, Q_OFFSET, kv_offset)
-        latent_attention(self._program, shape, split, cache, inputs, self._tensors, "attention")
+        latent_attention(self._op, shape, split, cache, inputs, self._tensors)
 
     def token(self) -> Token:
         """Draw absorbed queries, and behind them the tensor of raw q and kv."""

@@ -40,7 +40,7 @@ from vkmoe.reference.matvec import matvec as matvec_twin
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.inputs import LeftState, NormedInput, decode_rows, random_rows, routing_of
 
-__all__ = ["DownCase", "GateUpCase", "Use"]
+__all__ = ["DownCase", "GateUpCase", "PlacedExperts", "Use"]
 
 GATE, UP, DOWN = range(3)  # the matrices of a span
 SPAN_ALIGNMENT, BIAS_ALIGNMENT = 256, 16
@@ -85,11 +85,11 @@ class GateUpCase(KernelCase):
     def prepare(self, runner: Runner) -> Prepared:
         return self.place(runner)[1]
 
-    def place(self, runner: Runner) -> tuple[_Experts, Prepared]:
+    def place(self, runner: Runner) -> tuple[PlacedExperts, Prepared]:
         """Prepare the case, and return its experts too."""
         rng = np.random.default_rng(self.seed)
         types = (*self.types, None)
-        experts = _Experts(runner, types, self.use, self.n_rows, self.n_columns, rng)
+        experts = PlacedExperts(runner, types, self.use, self.n_rows, self.n_columns, rng)
         source = NormedInput(self.n_columns, self.n_partials, rng)
         act = TensorRef("act", experts.n_slots * self.n_rows + 1)
         program = Program("expert_gate_up")
@@ -108,7 +108,7 @@ class GateUpCase(KernelCase):
         outputs = (act, experts.log.tensor)
         return experts, Prepared(program, outputs, [(inputs, compare)], n_bytes)
 
-    def _twin(self, experts: _Experts, source: NormedInput) -> tuple[Wide, Wide]:
+    def _twin(self, experts: PlacedExperts, source: NormedInput) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off.
 
         |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is. The clamped
@@ -141,11 +141,11 @@ class DownCase(KernelCase):
     def prepare(self, runner: Runner) -> Prepared:
         return self.place(runner)[1]
 
-    def place(self, runner: Runner) -> tuple[_Experts, Prepared]:
+    def place(self, runner: Runner) -> tuple[PlacedExperts, Prepared]:
         """Prepare the case, and return its experts too."""
         rng = np.random.default_rng(self.seed)
         types = (None, None, self.type)
-        experts = _Experts(runner, types, self.use, self.n_columns, self.n_rows, rng)
+        experts = PlacedExperts(runner, types, self.use, self.n_columns, self.n_rows, rng)
         n_columns = experts.n_slots * self.n_columns
         kernel = kernel_class("expert_down", self.type, self.n_rows, n_columns)
         left = LeftState(runner, self.n_rows, self.tuning.launch(kernel).rows, rng)
@@ -171,7 +171,7 @@ class DownCase(KernelCase):
 def _compare_kept(
     case: GateUpCase | DownCase,
     runner: Runner,
-    experts: _Experts,
+    experts: PlacedExperts,
     words: Sequence[Words],
     checks: Checks,
 ) -> None:
@@ -186,7 +186,7 @@ def _compare_kept(
         checks.equal("bits of the plain kernel", found, same)
 
 
-class _Experts:
+class PlacedExperts:
     """Draws `use.n_experts` random spans of gate and up [inner, width] and down [width, inner].
 
     A type of None leaves its matrix empty.
@@ -222,13 +222,17 @@ class _Experts:
         self._landing = memory_range(runner.place(landing), landing.size)
         self.routing = self._routed() if use.routed else self._fixed()
         self.routing_ref = TensorRef("routing", len(self.routing))
-        filled = self.log.filled(LAYER)
-        self.block = ExpertBlock(
+        self.block = self.block_of(self.routing_ref)
+
+    def block_of(self, routing: TensorRef) -> ExpertBlock:
+        """Describe the experts, as a routing names them or as the fixed span."""
+        use = self._use
+        return ExpertBlock(
             self.shape,
-            self.routing_ref,
+            routing,
             self.n_slots,
             (memory_range(self._address, self._spans.nbytes),),
-            None if use.kept is None else LandingMemory((self._landing,), self.log.tensor, filled),
+            None if use.kept is None else LandingMemory((self._landing,), self.log, LAYER),
             span=0 if use.routed else self._address,
             weight_rank=use.weight_slot,
         )

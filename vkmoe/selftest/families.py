@@ -32,6 +32,18 @@ from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.logits import CandidatesCase, FinishCase, RouterCase, random_bias
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
+from vkmoe.selftest.rows import (
+    Batch,
+    CandidateRows,
+    DownRows,
+    EmbedRows,
+    GateUpRows,
+    MatvecRows,
+    NormRows,
+    ResidualRows,
+    RouterRows,
+    RowsCase,
+)
 
 __all__ = ["FAMILIES", "Family", "Setting", "Trial"]
 
@@ -50,6 +62,7 @@ BIASED_ROUTERS = (
     RouterShape(256, 8, gating="sigmoid", scale=2.5, n_groups=8, n_groups_used=4),
     RouterShape(33, 5),
 )
+PAIR = (Batch((3, 0), 2),)  # of rows, in another order than they are drawn
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 
 
@@ -85,7 +98,7 @@ class Family(NamedTuple):
     chosen_by: Literal["dot_suffix", "reduce_suffix", "nothing"]
 
 
-def _trial(*cases: KernelCase, what: str = "", timed: KernelCase | None = None) -> Trial:
+def _trial(*cases: KernelCase | RowsCase, what: str = "", timed: KernelCase | None = None) -> Trial:
     return Trial(what, [case.run for case in cases], timed)
 
 
@@ -115,6 +128,7 @@ def _matvec(setting: Setting) -> Iterator[Trial]:
         MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3, biased=True),
         MatvecCase(replace(tuning, rows=1), ((kind, 1),), 256),
         HeadsCase(tuning, kind, 3, 11, 512, x_offset=8, x_gap=4),
+        RowsCase(MatvecRows(tuning, ((kind, 6),)), PAIR),
         timed=MatvecCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, 1),
     )
 
@@ -122,11 +136,13 @@ def _matvec(setting: Setting) -> Iterator[Trial]:
 def _matvec_residual(setting: Setting) -> Iterator[Trial]:
     kind, tuning, _ = setting
     large = ResidualCase(tuning, kind, setting.rows_of(WIDTH, 1), WIDTH)
-    yield _trial(ResidualCase(tuning, kind, 13, 512, biased=True), timed=large)
+    rows = RowsCase(ResidualRows(tuning, kind), PAIR)
+    yield _trial(ResidualCase(tuning, kind, 13, 512, biased=True), rows, timed=large)
 
 
 def _embed(setting: Setting) -> Iterator[Trial]:
-    yield _trial(EmbedCase(setting.tuning, setting.axis, 5, 768, (0, 3, 4, 5, 0xFFFFFFFF)))
+    case = EmbedCase(setting.tuning, setting.axis, 5, 768, (0, 3, 4, 5, 0xFFFFFFFF))
+    yield _trial(case, RowsCase(EmbedRows(setting.tuning, setting.axis), PAIR))
 
 
 def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
@@ -136,6 +152,9 @@ def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
     cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses.all_types]
     large = GateUpCase(tuning, (kind, kind), uses.timed, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
     yield _trial(*cases, timed=large)
+    if uses is _PLAIN:
+        rows = GateUpRows(tuning, (kind, kind))
+        yield _trial(cases[0], RowsCase(rows, PAIR), what="rows of a batch")
     if kind == MIXED_TYPE:
         other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
         yield _trial(replace(cases[0], types=(kind, other)), what=f"with up {other}")
@@ -149,6 +168,8 @@ def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:
     cases = [DownCase(tuning, kind, use, 13, n_columns) for use in uses.all_types]
     large = DownCase(tuning, kind, uses.timed, setting.rows_of(INNER, N_SLOTS), INNER)
     yield _trial(*cases, timed=large)
+    if uses is _PLAIN:
+        yield _trial(cases[0], RowsCase(DownRows(tuning, kind), PAIR), what="rows of a batch")
     if kind == MIXED_TYPE:
         yield _trial(*(replace(cases[0], use=use) for use in uses.one_type), what="with biases")
 
@@ -190,11 +211,12 @@ def _router_topk(setting: Setting) -> Iterator[Trial]:
             RouterCase(setting.tuning, shape, bias=random_bias(shape.n_experts))
             for shape in BIASED_ROUTERS
         ),
+        RowsCase(RouterRows(setting.tuning, ROUTERS[1][0])),
     )
 
 
 def _rms_norm(setting: Setting) -> Iterator[Trial]:
-    yield _trial(RmsNormCase(setting.tuning, 1531, x_offset=5))
+    yield _trial(RmsNormCase(setting.tuning, 1531, x_offset=5), RowsCase(NormRows(setting.tuning)))
 
 
 def _gather(setting: Setting) -> Iterator[Trial]:
@@ -204,7 +226,7 @@ def _gather(setting: Setting) -> Iterator[Trial]:
 
 
 def _candidates(setting: Setting) -> Iterator[Trial]:
-    yield _trial(CandidatesCase(setting.tuning, 5003))
+    yield _trial(CandidatesCase(setting.tuning, 5003), RowsCase(CandidateRows(setting.tuning)))
 
 
 def _finish(setting: Setting) -> Iterator[Trial]:

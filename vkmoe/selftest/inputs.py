@@ -142,13 +142,10 @@ def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float
 PARAMS = TensorRef("params", param_words(8))
 
 
-def params_words(
-    position: int = 0, serial: int = 0, table: int = 0, token: int = 0, n_rows: int = 1
-) -> Words:
-    """Make the words of PARAMS, of `n_rows` equal rows; `table` is the expert table's address."""
+def params_words(position: int = 0, serial: int = 0, table: int = 0, token: int = 0) -> Words:
+    """Make the words of PARAMS, of one row; `table` is the expert table's address."""
     words = np.zeros(PARAMS.n_words, np.uint32)
-    batch = TokenBatch((token,) * n_rows, (position,) * n_rows, (0,) * n_rows, (True,) * n_rows)
-    pack_params(words.data, batch, table, serial)
+    pack_params(words.data, TokenBatch.one(token, position), table, serial)
     return words
 
 

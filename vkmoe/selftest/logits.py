@@ -62,7 +62,6 @@ class RouterCase(KernelCase):
     gather: bool = False
     bias: Logits | None = None
     logits: tuple[Logits, ...] = ()
-    n_rows: int = 1  # of the batch whose first row is routed
 
     def prepare(self, runner: Runner) -> Prepared:
         shape, tuning = self.shape, self.tuning
@@ -84,7 +83,7 @@ class RouterCase(KernelCase):
             Landing(N_LAYERS, self.n_landing, self.gather),
             selection_bias=0 if self.bias is None else runner.place(self.bias),
         )
-        params = params_words(table=address, n_rows=self.n_rows)
+        params = params_words(table=address)
         drawn = self.logits or (self.random_logits(1), self.random_logits(2).round())
         compare = partial(self._compare, table[LAYER], places[LAYER])
         rounds = [({logits_ref: one, PARAMS: params}, partial(compare, one)) for one in drawn]

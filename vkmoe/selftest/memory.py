@@ -19,12 +19,14 @@ from vkmoe.gpu.link_speed import (
 )
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import LandingMemory, gather
 from vkmoe.ops.router import RoutingLog
+from vkmoe.ops.tuning import choose_tuning
 from vkmoe.reference.memory import gather as gather_twin
 from vkmoe.reference.memory import read_words as read_twin
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
-from vkmoe.selftest.inputs import routing_of
+from vkmoe.selftest.inputs import PARAMS, params_words, routing_of
 
 __all__ = ["GatherCase", "ReadCase"]
 
@@ -60,11 +62,10 @@ class GatherCase(KernelCase):
         routing = TensorRef("routing", 6 * self.n_used)
         log = RoutingLog(N_LAYERS, self.n_used)
         half = memory_range(base, self.n_used * stride)
-        landing = LandingMemory(
-            (memory_range(half.end, self.n_used * stride),), log.tensor, log.filled(LAYER)
-        )
+        landing = LandingMemory((memory_range(half.end, self.n_used * stride),), log, LAYER)
         program = Program("gather")
-        gather(program, routing, landing, self.span_bytes, (half,), "gather")
+        op = OpContext(program, choose_tuning(runner.device.info), "gather")
+        gather(op, routing, PARAMS, landing, self.span_bytes, (half,))
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             wanted = gather_twin(memory, ids, addresses, partners, self.span_bytes)
@@ -73,7 +74,8 @@ class GatherCase(KernelCase):
             log.views(expected).filled[0, LAYER] = wanted.filled
             checks.equal("log", words[0], expected)
 
-        inputs = {routing: routing_of(ids, weights, addresses + shift, on_device)}
+        words = routing_of(ids, weights, addresses + shift, on_device)
+        inputs = {routing: words, PARAMS: params_words()}
         n_bytes = len(self.misses) * self.span_bytes
         return Prepared(program, (log.tensor,), [(inputs, compare)], n_bytes)
 

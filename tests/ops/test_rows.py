@@ -1,0 +1,287 @@
+"""Rows of a batch leave the bits that they leave alone, wherever they stand and whatever is beside
+them; those of one sequence see each other; and only one of them lets missed experts land.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.ops.tunings import MAPPINGS, tuning_for
+from vkmoe.batch import TokenBatch
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.gpu.token_io import pack_params, param_words
+from vkmoe.ops.attention import (
+    AttentionTensors,
+    KvCache,
+    LatentCache,
+    LatentQkv,
+    attention,
+    latent_attention,
+)
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.router import (
+    Landing,
+    RouterShape,
+    RouterTensors,
+    RoutingLog,
+    router_topk,
+    routing_words,
+)
+from vkmoe.ops.tuning import Tuning
+from vkmoe.quants.types import Bytes
+from vkmoe.reference.logits import look_up
+from vkmoe.selftest.attention import deepseek2_shape, gpt_oss_shape, qwen3_shape
+from vkmoe.selftest.inputs import WEIGHT_TYPES
+from vkmoe.selftest.rows import (
+    ALL,
+    Batch,
+    CandidateRows,
+    DownRows,
+    EmbedRows,
+    GateUpRows,
+    HeadRows,
+    MatvecRows,
+    NormRows,
+    ResidualRows,
+    RouterRows,
+    RowsCase,
+    Subject,
+)
+
+TUNINGS = [tuning_for(suffix, 8 if "blocks" in suffix else 64, 4) for suffix in MAPPINGS]
+every_mapping = pytest.mark.parametrize("tuning", TUNINGS, ids=[m or "lanes" for m in MAPPINGS])
+PAIR = (Batch((3, 0), 2),)
+
+
+@every_mapping
+def test_matrices(runner: Runner, tuning: Tuning) -> None:
+    """Batches of 2, 4 and 8 rows, of which four have one that is inert."""
+    for subject in (
+        MatvecRows(tuning, (("Q4_K", 5), ("Q4_K", 3), ("F16", 7))),
+        ResidualRows(tuning, "Q8_0"),
+        HeadRows(tuning, "Q8_0"),
+    ):
+        RowsCase(subject).run(runner).verify()
+
+
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_every_type(runner: Runner, kind: str) -> None:
+    """The mappings take turns."""
+    tuning = TUNINGS[WEIGHT_TYPES.index(kind) % len(TUNINGS)]
+    RowsCase(MatvecRows(tuning, ((kind, 6),)), PAIR).run(runner).verify()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
+def test_however_many_columns_a_workgroup_takes(runner: Runner, most: int) -> None:
+    """Of six rows one, two, three; of eight four or all."""
+    tuning = replace(TUNINGS[-1], most_columns=most, rows=3)
+    batches = (Batch((1, 4, 0, 2, 6, 5), 6), Batch(ALL, 8))
+    RowsCase(MatvecRows(tuning, (("Q4_K", 7),)), batches).run(runner).verify()
+    RowsCase(HeadRows(tuning, "F16"), batches).run(runner).verify()
+
+
+@pytest.mark.parametrize("loaded_words", [4, 16])
+@pytest.mark.parametrize("rows", [1, 3, 5, 8])
+def test_however_many_rows_a_walk_has(runner: Runner, rows: int, loaded_words: int) -> None:
+    """Walks that do not divide the rows of a workgroup take some rows twice."""
+    tuning = Tuning("lanes", 32, rows, False, loaded_words=loaded_words)
+    for subject in (ResidualRows(tuning, "Q4_0"), MatvecRows(tuning, (("IQ4_NL", 9),))):
+        RowsCase(subject, (Batch((6, 1, 7), 3),)).run(runner).verify()
+
+
+@every_mapping
+def test_experts(runner: Runner, tuning: Tuning) -> None:
+    """Each row has a routing of its own; of an inert row the addresses are null."""
+    for subject in (
+        GateUpRows(tuning, ("Q4_K", "Q4_K")),
+        GateUpRows(tuning, ("Q4_K", "Q6_K")),
+        DownRows(tuning, "Q6_K"),
+    ):
+        RowsCase(subject).run(runner).verify()
+
+
+SMALL: dict[str, Subject] = {
+    "embed": EmbedRows(TUNINGS[0], "Q4_K"),
+    "norm": NormRows(TUNINGS[0]),
+    "softmax": RouterRows(TUNINGS[0], RouterShape(60, 4, renormalise=False, shared_gate=True)),
+    "groups": RouterRows(TUNINGS[0], RouterShape(64, 6, "sigmoid", n_groups=8, n_groups_used=3)),
+    "candidates": CandidateRows(TUNINGS[0]),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_other_kernels(runner: Runner, name: str) -> None:
+    RowsCase(SMALL[name]).run(runner).verify()
+
+
+def test_a_wrong_neighbour_is_found(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: with rows of y that overlap, rows differ from what they are alone."""
+    monkeypatch.setattr(TensorRef, "row_words", property(lambda self: self.n_words // 8 // 4 * 4))
+    with pytest.raises(AssertionError):
+        RowsCase(MatvecRows(TUNINGS[0], (("F32", 5),)), PAIR).run(runner).verify()
+
+
+# ----- attention -----
+
+
+class Row(NamedTuple):
+    """A token: its region of the caches, and its position there."""
+
+    sequence: int
+    position: int
+
+
+CONTEXT, N_REGIONS = 150, 3
+SHAPES: dict[str, AttentionShape | LatentShape] = {
+    "grouped": qwen3_shape(context=CONTEXT),
+    "window": gpt_oss_shape(context=CONTEXT, kv_type="F32", sinks=False),
+    "full width": qwen3_shape(context=CONTEXT, norm="full_width", n_heads=4),
+    "latent": deepseek2_shape(context=CONTEXT),
+}
+# One sequence alone; three of them, in any order; speculation beside others.
+BATCHES: dict[str, list[Row]] = {
+    "one sequence": [Row(1, position) for position in range(96, 104)],
+    "from nothing": [Row(0, position) for position in range(4)],
+    "several": [Row(2, 149), Row(0, 0), Row(1, 64)],
+    "mixed": [Row(0, 31), Row(0, 32), Row(2, 7), Row(0, 33), Row(1, 120)],
+}
+
+
+class Attended:
+    """Caches of three regions with random rows in all places, and a layer over them."""
+
+    def __init__(self, runner: Runner, shape: AttentionShape | LatentShape, tuning: Tuning) -> None:
+        rng = np.random.default_rng(11)
+        self._runner, self._shape, self._tuning = runner, shape, tuning
+        self._split = choose_split(shape, tuning, n_splits=3)
+        kind = np.float16 if shape.kv_type == "F16" else np.float32
+        n_values = N_REGIONS * shape.cache_bytes // kind().itemsize
+        n_caches = 1 if isinstance(shape, LatentShape) else 2
+        rows = rng.normal(0, 1, (n_caches, n_values)).astype(kind)
+        self._caches = [runner.place(cache) for cache in rows]
+        rotary = shape.rope_dim if isinstance(shape, LatentShape) else shape.rotary_dim
+        self._rope = runner.place(rng.uniform(-1, 1, (CONTEXT, rotary)).astype(np.float32))
+        self._gain = runner.place(rng.uniform(0.5, 1.5, 4096).astype(np.float32))
+
+    def run(self, rows: list[Row], n_rows: int) -> NDArray[np.uint32]:
+        """What attention leaves of some rows [rows, words], in a program of `n_rows`."""
+        program, shape = Program("attention"), self._shape
+        op = OpContext(program, self._tuning, "attention", n_rows=n_rows)
+
+        def tensor(name: str, n_words: int) -> TensorRef:
+            return TensorRef(f"{name} {n_rows}", n_rows * n_words, n_rows)
+
+        params = TensorRef(f"params {n_rows}", param_words(n_rows))
+        partials = tensor("partials", self._split.partials_words(shape) + 2)
+        out = tensor("out", shape.n_heads * shape.value_dim + 1)
+        tensors = AttentionTensors(params, partials, out)
+        if isinstance(shape, LatentShape):
+            absorbed = tensor("absorbed", shape.n_heads * shape.kv_rank)
+            raw = tensor("raw", shape.q_width + shape.row_dim)
+            latent = LatentCache(self._caches[0], self._rope, self._gain, N_REGIONS)
+            given = LatentQkv(absorbed, raw, raw, kv_offset=shape.q_width)
+            latent_attention(op, shape, self._split, latent, given, tensors)
+            inputs = [absorbed, raw]
+        else:
+            keys, values = self._caches
+            gain = 0 if shape.norm == "none" else self._gain
+            cache = KvCache(keys, values, self._rope, gain, gain, n_regions=N_REGIONS)
+            qkv = tensor("qkv", shape.qkv_width)
+            attention(op, shape, self._split, cache, qkv, tensors)
+            inputs = [qkv]
+        words = {ref: self._drawn(ref, rows) for ref in inputs} | {params: _params(rows, n_rows)}
+        (found,) = self._runner.run(program, words, out)
+        return found.reshape(n_rows, -1)[: len(rows)]
+
+    def _drawn(self, ref: TensorRef, rows: list[Row]) -> NDArray[np.float32]:
+        """Numbers that a row always has; those of inert rows stay NaN."""
+        drawn = [np.random.default_rng([*row, ref.row_words]) for row in rows]
+        return np.array([rng.normal(0, 1, ref.row_words).astype(np.float32) for rng in drawn])
+
+    @property
+    def cached(self) -> list[Bytes]:
+        n_bytes = N_REGIONS * self._shape.cache_bytes
+        return [self._runner.fetch(cache, n_bytes) for cache in self._caches]
+
+
+def _params(rows: list[Row], n_rows: int) -> NDArray[np.uint32]:
+    words = np.full(param_words(n_rows), SENTINEL, np.uint32)
+    sequences, positions = zip(*rows, strict=True)
+    flags = (True,) * len(rows)
+    pack_params(words.data, TokenBatch((0,) * len(rows), positions, sequences, flags), 0, 1)
+    return words
+
+
+@pytest.mark.parametrize("mapping", ["blocks", "lanes"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("which", BATCHES)
+def test_attention_of_rows_is_that_of_one_after_the_other(
+    device: Device, which: str, name: str, mapping: str
+) -> None:
+    """Output and caches, bit by bit: the rows of one sequence see those before them."""
+    tuning, rows = TUNINGS[MAPPINGS.index("+blocks") if mapping == "blocks" else 0], BATCHES[which]
+    shape = SHAPES[name]
+    with Runner(device) as runner:
+        alone = Attended(runner, shape, tuning)
+        wanted = [alone.run([row], 1)[0] for row in rows]
+        caches = alone.cached
+    for n_rows in (len(rows), 8):
+        with Runner(device) as runner:
+            together = Attended(runner, shape, tuning)
+            np.testing.assert_array_equal(together.run(rows, n_rows), wanted)
+            for found, cache in zip(together.cached, caches, strict=True):
+                np.testing.assert_array_equal(found, cache)
+
+
+# ----- landing -----
+
+
+@pytest.mark.parametrize("do_gather", [False, True])
+@pytest.mark.parametrize("landing_row", [0, 2, 0xFFFFFFFF])
+def test_only_the_landing_row_gets_places(
+    runner: Runner, landing_row: int, do_gather: bool
+) -> None:
+    """Three rows of four that route alike: one has partners, an inert one no addresses at all."""
+    shape, n_layers, n_rows, n_live = RouterShape(16, 4), 2, 4, 3
+    rng = np.random.default_rng(12)
+    table = 2 * rng.integers(1, 1 << 62, (n_layers, 16), np.uint64) + np.uint64(1)
+    places = 256 * rng.integers(1, 1 << 55, (n_layers, 4), np.uint64)
+    entries = np.concatenate([table.reshape(-1), places.reshape(-1)])
+    address, logits = runner.place(entries), TensorRef("logits", 4 * 16, 4)
+    routing = TensorRef("routing", 4 * routing_words(shape), 4)
+    log, params = RoutingLog(n_layers, 4, n_rows), TensorRef("params", param_words(n_rows))
+    program = Program("router")
+    router_topk(
+        OpContext(program, TUNINGS[0], "router", n_rows=n_rows),
+        shape,
+        1,
+        RouterTensors(logits, params, routing, log),
+        memory_range(address, entries.nbytes),
+        Landing(n_layers, 4, do_gather),
+    )
+    words = np.full(params.n_words, SENTINEL, np.uint32)
+    batch = TokenBatch((0,) * n_live, (0,) * n_live, (0,) * n_live, (True,) * n_live)
+    pack_params(words.data, batch, address, 1, landing_row)
+    drawn = np.tile(rng.normal(0, 1, 16).astype(np.float32), (n_rows, 1))
+    found, logged = runner.run(program, {logits: drawn, params: words}, routing, log.tensor)
+    chosen = np.argsort(-drawn[0])[:4]
+    for row, part in enumerate(found.reshape(n_rows, -1)):
+        ids, addresses, partners = part[:4], part[8:16].view("u8"), part[16:24].view("u8")
+        if row >= n_live:
+            assert not addresses.any() and not partners.any()
+            continue
+        wanted = look_up(table[1][chosen], places[1, : 4 * (row == landing_row)], do_gather)
+        np.testing.assert_array_equal(ids, chosen)
+        np.testing.assert_array_equal(addresses, wanted.addresses)
+        np.testing.assert_array_equal(partners, wanted.partners)
+    expected = np.full(log.tensor.n_words, SENTINEL, np.uint32)
+    log.views(expected).ids[:n_live, 1] = chosen
+    np.testing.assert_array_equal(logged, expected)
