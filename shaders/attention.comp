@@ -1,12 +1,12 @@
-// Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for each row of a batch and the last `window` positions
-//           (0 = all) of its sequence,
-//           after norm and RoPE of q and k: per head and split the unnormalised sum, the running maximum and the running sum of
-//           weights; attention_combine joins them.
+// Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for each row of a batch and the last `window` positions (0
+//           = all) of its sequence, after norm and RoPE of q and k: per head and split the unnormalised sum, the running
+//           maximum and the running sum of weights; attention_combine joins them.
 // Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS]
 //           [context][HEAD_DIM] (f16 or f32), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
-//           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches. Rows of the batch
-//           lie a pitch behind one another, regions of the caches region_bytes. Where rows may be of one sequence there are two
-//           dispatches: one in which all append (mode APPEND), and one in which all read what is cached (mode READ).
+//           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches. Rows of
+//           the batch lie a pitch behind one another, regions of the caches region_bytes. Where rows may be of one sequence
+//           there are two dispatches: one in which all append (mode APPEND), and one in which all read what is cached (mode
+//           READ).
 // Who       a team of TEAM_LANES lanes reads one position, 8 dims per lane and unit, for WORKGROUP_HEADS query heads at once,
 //           so K and V are read once; teams take STEP_POSITIONS positions per step, each with its own online softmax.
 // Assumes   TEAM_LANES divides HEAD_DIM/8, WORKGROUP_HEADS divides N_HEADS/N_KV_HEADS; rows that are seen are filled.

@@ -1,9 +1,11 @@
-// Computes  for each row of a batch out_h[d] = sum over splits s of f_s * sum_s[d] / (sum over s of f_s * total_s + e^(sink_h - max)), f_s = e^(max_s -
-//           max). The last term only with sinks (gpt-oss): a learnt logit per head, to which no value belongs.
-// Inputs    partials f32 [N_HEADS][N_SPLITS][HEAD_DIM + 2] (sums, maximum, total of weights) of attention.comp or, HEAD_DIM being
-//           KV_RANK, of latent_attention.comp; params; by address sinks f32 [N_HEADS] (null = none). Output: out f32
+// Computes  for each row of a batch out_h[d] = sum over splits s of f_s * sum_s[d] / (sum over s of f_s * total_s + e^(sink_h -
+//           max)), f_s = e^(max_s - max). The last term only with sinks (gpt-oss): a learnt logit per head, to which no value
+//           belongs.
+// Inputs    partials f32 [N_HEADS][N_SPLITS][HEAD_DIM + 2] (sums, maximum, total of weights) of attention.comp or, HEAD_DIM
+//           being KV_RANK, of latent_attention.comp; params; by address sinks f32 [N_HEADS] (null = none). Output: out f32
 //           [N_HEADS * HEAD_DIM]. Rows lie a pitch behind one another.
-// Who       one workgroup per head and row (z), one dim per invocation in turn; the splits' factors are computed once into shared memory.
+// Who       one workgroup per head and row (z), one dim per invocation in turn; the splits' factors are computed once into
+//           shared memory.
 // Assumes   at most MAX_SPLITS splits. Splits beyond the position hold old data and are not read. `window` is that of the
 //           attention before it. A sink of -infinity is none.
 // Dispatch  (N_HEADS, 1, rows).

@@ -1,6 +1,8 @@
-// Computes  the 64 largest logits of all lists (lower id wins ties) in descending order, and log sum e^logit over the vocabulary.
-// Inputs    the n_lists lists of candidates_partial, of each row of a batch. Output words: [count, NaN flag, log-sum-exp (float bits), 0, 64 ids, 64
-//           logits (float bits)]; entries past `count` are id 0xFFFFFFFF and -inf. The first id is the argmax.
+// Computes  the 64 largest logits of all lists (lower id wins ties) in descending order, and log sum e^logit over the
+//           vocabulary.
+// Inputs    the n_lists lists of candidates_partial, of each row of a batch. Output words: [count, NaN flag, log-sum-exp (float
+//           bits), 0, 64 ids, 64 logits (float bits)]; entries past `count` are id 0xFFFFFFFF and -inf. The first id is the
+//           argmax.
 // Who       workgroup -> one row (z); item i is entry i % 64 of list i / 64.
 // Assumes   n_lists >= 1. Without a finite logit the log-sum-exp is about the lowest float.
 // Dispatch  (1, 1, rows).

@@ -1,6 +1,6 @@
-// Computes  hidden[row] += sum over slots of weight[slot] * (dot(down[slot][row], act[slot]) + bias[slot][row]),
-//           for each row of a batch;
-//           gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the next fused RMSNorm).
+// Computes  hidden[row] += sum over slots of weight[slot] * (dot(down[slot][row], act[slot]) + bias[slot][row]), for each row
+//           of a batch; gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the next fused
+//           RMSNorm).
 //           KEEP: what is read of a slot that has a partner is also stored there, and 1 + the expert's id is logged for each
 //           such slot, 0 for the others.
 // Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses, partners), expert spans by
@@ -122,18 +122,24 @@ void main() {
     first_act = gl_WorkGroupID.z * act_pitch;
     first_routing = gl_WorkGroupID.z * routing_pitch;
     if (is_null(span) && is_null(routed_address(0u, n_slots))) return; // the row is inert
-    const uint row = first_row + lane; // that this lane stores, if it is one
-    const uint loaded_row = min(row, n_rows - 1u);
-    const bool stores = lane < ROWS && row < n_rows;
-    // Loaded before the weights, not behind them.
-    const uint first_hidden = gl_WorkGroupID.z * hidden_pitch;
-    const float old_hidden = hidden[first_hidden + loaded_row], row_gain = load_float(address_add(gain, loaded_row * 4u));
+    // The row that this lane stores, if it is one: loaded before the weights, not behind them, but KEEP has no registers to spare.
+#define LOAD_LEFT \
+    const uint row = first_row + lane, loaded_row = min(row, n_rows - 1u); \
+    const bool stores = lane < ROWS && row < n_rows; \
+    const uint at = gl_WorkGroupID.z * hidden_pitch + loaded_row; \
+    const float old_hidden = hidden[at], row_gain = load_float(address_add(gain, loaded_row * 4u));
+#ifndef KEEP
+    LOAD_LEFT
+#endif
     float dots[N_PRODUCTS], sums[N_SUMS];
     prepare_dots();
     dot_rows(n_slots, n_blocks, dots);
+#ifdef KEEP
+    LOAD_LEFT
+#endif
     [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = dots[r];
     reduce_sums(sums);
-    const float square = workgroup_sum(stores ? store_row(row, first_hidden + row, sum_total(lane), old_hidden, row_gain) : 0.0);
+    const float square = workgroup_sum(stores ? store_row(row, at, sum_total(lane), old_hidden, row_gain) : 0.0);
     if (lane == 0u) partials_out[gl_WorkGroupID.z * partials_pitch + group] = square;
 #ifdef KEEP
     if (group == 0u) {

@@ -1,6 +1,6 @@
-// Computes  for each used slot of the landing row that has a partner: copies its expert's span from the partner, its home, to the landing place
-//           where the slot's kernels read it. Logs two words a slot of every row in use, 1 + the expert's id if it was
-//           copied, else 0.
+// Computes  for each used slot of the landing row that has a partner: copies its expert's span from the partner, its home, to
+//           the landing place where the slot's kernels read it. Logs two words a slot of every row in use, 1 + the expert's id
+//           if it was copied, else 0.
 // Inputs    params; routing (ids, addresses, partners [n_slots]), rows a pitch behind one another; spans by address. Outputs:
 //           landing places by address; log words [first_filled + 2 * (n_slots * row + slot) ...].
 // Who       workgroup -> GROUP_UNITS units of 16 bytes of one slot's span (z), counted in lines (x, y); a lane loads UNITS of

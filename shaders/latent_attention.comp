@@ -1,15 +1,17 @@
-// Computes  out_h = sum over t of softmax_t(scale * (absorbed_h . c_t + rope(q_h) . r_t)) * c_t for each row of a batch: multi-head latent
-//           attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, 2.1), all heads sharing one row [c | r] per position,
-//           c after RMSNorm, r after RoPE. Leaves partials as attention.comp does; attention_combine joins them.
-// Inputs    absorbed f32 [N_HEADS][KV_RANK]; q f32 [N_HEADS][NOPE_DIM + ROPE_DIM] and kv f32 [KV_RANK + ROPE_DIM], raw, from words
-//           q_offset and kv_offset; by address the cache [context][KV_RANK + ROPE_DIM] (f16 or f32), c's gain [KV_RANK], and the
-//           RoPE table (cos, sin) [context][ROPE_DIM/2]. Output: partials [N_HEADS][N_SPLITS][KV_RANK + 2]. The split that owns
-//           the position appends the token's row to the cache. Rows of the batch lie a pitch behind one another, regions of
-//           the cache region_bytes. Modes are those of attention.comp.
+// Computes  out_h = sum over t of softmax_t(scale * (absorbed_h . c_t + rope(q_h) . r_t)) * c_t for each row of a batch:
+//           multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv:2405.04434, 2.1), all heads sharing one row [c
+//           | r] per position, c after RMSNorm, r after RoPE. Leaves partials as attention.comp does; attention_combine joins
+//           them.
+// Inputs    absorbed f32 [N_HEADS][KV_RANK]; q f32 [N_HEADS][NOPE_DIM + ROPE_DIM] and kv f32 [KV_RANK + ROPE_DIM], raw, from
+//           words q_offset and kv_offset; by address the cache [context][KV_RANK + ROPE_DIM] (f16 or f32), c's gain [KV_RANK],
+//           and the RoPE table (cos, sin) [context][ROPE_DIM/2]. Output: partials [N_HEADS][N_SPLITS][KV_RANK + 2]. The split
+//           that owns the position appends the token's row to the cache. Rows of the batch lie a pitch behind one another,
+//           regions of the cache region_bytes. Modes are those of attention.comp.
 // Who       a team of TEAM_LANES lanes loads one row, 8 dims per lane and unit, once: for scores and sums of WORKGROUP_HEADS
 //           heads. Teams take STEP_POSITIONS positions per step, each with its own online softmax.
-// Assumes   TEAM_LANES divides KV_RANK/8, 8 divides ROPE_DIM, WORKGROUP_HEADS divides N_HEADS; rows below the position are filled.
-// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, rows); mode APPEND: (1, 1, rows).
+// Assumes   TEAM_LANES divides KV_RANK/8, 8 divides ROPE_DIM, WORKGROUP_HEADS divides N_HEADS; rows below the position are
+//           filled.
+// Dispatch  (N_HEADS / WORKGROUP_HEADS, N_SPLITS, rows); mode APPEND: (N_HEADS / WORKGROUP_HEADS, 1, rows).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

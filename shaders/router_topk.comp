@@ -1,20 +1,19 @@
-// Computes  for each row of a batch the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all experts or sigmoid,
-//           optionally divided by the sum of the chosen, times scale. With a selection bias the largest score + bias are
-//           chosen instead, a score being that softmax or sigmoid; weights do not see the bias (DeepSeek-V3,
-//           arXiv:2412.19437, eq. 16). With n_groups > 1 all chosen are of the n_groups_used best groups of experts
-//           (lower wins ties): those with the largest best logit or score, for sigmoid with the largest sum of two scores.
-//           A shared expert's weight is the sigmoid of the last logit.
-//           Of the landing row's chosen experts that are at home (AT_HOME in their entry) the j-th in slot order gets the layer's j-th
-//           landing place, if that is not null: as the place to store into while its home is read, or with FLAG_GATHER as
-//           the place to be read, its home being what is copied there. That other address is the slot's partner, null
-//           where there is none.
+// Computes  for each row of a batch the n_used experts of largest logit (lower id wins ties) and their weights: softmax over
+//           all experts or sigmoid, optionally divided by the sum of the chosen, times scale. With a selection bias the largest
+//           score + bias are chosen instead, a score being that softmax or sigmoid; weights do not see the bias (DeepSeek-V3,
+//           arXiv:2412.19437, eq. 16). With n_groups > 1 all chosen are of the n_groups_used best groups of experts (lower wins
+//           ties): those with the largest best logit or score, for sigmoid with the largest sum of two scores. A shared
+//           expert's weight is the sigmoid of the last logit. Of the landing row's chosen experts that are at home (AT_HOME in
+//           their entry) the j-th in slot order gets the layer's j-th landing place, if that is not null: as the place to store
+//           into while its home is read, or with FLAG_GATHER as the place to be read, its home being what is copied there. That
+//           other address is the slot's partner, null where there is none.
 // Inputs    logits f32 [n_experts (+ 1 gate)]; selection_bias f32 [n_experts] by address; params; the expert table by address,
 //           uvec2 entries [n_layers][n_experts] and landing places, this layer's from entry first_landing on. Outputs:
 //           routing words [n_used ids | n_used weights | n_used addresses of 2 words | n_used partners of 2 words (| weight
 //           of the shared expert)] a row; log words [first_id + row * n_used ...] = the chosen ids. Rows lie a pitch behind
 //           one another. Of an inert row addresses and partners are null, and the log is left alone.
-// Who       workgroup -> one row of the batch (z); each lane keeps the best of its experts lane, lane + size, ..., and looks at its groups lane, lane + size, ...;
-//           n_used rounds of a workgroup argmax; then lane s writes slot s.
+// Who       workgroup -> one row of the batch (z); each lane keeps the best of its experts lane, lane + size, ..., and looks at
+//           its groups lane, lane + size, ...; n_used rounds of a workgroup argmax; then lane s writes slot s.
 // Assumes   n_used <= N_EXPERTS, n_used <= MAX_USED; n_groups divides n_experts, and the groups used hold n_used. NaN counts
 //           as -inf; ids are valid and distinct whatever the logits are.
 // Dispatch  (1, 1, rows).

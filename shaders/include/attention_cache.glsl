@@ -42,8 +42,8 @@ uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); 
 // Whether this workgroup makes the row of its own position, and then takes it from shared memory.
 bool appends(uint end, uint position) { return mode == APPEND || (mode == WHOLE && end == position + 1u); }
 
-// The positions of a split whose rows were there before this dispatch: its own row is being written, maybe by another workgroup.
-// The first token has no other row; what it reads there is not used.
+// The positions of a split whose rows were there before this dispatch: its own row is being written, maybe by another
+// workgroup. The first token has no other row; what it reads there is not used.
 uint filled_end(uint end, uint position) { return mode == READ ? end : min(end, max(position, 1u)); }
 
 // Loads this lane's units of the step's positions. No branch keeps a load waiting: beyond the end the last position is read

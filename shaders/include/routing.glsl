@@ -1,6 +1,6 @@
-// The routing of a row of the batch in the layer at hand: uint words ids [n_slots], weights (float bits) [n_slots], addresses (uvec2) [n_slots],
-// partners (uvec2) [n_slots]: where else the slot's expert is or shall be, null for nowhere. A shared expert's weight may
-// follow. Written by router_topk; for rows that are inert, addresses and partners are null.
+// The routing of a row of the batch in the layer at hand: uint words ids [n_slots], weights (float bits) [n_slots], addresses
+// (uvec2) [n_slots], partners (uvec2) [n_slots]: where else the slot's expert is or shall be, null for nowhere. A shared
+// expert's weight may follow. Written by router_topk; for rows that are inert, addresses and partners are null.
 // Needs: the array `routing`, and `first_routing`, the word at which the routing of the row at hand begins.
 uint routed_id(uint slot) { return routing[first_routing + slot]; }
 

@@ -245,7 +245,7 @@ def gather(
 def _loaded_words(op: OpContext, experts: ExpertBlock) -> int:
     """Choose how much a lane loads at once: registers for where it is stored come on top."""
     words = op.tuning.loaded_words
-    return min(words, MOST_KEPT_WORDS) if experts.landing else words
+    return min(words // 2, MOST_KEPT_WORDS) if experts.landing else words
 
 
 def expert_gate_up(

@@ -13,9 +13,9 @@ from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 
 __all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
 
-# Rows of a batch that a workgroup takes at once. With more, Intel's GPUs spill registers, and CPU
-# drivers take many seconds to compile a kernel.
-_FEW_COLUMNS = 4
+# Rows of a batch that a workgroup takes at once. With more, CPU drivers take many seconds to compile
+# a kernel, and Intel's GPUs spill registers.
+_COLUMNS, _CPU_COLUMNS, _INTEL_COLUMNS = 8, 4, 2
 
 # Of GPUs. The statistics of ACO, NAK and Intel's compiler favour no other size of workgroup. Their
 # registers allow 8 rows of some types, but fewer workgroups then hide each other's waiting.
@@ -117,7 +117,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     if device.is_cpu:
         # The 64-bit variants take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
         load_64bit = adds_over_subgroups(device) and subgroup_size >= 8
-        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size, most_columns=_FEW_COLUMNS)
+        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size, most_columns=_CPU_COLUMNS)
     return Tuning(
         "lanes",
         _WORKGROUP_SIZE,
@@ -127,7 +127,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         required_subgroup_size=_required_subgroup_size(device),
         rows_of_few=_ROWS_OF_FEW,
         loaded_words=_loaded_words(device),
-        most_columns=8 if _has_many_registers(device) else _FEW_COLUMNS,
+        most_columns=_COLUMNS if _has_many_registers(device) else _INTEL_COLUMNS,
     )
 
 
