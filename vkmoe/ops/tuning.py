@@ -13,8 +13,8 @@ from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 
 __all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
 
-# Rows of a batch that a workgroup takes at once. With more, CPU drivers take many seconds to compile
-# a kernel, and Intel's GPUs spill registers.
+# Rows of a batch that a workgroup takes at once. With more, CPU drivers take seconds to compile a
+# kernel, and Intel's GPUs spill registers.
 _COLUMNS, _CPU_COLUMNS, _INTEL_COLUMNS = 8, 4, 2
 
 # Of GPUs. The statistics of ACO, NAK and Intel's compiler favour no other size of workgroup. Their
