@@ -23,6 +23,7 @@ __all__ = [
     "LatentCache",
     "LatentQkv",
     "attention",
+    "constant_reads",
     "latent_attention",
 ]
 
@@ -119,7 +120,7 @@ def attention(
                 },
                 _groups(op, shape, split, mode),
                 op.label,
-                reads=(*caches, *_constant_reads(shape, cache)),
+                reads=(*caches, *constant_reads(shape, cache)),
                 writes=caches if mode != READ else (),
             )
         )
@@ -143,7 +144,7 @@ def _pitches(**tensors: TensorRef) -> dict[str, int]:
     return {f"{name}_pitch": tensor.row_words for name, tensor in tensors.items()}
 
 
-def _constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
+def constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
     """List the memory of the RoPE table and the norm gains."""
     reads = [memory_range(cache.rope_table, shape.rope_bytes)]
     if shape.norm != "none":

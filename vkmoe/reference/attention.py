@@ -20,8 +20,11 @@ __all__ = [
     "LatentResult",
     "attention",
     "attention_combine",
+    "cache_row",
     "first_seen",
     "latent_attention",
+    "latent_row",
+    "norm_rotate",
     "rotate",
     "split_positions",
 ]
@@ -82,7 +85,7 @@ def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
     return result
 
 
-def _cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
+def cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
     """Round rows as the cache holds them: halves round to nearest even and saturate."""
     if kv_type is np.float16:
         return np.clip(rows.astype(np.float32), -HALF_MAX, HALF_MAX).astype(np.float16)
@@ -106,9 +109,9 @@ def attention(
     """
     n_kv_heads, context, _ = k_cache.shape
     position = min(position, context - 1)
-    query = inputs.scale * _norm_rotate(inputs, inputs.q, inputs.q_gain, position)
-    key = _cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), k_cache.dtype.type)
-    value = _cache_row(inputs.v.astype(np.float64), v_cache.dtype.type)
+    query = inputs.scale * norm_rotate(inputs, inputs.q, inputs.q_gain, position)
+    key = cache_row(norm_rotate(inputs, inputs.k, inputs.k_gain, position), k_cache.dtype.type)
+    value = cache_row(inputs.v.astype(np.float64), v_cache.dtype.type)
     last = key if appended_key is None else appended_key
     seen = slice(first_seen(position, window), position)
     keys = np.concatenate([k_cache[:, seen], last[:, None]], axis=1).astype(np.float64)
@@ -159,7 +162,8 @@ def attention_combine(
     return joined
 
 
-def _norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, position: int) -> Wide:
+def norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, position: int) -> Wide:
+    """Apply norm, where there is a gain, and RoPE to heads [n, head_dim] of q or k."""
     wide = rows.astype(np.float64)
     if gain is not None:
         squares = wide * wide
@@ -209,13 +213,13 @@ def latent_attention(
     position = min(position, len(cache) - 1)
     turned = rotate(inputs.q_rope.astype(np.float64), inputs.rope[position], inputs.rope_style)
     query = inputs.scale * np.hstack([inputs.absorbed.astype(np.float64), turned])
-    row = _cache_row(_latent_row(inputs, position), cache.dtype.type)
+    row = cache_row(latent_row(inputs, position), cache.dtype.type)
     last = row if appended_row is None else appended_row
     rows = np.vstack([cache[:position], last]).astype(np.float64)
     return LatentResult(_split_partials(query, rows, rows[:, :kv_rank], n_splits), row)
 
 
-def _latent_row(inputs: LatentInputs, position: int) -> Wide:
+def latent_row(inputs: LatentInputs, position: int) -> Wide:
     """Compute the token's row: RMSNorm of the compressed part, RoPE of the rest."""
     compressed, rest = np.split(inputs.kv.astype(np.float64), [len(inputs.gain)])
     turned = rotate(rest[None], inputs.rope[position], inputs.rope_style)[0]
