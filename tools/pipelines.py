@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.metadata import model_metadata
@@ -24,6 +24,7 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
+from vkmoe.gpu.token_io import param_words
 from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
@@ -36,9 +37,19 @@ from vkmoe.models.weights import (
     with_slots,
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
+from vkmoe.ops.attention import KvCache, LatentCache, LatentQkv
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix, matvec, matvec_residual
 from vkmoe.ops.norms import NormOutput, rms_norm
+from vkmoe.ops.prompt_attention import (
+    PromptTensors,
+    append_latent_rows,
+    append_rows,
+    choose_tiling,
+    latent_prompt_attention,
+    prompt_attention,
+)
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE
 from vkmoe.placement.sizes import expert_shape
@@ -50,6 +61,7 @@ MODELS = tuple(name for name in PRESETS if not name.startswith("tiny"))
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
 KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
 BATCHES = (2, 8)  # rows of batches, whose kernels have constants of their own
+PROMPT_ROWS = 32
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 
 
@@ -104,6 +116,7 @@ def _programs(model: str, tuning: Tuning) -> Iterator[Program]:
     usual = described.file(FALLBACK)
     yield build(usual, GATHERED)
     yield build(usual, ON_DEVICE, kv_type="f32")
+    yield from (_prompt_attention(usual, tuning, kv_type) for kv_type in get_args(KvType))
 
 
 def _program(
@@ -124,6 +137,41 @@ def _program(
     program = decoder.token_program(with_logits=True)
     decoder.close_program(program)
     return program
+
+
+def _prompt_attention(model: ModelFile, tuning: Tuning, kv_type: KvType) -> Program:
+    """Append attention of the rows of prompts, of every kind that a model has."""
+    program = Program("prompts")
+    op = OpContext(program, tuning, n_rows=PROMPT_ROWS)
+    for kernels in attention_kernels(model.spec, DEFAULT_CTX_SIZE, kv_type, tuning).values():
+        _append_prompt_attention(op, kernels.shape)
+    return program
+
+
+def _append_prompt_attention(op: OpContext, shape: AttentionShape | LatentShape) -> None:
+    """Append attention of one kind over invented memory."""
+    take, tiling = _Memory().take, choose_tiling(shape, op.tuning)
+
+    def rows(name: str, row_words: int) -> TensorRef:
+        return TensorRef(name, op.n_rows * row_words, op.n_rows)
+
+    params = TensorRef("params", param_words(op.n_rows))
+    tensors = PromptTensors(params, rows("out", shape.n_heads * shape.value_dim))
+    places = take(shape.cache_bytes), take(shape.cache_bytes)
+    if isinstance(shape, LatentShape):
+        latent = LatentCache(places[0], take(shape.rope_bytes), take(4 * shape.kv_rank))
+        raw = rows("q_kv", shape.q_width + shape.row_dim)
+        absorbed = rows("absorbed", shape.n_heads * shape.kv_rank)
+        inputs = LatentQkv(absorbed, raw, raw, kv_offset=shape.q_width)
+        append_latent_rows(op, shape, latent, inputs, params)
+        latent_prompt_attention(op, shape, tiling, latent, inputs, tensors)
+        return
+    gains = (0, 0) if shape.norm == "none" else (take(4 * shape.qkv_width),) * 2
+    sinks = take(4 * shape.n_heads) if shape.sinks else 0
+    cache = KvCache(*places, take(shape.rope_bytes), *gains, sinks)
+    qkv = rows("qkv", shape.qkv_width)
+    append_rows(op, shape, cache, qkv, params)
+    prompt_attention(op, shape, tiling, cache, qkv, tensors)
 
 
 def _other_kernels(tuning: Tuning) -> Program:

@@ -1,15 +1,13 @@
 // Reading and writing rows of the caches of attention.comp and latent_attention.comp: f16 with KV_F16, f32 without.
-// Needs: attention_state.glsl, params.glsl, the push constants `context`, `mode`, `n_regions` and `region_bytes`; half.glsl is
-// included here.
-#include "half.glsl"
+// Needs: attention_state.glsl, params.glsl, the push constants `context`, `mode`, `n_regions` and `region_bytes`; cached_word.glsl
+// is included here.
+#include "cached_word.glsl"
 
 // What a dispatch does, as ops/attention.py numbers it; the caches are the same after each way.
 const uint WHOLE = 0u, APPEND = 1u, READ = 2u;
 
 const uint UNIT_BYTES = UNIT_RAW * 16u;
 const uint ROW_BYTES = UNITS * UNIT_BYTES, CACHED_WORDS = ROW_BYTES / 4u;
-
-layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer CacheWord { uint word; };
 
 // Where the region of this row's sequence begins.
 uvec2 region_start(uvec2 cache) {
@@ -30,13 +28,9 @@ uint lane_unit(uint j) {
 #ifdef KV_F16
 vec4 decode_low(const uvec4 raw[STEP_RAW], uint at) { return vec4(unpackHalf2x16(raw[at].x), unpackHalf2x16(raw[at].y)); }
 vec4 decode_high(const uvec4 raw[STEP_RAW], uint at) { return vec4(unpackHalf2x16(raw[at].z), unpackHalf2x16(raw[at].w)); }
-const uint WORD_DIMS = 2u; // in 4 bytes of a row
-uint encode(const float values[WORD_DIMS]) { return pack_half2(values[0], values[1]); }
 #else
 vec4 decode_low(const uvec4 raw[STEP_RAW], uint at) { return uintBitsToFloat(raw[at]); }
 vec4 decode_high(const uvec4 raw[STEP_RAW], uint at) { return uintBitsToFloat(raw[at + 1u]); }
-const uint WORD_DIMS = 1u;
-uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); }
 #endif
 
 // Whether this workgroup makes the row of its own position, and then takes it from shared memory.

@@ -1,19 +1,10 @@
 // Rows of KV caches as prompts write and read them: f16 with KV_F16, f32 without. A cache holds a region for each sequence,
 // [context] rows for each kv head.
 // Needs: address.glsl, params.glsl, CACHED_DIM (dims of a row, whole units of 8), N_KV_HEADS, the push constant `context`.
-#include "half.glsl"
+#include "cached_word.glsl"
 
-#ifdef KV_F16
-const uint WORD_DIMS = 2u; // in 4 bytes of a row
-uint encode(const float values[WORD_DIMS]) { return pack_half2(values[0], values[1]); }
-#else
-const uint WORD_DIMS = 1u;
-uint encode(const float values[WORD_DIMS]) { return floatBitsToUint(values[0]); }
-#endif
 const uint UNIT_BYTES = 32u / WORD_DIMS, UNIT_RAW = 2u / WORD_DIMS; // bytes and 16-byte words of 8 dims
 const uint CACHED_WORDS = CACHED_DIM / WORD_DIMS, CACHED_BYTES = CACHED_WORDS * 4u;
-
-layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer CacheWord { uint word; };
 
 uint row_position(uint row) { return min(params.rows[row].position, context - 1u); }
 

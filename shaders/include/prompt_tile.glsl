@@ -15,7 +15,7 @@ const uint SHARE = LANES / VALUE_UNITS;
 const uint POWER = SHARE >= 16u ? 16u : SHARE >= 8u ? 8u : SHARE >= 4u ? 4u : SHARE >= 2u ? 2u : 1u;
 const uint VALUE_COLUMN_LANES = POWER < COLUMNS ? POWER : COLUMNS;
 const uint VALUE_COLUMNS = COLUMNS / VALUE_COLUMN_LANES;
-const uint STEP = 4u; // positions whose values are loaded at once
+const uint STEP = 4u / UNIT_RAW; // positions whose values are loaded at once
 const float LOWEST = -3.0e38;
 
 shared vec4 stage[(COLUMNS + BLOCK) * CHUNK_STRIDE]; // of queries, then of keys; after that the weights [COLUMNS][CHUNK_STRIDE]
@@ -67,7 +67,7 @@ void score_block(uvec2 keys, Positions seen, uint block) {
     [[unroll]] for (uint i = 0u; i < LANE_COLUMNS * LANE_KEYS; ++i) dots[i] = 0.0;
     for (uint first = 0u; first < UNITS * 2u; first += CHUNK) {
         stage_chunk(keys, seen, block, first);
-        for (uint v = 0u; v < (has_scores ? CHUNK : 0u); ++v) {
+        [[dont_unroll]] for (uint v = 0u; v < (has_scores ? CHUNK : 0u); ++v) {
             vec4 q[LANE_COLUMNS];
             [[unroll]] for (uint c = 0u; c < LANE_COLUMNS; ++c) q[c] = stage[(column_lane + COLUMN_LANES * c) * CHUNK_STRIDE + v];
             [[unroll]] for (uint k = 0u; k < LANE_KEYS; ++k) {
@@ -121,6 +121,13 @@ void add_totals() {
     total = sum;
 }
 
+void add_value(uint c, float weight, vec4 low, vec4 high) {
+    precise const vec4 more_low = fma(vec4(weight), low, sums[c * 2u]);
+    precise const vec4 more_high = fma(vec4(weight), high, sums[c * 2u + 1u]);
+    sums[c * 2u] = more_low;
+    sums[c * 2u + 1u] = more_high;
+}
+
 void add_values(uvec2 values, Positions seen, uint block) {
     [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
         const float fade = column_fade(value_column(c));
@@ -128,21 +135,18 @@ void add_values(uvec2 values, Positions seen, uint block) {
         sums[c * 2u] = faded_low;
         sums[c * 2u + 1u] = faded_high;
     }
-    for (uint step = 0u; step < BLOCK; step += STEP) {
-        RawUnit raw[STEP];
-        [[unroll]] for (uint i = 0u; i < STEP; ++i) {
-            const uint position = clamp(block + step + i, seen.first, seen.last);
-            raw[i] = load_unit(unit_address(values, kv_head(), position, value_unit()));
-        }
+    [[dont_unroll]] for (uint first = 0u; first < BLOCK; first += 4u) {
         vec4 weights[VALUE_COLUMNS];
-        [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) weights[c] = stage[value_column(c) * CHUNK_STRIDE + step / 4u];
-        [[unroll]] for (uint i = 0u; i < STEP; ++i) {
-            const vec4 low = decode_low(raw[i]), high = decode_high(raw[i]);
-            [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
-                precise const vec4 more_low = fma(vec4(weights[c][i]), low, sums[c * 2u]);
-                precise const vec4 more_high = fma(vec4(weights[c][i]), high, sums[c * 2u + 1u]);
-                sums[c * 2u] = more_low;
-                sums[c * 2u + 1u] = more_high;
+        [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) weights[c] = stage[value_column(c) * CHUNK_STRIDE + first / 4u];
+        [[unroll]] for (uint step = 0u; step < 4u; step += STEP) {
+            RawUnit raw[STEP];
+            [[unroll]] for (uint i = 0u; i < STEP; ++i) {
+                const uint position = clamp(block + first + step + i, seen.first, seen.last);
+                raw[i] = load_unit(unit_address(values, kv_head(), position, value_unit()));
+            }
+            [[unroll]] for (uint i = 0u; i < STEP; ++i) {
+                const vec4 low = decode_low(raw[i]), high = decode_high(raw[i]);
+                [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) add_value(c, weights[c][step + i], low, high);
             }
         }
     }

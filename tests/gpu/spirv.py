@@ -223,6 +223,7 @@ def _evaluate(
     operations = {
         128: lambda: a + b, 130: lambda: a - b, 132: lambda: a * b, 134: lambda: a // b,
         137: lambda: a % b, 170: lambda: int(a == b), 171: lambda: int(a != b),
-        172: lambda: int(a > b), 176: lambda: int(a < b), 199: lambda: a & b,
+        172: lambda: int(a > b), 174: lambda: int(a >= b), 176: lambda: int(a < b),
+            199: lambda: a & b,
     }  # fmt: skip
     return operations[opcode]() & 0xFFFFFFFF

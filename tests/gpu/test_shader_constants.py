@@ -9,7 +9,14 @@ import pytest
 
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
-from vkmoe.ops import attention, attention_shapes, candidates, experts, router
+from vkmoe.ops import (
+    attention,
+    attention_shapes,
+    candidates,
+    experts,
+    prompt_attention,
+    router,
+)
 from vkmoe.reference import logits as twins
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
@@ -29,6 +36,10 @@ CONSTANTS = {
     },
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
     "gather.comp": {"UNITS": experts.UNITS_PER_LANE},
+    "include/prompt_tile.glsl": {
+        "BLOCK": prompt_attention.BLOCK,
+        "CHUNK": prompt_attention.CHUNK,
+    },
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
     "include/attention_cache.glsl": {
         "WHOLE": attention.WHOLE,

@@ -28,6 +28,7 @@ from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.launches import Launch, MatvecFamily, kernel_class
+from vkmoe.ops.prompt_attention import choose_tiling
 from vkmoe.ops.router import MAX_EXPERTS
 from vkmoe.ops.tuning import Tuning
 
@@ -40,6 +41,7 @@ WORD_LOAD, ENTRY_LOAD = Access(LOAD, "u32", 4), Access(LOAD, "v2u32", 8)
 EXPERT_FAMILIES = {"expert_gate_up", "expert_down"}
 KEEP_FAMILIES = {f"{name}_keep" for name in EXPERT_FAMILIES}
 ATTENTION_FAMILIES = {"attention", "latent_attention"}
+APPENDING_FAMILIES = {"append_rows", "append_latent_rows"}
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
 # Types with small planes: a word holds two halves or four exponents, so 4 bytes are loaded of them.
 PLANE_TYPES = {"q2_k", "q3_k", "q6_k", "q8_0", "q4_0", "iq4_nl", "iq4_xs", "mxfp4"}
@@ -160,6 +162,11 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == {Access(LOAD, "v4u32", 16), ENTRY_LOAD, WORD_LOAD}  # of RoPE: a pair
     elif family(name) == "attention_combine":
         assert loads == {WORD_LOAD}
+    elif family(name) in APPENDING_FAMILIES:
+        assert loads == {ENTRY_LOAD, WORD_LOAD}
+    elif family(name) == "prompt_attention":
+        wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
+        assert loads == {wide, WORD_LOAD}  # of sinks: a word
     elif family(name) in ("read_words", "gather"):
         assert loads == {Access(LOAD, "v4u32", 16)}
     else:
@@ -202,7 +209,7 @@ def test_shared_memory_of_every_launch_that_is_allowed(name: str) -> None:
 @every_variant
 def test_shared_memory_of_the_default_tunings(name: str) -> None:
     made, kind = module(name), family(name)
-    if kind in ATTENTION_FAMILIES:
+    if kind in ATTENTION_FAMILIES | {"prompt_attention"}:
         return  # their constants follow from the model's heads: next tests
     for tuning in DEFAULT_TUNINGS:
         suffix = name[name.index("+") :] if "+" in name else ""
@@ -241,6 +248,21 @@ def test_shared_memory_of_latent_attention(name: str, tuning: Tuning) -> None:
                 split.workgroup_size, kv_rank, rope_dim, 128, 1, split.n_splits,
                 split.team_lanes, split.step_positions, split.workgroup_heads])  # fmt: skip
             assert found <= split.shared_bytes(shape) <= SHARED_LIMIT
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "prompt_attention"])
+def test_shared_memory_of_prompt_attention(name: str) -> None:
+    """Of every width: the widest tiles, and the rows that leave fewest columns a workgroup."""
+    kv_type: Literal["F16", "F32"] = "F16" if weight_type(name) == "f16" else "F32"
+    on_cpu, on_gpu = DEFAULT_TUNINGS[1:3]
+    tuning = on_cpu if name.endswith(on_cpu.walk_suffix) else on_gpu
+    grouped = [AttentionShape(16, 4, dim, dim, 4096, "neox", "none", 1e-6, 1.0, kv_type)
+               for dim in (8, 64, 96, 128, 136, 256)]  # fmt: skip
+    latent = [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_type) for rank in (8, 512, 1024)]
+    for shape in (*grouped, *latent):
+        tiling = choose_tiling(shape, tuning)
+        constants = [tiling.workgroup_size, shape.row_dim, shape.value_dim, 16, 4, tiling.columns]
+        assert module(name).shared_bytes(constants) <= SHARED_LIMIT, tiling
 
 
 def test_the_reader_sees_what_is_there() -> None:

@@ -18,6 +18,7 @@ from tests.gpu.spirv import (
     Access,
 )
 from tests.gpu.test_shaders_static import (
+    APPENDING_FAMILIES,
     ATTENTION_FAMILIES,
     EXPERT_FAMILIES,
     KEEP_FAMILIES,
@@ -28,20 +29,21 @@ from tests.gpu.test_shaders_static import (
 )
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
-# Attention appends to the KV cache; gather and the kernels that keep fill landing places.
-STORING_FAMILIES = {"gather"} | ATTENTION_FAMILIES | KEEP_FAMILIES
+# Gather and the kernels that keep fill landing places; others append to the KV cache.
+STORING_FAMILIES = {"gather"} | KEEP_FAMILIES
+CACHING_FAMILIES = ATTENTION_FAMILIES | APPENDING_FAMILIES
 
 
 @every_variant
 def test_memory_reached_by_address_is_only_read(name: str) -> None:
     """But for STORING_FAMILIES: whole 16-byte words, biases, and scales of types in planes.
 
-    A lane of attention stores one word of the token's row in the cache.
+    What appends to a cache stores words of rows.
     """
     stores = {access for access in module(name).accesses if access.opcode != LOAD}
     wide = Access(STORE, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
-    wanted = {wide} if family(name) in STORING_FAMILIES - ATTENTION_FAMILIES else set()
-    if family(name) in KEEP_FAMILIES | ATTENTION_FAMILIES:
+    wanted = {wide} if family(name) in STORING_FAMILIES else set()
+    if family(name) in KEEP_FAMILIES | CACHING_FAMILIES:
         wanted |= {Access(STORE, "u32", 4)}
     assert stores == wanted
 
@@ -57,7 +59,7 @@ def test_stores_by_address_go_to_landing_places_only() -> None:
     code = {name: re.sub(r"//.*", "", text) for name, text in texts.items()}
     writable = [name for name, text in code.items()
                 if re.search(r"layout\(buffer_reference[^)]*\) (?!readonly)", text)]  # fmt: skip
-    assert sorted(writable) == ["attention_cache.glsl", "store.glsl"]
+    assert sorted(writable) == ["cached_word.glsl", "store.glsl"]
     calls = {name: set(re.findall(r"(?<!void )store_words?4?\((.*?),", text))
              for name, text in code.items() if name != "store.glsl"}  # fmt: skip
     assert {name: found for name, found in calls.items() if found} == {

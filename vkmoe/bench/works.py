@@ -1,7 +1,7 @@
 """This module says what `vkmoe bench kernels` runs: self-test cases in the shapes of real models.
 
 It owns the table of kernel families, which shapes of a model each gets, and the bytes that a
-dispatch must read. Attention is that of a token at the end of a full cache.
+dispatch must read. Attention is that of a token, or of a prompt's rows, at the end of a full cache.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.logits import CandidatesCase, RouterCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
+from vkmoe.selftest.prompt_attention import prompts
 from vkmoe.selftest.suite import Variant
 
 __all__ = ["WORKS", "Setting", "Work", "tuning_for"]
 
 EMBED_ROWS = 64  # a dispatch reads one row, whatever the vocabulary
 GATHERED_TYPE = "Q8_0"
+PROMPT_ROWS = 128
 READ_MIB, TINY_READ_MIB = 64, 1
 
 
@@ -172,6 +174,45 @@ def _latent_attention(setting: Setting) -> Iterator[Work]:
         )
 
 
+def _prompts(setting: Setting) -> Iterator[Work]:
+    """Take the last rows of a full cache as a prompt; keys and values are read once for all."""
+    if setting.shapes.latent is None or setting.shapes is TINY:
+        for shape in _grouped(setting):
+            n_words = 2 * PROMPT_ROWS * shape.n_heads * shape.head_dim
+            n_seen = min(
+                shape.context, shape.window + PROMPT_ROWS if shape.window else shape.context
+            )
+            n_bytes = 2 * shape.cache_bytes // shape.context * n_seen
+            if setting.variant.family == "append_rows":
+                n_words, n_bytes = 2 * PROMPT_ROWS * shape.qkv_width, 0
+            yield _prompt_work(setting, shape, 4 * n_words + n_bytes)
+
+
+def _latent_prompts(setting: Setting) -> Iterator[Work]:
+    for shape in _latent(setting):
+        n_words = PROMPT_ROWS * shape.n_heads * (2 * shape.kv_rank + shape.rope_dim)
+        n_bytes = shape.cache_bytes
+        if setting.variant.family == "append_latent_rows":
+            rotary = 2 * shape.n_heads * shape.rope_dim
+            n_words, n_bytes = PROMPT_ROWS * (rotary + 2 * shape.row_dim), 0
+        yield _prompt_work(setting, shape, 4 * n_words + n_bytes)
+
+
+def _prompt_attention(setting: Setting) -> Iterator[Work]:
+    yield from _prompts(setting)
+    yield from _latent_prompts(setting)
+
+
+def _prompt_work(setting: Setting, shape: AttentionShape | LatentShape, n_bytes: int) -> Work:
+    def check(runner: Runner) -> Checks:
+        first, checks = shape.context - PROMPT_ROWS, Checks()
+        case = prompts(runner, shape, setting.tuning, PROMPT_ROWS, slice(first))
+        case.step(case.draw(range(first, shape.context)), checks)
+        return checks
+
+    return Work(f"{PROMPT_ROWS} rows, {_attention_text(shape)}", n_bytes, check)
+
+
 def _combine(setting: Setting) -> Iterator[Work]:
     """Join what the splits of either kind left."""
     shapes: list[AttentionShape | LatentShape] = [*_latent(setting)] or [*_grouped(setting)]
@@ -301,6 +342,9 @@ WORKS: dict[str, Callable[[Setting], Iterator[Work]]] = {
     "attention": _attention,
     "latent_attention": _latent_attention,
     "attention_combine": _combine,
+    "append_rows": _prompts,
+    "append_latent_rows": _latent_prompts,
+    "prompt_attention": _prompt_attention,
     "router_topk": _router_topk,
     "rms_norm": _rms_norm,
     "candidates_partial": _candidates,

@@ -64,8 +64,8 @@ PROMPT_ATTENTION = kernel(
 )
 
 GPU_LANES = 128  # which every device takes
-BLOCK, CHUNK_STRIDE = 32, 9  # positions, and vec4s between staged rows, of prompt_tile.glsl
-LANE_SUMS = 32  # of a lane on GPUs: what every compiler has registers for
+BLOCK, CHUNK = 32, 8  # positions and vec4s of a row that prompt_tile.glsl stages at once
+LANE_SUMS = {"F16": 32, "F32": 16}  # of a lane on GPUs: what every compiler has registers for
 CPU_LANES, CPU_COLUMNS = 8, 8  # at most
 
 
@@ -96,18 +96,18 @@ def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> Prompt
     """Choose a tiling, which neither rows, context nor window have a say in.
 
     On CPU drivers whose subgroups are wide enough a workgroup is one subgroup, and its lanes hold
-    all dims of few columns. Elsewhere a lane adds up to 32 sums of a tile.
+    all dims of few columns. Elsewhere a lane has as many sums of a tile as it has registers for.
     """
     units, value_units = -(-shape.row_dim // UNIT_DIMS), -(-shape.value_dim // UNIT_DIMS)
-    if tuning.mapping == "blocks" and tuning.load_64bit:
+    if tuning.walk_suffix:
         lane_units = -(-units // CPU_LANES) + -(-value_units // CPU_LANES)
         columns = max(1, min(CPU_COLUMNS, CPU_LATENT_UNITS // lane_units))
-        return PromptTiling(CPU_LANES, columns, "+blocks64")
+        return PromptTiling(CPU_LANES, columns, tuning.walk_suffix)
     lanes_of_unit = _power_of_two(GPU_LANES // value_units)
-    columns = min(32, lanes_of_unit * LANE_SUMS // UNIT_DIMS)
-    words = 4 * CHUNK_STRIDE * (2 * columns + BLOCK) + 5 * columns
+    columns = min(32, lanes_of_unit * LANE_SUMS[shape.kv_type] // UNIT_DIMS)
+    words = 4 * (CHUNK + 1) * (2 * columns + BLOCK) + 5 * columns
     assert 4 * words <= SHARED_BYTES, (shape, columns)
-    return PromptTiling(GPU_LANES, columns, "")
+    return PromptTiling(GPU_LANES, columns, tuning.walk_suffix)
 
 
 def _power_of_two(most: int) -> int:
@@ -127,7 +127,7 @@ def append_rows(
     n_spans = 3 if shape.norm == "full_width" else shape.n_heads + 2 * shape.n_kv_heads
     op.append(
         APPEND_ROWS.dispatch(
-            f"append_rows.{shape.kv_type.lower()}{op.tuning.reduce_suffix}",
+            f"append_rows.{shape.kv_type.lower()}{op.tuning.walk_suffix}",
             {
                 **vars(op.tuning),
                 **vars(shape),
@@ -181,7 +181,7 @@ def append_latent_rows(
     """
     op.append(
         APPEND_LATENT_ROWS.dispatch(
-            f"append_latent_rows.{shape.kv_type.lower()}{op.tuning.reduce_suffix}",
+            f"append_latent_rows.{shape.kv_type.lower()}{op.tuning.walk_suffix}",
             {
                 **vars(op.tuning),
                 **vars(shape),

@@ -57,6 +57,11 @@ class Tuning:
         """Return the suffix of the SPIR-V variants of kernels that only reduce."""
         return "+subgroup" if self.subgroup else ""
 
+    @property
+    def walk_suffix(self) -> str:
+        """Return the suffix of the SPIR-V variants of the attention of prompts."""
+        return "+blocks64" if self.mapping == "blocks" and self.load_64bit else ""
+
     def launch(self, kernel: KernelClass) -> Launch:
         """Return how kernels of a class are launched: as was measured, or as the table has it."""
         return dict(self.launches).get(kernel, self.table_launch(kernel))

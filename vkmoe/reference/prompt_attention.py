@@ -66,13 +66,13 @@ def prompt_attention(
     for query, key, value, position in zip(queries, keys, values, positions, strict=True):
         seen = slice(first_seen(position, window), position + 1)
         groups = query.reshape(len(key), -1, query.shape[-1]).astype(np.float64)
-        scores = np.einsum("kgd,ktd->kgt", groups, key[:, seen].astype(np.float64))
+        scores = groups @ key[:, seen].astype(np.float64).swapaxes(1, 2)
         top = scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores - top)
         total = weights.sum(axis=-1, keepdims=True)
         if sinks is not None:
             with np.errstate(over="ignore"):  # a sink far above takes all weight
                 total += np.exp(sinks.astype(np.float64).reshape(len(key), -1, 1) - top)
-        mixed = np.einsum("kgt,ktd->kgd", weights / total, value[:, seen].astype(np.float64))
+        mixed = weights / total @ value[:, seen].astype(np.float64)
         out.append(mixed.reshape(len(query), -1))
     return np.array(out)

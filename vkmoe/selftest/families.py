@@ -32,6 +32,7 @@ from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.logits import CandidatesCase, FinishCase, RouterCase, random_bias
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
+from vkmoe.selftest.prompt_attention import prompts
 from vkmoe.selftest.rows import (
     Batch,
     CandidateRows,
@@ -64,6 +65,7 @@ BIASED_ROUTERS = (
 )
 PAIR = (Batch((3, 0), 2),)  # of rows, in another order than they are drawn
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
+PROMPT_ROWS = 40
 
 
 class Setting(NamedTuple):
@@ -95,7 +97,7 @@ class Family(NamedTuple):
     """Holds the trials of a kernel; `chosen_by` is the tuning's suffix that selects a variant."""
 
     trials: Callable[[Setting], Iterator[Trial]]
-    chosen_by: Literal["dot_suffix", "reduce_suffix", "nothing"]
+    chosen_by: Literal["dot_suffix", "reduce_suffix", "walk_suffix", "nothing"]
 
 
 def _trial(*cases: KernelCase | RowsCase, what: str = "", timed: KernelCase | None = None) -> Trial:
@@ -189,6 +191,32 @@ def _latent_attention(setting: Setting) -> Iterator[Trial]:
     yield Trial("", [partial(_attended, setting, shape, POSITIONS)])
 
 
+def _prompts(setting: Setting) -> Iterator[Trial]:
+    """Compare chunks of two prompts; then with a window and sinks."""
+    kv_type = setting.axis or "F32"
+    shapes = qwen3_shape(kv_type=kv_type), gpt_oss_shape(kv_type=kv_type)
+    yield Trial("", [partial(_chunks, setting, shape) for shape in shapes])
+
+
+def _latent_prompts(setting: Setting) -> Iterator[Trial]:
+    shape = deepseek2_shape(kv_type=setting.axis)
+    yield Trial("of latent rows", [partial(_chunks, setting, shape)])
+
+
+def _prompt_attention(setting: Setting) -> Iterator[Trial]:
+    yield from _prompts(setting)
+    yield from _latent_prompts(setting)
+
+
+def _chunks(setting: Setting, shape: AttentionShape | LatentShape, runner: Runner) -> Checks:
+    """Compare a prompt in chunks, with rows of another beside it."""
+    case, checks = prompts(runner, shape, setting.tuning, PROMPT_ROWS), Checks()
+    for chunk in (range(PROMPT_ROWS), range(PROMPT_ROWS, 2 * PROMPT_ROWS)):
+        case.step(case.draw(chunk), checks)
+    case.step(case.draw([2 * PROMPT_ROWS, 0, 1, 2], [0, 1, 1, 1]), checks)
+    return checks
+
+
 def _attended(
     setting: Setting, shape: AttentionShape | LatentShape, positions: Sequence[int], runner: Runner
 ) -> Checks:
@@ -249,6 +277,9 @@ FAMILIES = {
     "attention": Family(_attention, "reduce_suffix"),
     "latent_attention": Family(_latent_attention, "reduce_suffix"),
     "attention_combine": Family(_attention, "nothing"),
+    "append_rows": Family(_prompts, "walk_suffix"),
+    "append_latent_rows": Family(_latent_prompts, "walk_suffix"),
+    "prompt_attention": Family(_prompt_attention, "walk_suffix"),
     "router_topk": Family(_router_topk, "reduce_suffix"),
     "candidates_partial": Family(_candidates, "nothing"),
     "candidates_merge": Family(_candidates, "nothing"),

@@ -1,4 +1,4 @@
-"""Compares append_rows, append_latent_rows and prompt_attention with their twins, batch after batch.
+"""Compares append_rows, append_latent_rows and prompt_attention with their twins, batch by batch.
 
 Rows of a cache that were never written are poisoned, and so are the inert rows of a batch.
 """
@@ -37,6 +37,7 @@ __all__ = ["GroupedPrompts", "LatentPrompts", "PromptBatch", "Prompts", "prompts
 Floats = NDArray[np.floating]
 Singles = NDArray[np.float32]
 POISON = 0xFF  # bytes of cache rows that were never written: NaN in both types
+NOTHING = slice(0)
 GAP = 8  # words of something else behind a row of a tensor, and in front of what is in it
 
 
@@ -142,14 +143,13 @@ class Prompts(ABC):
     def _rows(self, name: str, row_words: int) -> TensorRef:
         return TensorRef(f"{name} of {self._n_rows}", self._n_rows * row_words, self._n_rows)
 
-    def _place_caches(self, names: str, n_kv_heads: int, n_filled: int) -> list[int]:
-        """Make caches of which only the first positions have been written; returns addresses."""
+    def _place_caches(self, names: str, n_kv_heads: int, filled: slice) -> list[int]:
+        """Make caches of which only some positions have been written; returns addresses."""
         shape = (self.n_regions, n_kv_heads, self._shape.context, self._shape.row_dim)
         for name in names:
             rows: Floats = np.empty(shape, self._cache_type)
             rows.view(np.uint8)[...] = POISON
-            filled = rows[..., :n_filled, :]
-            filled[...] = self._rng.normal(0, 1, filled.shape)
+            rows[..., filled, :] = self._rng.normal(0, 1, rows[..., filled, :].shape)
             self.caches.append(_Cache(name, self._runner.place(rows), rows))
         return [cache.address for cache in self.caches]
 
@@ -211,7 +211,7 @@ class Prompts(ABC):
 
 
 class GroupedPrompts(Prompts):
-    """Checks prompts of grouped heads; the first `n_filled` positions of all regions are random."""
+    """Checks prompts of grouped heads; positions `filled` of all regions are random at first."""
 
     def __init__(
         self,
@@ -219,13 +219,13 @@ class GroupedPrompts(Prompts):
         shape: AttentionShape,
         tuning: Tuning,
         n_rows: int,
-        n_filled: int = 0,
+        filled: slice = NOTHING,
         sinks: Singles | None = None,
     ) -> None:
         """Fill the caches; `sinks` [n_heads] in place of random ones, where the shape has sinks."""
         super().__init__(runner, shape, tuning, n_rows)
         self.shape = shape
-        keys, values = self._place_caches("KV", shape.n_kv_heads, n_filled)
+        keys, values = self._place_caches("KV", shape.n_kv_heads, filled)
         rope = self._place_rotations(shape.rotary_dim)
         self._gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
         drawn = self._rng.normal(0, 2, shape.n_heads).astype(np.float32)
@@ -267,14 +267,19 @@ class GroupedPrompts(Prompts):
 
 
 class LatentPrompts(Prompts):
-    """Checks prompts of latent attention; the first `n_filled` positions are random."""
+    """Checks prompts of latent attention; positions `filled` of all regions are random at first."""
 
     def __init__(
-        self, runner: Runner, shape: LatentShape, tuning: Tuning, n_rows: int, n_filled: int = 0
+        self,
+        runner: Runner,
+        shape: LatentShape,
+        tuning: Tuning,
+        n_rows: int,
+        filled: slice = NOTHING,
     ) -> None:
         super().__init__(runner, shape, tuning, n_rows)
         self.shape = shape
-        (rows,) = self._place_caches("C", 1, n_filled)
+        (rows,) = self._place_caches("C", 1, filled)
         rope = self._place_rotations(shape.rope_dim)
         self._gain = self._rng.uniform(0.5, 1.5, shape.kv_rank).astype(np.float32)
         cache = LatentCache(rows, rope, runner.place(self._gain), self.n_regions)
@@ -328,9 +333,9 @@ def prompts(
     shape: AttentionShape | LatentShape,
     tuning: Tuning,
     n_rows: int,
-    n_filled: int = 0,
+    filled: slice = NOTHING,
 ) -> Prompts:
     """Make the case of a shape's kind."""
     if isinstance(shape, LatentShape):
-        return LatentPrompts(runner, shape, tuning, n_rows, n_filled)
-    return GroupedPrompts(runner, shape, tuning, n_rows, n_filled)
+        return LatentPrompts(runner, shape, tuning, n_rows, filled)
+    return GroupedPrompts(runner, shape, tuning, n_rows, filled)

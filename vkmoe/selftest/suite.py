@@ -132,7 +132,7 @@ def tuning_of(variant: Variant, family: Family, info: DeviceInfo) -> Tuning:
         return own
     if family.chosen_by == "reduce_suffix":
         return replace(own, subgroup=variant.suffix == "+subgroup")
-    if variant.suffix == own.dot_suffix:
+    if variant.suffix == getattr(own, family.chosen_by):
         return own
     if variant.suffix.startswith("+blocks"):
         return Tuning("blocks", 8, 2, False, load_64bit=variant.suffix == "+blocks64")
