@@ -256,10 +256,11 @@ def test_shared_memory_of_prompt_attention(name: str) -> None:
     kv_type: Literal["F16", "F32"] = "F16" if weight_type(name) == "f16" else "F32"
     on_cpu, on_gpu = DEFAULT_TUNINGS[1:3]
     tuning = on_cpu if name.endswith(on_cpu.walk_suffix) else on_gpu
-    grouped = [AttentionShape(16, 4, dim, dim, 4096, "neox", "none", 1e-6, 1.0, kv_type)
+    shapes: list[AttentionShape | LatentShape]
+    shapes = [AttentionShape(16, 4, dim, dim, 4096, "neox", "none", 1e-6, 1.0, kv_type)
                for dim in (8, 64, 96, 128, 136, 256)]  # fmt: skip
-    latent = [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_type) for rank in (8, 512, 1024)]
-    for shape in (*grouped, *latent):
+    shapes += [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_type) for rank in (8, 512, 1024)]
+    for shape in shapes:
         tiling = choose_tiling(shape, tuning)
         constants = [tiling.workgroup_size, shape.row_dim, shape.value_dim, 16, 4, tiling.columns]
         assert module(name).shared_bytes(constants) <= SHARED_LIMIT, tiling

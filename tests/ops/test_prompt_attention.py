@@ -17,7 +17,13 @@ from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import param_words
 from vkmoe.ops.attention import KvCache
-from vkmoe.ops.attention_shapes import MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM, AttentionShape
+from vkmoe.ops.attention_shapes import (
+    MAX_HEAD_DIM,
+    MAX_RANK,
+    MAX_ROPE_DIM,
+    AttentionShape,
+    LatentShape,
+)
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.prompt_attention import PromptTensors, append_rows, choose_tiling, prompt_attention
 from vkmoe.ops.tuning import Tuning
@@ -34,7 +40,7 @@ N_ROWS = 24  # of most programs
 WALKS = [suffix for suffix in ("", "+blocks64") if suffix in MAPPINGS]
 both_walks = pytest.mark.parametrize("walk", WALKS, ids=["gpu", "cpu"][: len(WALKS)])
 
-SHAPES = {
+SHAPES: dict[str, AttentionShape | LatentShape] = {
     "qwen3": qwen3_shape(),
     "qwen3 f32": qwen3_shape(kv_type="F32"),
     "gpt-oss": gpt_oss_shape(),
@@ -239,8 +245,8 @@ def test_every_width_fits() -> None:
                 shape = qwen3_shape(head_dim=dim, rotary_dim=dim, kv_type=kv_type)
                 assert choose_tiling(shape, tuning).columns >= 4
             for rank in range(8, MAX_RANK + 1, 8):
-                shape = deepseek2_shape(kv_rank=rank, rope_dim=MAX_ROPE_DIM, kv_type=kv_type)
-                assert choose_tiling(shape, tuning).columns >= 1
+                latent = deepseek2_shape(kv_rank=rank, rope_dim=MAX_ROPE_DIM, kv_type=kv_type)
+                assert choose_tiling(latent, tuning).columns >= 1
 
 
 def test_what_is_read_and_written_by_address_is_declared() -> None:

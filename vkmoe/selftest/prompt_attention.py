@@ -227,11 +227,12 @@ class GroupedPrompts(Prompts):
         self.shape = shape
         keys, values = self._place_caches("KV", shape.n_kv_heads, filled)
         rope = self._place_rotations(shape.rotary_dim)
-        self._gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
+        self._q_gain, self._k_gain = self._gain(shape.n_heads), self._gain(shape.n_kv_heads)
         drawn = self._rng.normal(0, 2, shape.n_heads).astype(np.float32)
         self._sinks = (drawn if sinks is None else sinks) if shape.sinks else None
-        others = (0 if v is None else runner.place(v) for v in (*self._gains, self._sinks))
-        cache = KvCache(keys, values, rope, *others, n_regions=self.n_regions)
+        others = (self._q_gain, self._k_gain, self._sinks)
+        q_gain, k_gain, placed_sinks = (0 if v is None else runner.place(v) for v in others)
+        cache = KvCache(keys, values, rope, q_gain, k_gain, placed_sinks, self.n_regions)
         self._qkv = self._rows("qkv", shape.qkv_width + GAP)
         append_rows(self._op, shape, cache, self._qkv, self._params)
         prompt_attention(self._op, shape, self._tiling, cache, self._qkv, self._tensors)
@@ -252,7 +253,8 @@ class GroupedPrompts(Prompts):
         heads = raw[: shape.qkv_width].reshape(-1, shape.head_dim)
         q, k, v = np.split(heads, [shape.n_heads, shape.n_heads + shape.n_kv_heads])
         inputs = AttentionInputs(
-            q, k, v, *self._gains, self._rope, shape.rope_style, shape.eps, shape.scale
+            *(q, k, v, self._q_gain, self._k_gain),
+            *(self._rope, shape.rope_style, shape.eps, shape.scale),
         )
         return twins.append_row(inputs, position, self._cache_type)
 
