@@ -92,8 +92,11 @@ def test_wide_rows(runner: Runner, walk: str) -> None:
     step(case, case.draw(range(24, 40)))
 
 
-def test_the_widest_latent_rows(runner: Runner) -> None:
-    shape = deepseek2_shape(kv_rank=MAX_RANK, rope_dim=MAX_ROPE_DIM, n_heads=3)
+@pytest.mark.parametrize("kv_type", ["F16", "F32"])
+def test_the_widest_latent_rows(runner: Runner, kv_type: str) -> None:
+    shape = deepseek2_shape(
+        kv_rank=MAX_RANK, rope_dim=MAX_ROPE_DIM, n_heads=3, kv_type=kv_type, context=64
+    )
     case = prompts(runner, shape, tuning_for("", 64, 4), N_ROWS)
     step(case, case.draw(range(24)))
     step(case, case.draw(range(24, 40)))
