@@ -29,6 +29,7 @@ layout(push_constant, std430) uniform Push {
     uvec2 rope_table;
     uvec2 gain;
     uint context;
+    uint n_regions; // of a cache
     uint q_offset;
     uint q_pitch;
     uint kv_offset;

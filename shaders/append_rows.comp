@@ -30,6 +30,7 @@ layout(push_constant, std430) uniform Push {
     uvec2 k_gain;
     uvec2 rope_table;
     uint context;
+    uint n_regions; // of a cache
     uint qkv_pitch;
     float eps;
 };

@@ -32,6 +32,7 @@ layout(push_constant, std430) uniform Push {
     uvec2 v_cache;
     uvec2 sinks;
     uint context;
+    uint n_regions; // of a cache
     uint window; // positions seen, a row's own included; 0 = all
     float scale;
     uint query_pitch;

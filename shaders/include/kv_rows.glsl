@@ -1,6 +1,7 @@
 // Rows of KV caches as prompts write and read them: f16 with KV_F16, f32 without. A cache holds a region for each sequence,
 // [context] rows for each kv head.
-// Needs: address.glsl, params.glsl, CACHED_DIM (dims of a row, whole units of 8), N_KV_HEADS, the push constant `context`.
+// Needs: address.glsl, params.glsl, CACHED_DIM (dims of a row, whole units of 8), N_KV_HEADS, the push constants `context`
+// and `n_regions`.
 #include "cached_word.glsl"
 
 const uint UNIT_BYTES = 32u / WORD_DIMS, UNIT_RAW = 2u / WORD_DIMS; // bytes and 16-byte words of 8 dims
@@ -10,7 +11,7 @@ uint row_position(uint row) { return min(params.rows[row].position, context - 1u
 
 // Of a sequence's region in a cache; the regions of a cache may be more than 4 GiB together, one of them is less.
 uvec2 region_address(uvec2 cache, uint sequence) {
-    return address_add_product(cache, sequence, N_KV_HEADS * context * CACHED_BYTES);
+    return address_add_product(cache, min(sequence, n_regions - 1u), N_KV_HEADS * context * CACHED_BYTES);
 }
 
 // The first 16 bytes of a unit.

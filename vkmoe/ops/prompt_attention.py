@@ -45,20 +45,20 @@ APPEND_ROWS = kernel(
     "append_rows",
     "rw:qkv r:params",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
-    "u32:context u32:qkv_pitch f32:eps",
+    "u32:context u32:n_regions u32:qkv_pitch f32:eps",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode",
 )
 APPEND_LATENT_ROWS = kernel(
     "append_latent_rows",
     "rw:q r:params r:kv",
     "address:rows address:rope_table address:gain "
-    "u32:context u32:q_offset u32:q_pitch u32:kv_offset u32:kv_pitch f32:eps",
+    "u32:context u32:n_regions u32:q_offset u32:q_pitch u32:kv_offset u32:kv_pitch f32:eps",
     "workgroup_size kv_rank rope_dim nope_dim n_heads rope_style",
 )
 PROMPT_ATTENTION = kernel(
     "prompt_attention",
     "r:queries r:params r:rest w:out",
-    "address:k_cache address:v_cache address:sinks u32:context u32:window f32:scale "
+    "address:k_cache address:v_cache address:sinks u32:context u32:n_regions u32:window f32:scale "
     "u32:query_pitch u32:rest_offset u32:rest_pitch u32:rest_stride u32:out_pitch",
     "workgroup_size row_dim value_dim n_heads n_kv_heads columns",
 )
@@ -220,7 +220,8 @@ def latent_prompt_attention(
     out f32 [n_heads * kv_rank] a row. Only the rotary part of each head of q is read.
     """
     numbers = {
-        **{"k_cache": cache.rows, "v_cache": cache.rows, "sinks": 0, "n_kv_heads": 1},
+        **{"k_cache": cache.rows, "v_cache": cache.rows, "sinks": 0},
+        **{"n_regions": cache.n_regions, "n_kv_heads": 1},
         "query_pitch": qkv.absorbed.row_words,
         "rest_offset": qkv.q_offset + shape.nope_dim,
         "rest_pitch": qkv.q.row_words,
