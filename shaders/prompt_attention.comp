@@ -22,7 +22,7 @@ layout(constant_id = 1) const uint ROW_DIM = 128u;
 layout(constant_id = 2) const uint VALUE_DIM = 128u;
 layout(constant_id = 3) const uint N_HEADS = 32u;
 layout(constant_id = 4) const uint N_KV_HEADS = 4u;
-layout(constant_id = 5) const uint COLUMNS = 32u;
+layout(constant_id = 5) const uint WORKGROUP_HEADS = 32u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Queries { float queries[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rest { float rest[]; };
@@ -42,6 +42,7 @@ layout(push_constant, std430) uniform Push {
     uint out_pitch;
 };
 
+#define COLUMNS WORKGROUP_HEADS // a column is a head of a row
 #define CACHED_DIM ROW_DIM
 #include "kv_rows.glsl"
 

@@ -262,7 +262,14 @@ def test_shared_memory_of_prompt_attention(name: str) -> None:
     shapes += [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_type) for rank in (8, 512, 1024)]
     for shape in shapes:
         tiling = choose_tiling(shape, tuning)
-        constants = [tiling.workgroup_size, shape.row_dim, shape.value_dim, 16, 4, tiling.columns]
+        constants = [
+            tiling.workgroup_size,
+            shape.row_dim,
+            shape.value_dim,
+            16,
+            4,
+            tiling.workgroup_heads,
+        ]
         assert module(name).shared_bytes(constants) <= SHARED_LIMIT, tiling
 
 

@@ -246,10 +246,10 @@ def test_every_width_fits() -> None:
             tuning = Tuning(mapping, 64, 4, False, load_64bit=mapping == "blocks")
             for dim in range(8, MAX_HEAD_DIM + 1, 8):
                 shape = qwen3_shape(head_dim=dim, rotary_dim=dim, kv_type=kv_type)
-                assert choose_tiling(shape, tuning).columns >= 4
+                assert choose_tiling(shape, tuning).workgroup_heads >= 4
             for rank in range(8, MAX_RANK + 1, 8):
                 latent = deepseek2_shape(kv_rank=rank, rope_dim=MAX_ROPE_DIM, kv_type=kv_type)
-                assert choose_tiling(latent, tuning).columns >= 1
+                assert choose_tiling(latent, tuning).workgroup_heads >= 1
 
 
 def test_what_is_read_and_written_by_address_is_declared() -> None:

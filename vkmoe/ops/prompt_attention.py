@@ -60,7 +60,7 @@ PROMPT_ATTENTION = kernel(
     "r:queries r:params r:rest w:out",
     "address:k_cache address:v_cache address:sinks u32:context u32:n_regions u32:window f32:scale "
     "u32:query_pitch u32:rest_offset u32:rest_pitch u32:rest_stride u32:out_pitch",
-    "workgroup_size row_dim value_dim n_heads n_kv_heads columns",
+    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads",
 )
 
 GPU_LANES = 128  # which every device takes
@@ -80,16 +80,16 @@ class PromptTensors(NamedTuple):
 class PromptTiling:
     """Says how attention of prompts is spread over the device.
 
-    A workgroup takes `columns` heads of rows that share a kv head.
+    A workgroup takes `workgroup_heads` heads of rows that share a kv head: columns, in the shaders.
     """
 
     workgroup_size: int
-    columns: int
+    workgroup_heads: int
     suffix: str  # of the SPIR-V variants that run it
 
     def n_groups(self, shape: AttentionShape | LatentShape, n_rows: int) -> tuple[int, int, int]:
         """Count the workgroups that take all heads of some rows."""
-        return -(-n_rows * shape.group // self.columns), shape.n_heads // shape.group, 1
+        return -(-n_rows * shape.group // self.workgroup_heads), shape.n_heads // shape.group, 1
 
 
 def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> PromptTiling:
