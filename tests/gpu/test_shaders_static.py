@@ -28,7 +28,7 @@ from tests.gpu.spirv import (
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
-from vkmoe.ops.launches import Launch, Tile, MatvecFamily, kernel_class
+from vkmoe.ops.launches import Launch, MatvecFamily, Tile, kernel_class
 from vkmoe.ops.router import MAX_EXPERTS
 from vkmoe.ops.tuning import Tuning
 
