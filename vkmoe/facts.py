@@ -97,6 +97,7 @@ class DeviceInfo:
     memory_types: tuple[MemoryType, ...]
     limits: DeviceLimits
     subgroup_range: tuple[int, int] = (1, 128)  # what drivers choose from, pipeline by pipeline
+    subgroup_shuffle: bool = False  # lanes can hand values to each other
     takes_subgroup_size: bool = False  # pipelines may require one of these sizes, in full subgroups
 
     @property

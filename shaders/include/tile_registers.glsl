@@ -45,10 +45,12 @@ void add_column(vec4 w[LANE_DOTS][CHUNK_VEC4S], vec4 own, uint start, uint block
     }
 }
 
+WeightRow lane_rows[LANE_DOTS];
+
 void add_block(uint starts[LANE_COLUMNS], const uint n_columns, uint n_blocks, uint block, inout float sums[N_SUMS]) {
     BlockRow rows[LANE_DOTS];
     [[unroll]] for (uint d = 0u; d < LANE_DOTS; ++d) {
-        rows[d].row = part_row(dot_part(d), dot_row(d));
+        rows[d].row = lane_rows[d];
         load_block_row(n_blocks, block, rows[d]);
     }
     [[dont_unroll]] for (uint t = 0u; t < BLOCK_CHUNKS; ++t) {
@@ -83,6 +85,7 @@ void multiply_columns(uint first, const uint n_columns, uint end, uint n_rows, u
 
 void multiply_tile(uint n_rows, uint n_columns, uint n_blocks) {
     const uint half_group = LANE_COLUMNS / 2u;
+    [[unroll]] for (uint d = 0u; d < LANE_DOTS; ++d) lane_rows[d] = part_row(dot_part(d), dot_row(d));
     uint first = 0u;
     for (; first + half_group < n_columns; first += LANE_COLUMNS)
         multiply_columns(first, LANE_COLUMNS, n_columns, n_rows, n_blocks);

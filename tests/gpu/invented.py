@@ -31,6 +31,7 @@ def device(
         memory_types=tuple(MemoryType(heap, frozenset(flags.split())) for heap, flags in types),
         limits=DeviceLimits(max_memory_allocation_size=4 * GIB, max_buffer_size=4 * GIB),
         subgroup_range=(32, 32),
+        subgroup_shuffle=True,
     )
 
 

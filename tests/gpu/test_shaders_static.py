@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from typing import Literal, cast, get_args
@@ -27,7 +28,7 @@ from tests.gpu.spirv import (
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
-from vkmoe.ops.launches import Launch, MatvecFamily, kernel_class
+from vkmoe.ops.launches import Launch, MatvecFamily, Tile, kernel_class
 from vkmoe.ops.prompt_attention import choose_tiling
 from vkmoe.ops.router import MAX_EXPERTS
 from vkmoe.ops.tuning import Tuning
@@ -35,13 +36,16 @@ from vkmoe.ops.tuning import Tuning
 NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
 SHARED_LIMIT = 16384  # the least maxComputeSharedMemorySize Vulkan allows
 SUBGROUP_SIZE, SUBGROUP_EQ_MASK = 36, 4416  # built-ins
-SHADER, INT64, SUBGROUP, SUBGROUP_ARITHMETIC, ADDRESSES = 1, 11, 61, 63, 5347  # capabilities
+SHADER, INT64, SUBGROUP, SUBGROUP_ARITHMETIC = 1, 11, 61, 63  # capabilities
+SUBGROUP_SHUFFLE, ADDRESSES = 65, 5347
 WEIGHT_LOADS = {Access(LOAD, "v4u32", 16), Access(LOAD, "v2u64", 16)}
 WORD_LOAD, ENTRY_LOAD = Access(LOAD, "u32", 4), Access(LOAD, "v2u32", 8)
 EXPERT_FAMILIES = {"expert_gate_up", "expert_down"}
 KEEP_FAMILIES = {f"{name}_keep" for name in EXPERT_FAMILIES}
 ATTENTION_FAMILIES = {"attention", "latent_attention"}
 APPENDING_FAMILIES = {"append_rows", "append_latent_rows"}
+EXPERT_TILE_FAMILIES = {"expert_matmul_gate_up", "expert_matmul_down"}
+TILE_FAMILIES = {"matmul", "matmul_residual"} | EXPERT_TILE_FAMILIES
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
 # Types with small planes: a word holds two halves or four exponents, so 4 bytes are loaded of them.
 PLANE_TYPES = {"q2_k", "q3_k", "q6_k", "q8_0", "q4_0", "iq4_nl", "iq4_xs", "mxfp4"}
@@ -137,6 +141,8 @@ def test_capabilities_are_those_the_name_promises(name: str) -> None:
     with_addresses = name.endswith("+subgroup") and family(name) in DOT_FAMILIES
     if name.endswith("+blocks64") or with_addresses:
         allowed |= {INT64}
+    if name.endswith("+blocks64") and family(name) in TILE_FAMILIES:
+        allowed |= {SUBGROUP_SHUFFLE}
     if name.endswith(("+subgroup", "+blocks64")):
         allowed |= {SUBGROUP, SUBGROUP_ARITHMETIC}
     assert module(name).capabilities <= allowed
@@ -154,6 +160,10 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
         words = family(name) != "embed" or weight_type(name) in PLANE_TYPES
         assert loads == ({wide, WORD_LOAD} if words else {wide})
+    elif family(name) in TILE_FAMILIES:
+        wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
+        entry = {ENTRY_LOAD} if family(name) in EXPERT_TILE_FAMILIES else set()
+        assert loads == {wide, WORD_LOAD} | entry
     elif family(name) == "router_topk":
         assert loads == {ENTRY_LOAD, WORD_LOAD}
     elif family(name) == "expert_tiles":
@@ -178,6 +188,8 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
 def constants_of(name: str, tuning: Tuning) -> list[list[int]]:
     """The specialisation constants a tuning gives a variant; several where shapes decide too."""
     size, kind = tuning.workgroup_size, family(name)
+    if kind in TILE_FAMILIES:
+        return [[tuning.tile.workgroup_size, tuning.tile.lane_dots, tuning.tile.lane_columns]]
     if kind.startswith("expert_gate_up"):
         return [[size, max(1, tuning.rows // 2), 0], [size, tuning.rows, 1], [size, tuning.rows, 2]]
     if kind in DOT_FAMILIES - {"embed"}:
@@ -219,8 +231,21 @@ def test_shared_memory_of_the_default_tunings(name: str) -> None:
         suffix = name[name.index("+") :] if "+" in name else ""
         if kind in DOT_FAMILIES - {"embed"} and suffix != tuning.dot_suffix:
             continue
+        if kind in TILE_FAMILIES and suffix != tuning.tile_suffix:
+            continue
         for constants in constants_of(name, tuning):
             assert made.shared_bytes(constants) <= SHARED_LIMIT, (tuning, constants)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if family(name) in TILE_FAMILIES])
+def test_shared_memory_of_tiles(name: str) -> None:
+    """As the host counts it, for the shapes that GPUs get."""
+    if "+" in name:
+        return
+    for size, lane_dots in itertools.product((64, 128), (4, 8)):
+        tile = Tile(size, size, lane_dots, 4)
+        found = module(name).shared_bytes([size, lane_dots, 4])
+        assert tile.shared_bytes - 64 <= found <= tile.shared_bytes
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "attention"])

@@ -9,7 +9,14 @@ from vkmoe.gpu import _native as native
 KEYS = {
     *("index", "name", "type", "vendor_id", "device_id", "api_version", "driver_name"),
     *("driver_info", "driver_id", "uuid", "subgroup_size", "min_subgroup_size"),
-    *("max_subgroup_size", "subgroup_arithmetic", "heaps", "memory_types", "queue_families"),
+    *(
+        "max_subgroup_size",
+        "subgroup_arithmetic",
+        "subgroup_shuffle",
+        "heaps",
+        "memory_types",
+        "queue_families",
+    ),
     *("takes_subgroup_size", "features", "limits"),
 }
 FEATURES = {

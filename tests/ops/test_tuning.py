@@ -11,6 +11,7 @@ from tests.gpu.invented import AMD, LAVAPIPE
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
+from vkmoe.ops.launches import Tile
 from vkmoe.ops.tuning import Tuning, adds_over_subgroups, choose_tuning
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.suite import compiled_variants, runnable
@@ -89,6 +90,20 @@ def test_cpu_drivers_take_a_workgroup_for_a_subgroup_only_if_it_is_one(
 ) -> None:
     device = replace(LAVAPIPE, subgroup_size=8, subgroup_range=sizes, features=frozenset({"int64"}))
     assert adds_over_subgroups(device) == choose_tuning(device).load_64bit == wide
+    without = choose_tuning(replace(device, subgroup_shuffle=False))
+    assert not without.load_64bit
+
+
+def test_tiles_fit_in_shared_memory_and_registers() -> None:
+    """As many rows as there is room for; half as many sums on GPUs with 128 registers a lane."""
+    amd, intel = gpu(32, 32, 64, takes_size=True), gpu(16, 8, 32, takes_size=True)
+    small = replace(amd, limits=replace(amd.limits, max_shared_memory=20 << 10))
+    large = replace(amd, limits=replace(amd.limits, max_shared_memory=32 << 10))
+    assert choose_tuning(large).tile == Tile(128, 128, 8, 4)
+    assert choose_tuning(small).tile == choose_tuning(amd).tile == Tile(64, 64, 8, 4)
+    assert choose_tuning(intel).tile.columns == 16
+    for device in (small, large, intel):
+        assert choose_tuning(device).tile.shared_bytes <= device.limits.max_shared_memory
 
 
 def test_the_kernels_of_experts_are_made_with_the_required_size(runner: Runner) -> None:

@@ -48,7 +48,7 @@ _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 
 # What the extension and DeviceInfo say in the same form.
 _SAME_FACTS = (
     *("index", "name", "type", "vendor_id", "driver_name", "driver_info"),
-    *("subgroup_size", "subgroup_arithmetic", "takes_subgroup_size"),
+    *("subgroup_size", "subgroup_arithmetic", "subgroup_shuffle", "takes_subgroup_size"),
 )
 _DRIVER_HINT = (
     "install a Vulkan driver (Debian: mesa-vulkan-drivers, which also runs on the CPU), "

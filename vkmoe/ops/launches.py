@@ -66,8 +66,8 @@ class Tile(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Return what a tile of GPUs has in shared memory: a chunk of 32 floats of each row."""
-        return 32 * 4 * (self.dots + self.columns)
+        """Return what a tile of GPUs has in shared memory: a chunk of each row, and a code book."""
+        return 4 * (32 * (self.dots + self.columns) + 16)
 
     def __str__(self) -> str:
         return f"{self.dots} x {self.columns} by {self.workgroup_size}"

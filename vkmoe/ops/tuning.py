@@ -11,7 +11,7 @@ from typing import Literal
 from vkmoe.facts import DeviceInfo
 from vkmoe.ops.launches import KEEPING, KernelClass, Launch, Tile
 
-__all__ = ["Tuning", "adds_over_subgroups", "choose_tuning"]
+__all__ = ["Tuning", "adds_over_subgroups", "choose_tuning", "takes_subgroup_blocks"]
 
 # Rows of a batch that a workgroup takes at once. With more, CPU drivers take seconds to compile a
 # kernel, and Intel's GPUs spill registers.
@@ -137,8 +137,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     """
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
-        # The 64-bit variants take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
-        load_64bit = adds_over_subgroups(device) and subgroup_size >= 8
+        load_64bit = takes_subgroup_blocks(device)
         return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size, most_columns=_CPU_COLUMNS)
     return Tuning(
         "lanes",
@@ -161,6 +160,14 @@ def adds_over_subgroups(device: DeviceInfo) -> bool:
     """
     one_size = device.has_one_subgroup_size or _required_subgroup_size(device) > 0
     return device.subgroup_arithmetic and one_size and "int64" in device.features
+
+
+def takes_subgroup_blocks(device: DeviceInfo) -> bool:
+    """Say whether the device can run the 64-bit variants of the mapping "blocks".
+
+    They take a workgroup for one subgroup; narrow CPUs have subgroups of 4.
+    """
+    return adds_over_subgroups(device) and device.subgroup_shuffle and device.subgroup_size >= 8
 
 
 def _loaded_words(device: DeviceInfo) -> int:

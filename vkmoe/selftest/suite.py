@@ -16,7 +16,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import KEEPING, MatvecFamily
-from vkmoe.ops.tuning import Tuning, adds_over_subgroups
+from vkmoe.ops.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
 from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.comparison import Check, Checks
 from vkmoe.selftest.families import FAMILIES, Family, Setting, Trial, forms_of, launched
@@ -70,8 +70,8 @@ def runnable(variant: Variant, info: DeviceInfo) -> bool:
     Where the size of subgroups is the driver's choice, only attention uses them: it is one pipeline
     wherever experts lie.
     """
-    if variant.suffix == "+blocks64":  # its workgroups of 8 must be one subgroup
-        return adds_over_subgroups(info) and info.subgroup_size >= 8
+    if variant.suffix == "+blocks64":
+        return takes_subgroup_blocks(info)
     if variant.suffix != "+subgroup":
         return True
     if variant.family in ("attention", "latent_attention"):

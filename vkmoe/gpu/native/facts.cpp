@@ -190,9 +190,11 @@ py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
     const bool takes_size = contains(features, "subgroup_size_control") &&
                             contains(features, "compute_full_subgroups") &&
                             (sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0;
-    const bool arithmetic =
-        (properties.subgroup.supportedOperations & VK_SUBGROUP_FEATURE_ARITHMETIC_BIT) != 0 &&
+    const bool in_compute =
         (properties.subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0;
+    const auto can = [&](VkSubgroupFeatureFlagBits operation) {
+        return in_compute && (properties.subgroup.supportedOperations & operation) != 0;
+    };
     const bool has_budget = std::find(extensions.begin(), extensions.end(),
                                       "VK_EXT_memory_budget") != extensions.end();
     py::dict facts;
@@ -213,7 +215,8 @@ py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
     facts["min_subgroup_size"] = sizes.minSubgroupSize ? sizes.minSubgroupSize : 1u;
     facts["max_subgroup_size"] = sizes.maxSubgroupSize ? sizes.maxSubgroupSize : 128u;
     facts["takes_subgroup_size"] = takes_size;
-    facts["subgroup_arithmetic"] = arithmetic;
+    facts["subgroup_arithmetic"] = can(VK_SUBGROUP_FEATURE_ARITHMETIC_BIT);
+    facts["subgroup_shuffle"] = can(VK_SUBGROUP_FEATURE_SHUFFLE_BIT);
     add_memory(facts, physical, has_budget, core.apiVersion >= VK_API_VERSION_1_1);
     facts["queue_families"] = queue_family_facts(physical);
     facts["features"] = features;
