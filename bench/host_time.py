@@ -142,10 +142,9 @@ def _empty(engine: Engine) -> None:
     program = Program("empty")
     programs.io.copy_in(program)
     programs._recorder.decoder.close_program(program)
-    space = engine.workspace
-    programs.io.copy_out(program, (space.log, space.candidates))
-    segment = programs._recorder.segment(program)
-    programs.recorded[BatchKind(1, True)] = Recorded(program, (segment,))
+    kind = BatchKind("decode", 1, 1)
+    programs.io.copy_out(program, programs._recorder.outputs(kind))
+    programs.recorded[kind] = Recorded(program, (programs._recorder.segment(program),))
 
 
 def _texts(options: argparse.Namespace) -> list[list[int]]:

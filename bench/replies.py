@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.arms import take_turns
 from bench.command import command_line, finish, run_main
 from bench.routing import prompt_text
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Row, take_turns
+from vkmoe.bench.measure import MIN_REPEATS, Row
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.llm import LLM, GenerationResult, demo_model_path

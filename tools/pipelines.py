@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.metadata import model_metadata
 from tools.synthetic.presets import PRESETS
 from tools.synthetic.tensors import tensor_list
-from vkmoe.bench.shapes import MODELS as SHAPES
+from vkmoe.batch import BatchKind
 from vkmoe.bench.shapes import SIZES
 from vkmoe.choices import KvType
 from vkmoe.facts import ON_DEVICE, ExpertMode
@@ -26,7 +26,6 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
-from vkmoe.gpu.token_io import param_words
 from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
@@ -38,22 +37,10 @@ from vkmoe.models.weights import (
     ModelWeights,
     with_slots,
 )
-from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
-from vkmoe.ops.attention import KvCache, LatentCache, LatentQkv
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
+from vkmoe.models.workspace import KvAddresses, RowSizes, Workspace, attention_kernels
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.matvec import Matrix, matvec, matvec_residual
-from vkmoe.ops.norms import NormOutput, rms_norm
-from vkmoe.ops.prompt_attention import (
-    PromptTensors,
-    append_latent_rows,
-    append_rows,
-    choose_tiling,
-    latent_prompt_attention,
-    prompt_attention,
-)
-from vkmoe.ops.prompt_experts import PairTiles, RoutedRows, SharedRows, combine_rows, expert_tiles
-from vkmoe.ops.router import RouterShape, routing_words
+from vkmoe.ops.matvec import Matrix
+from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE
 from vkmoe.placement.sizes import expert_shape
@@ -64,8 +51,7 @@ __all__ = ["MODELS", "Pipeline", "pipelines"]
 MODELS = tuple(SIZES)
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
 KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
-BATCHES = (2, 8)  # rows of batches, whose kernels have constants of their own
-PROMPT_ROWS = 32
+SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (32,))  # two of several columns: more have no other kernels
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 
 
@@ -120,13 +106,12 @@ def _programs(model: str, tuning: Tuning) -> Iterator[Program]:
     usual = described.file(FALLBACK)
     yield build(usual, GATHERED)
     yield build(usual, ON_DEVICE, kv_type="f32")
-    yield from (_prompt_attention(usual, tuning, kv_type) for kv_type in get_args(KvType))
 
 
 def _program(
     model: ModelFile, mode: ExpertMode, tuning: Tuning, kv_type: KvType = "f16"
 ) -> Program:
-    """Build the program of a token with logits over invented memory."""
+    """Build the programs of batches with logits over invented memory, one behind the other."""
     memory, spec = _Memory(), model.spec
     ctx_size = min(spec.context_length, DEFAULT_CTX_SIZE)
     kernels = attention_kernels(spec, ctx_size, kv_type, tuning)
@@ -137,78 +122,23 @@ def _program(
     if mode.in_cache and spec.experts is not None:
         slots = [(memory.range(n_bytes * 16),) for n_bytes in weights.span_bytes]
         weights = with_slots(weights, slots.__getitem__, slots.__getitem__, spec.experts.n_used)
-    decoder = Decoder(spec, tuning, weights, Workspace(spec, tuning, kernels), caches, mode)
-    program = decoder.token_program(with_logits=True)
+    workspace = Workspace(spec, tuning, kernels, SIZES_OF_PROGRAMS)
+    decoder, program = Decoder(spec, tuning, weights, workspace, caches, mode), Program("batches")
+    for phase, sizes in workspace.row_sizes.items():
+        for n_rows in sizes:
+            n_logits = n_rows if phase == "decode" else 1
+            program.commands += decoder.program(BatchKind(phase, n_rows, n_logits)).commands
     decoder.close_program(program)
     return program
 
 
-def _prompt_attention(model: ModelFile, tuning: Tuning, kv_type: KvType) -> Program:
-    """Append attention of the rows of prompts, of every kind that a model has."""
-    program = Program("prompts")
-    op = OpContext(program, tuning, n_rows=PROMPT_ROWS)
-    for kernels in attention_kernels(model.spec, DEFAULT_CTX_SIZE, kv_type, tuning).values():
-        _append_prompt_attention(op, kernels.shape)
-    return program
-
-
-def _append_prompt_attention(op: OpContext, shape: AttentionShape | LatentShape) -> None:
-    """Append attention of one kind over invented memory."""
-    take, tiling = _Memory().take, choose_tiling(shape, op.tuning)
-
-    def rows(name: str, row_words: int) -> TensorRef:
-        return TensorRef(name, op.n_rows * row_words, op.n_rows)
-
-    params = TensorRef("params", param_words(op.n_rows))
-    tensors = PromptTensors(params, rows("out", shape.n_heads * shape.value_dim))
-    places = take(shape.cache_bytes), take(shape.cache_bytes)
-    if isinstance(shape, LatentShape):
-        latent = LatentCache(places[0], take(shape.rope_bytes), take(4 * shape.kv_rank))
-        raw = rows("q_kv", shape.q_width + shape.row_dim)
-        absorbed = rows("absorbed", shape.n_heads * shape.kv_rank)
-        inputs = LatentQkv(absorbed, raw, raw, kv_offset=shape.q_width)
-        append_latent_rows(op, shape, latent, inputs, params)
-        latent_prompt_attention(op, shape, tiling, latent, inputs, tensors)
-        return
-    gains = (0, 0) if shape.norm == "none" else (take(4 * shape.qkv_width),) * 2
-    sinks = take(4 * shape.n_heads) if shape.sinks else 0
-    cache = KvCache(*places, take(shape.rope_bytes), *gains, sinks)
-    qkv = rows("qkv", shape.qkv_width)
-    append_rows(op, shape, cache, qkv, params)
-    prompt_attention(op, shape, tiling, cache, qkv, tensors)
-
-
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these programs lack: a norm of compressed queries, a link's measure, batches."""
+    """Append what these programs lack: a norm of compressed queries, and a link's measure."""
     program, width = Program("others"), 1536
     x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
     rms_norm(op, x, y, width, 1 << 32, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
-    for model in MODELS:
-        _prompt_experts(op, SHAPES[model].router)
-    for kind in sorted(HAS_KERNEL):
-        for n_rows in BATCHES:
-            _batch(OpContext(program, tuning, n_rows=n_rows), kind)
     return program
-
-
-def _prompt_experts(op: OpContext, router: RouterShape) -> None:
-    n_rows, row_words = 8, routing_words(router)
-    routing, params = TensorRef("routing", n_rows * row_words), TensorRef("params", 8)
-    routed = RoutedRows(routing, row_words, router, params)
-    table = memory_range(1 << 32, 8 * router.n_experts)
-    expert_tiles(op, PairTiles(routed, columns=32), 0, table)
-    x = TensorRef("x", routed.n_pairs * 4)
-    shared = SharedRows(x, gated=True) if router.shared_gate else None
-    combine_rows(op, routed, x, x, 4, shared)
-
-
-def _batch(op: OpContext, kind: str, n_rows: int = 4096, n_columns: int = 2048) -> None:
-    """Append what several rows of a batch are multiplied with at once."""
-    matrix = Matrix(kind, 1 << 32, n_rows, n_columns, device_row_bytes(kind, n_columns))
-    x, y = (TensorRef(name, op.n_rows * n_rows, op.n_rows) for name in ("x", "y"))
-    matvec(op, (matrix,), x, y, scratch=x)
-    matvec_residual(op, matrix, x, NormOutput(y, y, y, 1 << 32))
 
 
 # ----- a model without a file -----

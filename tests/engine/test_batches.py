@@ -48,8 +48,13 @@ def batch(
 
 def joined(*batches: TokenBatch) -> TokenBatch:
     """Rows of several sequences in one batch."""
-    columns = [sum(column, ()) for column in zip(*(each[:4] for each in batches), strict=True)]
-    return TokenBatch(*columns, batches[0].phase)
+    return TokenBatch(
+        tokens=tuple(token for each in batches for token in each.tokens),
+        positions=tuple(position for each in batches for position in each.positions),
+        sequences=tuple(region for each in batches for region in each.sequences),
+        wants_logits=tuple(wants for each in batches for wants in each.wants_logits),
+        phase=batches[0].phase,
+    )
 
 
 def prompt(engine: Engine, tokens: Sequence[int], cuts: Sequence[int], region: int = 0) -> Rows:

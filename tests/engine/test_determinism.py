@@ -99,7 +99,7 @@ def groups_of(commands: list[Command]) -> Iterator[list[Command]]:
         yield commands[start:end]
 
 
-KIND = BatchKind(1, with_logits=True)
+KIND = BatchKind("decode", 1, 1)
 Reorder = Callable[[list[Command]], list[Command]]
 
 

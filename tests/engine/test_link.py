@@ -94,7 +94,7 @@ def test_the_programs_are_cut_by_that_speed(miss: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device: link)
     config = EngineConfig(ctx_size=32, expert_slots=2, miss=miss)
     with Engine(model_path("moe_plain"), config) as engine:
-        n_submits = len(engine._programs.recorded[BatchKind(1, True)].segments)
+        n_submits = len(engine._programs.recorded[BatchKind("decode", 1, 1)].segments)
         assert (n_submits == 1) == (miss == "gather")
 
 
@@ -109,13 +109,13 @@ def test_the_work_of_an_integrated_gpu_is_bounded_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Device, "__init__", integrated)
     path, config = model_path("moe_plain"), EngineConfig(ctx_size=32)
     with Engine(path, config) as engine:
-        assert len(engine._programs.recorded[BatchKind(1, True)].segments) == 1
+        assert len(engine._programs.recorded[BatchKind("decode", 1, 1)].segments) == 1
         wanted = engine.run_token(3, 0)
         weights = engine._programs._recorder.decoder.weights
         n_bytes = sum(part_bytes(weights, 1, [0] * engine.spec.n_layers))
     monkeypatch.setattr("vkmoe.placement.link.SHARED_BYTES_PER_SECOND", n_bytes / TARGET_S)
     with Engine(path, config) as engine:
-        assert len(engine._programs.recorded[BatchKind(1, True)].segments) > 1
+        assert len(engine._programs.recorded[BatchKind("decode", 1, 1)].segments) > 1
         found = engine.run_token(3, 0)
     assert found is not None and wanted is not None
     assert found.logits.tobytes() == wanted.logits.tobytes()

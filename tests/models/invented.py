@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tests.models.changed_specs import of_layers
+from vkmoe.batch import BatchKind
 from vkmoe.facts import (
     ON_DEVICE,
     AttentionSpec,
@@ -268,7 +269,7 @@ def token_program(
         weights = with_slots(weights, places, places, EXPERTS.n_used)
     workspace = Workspace(spec, tuning, kernels)
     decoder = Decoder(spec, tuning, weights, workspace, caches, mode)
-    program = decoder.token_program(with_logits)
+    program = decoder.program(BatchKind("decode", 1, int(with_logits)))
     decoder.close_program(program)
     return program
 

@@ -331,20 +331,20 @@ class _Recorder:
     def record(self, kind: BatchKind, known: Sequence[Segment] = ()) -> Recorded:
         """Record the program of a kind. `known` segments of the same commands are used again."""
         body = self.decoder.program(kind)
-        whole = self._dressed(body.name, body.commands, kind, outputs=self._outputs(kind))
+        whole = self._dressed(body.name, body.commands, kind, outputs=self.outputs(kind))
         parts, alone = self._parts(kind, body), kind.phase == "prompt"
         segments: list[Segment] = []
         place = 0  # in its submit; of one that stands alone, in the program
         for index, part in enumerate(parts):
             is_last = index + 1 == len(parts)
             ends_submit = part.then is not None or is_last
-            outputs = self._outputs(kind if is_last else kind._replace(n_logits=0))
+            outputs = self.outputs(kind if is_last else kind._replace(n_logits=0))
             name = f"{body.name} {index}" if len(parts) > 1 else body.name
             program = self._dressed(
                 name, part.commands, kind, place, alone, outputs if ends_submit else ()
             )
             piece = None if ends_submit else place
-            segments.append(self._segment(program, part.then, piece, known))
+            segments.append(self.segment(program, part.then, piece, known))
             place = 0 if ends_submit and not alone else place + 1
         return Recorded(whole, tuple(segments), alone)
 
@@ -356,7 +356,8 @@ class _Recorder:
             return cut_at_routers(body.commands)
         return cut_at_layers(body.commands, self.borders)
 
-    def _outputs(self, kind: BatchKind) -> tuple[Bound, ...]:
+    def outputs(self, kind: BatchKind) -> tuple[Bound, ...]:
+        """Return what the last part of a program puts out."""
         space = self.decoder.workspace
         log = space.log.part(0, space.routing_log(kind.n_rows).n_words)
         return (log, space.candidates.rows(kind.n_logits)) if kind.n_logits else (log,)
@@ -388,8 +389,12 @@ class _Recorder:
             self.io.copy_serial(program, place)
         return program
 
-    def _segment(
-        self, program: Program, then: Bring | None, piece: int | None, known: Sequence[Segment]
+    def segment(
+        self,
+        program: Program,
+        then: Bring | None = None,
+        piece: int | None = None,
+        known: Sequence[Segment] = (),
     ) -> Segment:
         """Record a program, or take the known segment that has the same commands."""
         for segment in known:
