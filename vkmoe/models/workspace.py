@@ -66,7 +66,7 @@ class RowSizes:
 
     @property
     def most(self) -> int:
-        return max(*self.decode, *self.prompt)
+        return max((*self.decode, *self.prompt))
 
 
 LOGIT_ROWS = (1, 2, 4, 8)  # rows of a batch that may want logits
