@@ -69,12 +69,10 @@ def test_keeping_leaves_the_results_as_they_are(runner: Runner, suffix: str) -> 
 
 
 def counting_spirv(name: str, folder: Path) -> bytes:
-    """The SPIR-V of a variant with COUNTING_STORES."""
-    shutil.copytree(SHADERS / "include", folder / "include", dirs_exist_ok=True)
-    (folder / "include" / "store.glsl").write_text(COUNTING_STORES)
+    """The SPIR-V of a variant with the includes of a folder; called in several threads."""
     variant = next(variant for variant in read_variants(SHADERS) if variant.name == name)
     defines = [f"-D{key}={value}" for key, value in variant.recipe()]
-    out = folder / f"{name}.spv"  # several are made at a time
+    out = folder / f"{name}.spv"
     command = [find_compiler(), "--quiet", "--target-env", TARGET_ENV, "-V", *defines]
     include, source = f"-I{folder / 'include'}", SHADERS / variant.source
     subprocess.run([*command, include, "-o", str(out), str(source)], check=True)
@@ -83,6 +81,9 @@ def counting_spirv(name: str, folder: Path) -> bytes:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kernels count their stores in place of storing."""
+    shutil.copytree(SHADERS / "include", tmp_path / "include")
+    (tmp_path / "include" / "store.glsl").write_text(COUNTING_STORES)
     monkeypatch.setattr(backend, "spirv_words", lambda name: counting_spirv(name, tmp_path))
 
 

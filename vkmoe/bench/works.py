@@ -58,7 +58,7 @@ class Work:
     what: str
     n_bytes: int
     check: Callable[[Runner], Checks]
-    role: str = ""  # of the matrix, as shapes.py has the types of a model file
+    role: str = ""  # of the matrix: of each role a model file has types of its own
     blocks: tuple[tuple[str, int], ...] = ()  # (type, columns) that must be whole blocks
 
     @property
