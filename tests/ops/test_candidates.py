@@ -13,7 +13,7 @@ from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, finish, list_words
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
 from vkmoe.selftest.inputs import PARAMS
-from vkmoe.selftest.logits import CandidatesCase, FinishCase
+from vkmoe.selftest.logits import CandidatesCase, FinishCase, PickCase
 
 CPU_TUNING = Tuning("blocks", 8, 1, False)
 GPU_TUNING = Tuning("lanes", 64, 4, True)
@@ -99,3 +99,10 @@ def test_a_barrier_stands_before_finish() -> None:
     )
     finish(program, PARAMS, TensorRef("log", 9))
     assert plan_barriers(program.commands)[-1]
+
+
+@pytest.mark.parametrize(("n_rows", "width"), [(2, 4), (33, 2048), (6, 260)])
+def test_rows_that_want_logits_are_picked_in_order(
+    runner: Runner, n_rows: int, width: int
+) -> None:
+    PickCase(CPU_TUNING, n_rows, width).run(runner).verify()

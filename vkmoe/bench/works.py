@@ -23,7 +23,7 @@ from vkmoe.selftest.attention import AttentionCase, LatentCase
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.families import FAMILIES
-from vkmoe.selftest.logits import CandidatesCase, RouterCase
+from vkmoe.selftest.logits import CandidatesCase, PickCase, RouterCase
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
@@ -358,6 +358,12 @@ def _candidates(setup: Setup) -> Iterator[Work]:
     yield Work(f"candidates of {n_vocab}", 4 * n_words, CandidatesCase(tuning, n_vocab).run)
 
 
+def _pick_rows(setup: Setup) -> Iterator[Work]:
+    width, n_rows = setup.shapes.width, 24  # of which 8 want logits
+    case = PickCase(setup.tuning, n_rows, width)
+    yield Work(f"8 of {n_rows} rows of {width}", 4 * 8 * width, case.run)
+
+
 def _gather(setup: Setup) -> Iterator[Work]:
     """Copy all used experts, as if they were missed; their three matrices are of one type."""
     shapes, n_used = setup.shapes, setup.shapes.router.n_used
@@ -423,6 +429,7 @@ WORKS: dict[str, Callable[[Setup], Iterator[Work]]] = {
     "rms_norm": _rms_norm,
     "candidates_partial": _candidates,
     "candidates_merge": _candidates,
+    "pick_rows": _pick_rows,
     "gather": _gather,
     "expert_tiles": _expert_tiles,
     "combine_rows": _combine_rows,

@@ -5,6 +5,7 @@ These are router_topk.comp, candidates_partial.comp, candidates_merge.comp and f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -147,6 +148,12 @@ def candidates_partial(logits: NDArray[np.float32], n_lists: int) -> list[TopLog
         part._replace(ids=part.ids + np.int32(start))
         for part, start in zip(parts, starts, strict=True)
     ]
+
+
+def pick_rows(x: NDArray[np.float32], wants_logits: Sequence[bool]) -> NDArray[np.float32]:
+    """Return the rows of x [n_rows, width] that want logits, in order."""
+    picked: NDArray[np.float32] = x[np.flatnonzero(wants_logits)]
+    return picked
 
 
 def finish(log: NDArray[np.uint32], serial: int) -> NDArray[np.uint32]:

@@ -31,7 +31,7 @@ from vkmoe.selftest.attention import (
 from vkmoe.selftest.comparison import Checks, KernelCase
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.inputs import WEIGHT_TYPES
-from vkmoe.selftest.logits import CandidatesCase, FinishCase, RouterCase, random_bias
+from vkmoe.selftest.logits import CandidatesCase, FinishCase, PickCase, RouterCase, random_bias
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
@@ -322,6 +322,10 @@ def _combine_rows(setting: Setting) -> Iterator[Trial]:
     yield _trial(*cases, timed=CombineCase(tuning, large, WIDTH))
 
 
+def _pick_rows(setting: Setting) -> Iterator[Trial]:
+    yield _trial(PickCase(setting.tuning, 17, 516), PickCase(setting.tuning, 2, 4))
+
+
 def _finish(setting: Setting) -> Iterator[Trial]:
     yield _trial(FinishCase((0xFFFFFFFF,)))
 
@@ -354,6 +358,7 @@ FAMILIES = {
     "candidates_merge": Family(_candidates, "nothing"),
     "expert_tiles": Family(_expert_tiles, "nothing"),
     "combine_rows": Family(_combine_rows, "nothing"),
+    "pick_rows": Family(_pick_rows, "nothing"),
     "finish": Family(_finish, "nothing"),
     "gather": Family(_gather, "nothing"),
     "read_words": Family(_read_words, "nothing"),

@@ -1,4 +1,4 @@
-"""Compares router_topk, both kernels of candidates, and finish with their twins.
+"""Compares router_topk, pick_rows, both kernels of candidates, and finish with their twins.
 
 Ids, addresses, logits and logs must be equal; weights and sums are within rounding.
 """
@@ -12,8 +12,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import TokenBatch
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.candidates import (
     CANDIDATE_WORDS,
     IDS_AT,
@@ -24,6 +26,7 @@ from vkmoe.ops.candidates import (
     finish,
     list_words,
     n_lists,
+    pick_rows,
 )
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.router import (
@@ -39,7 +42,7 @@ from vkmoe.reference import logits as twins
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.inputs import PARAMS, params_words
 
-__all__ = ["CandidatesCase", "FinishCase", "RouterCase", "random_bias"]
+__all__ = ["CandidatesCase", "FinishCase", "PickCase", "RouterCase", "random_bias"]
 
 N_LAYERS, LAYER = 3, 1
 WEIGHT_LIMIT = 2e-5  # of a weight: the exponential of a float32 driver
@@ -211,3 +214,35 @@ class FinishCase(KernelCase):
             for serial in self.serials
         ]
         return Prepared(program, (log,), rounds)
+
+
+@dataclass(frozen=True)
+class PickCase(KernelCase):
+    """Checks which rows of a batch pick_rows takes: every third one of `n_rows` wants logits."""
+
+    tuning: Tuning
+    n_rows: int
+    width: int
+
+    def prepare(self, runner: Runner) -> Prepared:
+        n_rows, width = self.n_rows, self.width
+        wants = tuple(row % 3 == 1 for row in range(n_rows))
+        zeros, n_picked = (0,) * n_rows, sum(wants)
+        x = TensorRef("x", n_rows * (width + 8), n_rows)
+        y = TensorRef("y", (n_picked + 1) * (width + 4), n_picked + 1)
+        params, program = TensorRef("params", param_words(n_rows)), Program("pick")
+        op = OpContext(program, self.tuning, "pick", n_rows=n_picked)
+        pick_rows(op, x, y, width, params)
+        rows = _normal(1, n_rows * (width + 8), seed=5).reshape(n_rows, -1)
+        words = np.zeros(params.n_words, np.uint32)
+        batch = TokenBatch(zeros, zeros, zeros, wants, "prompt")
+        pack_params(words.data, batch, 0, serial=1)
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            found = words[0].reshape(n_picked + 1, -1)
+            wanted = twins.pick_rows(rows[:, :width], wants)
+            checks.equal("picked rows", found[:-1, :width].view(np.float32), wanted)
+            checks.untouched("what is between rows", found[:-1, width:])
+            checks.untouched("the row behind them", found[-1])
+
+        return Prepared(program, (y,), [({x: rows.reshape(-1), params: words}, compare)])
