@@ -143,7 +143,7 @@ def test_without_a_command_the_help_appears(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("kernels", "--family", "matmul"), "--family: no matmul"),
+        (("kernels", "--family", "matvecs"), "--family: no matvecs"),
         (("kernels", "--type", "Q9_K"), "--type: no Q9_K"),
         (("kernels", "--model", "gpt-2"), "--model: no gpt-2"),
         (("kernels", "--repeats", "1"), "less than 2"),

@@ -98,7 +98,7 @@ def test_ctrl_c_keeps_what_is_finished(
     demo.forget()
 
     def interrupted(batch: TokenBatch) -> RunResult:
-        if batch.tokens == (1,) and batch.positions == (0,):
+        if batch.tokens[0] == 1 and batch.positions[0] == 0:
             raise KeyboardInterrupt
         return engine_run(batch)
 

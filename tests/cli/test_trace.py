@@ -104,12 +104,13 @@ def test_a_full_disk_is_one_error_that_names_the_trace(run: Run) -> None:
 def test_ctrl_c_leaves_what_was_recorded(
     run: Run, demo_llm: LLM, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt_at(demo_llm, 8, monkeypatch)
+    n_tokens = len(demo_llm.tokenizer.encode(PROMPT)) + 2
+    interrupt_at(demo_llm, n_tokens, monkeypatch)
     done = run("trace", *COMMON, "-o", str(path))
     assert done.code == 130
     assert "Traceback" not in done.err
-    assert f"routing of 8 tokens is in {path}" in done.err
-    assert (read_trace(path).n_tokens, read_trace(path).notes) == (8, ())
+    assert f"routing of {n_tokens} tokens is in {path}" in done.err
+    assert (read_trace(path).n_tokens, read_trace(path).notes) == (n_tokens, ())
 
 
 def interrupt_at(llm: LLM, position: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,11 @@ OTHERS = (
     "--kv-type",
     "--validation",
     "--tuning",
+    "--parallel",
+    "-np",
+    "--ubatch-size",
+    "-ub",
+    "--draft",
 )  # not about experts
 TEXT = (ROOT / "docs" / "expert-cache.md").read_text()
 

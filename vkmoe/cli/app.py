@@ -74,7 +74,6 @@ def tutorial(
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe perplexity model.gguf -f text.txt   how well does it predict a text
     vkmoe selftest                            does this device compute correctly, how fast
-    vkmoe bench kernels --quick               how far its speed is from what it could be
     vkmoe trace model.gguf -f prompt.txt      record which experts the tokens use
     vkmoe simulate trace.jsonl                what would a cache of experts do, and how large
     VKMOE_TEMP=0 vkmoe generate -p "x ="      every option is also a variable

@@ -6,7 +6,7 @@ between. Shaders: expert_tiles.comp, combine_rows.comp. Twins: vkmoe/reference/p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
@@ -110,9 +110,11 @@ class PairTiles:
 
 
 def clear_done(op: OpContext, tiles: PairTiles) -> None:
-    """Append done = 0: the experts of another layer, or of other rows, are next."""
-    dispatch = _dispatch(op, tiles, layer=0, clears=True)
-    op.append(replace(dispatch, reads=(), writes=(tiles.done.whole,)))
+    """Append done = 0: the experts of another layer, or of other rows, are next.
+
+    To the validation layer it reads and writes what `expert_tiles` does; so it says the same.
+    """
+    op.append(_dispatch(op, tiles, layer=0, clears=True))
 
 
 def expert_tiles(op: OpContext, tiles: PairTiles, layer: int, table: Range) -> None:
