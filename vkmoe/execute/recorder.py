@@ -167,7 +167,7 @@ class TokenPrograms(Closing):
             self.io = TokenIo(backend, space.params, space.log, space.candidates, n_pieces)
             cleanup.callback(self.io.close)
             self._views: dict[int, LogViews] = {}  # by the rows of a program
-            self._read: LogViews = self._log_views(1)  # of the last run's rows
+            self._read: LogViews = self._log_views(1, 1)  # of the last run's rows
             rows = self.io.view(space.candidates).reshape(space.candidates.n_rows, -1)
             self._candidates = [CandidatesReader(words, self._n_vocab) for words in rows]
             cleanup.callback(self._let_go)
@@ -192,9 +192,9 @@ class TokenPrograms(Closing):
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
         kind, n_rows = self._kind(batch), len(batch.tokens)
-        recorded, views = self.recording(kind), self._log_views(kind.n_rows)
+        recorded = self.recording(kind)
         self._submissions = []
-        self._read = LogViews(views.ids[:n_rows], views.filled[:n_rows])
+        self._read = self._log_views(kind.n_rows, n_rows)
         then: Bring | None = None
         for index, queue in enumerate(recorded.queues()):
             for act in self._actions(then, host):
@@ -258,12 +258,13 @@ class TokenPrograms(Closing):
         assert n_logits <= LOGIT_ROWS[-1], n_logits
         return BatchKind("prompt", size, next(n for n in (0, *LOGIT_ROWS) if n >= n_logits))
 
-    def _log_views(self, n_rows: int) -> LogViews:
-        """Return views of the log of a program with `n_rows` rows."""
+    def _log_views(self, n_rows: int, n_used: int) -> LogViews:
+        """Return views of the first rows of the log of a program with `n_rows` rows."""
         if n_rows not in self._views:
             log = self._space.routing_log(n_rows)
             self._views[n_rows] = log.views(self.io.view(log.tensor))
-        return self._views[n_rows]
+        ids, filled = self._views[n_rows]
+        return LogViews(ids[:n_used], filled[:n_used])
 
     # ----- reading -----
 
