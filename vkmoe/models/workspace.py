@@ -290,8 +290,8 @@ class KvCaches(Closing):
             self.close()
             raise
         self.addresses = tuple(
-            KvAddresses(*(place.address for place in places), n_regions=n_regions)
-            for places in self._places
+            KvAddresses(keys.address, values[0].address if values else 0, n_regions)
+            for keys, *values in self._places
         )
 
     def copy(self, source: int, target: int, n_positions: int) -> None:

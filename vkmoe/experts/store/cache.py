@@ -454,5 +454,8 @@ def _count_misses(keys: Keys, missed: Mask, n_experts: int) -> Keys:
     Both are [n_rows, n_layers, n_used].
     """
     if len(keys) == 1:
-        return missed[0].sum(axis=1)
-    return np.bincount(np.unique(keys[missed]) // n_experts, minlength=keys.shape[1])
+        counts: Keys = missed[0].sum(axis=1)
+    else:
+        distinct = np.unique(keys[missed]) // n_experts
+        counts = np.bincount(distinct, minlength=keys.shape[1])
+    return counts
