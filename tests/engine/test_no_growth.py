@@ -37,11 +37,11 @@ def test_two_hundred_tokens_leave_the_process_as_it_was(way: str) -> None:
             samples = list(soak(llm, N_TOKENS, N_SAMPLES))
             assert llm.engine.cache is not None
             counters = llm.engine.cache.counters
-            assert counters.n_evictions > N_TOKENS / 4
-            assert (counters.n_landed > N_TOKENS / 4) == (way == "pool")
+            assert counters.n_evictions > N_TOKENS / 6
+            assert (counters.n_landed > N_TOKENS / 6) == (way == "pool")
             pool = llm.engine.cache.pool
             assert (pool is not None) == (way == "pool")
-            assert pool is None or pool.counters.n_reads > N_TOKENS / 4
+            assert pool is None or pool.counters.n_reads > N_TOKENS / 6
     finally:
         tracemalloc.stop()
     assert samples[-1].n_threads - n_threads == THREADS[way]
