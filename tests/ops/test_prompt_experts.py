@@ -155,7 +155,7 @@ def _combined(
     ]
     program = Program("combine")
     shared = SharedRows(tensors[1], gated=True)
-    op = OpContext(program, GPU, "combine")
+    op = OpContext(program, GPU, "combine", n_rows=n_rows)
     combine_rows(op, rows.routed, tensors[2], tensors[0], width, shared)
     parts = (values[0], values[1], values[2:].swapaxes(0, 1))
     inputs = {rows.routed.tensor: rows.words(), rows.routed.params: rows.params()}
@@ -171,17 +171,17 @@ def _combined(
 def test_they_declare_what_they_touch() -> None:
     rows = RowsInUse(SHARED, 8, 8)
     tiles, program = PairTiles(rows.routed, 4), Program("experts")
-    op, table = OpContext(program, GPU), memory_range(4096, 2 * 8 * 60)
+    op, table = OpContext(program, GPU, n_rows=8), memory_range(4096, 2 * 8 * 60)
     clear_done(op.named("clear"), tiles)
     expert_tiles(op.named("sort"), tiles, 1, table)
     out, hidden = TensorRef("out", 8 * 4 * 20), TensorRef("hidden", 8 * 20 + 4)
     combine_rows(op.named("sum"), rows.routed, out, hidden, 20)
     clear, sort, total = program.dispatches()
-    assert clear.reads == () and clear.writes == (tiles.done.whole,)
     inputs = {rows.routed.tensor.whole, rows.routed.params.whole}
     assert set(sort.reads) == {*inputs, tiles.done.whole, table}
     outputs = {tiles.done.whole, tiles.tiles.whole, tiles.sorted_pairs.whole}
     assert set(sort.writes) == outputs
+    assert {*clear.reads, table} == set(sort.reads) and set(clear.writes) == outputs
     assert set(total.reads) == {*inputs, out.whole, hidden.words(0, 160)}
     assert total.writes == (hidden.words(0, 160),)
 
@@ -281,7 +281,8 @@ def test_experts_in_tiles_give_what_they_give_token_by_token(
     hidden_ref, out_ref = TensorRef("hidden", layer.x.size), TensorRef("out", expert_out.size)
     shared_ref, total = TensorRef("shared", layer.x.size), Program("sum")
     shared = SharedRows(shared_ref, gated=True)
-    combine_rows(OpContext(total, tuning), routed, out_ref, hidden_ref, layer.width, shared)
+    op = OpContext(total, tuning, n_rows=n_rows)
+    combine_rows(op, routed, out_ref, hidden_ref, layer.width, shared)
     floats = {
         **{hidden_ref: layer.hidden, out_ref: expert_out},
         shared_ref: layer.block(SHARED.n_experts, layer.x).astype(np.float32),

@@ -86,9 +86,8 @@ def test_every_launch_of_a_tuning_is_compared(
     for name in filter(None, (family, KEEPING.get(family))):
         cases = list(run_variant(Variant.parse(f"{name}.q8_0"), device, table, timed=False))
         assert all(case.ok for case in cases), cases
-        assert [case.name for case in cases] == [
-            f"{name}.q8_0", f"{name}.q8_0 in 64 x 4", f"{name}.q8_0 in 32 x 8"
-        ]  # fmt: skip
+        alone = [case.name for case in cases if "rows of a batch" not in case.name]
+        assert alone == [f"{name}.q8_0", f"{name}.q8_0 in 64 x 4", f"{name}.q8_0 in 32 x 8"]
         half = 2 if family == "expert_gate_up" else 1  # rows of both matrices
         wanted = {(name, 64, 2 // half), (name, 32, 8 // half), (name, 64, 4 // half)}
         assert wanted <= launches
@@ -157,8 +156,8 @@ def test_a_device_that_computes_nothing_is_found(
     """Nothing is timed then: such a device writes no timestamps either."""
     monkeypatch.setattr(backend.Backend, "run", lambda *_: None)
     chosen = Variant.parse(name + (own.dot_suffix if "." in name else ""))
-    (case,) = run_variant(chosen, device, own)
-    assert not case.ok and case.gigabytes_per_second is None
+    cases = list(run_variant(chosen, device, own))
+    assert cases and not any(case.ok or case.gigabytes_per_second for case in cases)
 
 
 def test_a_timestamp_that_was_not_written_is_an_error_to_act_on(device: Device) -> None:

@@ -51,5 +51,6 @@ def test_only_the_kernels_of_experts_require_a_size_of_subgroups() -> None:
 
 
 def test_a_name_has_what_a_pipeline_is_specialised_for() -> None:
-    pipeline = Pipeline("matvec", "matvec.q4_k", (64, 4, 16), 4, 80, 0)
-    assert pipeline.name == "matvec.q4_k workgroup_size=64 rows=4 loaded_words=16"
+    pipeline = Pipeline("matvec", "matvec.q4_k", (64, 4, 4, 1, 16), 4, 80, 0)
+    sizes = "workgroup_size=64 rows=4 walk_rows=4 columns=1 loaded_words=16"
+    assert pipeline.name == f"matvec.q4_k {sizes}"
