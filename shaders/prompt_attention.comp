@@ -7,8 +7,9 @@
 //           [N_HEADS] (null = none). Output: out f32, row r from word r*out_pitch on: [N_HEADS*VALUE_DIM].
 // Who       a column is a head of a row. A workgroup takes COLUMNS columns that share a kv head, rows in order, and walks the cache
 //           for all of them at once: see include/prompt_tile.glsl (GPUs) and prompt_lanes.glsl (CPU drivers).
-// Assumes   what rows see is finite. A column's sums are made in steps of absolute positions, each of which leaves alone a column
-//           that sees nothing of it: no other column, and no cut of the rows, has a say in its bits. Rows from n_rows on are inert.
+// Assumes   a column's sums are made in steps of absolute positions, each of which leaves alone a column that sees nothing of it:
+//           no other column, and no cut of the rows, has a say in its bits, nor has what is not finite where a row does not see
+//           it. Rows from n_rows on are inert.
 // Dispatch  (ceil(rows * N_HEADS / N_KV_HEADS / COLUMNS), N_KV_HEADS, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -60,12 +61,13 @@ const Positions NOTHING = Positions(1u, 0u);
 
 bool includes(Positions range, uint position) { return position >= range.first && position <= range.last; }
 
-// Rows first ... end - 1, which are of one sequence, and all that they see.
+// Rows first ... end - 1, which are of one sequence; all that they see, and what every column of the workgroup sees.
 struct Run {
     uint first;
     uint end;
     uint sequence;
     Positions seen;
+    Positions shared_seen;
 };
 
 uint first_column() { return gl_WorkGroupID.x * COLUMNS; }
@@ -85,13 +87,20 @@ Positions seen_in(Run run, uint column) {
     return row >= run.first && row < run.end ? seen_by(row) : NOTHING;
 }
 
+// Of `count` positions: false where some column may not see some of them, and 0 times what it does not see may be NaN.
+bool is_seen_by_all(Run run, uint first, uint count) {
+    return includes(run.shared_seen, first) && includes(run.shared_seen, first + count - 1u);
+}
+
 // The run that begins at a row of this workgroup.
 Run find_run(uint row, uint end_row) {
-    Run run = Run(row, row, params.rows[row].sequence, seen_by(row));
+    Run run = Run(row, row, params.rows[row].sequence, seen_by(row), seen_by(row));
     for (; run.end < end_row && params.rows[run.end].sequence == run.sequence; ++run.end) {
-        const Positions seen = seen_by(run.end);
+        const Positions seen = seen_by(run.end), both = run.shared_seen;
         run.seen = Positions(min(run.seen.first, seen.first), max(run.seen.last, seen.last));
+        run.shared_seen = Positions(max(both.first, seen.first), min(both.last, seen.last));
     }
+    if (row != column_row(0u) || run.end < end_row) run.shared_seen = NOTHING;
     return run;
 }
 

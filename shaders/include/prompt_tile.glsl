@@ -128,13 +128,17 @@ void add_value(uint c, float weight, vec4 low, vec4 high) {
     sums[c * 2u + 1u] = more_high;
 }
 
-void add_values(uvec2 values, Positions seen, uint block) {
+void fade_values() {
     [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
         const float fade = column_fade(value_column(c));
         precise const vec4 faded_low = sums[c * 2u] * fade, faded_high = sums[c * 2u + 1u] * fade;
         sums[c * 2u] = faded_low;
         sums[c * 2u + 1u] = faded_high;
     }
+}
+
+// With `masks`, positions that a column does not see add nothing to it, whatever lies there.
+void add_values(uvec2 values, Positions seen, uint block, const bool masks) {
     [[dont_unroll]] for (uint first = 0u; first < BLOCK; first += 4u) {
         vec4 weights[VALUE_COLUMNS];
         [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) weights[c] = stage[value_column(c) * CHUNK_STRIDE + first / 4u];
@@ -146,7 +150,10 @@ void add_values(uvec2 values, Positions seen, uint block) {
             }
             [[unroll]] for (uint i = 0u; i < STEP; ++i) {
                 const vec4 low = decode_low(raw[i]), high = decode_high(raw[i]);
-                [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) add_value(c, weights[c][step + i], low, high);
+                [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
+                    const bool sees = !masks || includes(column_seen[value_column(c)], block + first + step + i);
+                    if (sees) add_value(c, weights[c][step + i], low, high);
+                }
             }
         }
     }
@@ -161,7 +168,11 @@ void walk(Run run) {
         score_block(keys, run.seen, block);
         weigh_block(block);
         add_totals();
-        if (has_values()) add_values(values, run.seen, block);
+        if (has_values()) {
+            fade_values();
+            if (is_seen_by_all(run, block, BLOCK)) add_values(values, run.seen, block, false);
+            else add_values(values, run.seen, block, true);
+        }
         turn = 1u - turn;
     }
 }
