@@ -61,13 +61,12 @@ const Positions NOTHING = Positions(1u, 0u);
 
 bool includes(Positions range, uint position) { return position >= range.first && position <= range.last; }
 
-// Rows first ... end - 1, which are of one sequence; all that they see, and what every column of the workgroup sees.
+// Rows first ... end - 1, which are of one sequence, and all that they see.
 struct Run {
     uint first;
     uint end;
     uint sequence;
     Positions seen;
-    Positions shared_seen;
 };
 
 uint first_column() { return gl_WorkGroupID.x * COLUMNS; }
@@ -87,20 +86,13 @@ Positions seen_in(Run run, uint column) {
     return row >= run.first && row < run.end ? seen_by(row) : NOTHING;
 }
 
-// Of `count` positions: false where some column may not see some of them, and 0 times what it does not see may be NaN.
-bool is_seen_by_all(Run run, uint first, uint count) {
-    return includes(run.shared_seen, first) && includes(run.shared_seen, first + count - 1u);
-}
-
 // The run that begins at a row of this workgroup.
 Run find_run(uint row, uint end_row) {
-    Run run = Run(row, row, params.rows[row].sequence, seen_by(row), seen_by(row));
+    Run run = Run(row, row, params.rows[row].sequence, seen_by(row));
     for (; run.end < end_row && params.rows[run.end].sequence == run.sequence; ++run.end) {
-        const Positions seen = seen_by(run.end), both = run.shared_seen;
+        const Positions seen = seen_by(run.end);
         run.seen = Positions(min(run.seen.first, seen.first), max(run.seen.last, seen.last));
-        run.shared_seen = Positions(max(both.first, seen.first), min(both.last, seen.last));
     }
-    if (row != column_row(0u) || run.end < end_row) run.shared_seen = NOTHING;
     return run;
 }
 
