@@ -123,6 +123,7 @@ def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:
 
 
 def test_neighbours_change_no_bit_of_what_is_decoded(engine: Engine) -> None:
+    assert engine.max_decode_rows == 8
     tokens = tokens_of(engine.n_vocab)
     wanted = rows(engine, tokens[:9])
     for region in range(3):
