@@ -1,9 +1,11 @@
 // Computes  hidden[row] += sum over ranks of weight[row][rank] * expert_out[pair], pair = row * N_USED + rank, and if SHARED
 //           then hidden[row] += weight * shared_out[row], the weight being a word of the routing, or 1.
 // Inputs    expert_out f32 [n_rows * N_USED][4 * row_vec4s]; shared_out f32 [n_rows][4 * row_vec4s], read if SHARED; routing, of
-//           which words N_USED ... of each row_words are the row's weights; params; hidden f32 [n_rows][4 * row_vec4s].
+//           which the first words of each row_words are the row's N_USED ids, then their weights; params; hidden f32
+//           [n_rows][4 * row_vec4s]; done, by the id of an expert.
 // Who       an invocation takes four values of a row; ranks are summed in rising order, the sum is added to hidden.
-// Assumes   expert_out has what all pairs of rows below params.n_rows left there. Rows from there on are left as they are.
+// Assumes   expert_out has what all pairs of rows below params.n_rows left there: a pair whose expert is not done gives NaN, as
+//           old numbers would be taken for an answer. Rows from params.n_rows on are left as they are.
 // Dispatch  (ceil(row_vec4s / workgroup size), rows of the program, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -18,6 +20,7 @@ layout(set = 0, binding = 0, std430) readonly buffer ExpertOut { vec4 expert_out
 layout(set = 0, binding = 1, std430) readonly buffer SharedOut { vec4 shared_out4[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Routing { uint routing[]; };
 layout(set = 0, binding = 4, std430) buffer Hidden { vec4 hidden4[]; };
+layout(set = 0, binding = 5, std430) readonly buffer Done { uint done[]; };
 layout(push_constant, std430) uniform Push {
     uint row_vec4s;
     uint row_words;      // of `routing`
@@ -25,6 +28,7 @@ layout(push_constant, std430) uniform Push {
 };
 
 const uint NO_WORD = 0xFFFFFFFFu;
+const uint NOT_A_NUMBER = 0x7FC00000u;
 
 void main() {
     const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x;
@@ -32,7 +36,8 @@ void main() {
     const uint at = row * row_vec4s + i, first_word = row * row_words;
     precise vec4 sum = vec4(0.0);
     for (uint rank = 0u; rank < N_USED; ++rank) {
-        const float weight = uintBitsToFloat(routing[first_word + N_USED + rank]);
+        const bool is_done = done[routing[first_word + rank]] != 0u;
+        const float weight = uintBitsToFloat(is_done ? routing[first_word + N_USED + rank] : NOT_A_NUMBER);
         sum = fma(vec4(weight), expert_out4[(row * N_USED + rank) * row_vec4s + i], sum);
     }
     precise vec4 updated = hidden4[at] + sum;

@@ -7,8 +7,9 @@
 //           [N_HEADS] (null = none). Output: out f32, row r from word r*out_pitch on: [N_HEADS*VALUE_DIM].
 // Who       a column is a head of a row. A workgroup takes COLUMNS columns that share a kv head, rows in order, and walks the cache
 //           for all of them at once: see include/prompt_tile.glsl (GPUs) and prompt_lanes.glsl (CPU drivers).
-// Assumes   what rows see is finite. A column's sums are made in steps of absolute positions, each of which leaves alone a column
-//           that sees nothing of it: no other column, and no cut of the rows, has a say in its bits. Rows from n_rows on are inert.
+// Assumes   a column's sums are made in steps of absolute positions, each of which leaves alone a column that sees nothing of it:
+//           no other column, and no cut of the rows, has a say in its bits, nor has what is not finite where a row does not see
+//           it. Rows from n_rows on are inert.
 // Dispatch  (ceil(rows * N_HEADS / N_KV_HEADS / COLUMNS), N_KV_HEADS, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require

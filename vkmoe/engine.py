@@ -133,11 +133,12 @@ class Engine(Closing):
     def max_decode_rows(self) -> int:
         """Return the most rows of a batch to decode.
 
-        All experts that they may use in a layer must be in memory together.
+        All experts that they may use in a layer must be in memory together, where not all are.
         """
-        sizes, n_at_once = self.workspace.row_sizes["decode"], self._experts.n_at_once
-        n_used = self.spec.experts.n_used if self.spec.experts else 1
-        return max(1, min(sizes[-1], n_at_once // n_used))
+        most, experts = self.workspace.row_sizes["decode"][-1], self.spec.experts
+        if experts is None or self._experts.n_at_once >= experts.n_experts:
+            return most
+        return max(1, min(most, self._experts.n_at_once // experts.n_used))
 
     @property
     def max_logit_rows(self) -> int:

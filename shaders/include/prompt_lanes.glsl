@@ -70,15 +70,16 @@ void weigh_step(Positions seen, uint c, uint step, inout float scores[STEP][COLU
     }
 }
 
-void add_row(const RawUnit values[LANE_UNITS], const float weights[COLUMNS]) {
+// Adds to the columns that see the row.
+void add_row(const RawUnit values[LANE_UNITS], const float weights[COLUMNS], const bool sees[COLUMNS]) {
     [[unroll]] for (uint j = 0u; j < VALUE_LANE_UNITS; ++j) {
         const vec4 low = decode_low(values[j]), high = decode_high(values[j]);
         [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) {
             const uint at = (c * VALUE_LANE_UNITS + j) * 2u;
             precise const vec4 more_low = fma(vec4(weights[c]), low, sums[at]);
             precise const vec4 more_high = fma(vec4(weights[c]), high, sums[at + 1u]);
-            sums[at] = more_low;
-            sums[at + 1u] = more_high;
+            sums[at] = sees[c] ? more_low : sums[at];
+            sums[at + 1u] = sees[c] ? more_high : sums[at + 1u];
         }
     }
 }
@@ -97,7 +98,9 @@ void walk(Run run) {
         [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) weigh_step(seen[c], c, step, weights);
         [[unroll]] for (uint i = 0u; i < STEP; ++i) {
             if (!IS_LATENT) load_row(values, run.seen, step + i, rows[i]);
-            add_row(rows[i], weights[i]);
+            bool sees[COLUMNS];
+            [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) sees[c] = includes(seen[c], step + i);
+            add_row(rows[i], weights[i], sees);
         }
     }
 }

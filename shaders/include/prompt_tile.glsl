@@ -17,6 +17,7 @@ const uint VALUE_COLUMN_LANES = POWER < COLUMNS ? POWER : COLUMNS;
 const uint VALUE_COLUMNS = COLUMNS / VALUE_COLUMN_LANES;
 const uint STEP = 4u / UNIT_RAW; // positions whose values are loaded at once
 const float LOWEST = -3.0e38;
+const uint UNSEEN = 0x80000000u; // the bits of the weight of a position that a column does not see: -0
 
 shared vec4 stage[(COLUMNS + BLOCK) * CHUNK_STRIDE]; // of queries, then of keys; after that the weights [COLUMNS][CHUNK_STRIDE]
 shared vec4 scores[COLUMNS * CHUNK_STRIDE];          // [COLUMNS][BLOCK_VECTORS and a gap]; LOWEST where nothing is seen
@@ -103,7 +104,7 @@ void weigh_block(uint block) {
         for (uint key = first_key; key < BLOCK; key += TEAM) {
             const uint at = column * CHUNK_STRIDE + key / 4u;
             const bool sees = includes(column_seen[column], block + key);
-            stage[at][key % 4u] = sees ? exp(scores[at][key % 4u] - top) : 0.0;
+            stage[at][key % 4u] = sees ? exp(scores[at][key % 4u] - top) : uintBitsToFloat(UNSEEN);
         }
     }
     barrier();
@@ -128,13 +129,16 @@ void add_value(uint c, float weight, vec4 low, vec4 high) {
     sums[c * 2u + 1u] = more_high;
 }
 
-void add_values(uvec2 values, Positions seen, uint block) {
+void fade_values() {
     [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
         const float fade = column_fade(value_column(c));
         precise const vec4 faded_low = sums[c * 2u] * fade, faded_high = sums[c * 2u + 1u] * fade;
         sums[c * 2u] = faded_low;
         sums[c * 2u + 1u] = faded_high;
     }
+}
+
+void add_values(uvec2 values, Positions seen, uint block) {
     [[dont_unroll]] for (uint first = 0u; first < BLOCK; first += 4u) {
         vec4 weights[VALUE_COLUMNS];
         [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) weights[c] = stage[value_column(c) * CHUNK_STRIDE + first / 4u];
@@ -152,16 +156,43 @@ void add_values(uvec2 values, Positions seen, uint block) {
     }
 }
 
+// Says whether this lane's columns see the whole block; 0 times what they do not see may be NaN.
+bool see_whole(uint block) {
+    bool all_see = true;
+    [[dont_unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
+        const Positions column_sees = column_seen[value_column(c)];
+        all_see = all_see && includes(column_sees, block) && includes(column_sees, block + BLOCK - 1u);
+    }
+    return all_see;
+}
+
+// The same where a column does not see some position, whatever lies there; takes few registers rather than little time.
+void add_seen_values(uvec2 values, Positions seen, uint block) {
+    [[dont_unroll]] for (uint i = 0u; i < BLOCK; ++i) {
+        const uint position = clamp(block + i, seen.first, seen.last);
+        const RawUnit raw = load_unit(unit_address(values, kv_head(), position, value_unit()));
+        const vec4 low = decode_low(raw), high = decode_high(raw);
+        [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
+            const float weight = stage[value_column(c) * CHUNK_STRIDE + i / 4u][i % 4u];
+            if (floatBitsToUint(weight) != UNSEEN) add_value(c, weight, low, high);
+        }
+    }
+}
+
 void walk(Run run) {
     barrier(); // the run before has been walked
-    if (lane < COLUMNS) column_seen[lane] = is_inert(lane) ? NOTHING : seen_in(run, lane);
+    if (lane < COLUMNS) column_seen[lane] = is_inert(lane) ? run.seen : seen_in(run, lane); // what inert columns see is stored nowhere
     barrier();
     const uvec2 keys = region_address(k_cache, run.sequence), values = region_address(v_cache, run.sequence);
     for (uint block = run.seen.first / BLOCK * BLOCK; block <= run.seen.last; block += BLOCK) {
         score_block(keys, run.seen, block);
         weigh_block(block);
         add_totals();
-        if (has_values()) add_values(values, run.seen, block);
+        if (has_values()) {
+            fade_values();
+            if (see_whole(block)) add_values(values, run.seen, block);
+            else add_seen_values(values, run.seen, block);
+        }
         turn = 1u - turn;
     }
 }

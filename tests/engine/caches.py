@@ -16,9 +16,12 @@ from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertTracker
 from vkmoe.experts.store.copies import Uploader, Uploads
 
-__all__ = ["assert_same_bits", "recache", "rows"]
+__all__ = ["ROUNDING", "Rows", "assert_same_bits", "recache", "rows"]
 
 Rows = NDArray[np.float32]  # [n_tokens, n_vocab]
+# The largest difference of logits between rows of prompts and rows that are decoded, of the largest
+# logit, with caches in f16. docs/structure.md says what was seen.
+ROUNDING = 2e-3
 
 
 def rows(engine: Engine, tokens: Sequence[int]) -> Rows:

@@ -7,25 +7,35 @@ from each other by rounding alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from tests.engine.caches import Rows, assert_same_bits, rows
-from tests.engine.tiny import NAMES, mixed_model, model_path
+from tests.engine.caches import ROUNDING, Rows, assert_same_bits, rows
+from tests.engine.covers import Row, covering_rows
+from tests.engine.tiny import (
+    ONE_OF_EACH,
+    Tensor,
+    lengthened,
+    mixed_model,
+    model_path,
+    rewrite,
+)
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
+from vkmoe.models import open_model
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 
-N_TOKENS = 35
-# The largest difference of logits between the classes, of the largest logit. Both are compared with
-# transformers and llama.cpp besides.
-ROUNDING = 5e-4
+LENGTHS = (1, 2, 31, 32, 33, 257)  # of prompts
+N_TOKENS = LENGTHS[-1]
 
 
 def tokens_of(n_vocab: int, n_tokens: int = N_TOKENS) -> list[int]:
@@ -67,24 +77,37 @@ def prompt(engine: Engine, tokens: Sequence[int], cuts: Sequence[int], region: i
     return np.stack(found)
 
 
-@pytest.fixture(scope="module", params=["demo", *NAMES])
+@pytest.fixture(scope="module", params=["demo", *ONE_OF_EACH])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     path = demo_model_path() if request.param == "demo" else model_path(request.param)
-    config = EngineConfig(ctx_size=64, parallel=3, ubatch_size=40)
-    with Engine(path, config) as opened:
+    config = EngineConfig(ctx_size=N_TOKENS + 7, parallel=3, ubatch_size=160)
+    with Engine(lengthened(path, N_TOKENS + 7), config) as opened:
         yield opened
 
 
 def test_a_prompt_has_the_same_bits_however_it_is_cut(engine: Engine) -> None:
-    """And those of its rows run one by one, as rows of prompts; near those that are decoded."""
+    """And near those of its tokens as they are decoded one by one."""
     tokens = tokens_of(engine.n_vocab)
-    alone = prompt(engine, tokens, [1] * N_TOKENS)
-    for region, cuts in enumerate(([35], [2, 32, 1], [33, 2], [31, 3, 1])):
-        ends = np.cumsum(cuts) - 1
-        assert_same_bits(prompt(engine, tokens, cuts, region % 3), alone[ends])
+    wanted = prompt(engine, tokens, [1, 1, 29, 1, 1, 160, 64])[[0, 1, 2, 3, 4, 6]]
+    for n_tokens, ends in zip(LENGTHS, wanted, strict=True):
+        cuts = [160, 97] if n_tokens > 160 else [n_tokens]
+        assert_same_bits(prompt(engine, tokens, cuts, 1)[-1:], ends[None])
+    one_by_one = prompt(engine, tokens, [1] * 33, 2)
+    assert_same_bits(one_by_one[np.array(LENGTHS[:5]) - 1], wanted[:5])
     engine.rewind(0, 0)
-    decoded = rows(engine, tokens)
-    assert np.abs(alone - decoded).max() <= ROUNDING * np.abs(decoded).max()
+    decoded = rows(engine, tokens)[np.array(LENGTHS) - 1]
+    assert np.abs(wanted - decoded).max() <= ROUNDING * np.abs(decoded).max()
+
+
+def test_a_long_prompt_has_the_same_bits_however_it_is_cut() -> None:
+    """Of 1,500 tokens, which leave a window far behind."""
+    config = EngineConfig(ctx_size=1504, parallel=2, ubatch_size=512)
+    with Engine(lengthened(model_path("gptoss_odd"), 1504), config) as engine:
+        tokens = tokens_of(engine.n_vocab, 1500)
+        wanted = prompt(engine, tokens, [512, 512, 476])
+        for cuts in ([333, 179, 1, 511, 476], [512, 33, 479, 299, 177]):
+            found = prompt(engine, tokens, cuts, 1)
+            assert_same_bits(found[np.isin(np.cumsum(cuts), (512, 1024, 1500))], wanted)
 
 
 def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:
@@ -100,6 +123,7 @@ def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:
 
 
 def test_neighbours_change_no_bit_of_what_is_decoded(engine: Engine) -> None:
+    assert engine.max_decode_rows == 8
     tokens = tokens_of(engine.n_vocab)
     wanted = rows(engine, tokens[:9])
     for region in range(3):
@@ -134,16 +158,64 @@ def test_a_copied_region_goes_on_as_the_one_it_is_of(engine: Engine) -> None:
     assert_same_bits(engine.full_logits()[None], wanted[1:])
 
 
+# ----- routing -----
+
+
+def test_all_rows_may_choose_the_same_experts(tmp_path: Path) -> None:
+    """Their pairs fill tiles of two experts; the others have none."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name.endswith("ffn_gate_inp.bias"):
+                tensor.data.view(np.float32)[[0, 2]] += 1e3
+
+    path = rewrite(model_path("gptoss_plain"), tmp_path / "same.gguf", change)
+    with Engine(path, EngineConfig(ctx_size=128, parallel=2, ubatch_size=100)) as engine:
+        tokens = tokens_of(engine.n_vocab, 100)
+        result = engine.run(batch(tokens, 0, 100))
+        assert np.unique(result.routing).tolist() == [0, 2]
+        wanted = engine.full_logits()[None]
+        assert_same_bits(prompt(engine, tokens, [1, 31, 33, 35], 1)[-1:], wanted)
+        engine.rewind(1, 0)
+        engine.run(joined(batch(tokens, 0, 50, 1), batch(tokens[::-1], 0, 20, 0)))
+        engine.run(batch(tokens, 50, 50, 1))
+        assert_same_bits(engine.full_logits()[None], wanted)
+
+
+def test_an_expert_that_is_never_brought_gives_no_numbers(mixed: Path, least_pool: str) -> None:
+    """What lies in its place is another layer's: it must not pass for an answer."""
+    config = EngineConfig(ctx_size=64, expert_slots=1, host_pool=least_pool)
+    with Engine(mixed, config, checks=True) as engine:
+        tokens = tokens_of(engine.n_vocab, 32)
+        top = engine.run(batch(tokens, 0, 32)).top
+        assert top is not None and not top.has_nan
+        groups = engine._experts.groups
+        engine._experts.groups = lambda experts: groups(experts)[1:]  # type: ignore[method-assign]
+        top = engine.run(batch(tokens, 0, 32)).top
+        assert top is not None and top.has_nan
+
+
 # ----- placement -----
 
-PLACEMENTS: dict[str, dict[str, Any]] = {
-    "one slot, read": {"expert_slots": 1, "miss": "read"},
-    "one slot, gathered": {"expert_slots": 1, "miss": "gather"},
-    "kept as they are read": {"expert_slots": 2, "promote_on_read": True},
-    "stepped": {"executor": "stepped"},
-    "stepped, one slot": {"executor": "stepped", "expert_slots": 1},
-    "a pool smaller than a layer": {"expert_slots": 1, "host_pool": "least"},
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "executor": ("fused", "stepped"),
+    "slots": (8, 1, 4),
+    "miss": ("read", "gather"),
+    "promote": (False, True),
+    "pool": ("all", "half", "least"),
 }
+N_PROMPT, N_DECODED = 40, 6
+
+
+def possible(row: Row) -> bool:
+    """A small pool needs the stepped executor; where all experts have slots, none is missed."""
+    asked = dict(zip(FACTORS, row, strict=True))
+    if asked["slots"] == 8:
+        return bool((asked["miss"], asked["promote"], asked["pool"]) == ("read", False, "all"))
+    return bool(asked["executor"] == "stepped" or asked["pool"] == "all")
+
+
+PLACEMENTS = covering_rows([row for row in product(*FACTORS.values()) if possible(row)])
 
 
 @pytest.fixture(scope="module")
@@ -153,40 +225,70 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def resident(mixed: Path) -> tuple[Rows, Rows, str]:
-    """The logits of a prompt in two chunks, of what is then decoded, and the least host pool."""
-    with Engine(mixed, EngineConfig(ctx_size=64, parallel=2, ubatch_size=40)) as engine:
-        tokens, spec = tokens_of(engine.n_vocab), engine.spec.experts
-        assert spec is not None and engine.cache is None
-        spans = weight_bytes(engine.model.tensors).spans
-        layout = SlotLayout(engine.device.info, spans, spec.n_experts, spec.n_used)
-        return *both_classes(engine, tokens), str(layout.least_host_bytes)
+def resident(mixed: Path) -> tuple[Rows, int]:
+    """The logits of every row, alone and with all experts on the device; the bytes of those."""
+    with Engine(mixed, EngineConfig(ctx_size=64)) as engine:
+        tokens = tokens_of(engine.n_vocab)
+        found = prompt(engine, tokens, [1] * N_PROMPT)
+        for i in range(N_DECODED):
+            engine.run(batch(tokens, N_PROMPT + i, 1, 0, "decode"))
+            found = np.concatenate([found, engine.full_logits()[None]])
+        (line,) = (line for line in engine.plan.lines if line.item == "experts")
+        return found, line.n_bytes
 
 
-def both_classes(engine: Engine, tokens: Sequence[int]) -> tuple[Rows, Rows]:
-    """The logits of two chunks of a prompt; and of two sequences that are decoded from there on."""
-    found = prompt(engine, tokens, [20, 3])
-    engine.copy_region(0, 1, 23)
-    decoded = []
-    for i in range(6):
-        one, two = (batch(tokens, 23 + i, 1, region, "decode") for region in (0, 1))
-        engine.run(joined(one, two) if engine.max_decode_rows > 1 else one)
-        decoded.append(engine.full_logits())
-        if engine.max_decode_rows > 1:
-            assert_same_bits(engine.full_logits(1)[None], decoded[-1][None])
-    return found, np.stack(decoded)
+@pytest.fixture(scope="module")
+def least_pool(mixed: Path) -> str:
+    """The smallest pool, which does not hold the experts of a layer."""
+    with open_model(mixed) as model, Device() as device:
+        spans, spec = weight_bytes(model.tensors).spans, model.spec.experts
+        assert spec is not None
+        return str(SlotLayout(device.info, spans, spec.n_experts, spec.n_used).least_host_bytes)
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
-def test_placement_changes_no_bit_of_a_batch(
-    name: str, mixed: Path, resident: tuple[Rows, Rows, str]
+@pytest.mark.parametrize("row", PLACEMENTS, ids=["-".join(map(str, row)) for row in PLACEMENTS])
+def test_no_placement_cut_or_neighbour_changes_a_bit(
+    row: Row, mixed: Path, resident: tuple[Rows, int], least_pool: str
 ) -> None:
-    asked = dict(PLACEMENTS[name])
-    if "host_pool" in asked:
-        asked["host_pool"] = resident[2]
-    config = EngineConfig(ctx_size=64, parallel=2, ubatch_size=40, **asked)
+    asked = dict(zip(FACTORS, row, strict=True))
+    config = EngineConfig(
+        ctx_size=64,
+        parallel=3,
+        ubatch_size=40,
+        executor=asked["executor"],
+        expert_slots=asked["slots"],
+        miss=asked["miss"],
+        promote_on_read=asked["promote"],
+        host_pool={"half": str(resident[1] // 2), "least": least_pool}.get(asked["pool"]),
+    )
     with Engine(mixed, config, checks=True) as engine:
-        assert engine.plan.executor == ("stepped" if name[0] in "sa" else "fused")
-        found = both_classes(engine, tokens_of(engine.n_vocab))
-        for ours, wanted in zip(found, resident[:2], strict=True):
-            assert_same_bits(ours, wanted)
+        seed = PLACEMENTS.index(row)
+        positions, found = beside_others(engine, np.random.default_rng(seed))
+        assert_same_bits(found, resident[0][positions])
+        assert (engine.cache is None) == (asked["slots"] == 8)
+        assert engine.profiler is not None and (engine.profiler.counts[0] > 0).all(), "an expert"
+
+
+def beside_others(engine: Engine, rng: np.random.Generator) -> tuple[list[int], Rows]:
+    """The logits at some positions of a sequence, cut at random, with two others beside it."""
+    tokens, positions, found = tokens_of(engine.n_vocab), list[int](), list[NDArray[np.float32]]()
+    texts, ends = (tokens[::-1], tokens, tokens[::-2]), [0, 0, 0]
+
+    def run(regions: Sequence[int], counts: Sequence[int], phase: Phase) -> None:
+        parts = [batch(texts[region], ends[region], count, region, phase)
+                 for region, count in zip(regions, counts, strict=True)]  # fmt: skip
+        engine.run(joined(*parts))
+        for region, count in zip(regions, counts, strict=True):
+            ends[region] += count
+        found.append(engine.full_logits(regions.index(1)))
+        positions.append(ends[1] - 1)
+
+    while ends[1] < N_PROMPT:
+        others = [region for region in (0, 2) if ends[region] < N_PROMPT and rng.random() < 0.7]
+        regions = rng.permutation([1, *others]).tolist()
+        run(regions, [min(int(rng.integers(1, 14)), N_PROMPT - ends[i]) for i in regions], "prompt")
+    for _ in range(N_DECODED):
+        others = rng.permutation([0, 2])[: rng.integers(0, engine.max_decode_rows)].tolist()
+        regions = rng.permutation([1, *others]).tolist()
+        run(regions, [1] * len(regions), "decode")
+    return positions, np.stack(found)

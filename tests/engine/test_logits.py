@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.engine.caches import ROUNDING
 from tests.engine.tiny import FOLDER, NAMES, ONE_OF_EACH, architecture, expected, model_path
 from tools.make_demo_model import make as make_demo_model
+from vkmoe.batch import Phase, TokenBatch
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.llm import LLM, demo_model_path
@@ -20,6 +22,7 @@ from vkmoe.models import ARCHITECTURES
 from vkmoe.ops.tuning import Tuning
 
 Floats = NDArray[np.float32]
+PHASES: tuple[Phase, ...] = ("decode", "prompt")
 F32 = EngineConfig(kv_type="f32")
 # Seen: 2e-6. More is allowed, for drivers that sum in another order.
 TOLERANCE = 1e-4
@@ -27,14 +30,22 @@ TOLERANCE = 1e-4
 F16_TOLERANCE = 5e-3
 
 
-def run(engine: Engine, tokens: NDArray[np.int32]) -> tuple[Floats, NDArray[np.uint32]]:
-    """Logits [tokens, vocabulary] and routing [layers, tokens, used] of a sequence."""
+def run(
+    engine: Engine, tokens: NDArray[np.int32], phase: Phase = "decode"
+) -> tuple[Floats, NDArray[np.uint32]]:
+    """Logits [tokens, vocabulary] and routing [layers, tokens, used] of a sequence.
+
+    Token by token, or as a prompt in chunks of as many rows as may want logits.
+    """
     logits, routing = [], []
-    for position, token in enumerate(tokens):
-        engine.run_token(int(token), position)
-        logits.append(engine.full_logits())
-        routing.append(engine.routing())
-    return np.stack(logits), np.stack(routing, axis=1)
+    n_rows = engine.max_logit_rows if phase == "prompt" else 1
+    for first in range(0, len(tokens), n_rows):
+        rows = tuple(tokens[first : first + n_rows].tolist())
+        n = len(rows)
+        batch = TokenBatch(rows, tuple(range(first, first + n)), (0,) * n, (True,) * n, phase)
+        routing.append(engine.run(batch).routing)
+        logits += [engine.full_logits(index) for index in range(n)]
+    return np.stack(logits), np.concatenate(routing).swapaxes(0, 1)
 
 
 def error(found: Floats, wanted: Floats) -> float:
@@ -58,15 +69,16 @@ def test_tiny_models_agree_with_transformers(name: str, tuning: Tuning | None) -
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
     config = EngineConfig(kv_type="f32", ctx_size=ctx_size)
     with Engine(model_path(name), config, tuning=tuning) as engine:
-        logits, routing = run(engine, wanted["tokens"])
         assert engine.spec.architecture == architecture(name)
-    assert logits.shape == wanted["logits"].shape
-    assert error(logits, wanted["logits"]) <= TOLERANCE
-    if "router_ids" in wanted:
-        # The fixtures have no near-ties between chosen and left out, but the order may have.
-        np.testing.assert_array_equal(np.sort(routing), np.sort(wanted["router_ids"]))
-    else:
-        assert routing.size == 0
+        for phase in PHASES:
+            logits, routing = run(engine, wanted["tokens"], phase)
+            assert logits.shape == wanted["logits"].shape
+            assert error(logits, wanted["logits"]) <= TOLERANCE, phase
+            if "router_ids" in wanted:
+                # The fixtures have no near-ties of chosen and left out, but the order may have.
+                np.testing.assert_array_equal(np.sort(routing), np.sort(wanted["router_ids"]))
+            else:
+                assert routing.size == 0
 
 
 def test_every_kind_of_model_is_among_them() -> None:
@@ -85,8 +97,10 @@ def test_every_kind_of_model_is_among_them() -> None:
 def test_an_f16_cache_changes_little(name: str) -> None:
     wanted = expected(name)
     with Engine(model_path(name), EngineConfig(kv_type="f16")) as engine:
-        logits, _ = run(engine, wanted["tokens"])
-    assert 0 < error(logits, wanted["logits"]) <= F16_TOLERANCE
+        found = [run(engine, wanted["tokens"], phase)[0] for phase in PHASES]
+    for logits in found:
+        assert 0 < error(logits, wanted["logits"]) <= F16_TOLERANCE
+    assert error(found[1], found[0]) <= ROUNDING
 
 
 def test_the_largest_logits_are_those_of_the_full_row() -> None:
@@ -104,12 +118,15 @@ def test_the_largest_logits_are_those_of_the_full_row() -> None:
 
 
 @pytest.mark.shared
-def test_the_demo_model_in_f32_agrees_with_transformers(shared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_demo_model_in_f32_agrees_with_transformers(
+    phase: Phase, shared: Path, tmp_path: Path
+) -> None:
     make_demo_model(shared / "demo", tmp_path / "demo.gguf", "F32")
     wanted = load("demo_transformers.npz")
     n_tokens = len(wanted["source_full_ids"])
     with Engine(tmp_path / "demo.gguf", EngineConfig(kv_type="f32", ctx_size=n_tokens)) as engine:
-        logits, routing = run(engine, load("demo_heldout.npz")["tokens"][0, :n_tokens])
+        logits, routing = run(engine, load("demo_heldout.npz")["tokens"][0, :n_tokens], phase)
     at = np.take_along_axis(logits, wanted["source_full_ids"].astype(np.int64), axis=1)
     clear = wanted["source_router_margin"].min(axis=0) >= 1e-4  # [positions]
     assert clear.mean() > 0.9
@@ -125,18 +142,22 @@ def test_the_demo_model_in_f32_agrees_with_transformers(shared: Path, tmp_path: 
     np.testing.assert_array_equal(np.sort(routing)[:, clear], ids[:, clear])
 
 
-@pytest.fixture(scope="module")
-def heldout(demo: LLM) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+@pytest.fixture(scope="module", params=PHASES)
+def heldout(
+    demo: LLM, request: pytest.FixtureRequest
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Most likely tokens and NLL of the true next ones at the counted positions of two windows."""
     stored = load("demo_heldout.npz")
     first = int(stored["first"])
     best, nll = [], []
-    for window in stored["tokens"][:2].tolist():
-        for position, token in enumerate(window[:-1]):
-            top = demo.engine.run_token(token, position, with_logits=position >= first)
-            if top is not None:
-                best.append(int(top.ids[0]))
-                nll.append(top.log_sum_exp - float(demo.engine.full_logits()[window[position + 1]]))
+    for window in stored["tokens"][:2]:
+        logits, _ = run(demo.engine, window[:-1], request.param)
+        for row, following in zip(logits[first:], window[first + 1 :], strict=True):
+            wide = row.astype(np.float64)
+            best.append(int(row.argmax()))
+            nll.append(
+                float(np.log(np.exp(wide - wide.max()).sum()) + wide.max() - wide[following])
+            )
     return np.array(best), np.array(nll)
 
 

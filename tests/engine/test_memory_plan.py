@@ -25,6 +25,9 @@ CHOICES: dict[str, dict[str, Any]] = {
     "small pool, slots and landing": {"host_pool": "4MiB", "expert_slots": 8, "miss": "gather",
                                       "promote_on_read": True, "expert_copies": "overlap",
                                       "expert_predictor": "correlation"},
+    "four sequences": {"parallel": 4, "ubatch_size": 96},
+    "two with drafts and slots": {"parallel": 2, "draft": "lookup", "expert_slots": 8},
+    "drafts, small chunks": {"draft": "lookup", "ubatch_size": 8},
     "stepped, gathered, overlapped": {"executor": "stepped", "expert_slots": 8, "miss": "gather",
                                       "promote_on_read": False, "expert_copies": "overlap"},
 }  # fmt: skip
@@ -99,13 +102,15 @@ def check_lines(llm: LLM, asked: Asked) -> None:
 
 
 def generate(llm: LLM) -> None:
-    """Sampling from all logits, so that reading those back counts too."""
+    """Sampling from all logits, so that reading those back counts too; as many as there is room."""
     check(llm)
-    pieces = llm.stream("import os", max_tokens=N_TOKENS, ignore_eos=True, top_k=0, seed=1)
-    for _ in pieces:
+    prompts: list[list[int]] = [[1 + i, *[5, 6, 7] * 14] for i in range(llm.engine.n_regions)]
+    options: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "top_k": 0, "seed": 1}
+    n_tokens = 0
+    for _, piece in llm.stream_many(prompts, **options):
         check(llm)
-    assert llm.last_statistics is not None
-    assert llm.last_statistics.n_generated_tokens == N_TOKENS
+        n_tokens += piece.token_id >= 0
+    assert n_tokens == N_TOKENS * len(prompts)
 
 
 def check_work(llm: LLM) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, rows
+from tests.engine.covers import Row, covering_rows, pairs
 from tests.engine.tiny import mixed_model, model_path
 from tests.experts.rig import DelayedUploads
 from vkmoe.closing import Closing
@@ -42,7 +43,6 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "copies": ("waited for", "overlapped", "3 tokens late", "fail once", "always fail"),
 }
 NAMES = tuple(FACTORS)
-Row = tuple[Any, ...]
 
 
 def possible(row: Row) -> bool:
@@ -51,23 +51,7 @@ def possible(row: Row) -> bool:
     return bool(asked["executor"] == "stepped" or asked["pool"] == "all")
 
 
-def pairs(row: Row) -> set[tuple[int, Any, int, Any]]:
-    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
-
-
-def covering_rows() -> list[Row]:
-    """Few rows in which every possible pair of choices occurs; the same ones every time."""
-    everything = [row for row in product(*FACTORS.values()) if possible(row)]
-    left = set().union(*map(pairs, everything))
-    chosen: list[Row] = []
-    while left:
-        best = max(everything, key=lambda row: len(pairs(row) & left))
-        chosen.append(best)
-        left -= pairs(best)
-    return chosen
-
-
-ROWS = covering_rows()
+ROWS = covering_rows([row for row in product(*FACTORS.values()) if possible(row)])
 
 
 def test_every_possible_pair_occurs() -> None:

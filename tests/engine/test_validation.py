@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny import ONE_OF_EACH, model_path
-from vkmoe.engine import Engine
+from vkmoe.batch import BatchKind, Phase, TokenBatch
+from vkmoe.generate.loop import Generation
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
@@ -85,25 +86,63 @@ def test_a_generation_whose_experts_move_is_silent(how: str) -> None:
         assert llm.engine.device.validation_messages() == []
 
 
+# Two sequences: one whose prompt takes several chunks, and one that is decoded with guesses.
+MIXED: dict[str, tuple[str, dict[str, Any]]] = {
+    "latent": ("deepseek2_lite", {}),
+    "kept as they are read": ("moe_plain", {"expert_slots": 2, "promote_on_read": True}),
+    "gathered": ("qwen2moe_plain", {"expert_slots": 2, "miss": "gather"}),
+    "stepped": ("moe_plain", {"expert_slots": 2, "executor": "stepped"}),
+    "in groups": ("moe_plain", {"expert_slots": 1, "host_pool": "100KiB", "miss": "gather"}),
+}
+
+
+@pytest.mark.parametrize("how", MIXED)
+def test_a_mixed_run_is_silent(how: str) -> None:
+    """Chunks of a prompt, rows that are decoded, and guesses that are verified, in turns."""
+    name, options = MIXED[how]
+    own: dict[str, Any] = {"parallel": 2, "ubatch_size": 40, "draft": "lookup", **options}
+    with LLM(model_path(name), validation=True, ctx_size=128, **own) as llm:
+        scheduler, batches = llm.scheduler, list[TokenBatch]()
+        scheduler.after_run = lambda batch, result: batches.append(batch)
+        sampling: dict[str, Any] = {"max_tokens": 30, "temp": 0, "ignore_eos": True}
+        texts = [[5, 6, 7] * 14, [1 + i % 90 for i in range(90)]]
+        replies = []
+        for text in texts:
+            request = llm.request(text, **sampling)
+            replies.append(Generation(request, llm.tokenizer, llm.engine.ctx_size))
+            scheduler.submit(replies[-1])
+            while not replies[0].n_generated:
+                scheduler.step()
+        while scheduler.has_work:
+            scheduler.step()
+        first = next(i for i, batch in enumerate(batches) if batch.phase == "decode")
+        assert {"prompt", "decode"} == {batch.phase for batch in batches[first:]}, "no mixed run"
+        decoded = [batch for batch in batches if batch.phase == "decode"]
+        if how != "in groups":  # whose pool holds the experts of one row
+            assert any(len(set(batch.sequences)) == 2 for batch in decoded)
+            assert any(len(set(batch.sequences)) < len(batch.tokens) for batch in decoded)
+        assert all(generation.n_generated == 30 for generation in replies)
+        assert llm.engine.device.validation_messages() == []
+
+
+@pytest.mark.parametrize("phase", ["decode", "prompt"])
 @pytest.mark.parametrize("where", ["attention", "logits"])
-def test_a_missing_barrier_is_reported(where: str) -> None:
+def test_a_missing_barrier_is_reported(where: str, phase: Phase) -> None:
     """The positive control: without it, silence above would prove nothing."""
     with LLM(model_path("moe_plain"), validation=True, ctx_size=64) as llm:
         engine = llm.engine
-        program = engine.program()
+        engine.run(TokenBatch((1,), (0,), (0,), (True,), phase))  # leaves what can be run again
+        kind = BatchKind(phase, 32 if phase == "prompt" else 1, 1)
+        program = engine._programs.recorded[kind].program
         barriers = plan_barriers(program.commands)
-        engine.run_token(1, 0)  # leaves parameters that can be run again
         engine._backend.run(engine._backend.record(program, barriers))
         assert engine.device.validation_messages() == [], "the plan as it is"
-        index = next(i for i in needed_by_bound_tensors(program) if where in labels(engine)[i])
+        labels = [command.label for command in program.commands]
+        index = next(i for i in needed_by_bound_tensors(program) if where in labels[i])
         barriers[index] = False
         engine._backend.run(engine._backend.record(program, barriers))
         messages = engine.device.validation_messages()
         assert any("SYNC-HAZARD-READ-AFTER-WRITE" in message for message in messages)
-
-
-def labels(engine: Engine) -> list[str]:
-    return [command.label for command in engine.program().commands]
 
 
 def test_closing_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

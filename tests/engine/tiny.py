@@ -6,6 +6,7 @@ Owns how a model file is taken apart and written again. Does not own what its te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 
 from tools.quantise import quantise
 from vkmoe.gguf_file import open_gguf
-from vkmoe.models import ARCHITECTURES
+from vkmoe.models import ARCHITECTURES, ModelFile, open_model
 from vkmoe.quants.types import TYPES
 
 __all__ = ["FOLDER", "KINDS", "NAMES", "ONE_OF_EACH", "Tensor", "architecture", "expected",
-           "mixed_model", "model_path", "retyped", "rewrite", "with_metadata"]  # fmt: skip
+           "lengthened", "mixed_model", "model_path", "retyped", "rewrite",
+           "with_metadata"]  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 # What the first word of a fixture's name says.
@@ -71,6 +73,13 @@ def expected(name: str) -> dict[str, NDArray[Any]]:
     """What transformers computed: tokens, logits, router_ids, router_margin."""
     with np.load(FOLDER / f"{name}.npz") as stored:
         return dict(stored)
+
+
+def lengthened(path: Path, ctx_size: int) -> ModelFile:
+    """A model as if it were trained for contexts of at least this many tokens."""
+    opened = open_model(path)
+    length = max(ctx_size, opened.spec.context_length)
+    return replace(opened, spec=replace(opened.spec, context_length=length))
 
 
 def rewrite(source: Path, target: Path, change: Change, per_part: int = 0) -> Path:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.checker import conflict, unguarded
+from vkmoe.batch import BatchKind, Phase
+from vkmoe.choices import Executor
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import MEMORY, Command, Copy, Dispatch, Program, Range
 
@@ -106,6 +111,42 @@ def test_every_deleted_barrier_of_a_model_is_noticed(program: Program) -> None:
         mutant[index] = False
         found = unguarded(program.commands, mutant)
         assert any(second == index for _, second in found), program.commands[index]
+
+
+# With a shared expert; with latent attention and a dense layer; with windows and sinks.
+KINDS_OF_MODELS = ["qwen2moe_plain", "deepseek2_v3", "gptoss_odd"]
+KINDS_OF_BATCHES = [("decode", 1), ("decode", 2), ("decode", 8), ("prompt", 32)]
+
+
+@pytest.fixture(scope="module", params=KINDS_OF_MODELS)
+def recorder(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """What makes the recordings of a real, tiny model; experts may lie in slots and be gathered."""
+    options: dict[str, Any] = {"expert_slots": 2, "miss": "gather", "promote_on_read": True}
+    config = EngineConfig(ctx_size=64, parallel=2, ubatch_size=32, **options)
+    with Engine(MODELS / f"{request.param}.gguf", config) as engine:
+        yield engine._programs._recorder
+
+
+@pytest.mark.parametrize("executor", ["fused", "stepped"])
+@pytest.mark.parametrize("batch", KINDS_OF_BATCHES, ids=str)
+def test_every_deleted_barrier_is_noticed_in_programs_of_all_sizes(
+    recorder: Any, batch: tuple[Phase, int], executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In those of whole batches, and in each part that is submitted, with all that dresses it."""
+    monkeypatch.setattr(Backend, "record", lambda *arguments, **options: None)
+    phase, n_rows = batch
+    kind = BatchKind(phase, n_rows, n_rows if phase == "decode" else 1)
+    recorded = replace(recorder, executor=executor).record(kind)
+    parts = [segment.program for segment in recorded.segments]
+    assert len(parts) > 1 or (executor, phase) == ("fused", "decode")
+    for program in (recorded.program, *parts):
+        barriers = plan_barriers(program.commands)
+        assert unguarded(program.commands, barriers) == [], program
+        for index in [i for i, barrier in enumerate(barriers) if barrier]:
+            mutant = [*barriers]
+            mutant[index] = False
+            found = unguarded(program.commands, mutant)
+            assert any(second == index for _, second in found), program.commands[index]
 
 
 def test_what_a_model_reaches_by_address_is_declared(program: Program) -> None:

@@ -156,13 +156,34 @@ def _combined(
     program = Program("combine")
     shared = SharedRows(tensors[1], gated=True)
     op = OpContext(program, GPU, "combine", n_rows=n_rows)
-    combine_rows(op, rows.routed, tensors[2], tensors[0], width, shared)
+    tiles = PairTiles(rows.routed, 4)
+    combine_rows(op, tiles, tensors[2], tensors[0], width, shared)
     parts = (values[0], values[1], values[2:].swapaxes(0, 1))
     inputs = {rows.routed.tensor: rows.words(), rows.routed.params: rows.params()}
+    inputs[tiles.done] = np.ones(SHARED.n_experts, np.uint32)
     given = inputs | dict(zip(tensors, parts, strict=True))
     (found,) = runner.run(program, given, tensors[0])
     bits: NDArray[np.uint32] = found.reshape(n_rows, width)[place]
     return bits
+
+
+def test_rows_of_an_expert_that_is_not_done_are_no_numbers(runner: Runner) -> None:
+    """What lies in its place is from another layer: it must not pass for an answer."""
+    rows, width = RowsInUse(OLMOE, 9, 9), 64
+    tiles, program = PairTiles(rows.routed, 4), Program("combine")
+    hidden, out = TensorRef("hidden", 9 * width), TensorRef("out", rows.routed.n_pairs * width)
+    combine_rows(OpContext(program, CPU, "combine", n_rows=9), tiles, out, hidden, width)
+    missing = int(np.bincount(rows.chosen.ravel(), minlength=64).argsort()[-30])  # by some rows
+    inputs = {
+        **{rows.routed.tensor: rows.words(), rows.routed.params: rows.params()},
+        **{hidden: np.zeros((9, width), np.float32), out: np.ones(out.n_words, np.float32)},
+        tiles.done: (np.arange(OLMOE.n_experts) != missing).astype(np.uint32),
+    }
+    (words,) = runner.run(program, inputs, hidden)
+    affected = (rows.chosen == missing).any(axis=1)
+    assert 0 < affected.sum() < 9
+    is_nan = np.isnan(words.view(np.float32).reshape(9, width))
+    np.testing.assert_array_equal(is_nan, np.broadcast_to(affected[:, None], is_nan.shape))
 
 
 # ----- what they declare -----
@@ -171,18 +192,18 @@ def _combined(
 def test_they_declare_what_they_touch() -> None:
     rows = RowsInUse(SHARED, 8, 8)
     tiles, program = PairTiles(rows.routed, 4), Program("experts")
-    op, table = OpContext(program, GPU, n_rows=8), memory_range(4096, 2 * 8 * 60)
+    op, table = OpContext(program, GPU), memory_range(4096, 2 * 8 * 60)
     clear_done(op.named("clear"), tiles)
     expert_tiles(op.named("sort"), tiles, 1, table)
     out, hidden = TensorRef("out", 8 * 4 * 20), TensorRef("hidden", 8 * 20 + 4)
-    combine_rows(op.named("sum"), rows.routed, out, hidden, 20)
+    combine_rows(op.named("sum"), tiles, out, hidden, 20)
     clear, sort, total = program.dispatches()
+    assert tiles.done.whole in clear.writes and table not in clear.reads
     inputs = {rows.routed.tensor.whole, rows.routed.params.whole}
     assert set(sort.reads) == {*inputs, tiles.done.whole, table}
     outputs = {tiles.done.whole, tiles.tiles.whole, tiles.sorted_pairs.whole}
     assert set(sort.writes) == outputs
-    assert {*clear.reads, table} == set(sort.reads) and set(clear.writes) == outputs
-    assert set(total.reads) == {*inputs, out.whole, hidden.words(0, 160)}
+    assert set(total.reads) == {*inputs, tiles.done.whole, out.whole, hidden.words(0, 160)}
     assert total.writes == (hidden.words(0, 160),)
 
 
@@ -197,7 +218,7 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(rows, tensor=TensorRef("routing", (MAX_ROWS + 1) * rows.row_words))
     out, hidden = TensorRef("out", 64 * 32), TensorRef("hidden", 8 * 32)
     with pytest.raises(AssertionError, match="shared"):
-        combine_rows(op, rows, out, hidden, 32, SharedRows(hidden, gated=True))
+        combine_rows(op, PairTiles(rows, 4), out, hidden, 32, SharedRows(hidden, gated=True))
 
 
 # ----- a layer's experts -----
@@ -282,12 +303,12 @@ def test_experts_in_tiles_give_what_they_give_token_by_token(
     shared_ref, total = TensorRef("shared", layer.x.size), Program("sum")
     shared = SharedRows(shared_ref, gated=True)
     op = OpContext(total, tuning, n_rows=n_rows)
-    combine_rows(op, routed, out_ref, hidden_ref, layer.width, shared)
+    combine_rows(op, tiles, out_ref, hidden_ref, layer.width, shared)
     floats = {
         **{hidden_ref: layer.hidden, out_ref: expert_out},
         shared_ref: layer.block(SHARED.n_experts, layer.x).astype(np.float32),
     }
-    routing = {routed.tensor: rows.words(), routed.params: rows.params()}
+    routing = {routed.tensor: rows.words(), routed.params: rows.params(), tiles.done: done}
     (words,) = runner.run(total, {**routing, **floats}, hidden_ref)
     wanted = layer.token_by_token()
     found_rows = words.view(np.float32).reshape(wanted.shape)

@@ -95,7 +95,8 @@ class TokenIo:
 
         The pieces of a token have the same serial: what is left there would vouch for the next.
         """
-        zero = self._params.words(HEADER_WORDS - 1, 1)
+        # Not from the parameters on the device: this would have to wait for them.
+        zero = Range("host params", 4 * (HEADER_WORDS - 1), 4 * HEADER_WORDS)
         program.copy(zero, self._log.words(0, 1), "serial cleared")
 
     def copy_serial(self, program: Program, piece: int) -> None:

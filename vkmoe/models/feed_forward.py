@@ -93,9 +93,9 @@ class FeedForwardBlock:
         matrices = (layer.router, layer.shared_gate) if layer.shared_gate else (layer.router,)
         logits, bias = op.named("router"), layer.router_bias
         matmul(logits, matrices, x, row_parts(space.router_logits), rows, bias=bias)
+        clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
         shared = self._shared_rows(op, layer, activation)
         op.mark("choice")
-        clear_done(op.named("clear"), tiles)
         self._choose(op, layer, moe_layer, n_places=0)
         op.mark("routed")
         expert_tiles(op.named("tiles"), tiles, moe_layer, self.weights.expert_table)
@@ -107,7 +107,7 @@ class FeedForwardBlock:
         expert_matmul_down(op.named("down"), experts, space.act, prompt.expert_out)
         op.mark("combine")
         out, width = prompt.expert_out, self.spec.width
-        combine_rows(op.named("combine"), tiles.routed, out, space.hidden, width, shared)
+        combine_rows(op.named("combine"), tiles, out, space.hidden, width, shared)
 
     def _shared_rows(
         self, op: OpContext, layer: FeedForwardWeights, activation: Activation

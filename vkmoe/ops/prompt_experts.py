@@ -34,7 +34,7 @@ EXPERT_TILES = kernel(
 )
 COMBINE_ROWS = kernel(
     "combine_rows",
-    "r:expert_out r:shared_out r:routing r:params rw:hidden",
+    "r:expert_out r:shared_out r:routing r:params rw:hidden r:done",
     "u32:row_vec4s u32:row_words u32:weight_word",
     "workgroup_size n_used shared",
 )
@@ -157,7 +157,7 @@ class SharedRows(NamedTuple):
 
 def combine_rows(
     op: OpContext,
-    routed: RoutedRows,
+    tiles: PairTiles,
     expert_out: TensorRef,
     hidden: TensorRef,
     width: int,
@@ -166,9 +166,11 @@ def combine_rows(
     """Append hidden[row] += sum of weight * expert_out[pair] by rising rank, then the shared one's.
 
     expert_out is f32 [n_rows * n_used][width], hidden f32 [n_rows][width]; rows that are not in use
-    stay what they are. A shared expert's weight is 1 if it is not gated.
+    stay what they are, and one of whose experts some is not done becomes NaN. A shared expert's
+    weight is 1 if it is not gated.
     """
     assert width % 4 == 0, width
+    routed = tiles.routed
     gated = shared is not None and shared.gated
     assert not gated or routed.shape.shared_gate, "no weight is routed for the shared expert"
     row_vec4s = width // 4
@@ -188,6 +190,7 @@ def combine_rows(
                 # Without a shared expert the shader reads none, but something must be bound.
                 "shared_out": shared.tensor if shared else expert_out,
                 "hidden": hidden.part(0, routed.n_rows * width),
+                "done": tiles.done,
             },
             (-(-row_vec4s // _COMBINE_LANES), op.n_rows, 1),
             op.label,

@@ -161,7 +161,8 @@ class TilesCase(KernelCase):
 class CombineCase(KernelCase):
     """Checks hidden += the weighted sum of what experts gave, and of a shared one if it is there.
 
-    `shared` None: there is none; else whether its weight is routed.
+    `shared` None: there is none; else whether its weight is routed. Experts that no row in use
+    chose are not done.
     """
 
     tuning: Tuning
@@ -181,8 +182,12 @@ class CombineCase(KernelCase):
         program = Program("combine_rows")
         rows = None if self.shared is None else SharedRows(shared_ref, self.shared)
         op = OpContext(program, self.tuning, "combine", n_rows=n_rows)
-        combine_rows(op, routed, out_ref, hidden_ref, width, rows)
+        tiles = PairTiles(routed, columns=1)
+        combine_rows(op, tiles, out_ref, hidden_ref, width, rows)
+        done = np.zeros(tiles.done.n_words, np.uint32)
+        done[self.rows.chosen[: self.rows.n_used_rows]] = 1
         inputs = {
+            tiles.done: done,
             **{routed.tensor: self.rows.words(), routed.params: self.rows.params()},
             **{hidden_ref: hidden, out_ref: expert_out, shared_ref: shared},
         }
