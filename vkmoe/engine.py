@@ -169,6 +169,14 @@ class Engine(Closing):
         self._experts.after_token(result.routing, landed)
         return result
 
+    def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
+        """Return the largest logits of those rows of the last batch, a prompt's, that want any now.
+
+        `batch` is that batch but for the rows that want logits, whose bits are those of any run.
+        """
+        self._backend.settle()
+        return self._programs.run_head(batch, self._experts)
+
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token. Returns the largest logits, or None without logits."""
         return self.run(TokenBatch.one(token, position, with_logits)).top
