@@ -23,7 +23,7 @@ from bench.command import command_line, finish, run_main
 from bench.decode import LLAMA, ROOT, VKMOE
 from bench.worker import Worker, WorkerError
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.errors import VkmoeError
+from vkmoe.cli.options import read_source
 from vkmoe.generate.perplexity import Windows
 from vkmoe.llm import LLM, demo_model_path
 
@@ -34,13 +34,13 @@ def main() -> None:
     """Measure both sides, compare window by window."""
     parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, default=demo_model_path(), help="default: the demo")
-    parser.add_argument("-f", "--file", type=Path, help="the text (default: sources of vkmoe)")
+    parser.add_argument("-f", "--file", help="the text (default: sources of vkmoe)")
     parser.add_argument("--window", type=int, default=512, help="tokens (default: 512)")
     parser.add_argument(
         "--llama-python", required=True, help="an interpreter with llama-cpp-python"
     )
     options = parser.parse_args()
-    text = options.file.read_text() if options.file else _sources()
+    text = read_source("file", options.file) if options.file else _sources()
     windows = Windows(options.window)
     with LLM(options.model, device=options.device, ctx_size=options.window) as llm:
         card = describe(llm.device_info)
@@ -79,8 +79,6 @@ def _sources() -> str:
 
 def _rival(options: Any, text: str, n_tokens: int) -> Sequence[float]:
     """The mean of minus the logs of probabilities of each window, as llama.cpp finds it."""
-    if not options.model.is_file():
-        raise VkmoeError(f"{options.model} is not there", "name a GGUF file")
     script = str(ROOT / "bench" / "llama_cpp_worker.py")
     command = [options.llama_python, script, str(options.model.resolve()), "--all-logits"]
     environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": ""}
