@@ -40,7 +40,7 @@ def main() -> None:
         "--llama-python", required=True, help="an interpreter with llama-cpp-python"
     )
     options = parser.parse_args()
-    text = read_source("file", options.file) if options.file else _sources()
+    text = read_source("file", options.file, "text") if options.file else _sources()
     windows = Windows(options.window)
     with LLM(options.model, device=options.device, ctx_size=options.window) as llm:
         card = describe(llm.device_info)
