@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--llama-python", help="an interpreter with llama-cpp-python")
     parser.add_argument("--llama-lengths", type=_numbers, default=(32,), help="default: 32")
     options = parser.parse_args()
+    if options.llama_python and not set(options.llama_lengths) <= set(options.lengths):
+        parser.error(f"--llama-lengths: among {options.lengths}")
     info = choose_device(list_devices(), options.device)
     card = describe(info)
     print_card(card)
@@ -71,7 +73,10 @@ def main() -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(piece) for piece in text.split(","))
+    found = tuple(int(piece) for piece in text.split(","))
+    if min(found) < 1 or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError("different numbers from 1 on")
+    return found
 
 
 def _name(who: str, n_tokens: int) -> str:

@@ -41,7 +41,10 @@ def main() -> None:
     if not 2 <= options.tokens <= CONTEXT - N_PROMPT:
         parser.error(f"--tokens: from 2 to {CONTEXT - N_PROMPT}")
     n_most = max(options.together)
-    with LLM(options.model, device=options.device, ctx_size=CONTEXT, parallel=n_most) as llm:
+    draft = "lookup" if options.drafts else "none"  # or there are no programs of several rows
+    config: dict[str, Any] = {"device": options.device, "ctx_size": CONTEXT, "draft": draft}
+    with LLM(options.model, parallel=n_most, **config) as llm:
+        llm.scheduler = Scheduler(llm.runner)  # of all replies that are to have none
         card = describe(llm.device_info)
         print_card(card)
         text = llm.tokenizer.encode(prompt_text("code"))

@@ -76,6 +76,11 @@ class Worker(Closing):
         answer = self._ask({"do": "decode", "prompt": list(prompt), "tokens": n_tokens})
         return answer["tokens"], answer["seconds"]
 
+    def perplexity(self, text: Path, window: int) -> tuple[int, list[float]]:
+        """The tokens of a text, and the mean of minus the logs of probabilities of each window."""
+        answer = self._ask({"do": "perplexity", "text": str(text), "window": window})
+        return answer["tokens"], answer["means"]
+
     def log_lines(self, *words: str) -> list[str]:
         """Lines of the worker's stderr that hold one of the words."""
         self._log.seek(0)

@@ -166,9 +166,19 @@ class Engine(Closing):
         result = self._programs.run(batch, self._experts)
         if self._experts.overlap is not None:
             self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
-        landed = result.landed if self.plan.mode.promote and batch.phase == "decode" else None
-        self._experts.after_token(result.routing, landed)
+        decodes = batch.phase == "decode"
+        landed = result.landed if self.plan.mode.promote and decodes else None
+        n_decoded = len(set(batch.sequences)) if decodes else 0
+        self._experts.after_token(result.routing, landed, n_decoded)
         return result
+
+    def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
+        """Return the largest logits of those rows of the last batch, a prompt's, that want any now.
+
+        `batch` is that batch but for the rows that want logits, whose bits are those of any run.
+        """
+        self._backend.settle()
+        return self._programs.run_head(batch, self._experts)
 
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token. Returns the largest logits, or None without logits."""

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STUB = Path(__file__).resolve().parent / "stub"
+STUBBED = os.pathsep.join([str(STUB), str(ROOT), os.environ.get("PYTHONPATH", "")])
 CARD = {"device", "driver", "os", "cpu", "cores", "vkmoe", "commit", "load_average", "command"}
 TINY = ["--preset", "tiny", "--layers", "1"]
 
@@ -56,9 +57,8 @@ def test_decode_alone(cache: list[str]) -> None:
 
 def test_decode_beside_llama_cpp(cache: list[str]) -> None:
     """The whole protocol, against vkmoe itself behind llama-cpp-python's names."""
-    path = os.pathsep.join([str(STUB), str(ROOT)])
     rival = [*TINY, *cache, "--tokens", "2", "--llama-python", sys.executable]
-    results = document("decode", *rival, PYTHONPATH=path)["results"]
+    results = document("decode", *rival, PYTHONPATH=STUBBED)["results"]
     assert results["checks"]["logits_correlation"] == pytest.approx(1)
     assert results["checks"]["same_greedy_tokens"] == 3
     assert {name: len(values) for name, values in results["values"].items()} == {
@@ -69,9 +69,8 @@ def test_decode_beside_llama_cpp(cache: list[str]) -> None:
 
 
 def test_decode_refuses_to_compare_other_models(cache: list[str]) -> None:
-    path = os.pathsep.join([str(STUB), str(ROOT)])
     rival = [*TINY, *cache, "--tokens", "2", "--llama-python", sys.executable]
-    done = run("decode", *rival, PYTHONPATH=path, STUB_WRONG_LOGITS="1")
+    done = run("decode", *rival, PYTHONPATH=STUBBED, STUB_WRONG_LOGITS="1")
     assert done.returncode == 1 and "different models" in done.stderr
     assert "Traceback" not in done.stderr and "ratio" not in done.stdout
 
@@ -138,14 +137,74 @@ def test_coverage_refuses_shares_that_are_none() -> None:
 
 
 def test_replies() -> None:
-    """One reply, with and without drafts; both give one text."""
-    few = ["--together", "1", "--drafts", "--tokens", "3", "--repeats", "1"]
+    """One reply, with and without drafts, some of which are right; both give one text."""
+    few = ["--together", "1", "--drafts", "--tokens", "48", "--repeats", "1"]
     results = document("replies", *few)["results"]
     assert positive(results["rows"])
     assert [row["what"] for row in results["rows"]] == ["one", "one, drafts"]
+    assert float(results["rows"][1]["note"].split()[0]) > 0.5, "accepted a step"
     assert results["ratios"] == {}
 
 
 def test_replies_refuses_numbers_that_are_none() -> None:
     done = run("replies", "--together", "2,0")
     assert done.returncode == 2 and "from 1 on" in done.stderr
+
+
+def test_prompt(cache: list[str]) -> None:
+    """Two lengths in turns with decoding, and one beside the rival."""
+    few = [*TINY, *cache, "--lengths", "3,40", "--llama-lengths", "40"]
+    rival = ["--llama-python", sys.executable]
+    results = document("prompt", *few, *rival, PYTHONPATH=STUBBED)["results"]
+    assert positive(results["rows"])
+    names = ["vkmoe prompt 3", "vkmoe prompt 40", "vkmoe decode", "llama.cpp prompt 40"]
+    assert [row["what"] for row in results["rows"]] == names
+    assert {name: len(values) for name, values in results["values"].items()} == dict.fromkeys(
+        names, 5
+    )
+    assert set(results["ratios"]) == {
+        "vkmoe prompt 3 / vkmoe decode",
+        "vkmoe prompt 40 / vkmoe decode",
+        "vkmoe prompt 40 / llama.cpp prompt 40",
+    }
+
+
+def test_prompt_refuses_to_compare_other_models(cache: list[str]) -> None:
+    rival = [*TINY, *cache, "--lengths", "3", "--llama-lengths", "3"]
+    rival += ["--llama-python", sys.executable]
+    done = run("prompt", *rival, PYTHONPATH=STUBBED, STUB_WRONG_LOGITS="1")
+    assert done.returncode == 1 and "different models" in done.stderr
+    assert "Traceback" not in done.stderr and "prompt 3 /" not in done.stdout
+
+
+@pytest.mark.parametrize("lengths", ["", "0", "3,x"])
+def test_prompt_refuses_lengths_that_are_none(lengths: str) -> None:
+    done = run("prompt", "--lengths", lengths)
+    assert done.returncode == 2 and "--lengths" in done.stderr
+
+
+def test_prompt_refuses_lengths_of_the_rival_alone(cache: list[str]) -> None:
+    options = ["--lengths", "3", "--llama-lengths", "4", "--llama-python", sys.executable]
+    done = run("prompt", *TINY, *cache, *options)
+    assert done.returncode == 2 and "--llama-lengths" in done.stderr
+
+
+def test_perplexity(tmp_path: Path) -> None:
+    """Against vkmoe itself token by token; prompts differ from that by rounding."""
+    text = tmp_path / "text.py"
+    text.write_text("for line in lines:\n    found.append(line)\n" * 9)
+    few = ["--llama-python", sys.executable, "-f", str(text), "--window", "24"]
+    results = document("perplexity", *few, PYTHONPATH=STUBBED)["results"]
+    assert results["n_windows"] > 2 and results["n_tokens"] == 11 * results["n_windows"]
+    assert results["ratio"] == pytest.approx(1, abs=1e-3) and results["within_limit"]
+    assert results["perplexity"]["vkmoe"] == pytest.approx(
+        results["perplexity"]["llama.cpp"] * results["ratio"]
+    )
+    other = run("perplexity", *few, PYTHONPATH=STUBBED, STUB_OTHER_TOKENS="1")
+    assert other.returncode == 1 and "tokens here" in other.stderr
+    assert "Traceback" not in other.stderr and "ratio" not in other.stdout
+
+
+def test_perplexity_names_a_text_that_is_not_there() -> None:
+    done = run("perplexity", "--llama-python", sys.executable, "-f", "/nowhere")
+    assert done.returncode == 1 and "/nowhere" in done.stderr and "Traceback" not in done.stderr

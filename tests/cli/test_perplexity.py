@@ -62,7 +62,8 @@ def test_without_a_context_a_window_is_the_model_s_or_512(run: Run, text: Path) 
     ("arguments", "code", "message"),
     [
         ((), 2, "no text given"),
-        (("-f", "/nowhere"), 1, "/nowhere cannot be read"),
+        (("-f", "/nowhere"), 1, "the text file /nowhere cannot be read"),
+        (("-f", "/dev/null"), 1, "the text is empty"),
         (("-f", "TEXT", "-c", "2"), 2, "a window of 2 tokens predicts none"),
         (("-f", "TEXT", "-c", "24", "--stride", "24"), 2, "--stride 24 does not fit"),
         (("-f", "TEXT", "--stride", "0"), 2, "--stride"),

@@ -239,3 +239,18 @@ def test_the_first_error_stays_the_error(tmp_path: Path, caplog: pytest.LogCaptu
     errors = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.ERROR]
     assert len(errors) == 2 and all("could not be written" in error for error in errors)
     assert native.live_objects() == before
+
+
+def test_what_neighbours_cost_is_in_the_statistics(stats: Path) -> None:
+    """Tokens that are decoded count by the sequences of their batches; those of prompts do not."""
+    with opened("cache", stats, parallel=2) as llm:
+        generate(llm)
+        llm.generate([PROMPT, PROMPT[:3]], max_tokens=N_TOKENS, **GREEDY)
+    found = document(stats)["decoded_together"]
+    n_uses = (N_TOKENS - 1) * 2 * 2  # in two layers
+    assert [(each["n_sequences"], each["n_uses"]) for each in found] == [
+        (1, n_uses),
+        (2, 2 * n_uses),
+    ]
+    assert all(0 < each["hit_rate"] == each["n_hits"] / each["n_uses"] <= 1 for each in found)
+    assert "  2 sequences decoded together: " in stats.read_text()

@@ -37,6 +37,7 @@ class FakeModel:
         self.rows_alike, self._habit, self._stops_at = rows_alike, habit, stops_at
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []
+        self.heads: list[TokenBatch] = []  # batches of which the head ran again
         self.n_copied = 0
         self._logits: list[NDArray[np.float32]] = []
 
@@ -52,8 +53,21 @@ class FakeModel:
             rows.append(hash((rows[-1] if rows else 0, token, kind)))
             if wants:
                 self._logits.append(self._logits_after(rows[-1], token))
+        self._prompt = (batch, [self.rows[region][position] for position, region in
+                                zip(batch.positions, batch.sequences, strict=True)])  # fmt: skip
         routing = np.zeros((len(batch.tokens), 0, 0), np.uint32)
         return RunResult(routing, None, tuple(map(_top, self._logits)))
+
+    def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
+        last, rows = self._prompt
+        assert last.phase == "prompt" and last._replace(wants_logits=()) == batch._replace(
+            wants_logits=()
+        ), "another batch"
+        assert 0 < sum(batch.wants_logits) <= self.max_logit_rows, batch
+        self.heads.append(batch)
+        found = zip(rows, batch.tokens, batch.wants_logits, strict=True)
+        self._logits = [self._logits_after(row, token) for row, token, wants in found if wants]
+        return tuple(map(_top, self._logits))
 
     def full_logits(self, index: int) -> NDArray[np.float32]:
         return self._logits[index]

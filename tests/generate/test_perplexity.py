@@ -75,13 +75,22 @@ def test_the_error_is_that_of_the_mean() -> None:
     assert last.standard_error == pytest.approx(math.exp(np.mean(found)) * error)
 
 
-def test_rows_with_logits_are_few_in_a_batch_and_others_many() -> None:
+def test_a_chunk_runs_once_and_its_head_for_a_few_rows_at_a_time() -> None:
     model = FakeModel(1, ctx_size=200, max_decode_rows=8, prompt_rows=40)
     rows = list(run_tokens(model, Regions(model), TEXT[:100], 70, "prompt"))
     assert [row.position for row in rows] == list(range(70, 100))
-    sizes = [len(batch.tokens) for batch in model.batches]
-    assert sizes == [40, 30, 8, 8, 8, 6]
+    wanted = [(len(batch.tokens), sum(batch.wants_logits)) for batch in model.batches]
+    assert wanted == [(40, 0), (40, 8), (20, 8)]
+    assert [sum(batch.wants_logits) for batch in model.heads] == [2, 8, 4]
     assert {batch.phase for batch in model.batches} == {"prompt"}
+
+
+def test_rows_to_decode_want_logits_all_or_none() -> None:
+    model = FakeModel(1, ctx_size=200, max_decode_rows=8)
+    rows = list(run_tokens(model, Regions(model), TEXT[:30], 13, "decode"))
+    assert [row.position for row in rows] == list(range(13, 30))
+    wanted = [(len(batch.tokens), sum(batch.wants_logits)) for batch in model.batches]
+    assert wanted == [(8, 0), (5, 0), (8, 8), (8, 8), (1, 1)] and not model.heads
 
 
 def test_likely_tokens_need_no_full_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,8 +272,8 @@ def prompt_source(context: typer.Context, **given: str | None) -> tuple[str, str
     return name, value
 
 
-def read_source(name: str, value: str) -> str:
-    """Read a prompt from what `prompt_source` chose. Raises PromptError."""
+def read_source(name: str, value: str, what: str = "prompt") -> str:
+    """Read a prompt, or `what` it is, from what `prompt_source` chose. Raises PromptError."""
     if name == "prompt":
         data = os.fsencode(value)
     elif value == "-":
@@ -283,10 +283,10 @@ def read_source(name: str, value: str) -> str:
             data = Path(value).read_bytes()
         except OSError as error:
             raise PromptError(
-                f"the prompt file {value} cannot be read: {error.strerror}"
+                f"the {what} file {value} cannot be read: {error.strerror}"
             ) from error
     if not data:
-        raise PromptError("the prompt is empty", "give at least one character")
+        raise PromptError(f"the {what} is empty", "give at least one character")
     return data.decode("utf-8", "replace")
 
 

@@ -19,7 +19,7 @@ from vkmoe.cli.options import (
     chosen_model,
     config_options,
     option,
-    read_prompt,
+    read_source,
 )
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
@@ -74,7 +74,7 @@ def perplexity(
     chosen = chosen_model(context, positional, model)
     if file is None:
         raise UsageError("no text given", "name a file of text: -f FILE")
-    text = read_prompt(context, None, file, stdin=False)
+    text = read_source("file", file, "text")
     if engine.ctx_size is not None:
         Windows(engine.ctx_size, stride)  # complains before the model is opened
     with open_model(chosen if chosen is not None else demo_model_path()) as opened_file:
@@ -88,13 +88,15 @@ def perplexity(
 
 def _measure(llm: LLM, text: str, windows: Windows, as_json: bool, quiet: bool) -> None:
     """Print the perplexity of a text, and on stderr now and then what is known until then."""
-    began = last_note = time.perf_counter()
+    began = last_note = last_end = time.perf_counter()
     estimate: Estimate | None = None
     for estimate in llm.perplexity(text, windows):
         now = time.perf_counter()
+        # Of the last one alone: the first ones take longer, while programs are recorded.
+        window_seconds, last_end = now - last_end, now
         if not quiet and now - last_note >= NOTE_SECONDS:
-            last_note, per_window = now, (now - began) / estimate.n_windows
-            left = (estimate.n_planned - estimate.n_windows) * per_window
+            last_note = now
+            left = (estimate.n_planned - estimate.n_windows) * window_seconds
             done = f"window {estimate.n_windows} of {estimate.n_planned}"
             note(f"{done}: perplexity {_shown(estimate)}, {left:.0f} s left")
     assert estimate is not None, "a text has a window or is refused"

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import BatchKind, RunResult, TokenBatch
+from vkmoe.batch import BatchKind, RunResult, TokenBatch, TopLogits
 from vkmoe.choices import Executor
 from vkmoe.closing import Closing
 from vkmoe.execute.segments import (
@@ -205,8 +205,26 @@ class TokenPrograms(Closing):
             then = queue[-1].then
         if batch.phase == "prompt" and n_rows == kind.n_rows:
             self._fit_chunks(kind.n_rows, recorded)
-        tops = tuple(reader.read() for reader in self._candidates[: sum(batch.wants_logits)])
-        return RunResult(self.routing(), self.filled() if self._lands else None, tops)
+        return RunResult(
+            self.routing(), self.filled() if self._lands else None, self._tops(kind, batch)
+        )
+
+    def run_head(self, batch: TokenBatch, host: HostActions) -> tuple[TopLogits, ...]:
+        """Return the largest logits of rows that want them now: those of the last batch, a prompt.
+
+        Its rows left their state, which the head alone reads. Raises GpuErrors.
+        """
+        kind = self._kind(batch)
+        assert kind.phase == "prompt" and kind.n_logits, kind
+        self.io.send(batch, host.begin(True))
+        self._run(self.recording(kind).submits[-1:])
+        host.end()
+        return self._tops(kind, batch)
+
+    def _tops(self, kind: BatchKind, batch: TokenBatch) -> tuple[TopLogits, ...]:
+        n_tops = sum(batch.wants_logits)
+        assert n_tops <= kind.n_logits, (n_tops, kind)
+        return tuple(reader.read() for reader in self._candidates[:n_tops])
 
     def _run(self, queue: Sequence[_Submit]) -> None:
         started = time.perf_counter_ns()

@@ -62,8 +62,8 @@ def cut_at_routers(commands: Sequence[Command]) -> list[Part]:
 def cut_prompt_at_routers(commands: Sequence[Command]) -> list[Part]:
     """Cut the commands of a prompt behind each choice, and behind the experts it is about.
 
-    2 * n_moe_layers + 1 parts. The part of the experts ("routed") does those that are available and
-    have not been done, so it can run again when others are.
+    2 * n_moe_layers + 1 parts, and the head. The part of the experts ("routed") does those that are
+    available and have not been done, so it can run again when others are; the head, for other rows.
     """
     roles = [command.mark.role for command in commands]
     choices = [i + 1 for i, role in enumerate(roles) if role == "choice" != _next(roles, i)]
@@ -73,7 +73,9 @@ def cut_prompt_at_routers(commands: Sequence[Command]) -> list[Part]:
         parts += [Part(list(commands[start:choice]), Bring(layer, in_groups=True))]
         parts += [Part(list(commands[choice:end]), None)]
         start = end
-    return [*parts, Part(list(commands[start:]))]
+    head = roles.index("head") if "head" in roles else len(roles)
+    rest = (commands[start:head], commands[head:])
+    return [*parts, *(Part(list(part)) for part in rest if part)]
 
 
 def _next(roles: Sequence[str], index: int) -> str:

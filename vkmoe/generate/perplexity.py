@@ -62,30 +62,41 @@ def run_tokens(
     try:
         start = regions.keep(region, ())
         while start < len(tokens):
-            wants = start >= first
-            n_rows = runner.max_decode_rows
-            if phase == "prompt":
-                n_rows = runner.prompt_rows
-                if wants:
-                    n_rows = min(n_rows, runner.max_logit_rows)
-            rows = range(start, min(start + n_rows, len(tokens) if wants else first))
+            end = start + (runner.prompt_rows if phase == "prompt" else runner.max_decode_rows)
+            if phase == "decode" and start < first:
+                end = min(end, first)  # rows to decode want logits, all or none
+            rows = range(start, min(end, len(tokens)))
             batch = TokenBatch(
                 tuple(tokens[start : rows.stop]),
                 tuple(rows),
                 (region,) * len(rows),
-                (wants,) * len(rows),
+                (False,) * len(rows),
                 phase,
             )
-            result = runner.run(batch)
-            regions.note(batch)
-            for index, top in enumerate(result.tops):
-                yield ScoredRow(start + index, top, partial(runner.full_logits, index))
+            yield from _scored_rows(runner, regions, batch, rows[max(0, first - start) :])
             start = rows.stop
     except VkmoeError:
         regions.forget()
         raise
     finally:
         regions.release(region)
+
+
+def _scored_rows(
+    runner: BatchRunner, regions: Regions, batch: TokenBatch, wanted: range
+) -> Iterator[ScoredRow]:
+    """Run a batch; yield its rows at the `wanted` positions, by groups that the head takes."""
+    n_most = runner.max_logit_rows if batch.phase == "prompt" else runner.max_decode_rows
+    for n_before in range(0, max(1, len(wanted)), n_most):
+        group = wanted[n_before : n_before + n_most]
+        batch = batch._replace(wants_logits=tuple(row in group for row in batch.positions))
+        if n_before:
+            tops = runner.run_head(batch)
+        else:
+            tops = runner.run(batch).tops
+            regions.note(batch)
+        for index, top in enumerate(tops):
+            yield ScoredRow(group[index], top, partial(runner.full_logits, index))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import RunResult, TokenBatch
+from vkmoe.batch import RunResult, TokenBatch, TopLogits
 
 __all__ = ["BatchRunner"]
 
@@ -49,8 +49,14 @@ class BatchRunner(Protocol):
     def run(self, batch: TokenBatch) -> RunResult:
         """Process a batch; its result has the largest logits of each row that wants any."""
 
+    def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
+        """Return the largest logits of those rows that want any now, of the last prompt batch.
+
+        `batch` is that batch but for the rows that want logits.
+        """
+
     def full_logits(self, index: int) -> NDArray[np.float32]:
-        """Return all logits [n_vocab] of the index-th row of the last batch that wanted logits."""
+        """Return all logits [n_vocab] of the index-th row that wanted some when they last ran."""
 
     def rewind(self, region: int, position: int) -> int:
         """Go back to `position` in a region, or further where the state cannot stop just there.

@@ -16,7 +16,7 @@ from tests.experts.pins import named, warm
 from tests.experts.tokens import after_token
 from vkmoe.choices import PredictorName
 from vkmoe.experts.decide.locations import FREE, Locations, Move
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import LEARNED, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.study.replay import Transfers, simulate
 
@@ -281,3 +281,26 @@ def test_whatever_happens_the_books_are_right(
             cache.locations.leave(np.flatnonzero(cache.locations.resident))
             under_way = []
         cache.check_integrity()
+
+
+def test_a_long_prompt_teaches_by_its_last_tokens_and_counts_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The guess about its first token is forgotten; the next one is what its last ones say."""
+    n_tokens, learned, cache = 2 * LEARNED + 3, [], taught()
+    assert cache._foresight is not None
+    learn = cache._foresight.after_token
+
+    def noted(ids: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
+        learned.append(int(ids[0, 0]))
+        learn(ids, keys)
+
+    monkeypatch.setattr(cache._foresight, "after_token", noted)
+    routing = np.stack([round_trip(n) for n in range(100, 100 + n_tokens)])
+    n_before, now, n_right = cache.n_tokens, cache.counts.now, cache.predictions.n_right
+    cache.observe(routing)
+    assert learned == routing[-LEARNED:, 0, 0].tolist()
+    assert cache.predictions.n_right == n_right
+    assert {move.key for move in cache.decide()} <= keys_of(100 + n_tokens)
+    assert (cache.n_tokens, cache.counts.now) == (n_before + n_tokens, now + n_tokens)
+    cache.check_integrity()

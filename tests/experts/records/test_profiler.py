@@ -122,6 +122,13 @@ def test_a_second_mark_keeps_the_split(profiler: ExpertProfiler) -> None:
     assert profiler.served()[1:] == (Tally(12, int(found.sum())),) * 2
 
 
+def test_tokens_decoded_together_are_counted_by_their_sequences(profiler: ExpertProfiler) -> None:
+    assert profiler.together == {}
+    for n_sequences, n_hits in ((4, 3), (1, 5), (4, 1)):
+        profiler.note_together(n_sequences, Tally(6 * n_sequences, n_hits))
+    assert list(profiler.together.items()) == [(1, Tally(6, 5)), (4, Tally(48, 4))]
+
+
 def test_top_experts_are_the_used_ones_only(profiler: ExpertProfiler) -> None:
     hits = np.zeros((SPACE.n_layers, 2), np.bool_)
     for pair in ([15, 2], [15, 9], [2, 9], [15, 0]):  # uses: 15 thrice, 2 and 9 twice, 0 once

@@ -11,7 +11,13 @@ import pytest
 
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.worth import PredictionCounts
-from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, Overlap, PoolCounters
+from vkmoe.experts.records.profiler import (
+    CacheCounters,
+    ExpertProfiler,
+    Overlap,
+    PoolCounters,
+    Tally,
+)
 from vkmoe.experts.records.report import (
     SILENT,
     ExpertReport,
@@ -212,6 +218,22 @@ def test_shared_slots_are_said() -> None:
 def test_a_name_from_a_file_stays_on_its_line() -> None:
     setup = replace(SETUP, model="toy\n\x1b[2Jhit rate    100 %")
     assert "model       toy??[2Jhit rate" in as_text(make_report(setup, profiler()))
+
+
+def test_what_neighbours_cost_is_said_where_there_were_any() -> None:
+    made = profiler()
+    made.note_together(1, Tally(40, 30))
+    alone = make_report(SETUP, made, COUNTERS)
+    assert "sequence" not in as_text(alone)
+    made.note_together(4, Tally(80, 20))
+    report = make_report(SETUP, made, COUNTERS)
+    text = as_text(report)
+    assert "  one sequence decoded alone: 75.0 % of 40 uses served from device memory\n" in text
+    assert "  4 sequences decoded together: 25.0 % of 80 uses served from" in text
+    assert [each["n_sequences"] for each in as_document(alone)["decoded_together"]] == [1]
+    assert as_document(report)["decoded_together"][1] == {
+        "n_sequences": 4, "n_uses": 80, "n_hits": 20, "hit_rate": 0.25,
+    }  # fmt: skip
 
 
 def test_a_dense_model_has_nothing_to_count() -> None:

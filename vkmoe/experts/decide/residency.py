@@ -25,6 +25,8 @@ from vkmoe.experts.decide.worth import COPY, GUESS, PredictionCounts, create_for
 
 __all__ = ["PoolResidency", "Residency"]
 
+LEARNED = 64  # tokens of a prompt's chunk: all of a long one would keep the host longer than a GPU
+
 
 class Residency:
     """Orders experts into slots: `observe` learns of tokens, `decide` says what moves.
@@ -102,17 +104,21 @@ class Residency:
     def observe(self, routing: NDArray[np.uint32]) -> Keys:
         """Learn that tokens used `routing` [n_tokens, n_layers, n_used]; return their keys.
 
-        All that follows is the same if they come in several calls, with no decision between.
+        All that follows is the same if they come in several calls, with no decision between; but
+        what experts are worth is learned from the last LEARNED tokens of a call alone.
         """
         keys = self.space.keys_of(routing)
-        for ids, used in zip(routing, keys, strict=True):
+        n_passed = max(0, len(keys) - LEARNED)
+        if n_passed:
+            self.reset_predictions()  # which were about the first of these
+        for row, (ids, used) in enumerate(zip(routing, keys, strict=True)):
             if self._is_undecided:
                 self.counts.advance()  # the token before it was not decided on
             self._is_undecided = True
             self.counts.use(used)
             self._pinning.note(used)
             self.n_tokens += 1
-            if self._foresight is not None:
+            if self._foresight is not None and row >= n_passed:
                 self._foresight.after_token(ids, used)
             if self._pools:
                 slotted = used if len(self._layers) == len(used) else used[self._layers]

@@ -64,6 +64,7 @@ class ExpertProfiler:
         self.n_tokens_before: int | None = None  # tokens before warm-pinning; None: not yet
         self._counts = np.zeros((2, space.n_layers, space.n_experts), np.uint64)
         self._before: NDArray[np.uint64] | None = None
+        self._together: dict[int, Tally] = {}
         # Tokens not yet counted: routing, and which of it was found (or whether all was).
         self._log: list[tuple[NDArray[np.uint32], NDArray[np.bool_] | bool]] = []
 
@@ -77,6 +78,16 @@ class ExpertProfiler:
         self.n_tokens += 1
         if len(self._log) >= _LOG_TOKENS:
             self._count()
+
+    def note_together(self, n_sequences: int, tally: Tally) -> None:
+        """Count what tokens of so many sequences used, one batch that decodes them together."""
+        n_uses, n_hits = self._together.get(n_sequences, (0, 0))
+        self._together[n_sequences] = Tally(n_uses + tally.n_uses, n_hits + tally.n_hits)
+
+    @property
+    def together(self) -> dict[int, Tally]:
+        """Return the tallies of tokens that were decoded, by the sequences of their batches."""
+        return dict(sorted(self._together.items()))
 
     def mark_warm(self) -> None:
         """Let all that was counted until now become "before": pins are chosen for the first time.

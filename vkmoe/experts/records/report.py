@@ -6,8 +6,8 @@ end of a command. Does not own where they are written, nor when (keeper.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vkmoe.choices import Executor, ExpertsIn, PredictorName
@@ -128,6 +128,7 @@ class ExpertReport:
     pool: PoolCounters | None = None
     copies: CopyTimes | None = None  # None: none were timed
     predictions: PredictionCounts | None = None  # None: nothing was fetched on a guess
+    together: Mapping[int, Tally] = field(default_factory=dict)  # of the tokens that were decoded
 
     @property
     def coverage(self) -> float:
@@ -173,6 +174,7 @@ def make_report(
         pool,
         _copy_times(overlap) if overlap is not None else None,
         replace(predictions) if predictions and predictions.n_hinted else None,
+        profiler.together,
     )
 
 
@@ -194,6 +196,9 @@ def as_document(report: ExpertReport) -> dict[str, Any]:
         "n_tokens": report.n_tokens,
         **_rates(report.served),
         "warm_after": report.warm_after,
+        "decoded_together": [
+            {"n_sequences": n, **_rate(tally)} for n, tally in report.together.items()
+        ],
         "cache": values["counters"],
         "host_pool": values["pool"],
         "copies": values["copies"],
@@ -212,10 +217,12 @@ def as_document(report: ExpertReport) -> dict[str, Any]:
 
 
 def _rates(served: Served) -> dict[str, Any]:
-    total, before, after = (
-        tally and {**tally._asdict(), "hit_rate": tally.hit_rate} for tally in served
-    )
+    total, before, after = (tally and _rate(tally) for tally in served)
     return {**(total or {}), "before_warm_pinning": before, "after_warm_pinning": after}
+
+
+def _rate(tally: Tally) -> dict[str, Any]:
+    return {**tally._asdict(), "hit_rate": tally.hit_rate}
 
 
 def as_text(report: ExpertReport) -> str:
@@ -246,6 +253,10 @@ def _summary(report: ExpertReport) -> Iterator[str]:
     if before is not None and after is not None:
         yield f"            before warm-pinning, {report.warm_after} tokens: {_of(before)}"
         yield f"            after warm-pinning: {_of(after)}"
+    if max(report.together, default=1) > 1:
+        for n, tally in report.together.items():
+            what = "one sequence decoded alone" if n == 1 else f"{n} sequences decoded together"
+            yield f"            {what}: {_of(tally)}"
     if report.counters is not None:
         yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
     if report.copies is not None:

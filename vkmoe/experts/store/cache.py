@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.records.profiler import CacheCounters, ExpertProfiler, Interval, Overlap
+from vkmoe.experts.records.profiler import (
+    CacheCounters,
+    ExpertProfiler,
+    Interval,
+    Overlap,
+    Tally,
+)
 from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader
 from vkmoe.experts.store.slots import Landings, SlotManager
 from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
@@ -140,22 +146,29 @@ class ExpertTracker:
             self.cache.need(layer, experts[None], guess=False)
 
     def after_token(
-        self, routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None
+        self,
+        routing: NDArray[np.uint32],
+        filled: NDArray[np.bool_] | None = None,
+        n_decoded: int = 0,
     ) -> None:
         """Count tokens that are over: they used `routing` [n_tokens, n MoE layers, n_used].
 
         It is kept. `filled`, alike, marks experts that kernels stored whole where they were to
-        land; None: none.
+        land; None: none. `n_decoded`: the sequences that were decoded; 0 if these were prompts.
         """
         if self.cache is not None:
             hits = self.cache.after_token(routing, filled, self._host_ns)
+            n_hits = int(np.count_nonzero(hits))
             for ids, found in zip(routing, hits, strict=True):
                 self.profiler.record(ids, found)
         else:
             self.residency.observe(routing)
             self.residency.decide()
+            n_hits = routing.size * self._on_device
             for ids in routing:
                 self.profiler.record(ids, self._on_device)
+        if n_decoded:
+            self.profiler.note_together(n_decoded, Tally(routing.size, n_hits))
         self._note_pins()
         if self._checks and self.cache is not None:
             self.cache.check_integrity()
