@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.ops.tunings import MAPPINGS, tuning_for
+from tests.ops.tunings import MAPPINGS, chosen_device, tuning_for
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import Tile
 from vkmoe.ops.tuning import Tuning
@@ -17,11 +17,13 @@ from vkmoe.selftest.comparison import KernelCase
 from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
 
-TUNINGS = [
+PLAIN = [
     tuning_for(suffix, 8 if suffix.startswith("+blocks") else 64, 4)
     for suffix in MAPPINGS
     if suffix != "+subgroup"
 ]
+HALF = replace(tuning_for("", 64, 4), half_tiles=True)
+TUNINGS = PLAIN + [HALF] * ("float16" in chosen_device().features)
 SHAPES = [Tile(32, 32, 8, 4), Tile(64, 64, 8, 8), Tile(128, 128, 4, 4)]  # of GPUs
 by_mapping = pytest.mark.parametrize("tuning", TUNINGS, ids=lambda t: t.tile_suffix or "lanes")
 by_type = pytest.mark.parametrize("kind", WEIGHT_TYPES)  # every mapping in every type: selftest

@@ -92,7 +92,7 @@ class FeedForwardBlock:
         assert tiles is not None and prompt.expert_out is not None, op.label
         matrices = (layer.router, layer.shared_gate) if layer.shared_gate else (layer.router,)
         logits, bias = op.named("router"), layer.router_bias
-        matmul(logits, matrices, x, row_parts(space.router_logits), rows, bias=bias)
+        matmul(logits, matrices, x, row_parts(space.router_logits), rows, bias=bias, exact=True)
         shared = self._shared_rows(op, layer, activation)
         op.mark("choice")
         clear_done(op.named("clear"), tiles)

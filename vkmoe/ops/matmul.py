@@ -9,7 +9,7 @@ Shaders: matmul.comp, expert_matmul.comp. Twins: vkmoe/reference/matmul.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from vkmoe.facts import Activation
@@ -118,12 +118,15 @@ def matmul(
     rows: BatchRows,
     *,
     bias: int = 0,
+    exact: bool = False,
 ) -> None:
     """Append y[row] = concatenation of matrix @ x[row] over the matrices, plus bias, for all rows.
 
     Neighbouring matrices of one type (up to three) share a dispatch. `bias` is the address of f32
-    [rows of all matrices], 0 for none.
+    [rows of all matrices], 0 for none. `exact`: products are never of f16, as where a router's
+    logits decide between experts.
     """
+    op = replace(op, tuning=op.tuning.exact) if exact else op
     start = 0
     for group in groups_of_three(matrices):
         n_rows = sum(matrix.n_rows for matrix in group)

@@ -37,7 +37,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import to_device
 from vkmoe.quants.types import Bytes
 from vkmoe.reference import matmul as twins
-from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
+from vkmoe.selftest.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.experts import activation_sizes, span_layout
 from vkmoe.selftest.inputs import decode_rows, place_matrix, random_rows
 
@@ -46,6 +46,7 @@ __all__ = ["Batch", "ExpertMatmulCase", "HeadsMatmulCase", "MatmulCase", "tile_l
 POISON = 0xFF  # bytes that are NaN in every type
 LAYER, N_LAYERS = 1, 2  # of the expert table
 AT_HOME = 1  # in an entry of it
+TYPICAL_LIMIT = 2.0**-9  # of errors that f16 leaves in sums of random products
 
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
@@ -133,12 +134,13 @@ class MatmulCase(KernelCase):
             matmul(op, [p.matrix for p in placed], x_at, y_at, rows, bias=bias)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
-            wanted = twins.matmul(values, x, biases)
-            sizes = twins.matmul(np.abs(values), np.abs(x), np.abs(biases))
+            wanted, sizes = twins.matmul(values, x, biases), _sizes(self.tuning, values, x, biases)
             if self.residual:
                 wanted, sizes = wanted + before, sizes + np.abs(before)
             found = self._rows_in_use(words[0], y_at.stride)[:, :n_rows].view(np.float32)
             checks.close("y", found, wanted, sizes)
+            if self.tuning.half_tiles:
+                _check_typical(checks, found - wanted, values, x)
             others = np.array(words[0])
             self._rows_in_use(others, y_at.stride)[:, :n_rows] = SENTINEL
             checks.untouched("y elsewhere", others)
@@ -198,7 +200,9 @@ class HeadsMatmulCase(KernelCase):
             weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
             wanted = twins.matmul_heads(weights, parts)
             found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
-            sizes = twins.matmul_heads(np.abs(weights), np.abs(parts))
+            heads = range(self.n_heads)
+            of_heads = [_sizes(self.tuning, weights[h], parts[:, h]) for h in heads]
+            sizes = np.stack(of_heads, axis=1)
             checks.close("y of heads", found, wanted, sizes)
             checks.untouched("y behind the rows in use", words[0][wanted.size :])
 
@@ -256,6 +260,22 @@ class ExpertMatmulCase(KernelCase):
     def _pairs_x(self, ids: NDArray[np.int64]) -> Floats:
         """Draw x of every pair: [n_pairs, n_columns]."""
         return self.batch.draw(ids.shape[1] * self.n_columns, self.seed).reshape(ids.size, -1)
+
+
+def _sizes(tuning: Tuning, weights: Floats, x: Floats, bias: Floats | float = 0.0) -> Wide:
+    """Say how far products may be off, over SUM_LIMIT: [n, n_rows]."""
+    sizes = twins.matmul(np.abs(weights), np.abs(x), np.abs(bias))
+    return sizes + twins.half_bound(weights, x) / SUM_LIMIT if tuning.half_tiles else sizes
+
+
+def _check_typical(checks: Checks, errors: Wide, weights: Floats, x: Floats) -> None:
+    """Check that errors of f16 are what they are by chance, far below the sure bound.
+
+    Of products in random signs rounding leaves about 2^-11 of the root of the sum of squares.
+    """
+    chance = twins.matmul(np.square(weights.astype(np.float64)), np.square(x.astype(np.float64)))
+    typical = np.sqrt(np.mean(np.square(errors) / np.maximum(chance, np.finfo(float).tiny)))
+    checks.close("typical error of y", np.array([typical]), np.zeros(1), 1.0, TYPICAL_LIMIT)
 
 
 def tile_lists(
@@ -331,7 +351,12 @@ class _Experts:
         return twins.expert_matmul_down(down, x, self.ids, bias), self._sizes(down, x, bias)
 
     def _sizes(self, weights: Floats, x: Floats, bias: Floats) -> Wide:
-        return twins.expert_matmul_down(np.abs(weights), np.abs(x), self.ids, np.abs(bias))
+        """Say how far products of pairs may be off: [n_pairs, n_rows]."""
+        ids, sizes = self.ids.reshape(-1), np.zeros((self.ids.size, weights.shape[1]))
+        for expert in np.unique(ids):
+            rows = ids == expert
+            sizes[rows] = _sizes(self._case.tuning, weights[expert], x[rows], bias[expert])
+        return sizes
 
     def _draw_ids(self) -> NDArray[np.int64]:
         case = self._case
