@@ -21,7 +21,6 @@ from vkmoe.ops.launches import Tile
 from vkmoe.ops.matvec import Matrix, bias_range, group_numbers, groups_of_three
 
 __all__ = [
-    "TILE_HEADER_WORDS",
     "TILE_WORDS",
     "BatchRows",
     "ExpertTiles",
@@ -57,15 +56,15 @@ DOWN = kernel(
     f"address:span u32:down_offset u32:down_bias {_OF_EXPERT}",
     f"{_TILE} biased",
 )
-TILE_HEADER_WORDS, TILE_WORDS = 4, 4  # of a list of tiles: their number first
+TILE_WORDS = 4  # of a tile in a list, and of the header before the first
 
 
 # ----- batches and tiles -----
 
 
-def most_tiles(tile: Tile, n_pairs: int, n_experts: int) -> int:
+def most_tiles(columns: int, n_pairs: int, n_experts: int) -> int:
     """Count the tiles of `n_pairs` at worst: every expert may leave one that is not full."""
-    return min(n_experts, n_pairs) + n_pairs // tile.columns
+    return min(n_experts, n_pairs) + n_pairs // columns
 
 
 class BatchRows(NamedTuple):
@@ -232,7 +231,7 @@ class TiledExperts:
     def n_tiles(self, tile: Tile) -> int:
         """Count the tiles at most."""
         if self.tiles:
-            return most_tiles(tile, self.n_pairs, self.tiles.n_experts)
+            return most_tiles(tile.columns, self.n_pairs, self.tiles.n_experts)
         return -(-self.n_pairs // tile.columns)
 
     def tensors(self, unused: TensorRef) -> dict[str, TensorRef | Bound]:

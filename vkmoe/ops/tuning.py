@@ -87,6 +87,12 @@ class Tuning:
         lane_columns = 8 if self.load_64bit else 4
         return Tile(self.workgroup_size, 4 * self.workgroup_size, 4, lane_columns)
 
+    @property
+    def tiles_text(self) -> str:
+        """Describe the kernels that multiply tiles, for people."""
+        numbers = "f16, routers' of f32" if self.half_tiles else "f32"
+        return f"tiles of {self.tile}, products of {numbers}"
+
     def launch(self, kernel: KernelClass) -> Launch:
         """Return how kernels of a class are launched: as was measured, or as the table has it."""
         return dict(self.launches).get(kernel, self.table_launch(kernel))

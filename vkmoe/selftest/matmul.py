@@ -21,7 +21,6 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matmul import (
-    TILE_HEADER_WORDS,
     TILE_WORDS,
     BatchRows,
     ExpertTiles,
@@ -289,7 +288,7 @@ def tile_lists(
             count = min(tile_columns, int(counts[expert]) - start)
             words += [expert, first + start, count, 0]
         first += int(counts[expert])
-    header = [len(words) // TILE_WORDS, *(0,) * (TILE_HEADER_WORDS - 1)]
+    header = [len(words) // TILE_WORDS, *(0,) * (TILE_WORDS - 1)]
     return np.array(header + words, np.uint32), pairs
 
 
