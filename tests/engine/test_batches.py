@@ -7,6 +7,7 @@ from each other by rounding alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.tiny import NAMES, mixed_model, model_path
+from tests.ops.tunings import chosen_device
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.llm import demo_model_path
+from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 
@@ -26,6 +29,7 @@ N_TOKENS = 35
 # The largest difference of logits between the classes, of the largest logit. Both are compared with
 # transformers and llama.cpp besides.
 ROUNDING = 5e-4
+HALF_ROUNDING = 2e-3  # the same of prompts in tiles of f16 and of f32
 
 
 def tokens_of(n_vocab: int, n_tokens: int = N_TOKENS) -> list[int]:
@@ -132,6 +136,21 @@ def test_a_copied_region_goes_on_as_the_one_it_is_of(engine: Engine) -> None:
     engine.copy_region(0, 2, 11)
     engine.run(batch(tokens, 11, 24, 2))
     assert_same_bits(engine.full_logits()[None], wanted[1:])
+
+
+def test_prompts_in_tiles_of_f16_keep_the_law() -> None:
+    """In the mapping of GPUs: the same bits however a prompt is cut, near those of f32."""
+    if "float16" not in chosen_device().features:
+        pytest.skip("the device has no float16")
+    lanes, config = Tuning("lanes", 64, 4, False), EngineConfig(ctx_size=64, ubatch_size=40)
+    found = []
+    for tuning in (replace(lanes, half_tiles=True), lanes):
+        with Engine(demo_model_path(), config, tuning=tuning) as engine:
+            tokens = tokens_of(engine.n_vocab)
+            found.append(prompt(engine, tokens, [2, 32, 1]))
+            assert_same_bits(prompt(engine, tokens, [33, 2])[1:], found[-1][2:])
+    half, exact = found
+    assert 0.0 < np.abs(half - exact).max() <= HALF_ROUNDING * np.abs(exact).max()
 
 
 # ----- placement -----

@@ -56,9 +56,10 @@ def half_bound(weights: Floats, x: Floats) -> NDArray[np.float64]:
     w, values = (
         np.abs(each.astype(np.float64)).reshape(len(each), -1, n_block) for each in (weights, x)
     )
-    flushed = values.sum(2) @ w.max(2).T + values.max(2) @ w.sum(2).T
-    result: NDArray[np.float64] = 20.1 * HALF_UNIT * matmul(np.abs(weights), np.abs(x))
-    return result + 2.0**-16 * flushed
+    flushed = matmul(w.max(2), values.sum(2)) + matmul(w.sum(2), values.max(2))
+    rounded = matmul(np.abs(weights), np.abs(x))
+    result: NDArray[np.float64] = 20.1 * HALF_UNIT * rounded + 2.0**-16 * flushed
+    return result
 
 
 def expert_matmul_gate_up(
