@@ -22,7 +22,6 @@ from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matmul import (
     TILE_WORDS,
-    BatchRows,
     ExpertTiles,
     RowParts,
     TiledExperts,
@@ -66,9 +65,8 @@ class Batch:
     def params(self) -> TensorRef:
         return TensorRef("params", param_words(self.most))
 
-    @property
-    def in_program(self) -> BatchRows:
-        return BatchRows(self.most, self.params)
+    def op(self, program: Program, tuning: Tuning) -> OpContext:
+        return OpContext(program, tuning, program.name, n_rows=self.most)
 
     def params_words(self, table: int = 0) -> Words:
         """Make the words of the parameters; `table` is the address of the expert table."""
@@ -126,11 +124,11 @@ class MatmulCase(KernelCase):
         x_words, x_at = self._padded(x)
         y_words, y_at = self._padded(before if self.residual else None, n_rows)
         program = Program("matmul")
-        op, rows = OpContext(program, self.tuning, "matmul"), self.batch.in_program
+        op, params = self.batch.op(program, self.tuning), self.batch.params
         if self.residual:
-            matmul_residual(op, placed[0].matrix, x_at, y_at, rows, bias=bias)
+            matmul_residual(op, placed[0].matrix, x_at, y_at, params, bias=bias)
         else:
-            matmul(op, [p.matrix for p in placed], x_at, y_at, rows, bias=bias)
+            matmul(op, [p.matrix for p in placed], x_at, y_at, params, bias=bias)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             wanted, sizes = twins.matmul(values, x, biases), _sizes(self.tuning, values, x, biases)
@@ -187,12 +185,12 @@ class HeadsMatmulCase(KernelCase):
         x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", self.batch.most * n_rows + 1)
         program = Program("matmul_heads")
         matmul_heads(
-            OpContext(program, self.tuning, "heads"),
+            self.batch.op(program, self.tuning),
             placed.matrix,
             self.n_heads,
             RowParts(x_ref, self.n_heads * head_stride, head_stride=head_stride),
             RowParts(y_ref, n_rows),
-            self.batch.in_program,
+            self.batch.params,
         )
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
@@ -239,7 +237,7 @@ class ExpertMatmulCase(KernelCase):
         x_ref = TensorRef("x", most_x * self.n_columns)
         y_ref = TensorRef("y", self.batch.most * max(1, self.n_used) * self.n_rows + 1)
         program = Program("expert_matmul")
-        op = OpContext(program, self.tuning, "experts")
+        op = self.batch.op(program, self.tuning)
         if is_down:
             expert_matmul_down(op, experts.block, x_ref, y_ref)
         else:
@@ -319,7 +317,7 @@ class _Experts:
         )
         self.block = TiledExperts(
             self._shape,
-            batch.in_program,
+            batch.params,
             (memory_range(address, self._spans.nbytes),),
             lists if case.n_used else None,
             span=0 if case.n_used else address,
