@@ -1,11 +1,11 @@
 // Products of the rows of quantised matrices with many columns x at once: tiles of rows times columns, for prompts. Weights
 // become numbers once for all columns of a tile. Two mappings:
-//   default         include/tile_shared.glsl: tiles in shared memory. For GPUs.
+//   default         include/tile_shared.glsl: tiles in shared memory. For GPUs. With HALF_TILES products are of f16.
 //   BLOCK_PER_LANE  include/tile_registers.glsl: weights and sums in registers. For CPU drivers.
 // In both, a product is one sum in one order that the type of the weights decides: neither the size of a tile, nor the place of
 // a row or column in it, nor its neighbours change a bit of it.
 // Needs: address.glsl, weight_row.glsl, a TYPE_ define, `layout(local_size_x_id = 0) in;`, and
-//   LANE_DOTS, LANE_COLUMNS    constants: rows and columns whose products a lane has at once; LANE_DOTS a multiple of N_PARTS
+//   LANE_DOTS, LANE_COLUMNS    constants: rows and columns whose products a lane has at once, powers of two from 4 on
 //   N_PARTS                    constant: matrices whose products belong together (gate and up: 2)
 //   WeightRow part_row(uint part, uint row)                     a row of one of them; rows behind the last are the last
 //   uint column_x(uint column)                                  where x of a column of this tile begins, in vec4

@@ -7,6 +7,7 @@ from each other by rounding alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,20 @@ from tests.engine.tiny import (
     model_path,
     rewrite,
 )
+from tests.ops.tunings import chosen_device
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
+from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 
 LENGTHS = (1, 2, 31, 32, 33, 257)  # of prompts
 N_TOKENS = LENGTHS[-1]
+HALF_ROUNDING = 2e-3  # of the largest logit: prompts in tiles of f16 and of f32
 
 
 def tokens_of(n_vocab: int, n_tokens: int = N_TOKENS) -> list[int]:
@@ -193,6 +197,21 @@ def test_an_expert_that_is_never_brought_gives_no_numbers(mixed: Path, least_poo
         engine._experts.groups = lambda experts: groups(experts)[1:]  # type: ignore[method-assign]
         top = engine.run(batch(tokens, 0, 32)).top
         assert top is not None and top.has_nan
+
+
+def test_prompts_in_tiles_of_f16_keep_the_law() -> None:
+    """In the mapping of GPUs: the same bits however a prompt is cut, near those of f32."""
+    if "float16" not in chosen_device().features:
+        pytest.skip("the device has no float16")
+    lanes, config = Tuning("lanes", 64, 4, False), EngineConfig(ctx_size=64, ubatch_size=40)
+    found = []
+    for tuning in (replace(lanes, half_tiles=True), lanes):
+        with Engine(demo_model_path(), config, tuning=tuning) as engine:
+            tokens = tokens_of(engine.n_vocab, 35)
+            found.append(prompt(engine, tokens, [2, 32, 1]))
+            assert_same_bits(prompt(engine, tokens, [33, 2])[1:], found[-1][2:])
+    half, exact = found
+    assert 0.0 < np.abs(half - exact).max() <= HALF_ROUNDING * np.abs(exact).max()
 
 
 # ----- placement -----

@@ -102,7 +102,5 @@ def test_a_barrier_stands_before_finish() -> None:
 
 
 @pytest.mark.parametrize(("n_rows", "width"), [(2, 4), (33, 2048), (6, 260)])
-def test_rows_that_want_logits_are_picked_in_order(
-    runner: Runner, n_rows: int, width: int
-) -> None:
+def test_rows_that_want_logits_are_picked_in_order(runner: Runner, n_rows: int, width: int) -> None:
     PickCase(CPU_TUNING, n_rows, width).run(runner).verify()

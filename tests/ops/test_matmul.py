@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.ops.tunings import MAPPINGS, tuning_for
+from tests.ops.tunings import MAPPINGS, chosen_device, tuning_for
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import Tile
 from vkmoe.ops.tuning import Tuning
@@ -17,15 +17,36 @@ from vkmoe.selftest.comparison import KernelCase
 from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
 
-TUNINGS = [
+PLAIN = [
     tuning_for(suffix, 8 if suffix.startswith("+blocks") else 64, 4)
     for suffix in MAPPINGS
     if suffix != "+subgroup"
 ]
+HALF = replace(tuning_for("", 64, 4), half_tiles=True)
+TUNINGS = PLAIN + [HALF] * ("float16" in chosen_device().features)
 SHAPES = [Tile(32, 32, 8, 4), Tile(64, 64, 8, 8), Tile(128, 128, 4, 4)]  # of GPUs
 by_mapping = pytest.mark.parametrize("tuning", TUNINGS, ids=lambda t: t.tile_suffix or "lanes")
 by_type = pytest.mark.parametrize("kind", WEIGHT_TYPES)  # every mapping in every type: selftest
 Words = NDArray[np.uint32]
+needs_half = pytest.mark.skipif(HALF not in TUNINGS, reason="the device has no float16")
+
+
+class Hard(Batch):
+    """Rows that f16 could not hold, or that strain it, by their numbers."""
+
+    def draw(self, n_values: int, seed: int) -> NDArray[np.float32]:
+        drawn, which = super().draw(n_values, seed), np.arange(n_values)
+        makes = (
+            lambda x: 1e30 * x,
+            lambda x: 1e-30 * np.abs(x),
+            lambda x: np.where(which % 32 == 7, 1e9, x),
+            lambda x: np.exp2(-(which % 40.0)) * x,
+            lambda x: np.full_like(x, 1.0 + 2.0**-11),  # halfway between two
+            lambda x: np.where(which % 64 < 33, 0.0, x),
+            lambda x: np.abs(x),
+        )
+        made = [makes[row % len(makes)](x) for row, x in zip(self.rows, drawn, strict=True)]
+        return np.array(made, np.float32)
 
 
 def rows(*numbers: int, spare: int = 0) -> Batch:
@@ -112,6 +133,13 @@ def test_all_rows_choose_the_same_experts(
     case.run(runner).verify()
 
 
+@needs_half
+@by_type
+def test_nothing_overflows_in_f16_and_errors_are_bounded(runner: Runner, kind: str) -> None:
+    """Numbers from 1e-30 to 1e30, outliers, sums of one sign, zeros; as one head, for the bound."""
+    HeadsMatmulCase(HALF, kind, 1, 67, 512, Hard(tuple(range(14)))).run(runner).verify()
+
+
 # ----- the law -----
 
 
@@ -160,9 +188,12 @@ def test_a_pair_has_the_same_bits_among_any_others(
 
 @pytest.mark.parametrize("tile", SHAPES, ids=str)
 @pytest.mark.parametrize("n", [3, 40])
-def test_a_tile_of_another_shape_leaves_the_same_bits(runner: Runner, tile: Tile, n: int) -> None:
+@pytest.mark.parametrize("half", [False, pytest.param(True, marks=needs_half)])
+def test_a_tile_of_another_shape_leaves_the_same_bits(
+    runner: Runner, tile: Tile, n: int, half: bool
+) -> None:
     """Matrices and experts, in the mapping of GPUs."""
-    tuning = Tuning("lanes", 64, 4, False)
+    tuning = replace(PLAIN[0], half_tiles=half)
     batch = rows(*range(n))
     tried: tuple[MatmulCase | ExpertMatmulCase, ...] = (
         MatmulCase(tuning, (("Q5_K", 77),), 512, batch),

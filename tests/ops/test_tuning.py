@@ -106,6 +106,15 @@ def test_tiles_fit_in_shared_memory_and_registers() -> None:
         assert choose_tuning(device).tile.shared_bytes <= device.limits.max_shared_memory
 
 
+def test_tiles_are_of_f16_where_devices_multiply_it_and_have_registers() -> None:
+    def halves(device: DeviceInfo) -> bool:
+        return choose_tuning(replace(device, features=device.features | {"float16"})).half_tiles
+
+    amd, intel = gpu(64, 32, 64, takes_size=True), gpu(32, 8, 32, takes_size=True)
+    assert halves(amd) and not halves(intel) and not halves(LAVAPIPE)
+    assert not choose_tuning(amd).half_tiles, "it lacks the feature"
+
+
 def test_the_kernels_of_experts_are_made_with_the_required_size(runner: Runner) -> None:
     """Here it is the only size, so the bits stay; another one reaches the driver and is refused."""
     device: Device = runner.device

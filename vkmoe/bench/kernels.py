@@ -103,6 +103,7 @@ def run(device_name: str | None, choice: KernelChoice, output: Output) -> dict[s
             roofline.show(output)
             output.known({"device": card["device"], "clock": roofline.latency_mode})
             output.say(f"tuning: {choice.tuning}; {len(own.launches)} launches are not the table's")
+            output.say(f"prompts: {own.tiles_text}")
             results = list(_measure(jobs, clock, roofline, output))
     for why in left_out:
         output.say(f"left out: {why}")

@@ -81,7 +81,8 @@ def selecting(variant: Variant, own: Tuning, info: DeviceInfo) -> Tuning:
         blocks = choose_tuning(replace(info, type="cpu"))
         return replace(blocks, load_64bit=variant.suffix == "+blocks64")
     lanes = choose_tuning(replace(info, type="discrete" if info.is_cpu else info.type))
-    return replace(lanes, subgroup=variant.suffix == "+subgroup")
+    suffix = variant.suffix
+    return replace(lanes, subgroup=suffix == "+subgroup", half_tiles=suffix == "+half")
 
 
 # ----- kernels that read weights -----

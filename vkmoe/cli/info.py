@@ -141,6 +141,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         how = "gathered on the device first" if mode.gathers else "read in host memory"
         kept = ", and kept where they land" if mode.promote else ""
         lines.append(f"misses        {how}{kept} ({mode.reason})")
+    lines.append(f"prompts       {tuning.tiles_text}")
     lines += _tuning_lines(recalled)
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))

@@ -38,9 +38,12 @@ __all__ = [
 ]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
-# Switched on when present: for the kernels of CPU drivers, for timestamps of queues that only copy,
-# for kernels that must add alike. The extension knows more names; the rest is not asked for.
-OPTIONAL_FEATURES = ("int64", "host_query_reset", "subgroup_size_control", "compute_full_subgroups")
+# Switched on when present: for the kernels of CPU drivers, for those that multiply in f16, for
+# timestamps of queues that only copy, for kernels that must add alike. The extension knows more.
+OPTIONAL_FEATURES = (
+    *("int64", "float16", "host_query_reset"),
+    *("subgroup_size_control", "compute_full_subgroups"),
+)
 STATISTICS = "pipeline_statistics"  # asked for alone: compilers then keep what they found out
 HAZARD = "SYNC-HAZARD"  # begins the name of every message of synchronisation validation
 OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")

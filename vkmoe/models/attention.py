@@ -22,7 +22,7 @@ from vkmoe.ops.attention import (
 )
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.matmul import BatchRows, matmul, matmul_heads, matmul_residual, row_parts
+from vkmoe.ops.matmul import matmul, matmul_heads, matmul_residual, row_parts
 from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 from vkmoe.ops.prompt_attention import (
@@ -61,9 +61,9 @@ class AttentionBlock(ABC):
         width, eps = self.spec.width, self.spec.norm_eps
         rms_norm(op.named("norm"), space.hidden, space.gained, width, weights.gain, eps)
         self._attend_prompt(op)
-        output, rows = op.named("output"), BatchRows(op.n_rows, space.params)
+        output, params = op.named("output"), space.params
         x, hidden = row_parts(space.attended), row_parts(space.hidden)
-        matmul_residual(output, weights.output, x, hidden, rows, bias=weights.output_bias)
+        matmul_residual(output, weights.output, x, hidden, params, bias=weights.output_bias)
 
     @property
     def kernels(self) -> AttentionKernels:
@@ -101,9 +101,9 @@ class GroupedAttention(AttentionBlock):
         space, weights, kernels = self.space, self.layer.mixer, self.kernels
         shape, params = kernels.shape, space.params
         assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), op.label
-        qkv, rows = (weights.q, weights.k, weights.v), BatchRows(op.n_rows, params)
+        qkv = (weights.q, weights.k, weights.v)
         x, y = row_parts(space.gained), row_parts(space.qkv)
-        matmul(op.named("qkv"), qkv, x, y, rows, bias=weights.qkv_bias)
+        matmul(op.named("qkv"), qkv, x, y, params, bias=weights.qkv_bias)
         append_rows(op.named("append"), shape, self._kv_cache(weights), space.qkv, params)
         prompt_attention(
             op.named("attention"),
@@ -158,36 +158,35 @@ class LatentAttention(AttentionBlock):
         tensors, shape, params = space.latent, self.kernels.shape, space.params
         assert isinstance(latent, LatentSpec) and tensors is not None, op.label
         assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), op.label
-        rows = BatchRows(op.n_rows, params)
-        q, kv_offset = self._prompt_queries(op, weights, latent, rows)
+        q, kv_offset = self._prompt_queries(op, weights, latent)
         heads = row_parts(q, head_stride=latent.query_dim)
         absorbed, n_heads = row_parts(tensors.absorbed), latent.n_heads
-        matmul_heads(op.named("absorbed"), weights.k_up, n_heads, heads, absorbed, rows)
+        matmul_heads(op.named("absorbed"), weights.k_up, n_heads, heads, absorbed, params)
         cache = self._latent_cache(weights)
         qkv = LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset)
         append_latent_rows(op.named("append"), shape, cache, qkv, params)
         attend, mixed = op.named("attention"), PromptTensors(params, tensors.mixed)
         latent_prompt_attention(attend, shape, self.kernels.tiling, cache, qkv, mixed)
         heads, y = row_parts(tensors.mixed, head_stride=latent.kv_rank), row_parts(space.attended)
-        matmul_heads(op.named("values"), weights.v_up, n_heads, heads, y, rows)
+        matmul_heads(op.named("values"), weights.v_up, n_heads, heads, y, params)
 
     def _latent_cache(self, weights: LatentWeights) -> LatentCache:
         cache = self.cache
         return LatentCache(cache.keys, self.layer.rope_table, weights.kv_gain, cache.n_regions)
 
     def _prompt_queries(
-        self, op: OpContext, weights: LatentWeights, latent: LatentSpec, rows: BatchRows
+        self, op: OpContext, weights: LatentWeights, latent: LatentSpec
     ) -> tuple[TensorRef, int]:
         """Append the same as `_queries` for rows of prompts."""
         space, tensors, down = self.space, self.space.latent, weights.q_down
         q_kv, x, qkv = op.named("q/kv"), row_parts(space.gained), row_parts(space.qkv)
         if down is None or tensors is None or tensors.q is None or tensors.q_normed is None:
-            matmul(q_kv, (weights.q, weights.kv), x, qkv, rows)
+            matmul(q_kv, (weights.q, weights.kv), x, qkv, space.params)
             return space.qkv, weights.q.n_rows
-        matmul(q_kv, (down, weights.kv), x, qkv, rows)
+        matmul(q_kv, (down, weights.kv), x, qkv, space.params)
         normed, eps = tensors.q_normed, self.spec.norm_eps
         rms_norm(op.named("q norm"), space.qkv, normed, latent.q_rank, weights.q_gain, eps)
-        matmul(op.named("q"), (weights.q,), row_parts(normed), row_parts(tensors.q), rows)
+        matmul(op.named("q"), (weights.q,), row_parts(normed), row_parts(tensors.q), space.params)
         return tensors.q, latent.q_rank
 
     def _queries(

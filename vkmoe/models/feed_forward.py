@@ -15,7 +15,6 @@ from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertBlock, LandingMemory, expert_down, expert_gate_up, gather
 from vkmoe.ops.matmul import (
-    BatchRows,
     ExpertTiles,
     RowParts,
     TiledExperts,
@@ -80,19 +79,22 @@ class FeedForwardBlock:
         assert prompt is not None, op.label
         op.mark("router" if layer.router else "dense")
         rms_norm(norm, space.hidden, space.gained, self.spec.width, layer.gain, self.spec.norm_eps)
-        x, rows = row_parts(space.gained), BatchRows(op.n_rows, space.params)
+        x, params = row_parts(space.gained), space.params
         if layer.router is None:
-            block = TiledExperts(layer.block.shape, rows, layer.block.ranges, span=layer.block.span)
+            block = TiledExperts(
+                layer.block.shape, params, layer.block.ranges, span=layer.block.span
+            )
             expert_matmul_gate_up(op.named("gate/up"), block, x, space.act, activation)
             down, bias = _down_matrix(layer.block)
             act = RowParts(space.act, down.n_columns)
-            matmul_residual(op.named("down"), down, act, row_parts(space.hidden), rows, bias=bias)
+            hidden = row_parts(space.hidden)
+            matmul_residual(op.named("down"), down, act, hidden, params, bias=bias)
             return
         moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
         assert tiles is not None and prompt.expert_out is not None, op.label
         matrices = (layer.router, layer.shared_gate) if layer.shared_gate else (layer.router,)
         logits, bias = op.named("router"), layer.router_bias
-        matmul(logits, matrices, x, row_parts(space.router_logits), rows, bias=bias)
+        matmul(logits, matrices, x, row_parts(space.router_logits), params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
         shared = self._shared_rows(op, layer, activation)
         op.mark("choice")
@@ -102,7 +104,7 @@ class FeedForwardBlock:
         memory = (*layer.block.ranges, self.weights.expert_table)
         shape, entry = tiles.routed.shape, moe_layer * tiles.routed.shape.n_experts
         lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, shape.n_experts, shape.n_used, entry)
-        experts = TiledExperts(layer.block.shape, rows, memory, lists)
+        experts = TiledExperts(layer.block.shape, params, memory, lists)
         expert_matmul_gate_up(op.named("gate/up"), experts, x, space.act, activation)
         expert_matmul_down(op.named("down"), experts, space.act, prompt.expert_out)
         op.mark("combine")
@@ -118,8 +120,8 @@ class FeedForwardBlock:
             return None
         assert prompt is not None and prompt.shared_out is not None and space.shared_act is not None
         op.mark("shared")
-        rows, span = BatchRows(op.n_rows, space.params), layer.shared.span
-        block = TiledExperts(layer.shared.shape, rows, layer.shared.ranges, span=span)
+        ranges, span = layer.shared.ranges, layer.shared.span
+        block = TiledExperts(layer.shared.shape, space.params, ranges, span=span)
         half, x = op.named("shared gate/up"), row_parts(space.gained)
         expert_matmul_gate_up(half, block, x, space.shared_act, activation)
         expert_matmul_down(op.named("shared down"), block, space.shared_act, prompt.shared_out)

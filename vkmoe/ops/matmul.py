@@ -9,7 +9,7 @@ Shaders: matmul.comp, expert_matmul.comp. Twins: vkmoe/reference/matmul.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from vkmoe.facts import Activation
@@ -17,13 +17,10 @@ from vkmoe.gpu.kernels import KernelSpec, kernel
 from vkmoe.gpu.program import Bound, Range, TensorRef
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ACTIVATIONS, BOTH, GATE_ONLY, UP_ONLY, ExpertShape, SpanMatrix
-from vkmoe.ops.launches import Tile
 from vkmoe.ops.matvec import Matrix, bias_range, group_numbers, groups_of_three
 
 __all__ = [
-    "TILE_HEADER_WORDS",
     "TILE_WORDS",
-    "BatchRows",
     "ExpertTiles",
     "RowParts",
     "TiledExperts",
@@ -57,22 +54,15 @@ DOWN = kernel(
     f"address:span u32:down_offset u32:down_bias {_OF_EXPERT}",
     f"{_TILE} biased",
 )
-TILE_HEADER_WORDS, TILE_WORDS = 4, 4  # of a list of tiles: their number first
+TILE_WORDS = 4  # of a tile in a list, and of the header before the first
 
 
 # ----- batches and tiles -----
 
 
-def most_tiles(tile: Tile, n_pairs: int, n_experts: int) -> int:
+def most_tiles(columns: int, n_pairs: int, n_experts: int) -> int:
     """Count the tiles of `n_pairs` at worst: every expert may leave one that is not full."""
-    return min(n_experts, n_pairs) + n_pairs // tile.columns
-
-
-class BatchRows(NamedTuple):
-    """Says how many rows a program has, and where it finds how many are in use."""
-
-    most: int
-    params: TensorRef
+    return min(n_experts, n_pairs) + n_pairs // columns
 
 
 class RowParts(NamedTuple):
@@ -115,38 +105,47 @@ def matmul(
     matrices: Sequence[Matrix],
     x: RowParts,
     y: RowParts,
-    rows: BatchRows,
+    params: TensorRef,
     *,
     bias: int = 0,
+    exact: bool = False,
 ) -> None:
     """Append y[row] = concatenation of matrix @ x[row] over the matrices, plus bias, for all rows.
 
     Neighbouring matrices of one type (up to three) share a dispatch. `bias` is the address of f32
-    [rows of all matrices], 0 for none.
+    [rows of all matrices], 0 for none. `exact`: products are never of f16, as where a router's
+    logits decide between experts.
     """
+    op = replace(op, tuning=op.tuning.exact) if exact else op
     start = 0
     for group in groups_of_three(matrices):
         n_rows = sum(matrix.n_rows for matrix in group)
-        _append_matmul(op, MATMUL, group, x, y, rows, {"start": start, "bias": bias})
+        _append_matmul(op, MATMUL, group, x, y, params, {"start": start, "bias": bias})
         start += n_rows
 
 
 def matmul_residual(
-    op: OpContext, matrix: Matrix, x: RowParts, hidden: RowParts, rows: BatchRows, *, bias: int = 0
+    op: OpContext,
+    matrix: Matrix,
+    x: RowParts,
+    hidden: RowParts,
+    params: TensorRef,
+    *,
+    bias: int = 0,
 ) -> None:
     """Append hidden[row] += matrix @ x[row] + bias, for all rows."""
-    _append_matmul(op, MATMUL_RESIDUAL, [matrix], x, hidden, rows, {"start": 0, "bias": bias})
+    _append_matmul(op, MATMUL_RESIDUAL, [matrix], x, hidden, params, {"start": 0, "bias": bias})
 
 
 def matmul_heads(
-    op: OpContext, stack: Matrix, n_heads: int, x: RowParts, y: RowParts, rows: BatchRows
+    op: OpContext, stack: Matrix, n_heads: int, x: RowParts, y: RowParts, params: TensorRef
 ) -> None:
     """Append y[row][head] = W[head] @ x[row][head][:n_columns] for every head and all rows.
 
     `stack` is [n_heads * rows, n_columns], a head's rows behind those of the head before.
     """
     assert stack.n_rows % n_heads == 0
-    _append_matmul(op, MATMUL, [stack], x, y, rows, {"n_heads": n_heads})
+    _append_matmul(op, MATMUL, [stack], x, y, params, {"n_heads": n_heads})
 
 
 def _append_matmul(
@@ -155,7 +154,7 @@ def _append_matmul(
     group: list[Matrix],
     x: RowParts,
     y: RowParts,
-    rows: BatchRows,
+    params: TensorRef,
     more: dict[str, int],
 ) -> None:
     """Append one dispatch; `more` are the first of its rows in y, the biases, the heads."""
@@ -179,11 +178,11 @@ def _append_matmul(
                 "y_stride": y.stride,
             },
             {
-                "x": x.part(rows.most, (n_heads - 1) * x.head_stride + n_columns),
-                "y": y.part(rows.most, n_all, start),
-                "params": rows.params,
+                "x": x.part(op.n_rows, (n_heads - 1) * x.head_stride + n_columns),
+                "y": y.part(op.n_rows, n_all, start),
+                "params": params,
             },
-            (-(-n_rows // tile.dots), -(-rows.most // tile.columns), n_heads),
+            (-(-n_rows // tile.dots), -(-op.n_rows // tile.columns), n_heads),
             op.label,
             reads=(*(matrix.memory for matrix in group), *bias_range(bias, start, n_all)),
         )
@@ -212,31 +211,33 @@ class TiledExperts:
     """Says which experts a batch is multiplied with, and where they lie.
 
     With `tiles`, those at the addresses in the expert table; else the one at `span`, by all rows:
-    a pair is then a row. `memory` is what any of them may lie in, and the table.
+    a pair is then a row. `params` says how many rows are in use, and where the table is. `memory`
+    is what any of them may lie in, and the table.
     """
 
     shape: ExpertShape
-    rows: BatchRows
+    params: TensorRef
     memory: tuple[Range, ...]
     tiles: ExpertTiles | None = None
     span: int = 0
 
-    @property
-    def n_pairs(self) -> int:
-        """Count the pairs at most."""
-        return self.rows.most * (self.tiles.n_used if self.tiles else 1)
+    def n_pairs(self, n_rows: int) -> int:
+        """Count the pairs of rows."""
+        return n_rows * (self.tiles.n_used if self.tiles else 1)
 
-    def n_tiles(self, tile: Tile) -> int:
+    def n_tiles(self, columns: int, n_rows: int) -> int:
         """Count the tiles at most."""
+        n_pairs = self.n_pairs(n_rows)
         if self.tiles:
-            return most_tiles(tile, self.n_pairs, self.tiles.n_experts)
-        return -(-self.n_pairs // tile.columns)
+            return most_tiles(columns, n_pairs, self.tiles.n_experts)
+        return -(-n_pairs // columns)
 
-    def tensors(self, unused: TensorRef) -> dict[str, TensorRef | Bound]:
-        """Return the bindings of lists and parameters; `unused` stands where there is no list."""
-        none = unused.part(0, 0)
+    @property
+    def tensors(self) -> dict[str, TensorRef | Bound]:
+        """Return the bindings of lists and parameters."""
+        none = self.params.part(0, 0)
         lists = (self.tiles.tiles, self.tiles.sorted) if self.tiles else (none, none)
-        return {"tiles": lists[0], "sorted": lists[1], "params": self.rows.params}
+        return {"tiles": lists[0], "sorted": lists[1], "params": self.params}
 
 
 def expert_matmul_gate_up(
@@ -263,7 +264,7 @@ def expert_matmul_gate_up(
             "x_stride": x.stride // 4,
             "pairs_of_x": n_used,
         }
-        tensors = {"x": x.part(experts.rows.most, matrix.n_columns), "y": act}
+        tensors = {"x": x.part(op.n_rows, matrix.n_columns), "y": act}
         _append_experts(op, GATE_UP, experts, matrix, numbers, tensors)
 
 
@@ -271,7 +272,7 @@ def expert_matmul_down(op: OpContext, experts: TiledExperts, act: TensorRef, y: 
     """Append y[pair] = down @ act[pair] + bias for all pairs, unweighted; y is [pairs][rows]."""
     matrix = experts.shape.down
     numbers = {"x_stride": matrix.n_columns // 4, "pairs_of_x": 1}
-    tensors = {"x": act.part(0, experts.n_pairs * matrix.n_columns), "y": y}
+    tensors = {"x": act.part(0, experts.n_pairs(op.n_rows) * matrix.n_columns), "y": y}
     _append_experts(op, DOWN, experts, matrix, numbers, tensors)
 
 
@@ -298,11 +299,11 @@ def _append_experts(
                 "first_entry": experts.tiles.first_entry if experts.tiles else 0,
             },
             {
-                **experts.tensors(experts.rows.params),
+                **experts.tensors,
                 "x": tensors["x"],
-                "y": y.part(0, experts.n_pairs * matrix.n_rows),
+                "y": y.part(0, experts.n_pairs(op.n_rows) * matrix.n_rows),
             },
-            (-(-matrix.n_rows * n_parts // tile.dots), experts.n_tiles(tile), 1),
+            (-(-matrix.n_rows * n_parts // tile.dots), experts.n_tiles(tile.columns, op.n_rows), 1),
             op.label,
             reads=experts.memory,
         )

@@ -13,11 +13,11 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Dispatch, Range, TensorRef
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import NO_WORD
+from vkmoe.ops.matmul import TILE_WORDS, most_tiles
 from vkmoe.ops.router import RouterShape, routing_words, shared_weight_word
 
 __all__ = [
     "MAX_ROWS",
-    "TILE_WORDS",
     "PairTiles",
     "RoutedRows",
     "SharedRows",
@@ -40,7 +40,6 @@ COMBINE_ROWS = kernel(
 )
 
 MAX_ROWS = 2048  # of a program; the sort is one workgroup's
-TILE_WORDS = 4  # of a tile, and of the header before the first
 _SORT_LANES = 128  # on GPUs: all of them allow as many
 _COMBINE_LANES = 64  # on CPU drivers too, where a workgroup costs as much as some of its sums
 
@@ -92,9 +91,8 @@ class PairTiles:
 
     @property
     def most(self) -> int:
-        """Count the most tiles possible: each expert's last one may have room left."""
-        n_pairs = self.routed.n_pairs
-        return min(self.routed.shape.n_experts, n_pairs) + n_pairs // self.columns
+        """Count the tiles at most."""
+        return most_tiles(self.columns, self.routed.n_pairs, self.routed.shape.n_experts)
 
     @property
     def tiles(self) -> TensorRef:

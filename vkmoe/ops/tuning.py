@@ -5,7 +5,7 @@ One tuning is fixed when a model is loaded; results are bit-identical only under
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vkmoe.facts import DeviceInfo
@@ -45,6 +45,7 @@ class Tuning:
     most_columns: int = 8  # rows of a batch that are multiplied with a chunk of weights at once
     launches: tuple[tuple[KernelClass, Launch], ...] = ()  # measured, in place of all these
     own_tile: Tile | None = None  # of kernels that multiply tiles; None: as every device can
+    half_tiles: bool = False  # lanes: they multiply f16 (needs shaderFloat16), all but routers
 
     @property
     def dot_suffix(self) -> str:
@@ -56,7 +57,14 @@ class Tuning:
     @property
     def tile_suffix(self) -> str:
         """Return the suffix of the SPIR-V variants of kernels that multiply tiles."""
-        return self.dot_suffix if self.mapping == "blocks" else ""
+        if self.mapping == "blocks":
+            return self.dot_suffix
+        return "+half" if self.half_tiles else ""
+
+    @property
+    def exact(self) -> Tuning:
+        """Return the tuning without products of f16."""
+        return replace(self, half_tiles=False)
 
     @property
     def reduce_suffix(self) -> str:
@@ -78,6 +86,12 @@ class Tuning:
         # Without 64-bit loads lanes do not share x, and the code for it is eight times as long.
         lane_columns = 8 if self.load_64bit else 4
         return Tile(self.workgroup_size, 4 * self.workgroup_size, 4, lane_columns)
+
+    @property
+    def tiles_text(self) -> str:
+        """Describe the kernels that multiply tiles, for people."""
+        numbers = "f16, routers' of f32" if self.half_tiles else "f32"
+        return f"tiles of {self.tile}, products of {numbers}"
 
     def launch(self, kernel: KernelClass) -> Launch:
         """Return how kernels of a class are launched: as was measured, or as the table has it."""
@@ -149,6 +163,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         rows_of_few=_ROWS_OF_FEW,
         loaded_words=_loaded_words(device),
         own_tile=_tile(device),
+        half_tiles=_multiplies_halves(device),
         most_columns=_COLUMNS if _has_many_registers(device) else _INTEL_COLUMNS,
     )
 
@@ -173,6 +188,14 @@ def takes_subgroup_blocks(device: DeviceInfo) -> bool:
 def _loaded_words(device: DeviceInfo) -> int:
     """Choose how many words a lane may load at once: with more, Intel's compiler spills them."""
     return 16 if _has_many_registers(device) else 4
+
+
+def _multiplies_halves(device: DeviceInfo) -> bool:
+    """Say whether tiles are of f16: a step is then 0.7 times the instructions on AMD and NVIDIA.
+
+    Intel's compiler takes pairs apart, and spills.
+    """
+    return "float16" in device.features and _has_many_registers(device)
 
 
 def _has_many_registers(device: DeviceInfo) -> bool:

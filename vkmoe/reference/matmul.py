@@ -1,7 +1,7 @@
 """This module has the NumPy twins of matmul.comp and expert_matmul.comp.
 
 They compute in float64 on decoded weights, for all rows of a batch; experts for pairs of a row and
-one of its experts.
+one of its experts. `half_bound` says how far the kernels that multiply f16 may be off.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from vkmoe.reference.experts import activated
 from vkmoe.reference.matvec import Floats
 
-__all__ = ["expert_matmul_down", "expert_matmul_gate_up", "matmul", "matmul_heads"]
+__all__ = [
+    "expert_matmul_down",
+    "expert_matmul_gate_up",
+    "half_bound",
+    "matmul",
+    "matmul_heads",
+]
+
+HALF_UNIT = 2.0**-11  # what rounding to f16 changes a number by, over the number
 
 
 def matmul(weights: Floats, x: Floats, bias: Floats | float = 0.0) -> NDArray[np.float64]:
@@ -31,6 +39,27 @@ def matmul_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
     """
     heads = [matmul(weights[h], x[:, h]) for h in range(len(weights))]
     return np.stack(heads, axis=1)
+
+
+def half_bound(weights: Floats, x: Floats) -> NDArray[np.float64]:
+    """Bound the error of x @ weights^T where tiles are of f16 (tile_half.glsl): [n, n_rows].
+
+    Say S is the sum of |w * x|, u = 2^-11, W and X the largest |w| and |x| of a chunk. Scaled by
+    powers of two to [16, 32), w and x are rounded by u of each, or flushed by 2^-18 of W and X:
+    2 u S + 2^-18 (W sum |x| + X sum |w|). A chunk has 16 even and 16 odd products. Each is added
+    with an error of u of the sum so far, and of u of itself where fma is not fused; then the two
+    sums are added: 18 u S in all. What is flushed of 34 sums, 2^-22 W X each, is below
+    2^-16.9 X sum |w|. Sums of chunks are f32, and what that changes is left to the caller.
+    """
+    n_columns = weights.shape[1]
+    n_block = 256 if n_columns % 256 == 0 else 32  # chunks lie in blocks, whatever the type
+    w, values = (
+        np.abs(each.astype(np.float64)).reshape(len(each), -1, n_block) for each in (weights, x)
+    )
+    flushed = matmul(w.max(2), values.sum(2)) + matmul(w.sum(2), values.max(2))
+    rounded = matmul(np.abs(weights), np.abs(x))
+    result: NDArray[np.float64] = 20.1 * HALF_UNIT * rounded + 2.0**-16 * flushed
+    return result
 
 
 def expert_matmul_gate_up(

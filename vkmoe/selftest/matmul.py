@@ -21,9 +21,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matmul import (
-    TILE_HEADER_WORDS,
     TILE_WORDS,
-    BatchRows,
     ExpertTiles,
     RowParts,
     TiledExperts,
@@ -37,7 +35,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import to_device
 from vkmoe.quants.types import Bytes
 from vkmoe.reference import matmul as twins
-from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
+from vkmoe.selftest.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.experts import activation_sizes, span_layout
 from vkmoe.selftest.inputs import decode_rows, place_matrix, random_rows
 
@@ -46,6 +44,7 @@ __all__ = ["Batch", "ExpertMatmulCase", "HeadsMatmulCase", "MatmulCase", "tile_l
 POISON = 0xFF  # bytes that are NaN in every type
 LAYER, N_LAYERS = 1, 2  # of the expert table
 AT_HOME = 1  # in an entry of it
+TYPICAL_LIMIT = 2.0**-9  # of errors that f16 leaves in sums of random products
 
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
@@ -66,9 +65,8 @@ class Batch:
     def params(self) -> TensorRef:
         return TensorRef("params", param_words(self.most))
 
-    @property
-    def in_program(self) -> BatchRows:
-        return BatchRows(self.most, self.params)
+    def op(self, program: Program, tuning: Tuning) -> OpContext:
+        return OpContext(program, tuning, program.name, n_rows=self.most)
 
     def params_words(self, table: int = 0) -> Words:
         """Make the words of the parameters; `table` is the address of the expert table."""
@@ -126,19 +124,20 @@ class MatmulCase(KernelCase):
         x_words, x_at = self._padded(x)
         y_words, y_at = self._padded(before if self.residual else None, n_rows)
         program = Program("matmul")
-        op, rows = OpContext(program, self.tuning, "matmul"), self.batch.in_program
+        op, params = self.batch.op(program, self.tuning), self.batch.params
         if self.residual:
-            matmul_residual(op, placed[0].matrix, x_at, y_at, rows, bias=bias)
+            matmul_residual(op, placed[0].matrix, x_at, y_at, params, bias=bias)
         else:
-            matmul(op, [p.matrix for p in placed], x_at, y_at, rows, bias=bias)
+            matmul(op, [p.matrix for p in placed], x_at, y_at, params, bias=bias)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
-            wanted = twins.matmul(values, x, biases)
-            sizes = twins.matmul(np.abs(values), np.abs(x), np.abs(biases))
+            wanted, sizes = twins.matmul(values, x, biases), _sizes(self.tuning, values, x, biases)
             if self.residual:
                 wanted, sizes = wanted + before, sizes + np.abs(before)
             found = self._rows_in_use(words[0], y_at.stride)[:, :n_rows].view(np.float32)
             checks.close("y", found, wanted, sizes)
+            if self.tuning.half_tiles:
+                _check_typical(checks, found - wanted, values, x)
             others = np.array(words[0])
             self._rows_in_use(others, y_at.stride)[:, :n_rows] = SENTINEL
             checks.untouched("y elsewhere", others)
@@ -186,19 +185,21 @@ class HeadsMatmulCase(KernelCase):
         x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", self.batch.most * n_rows + 1)
         program = Program("matmul_heads")
         matmul_heads(
-            OpContext(program, self.tuning, "heads"),
+            self.batch.op(program, self.tuning),
             placed.matrix,
             self.n_heads,
             RowParts(x_ref, self.n_heads * head_stride, head_stride=head_stride),
             RowParts(y_ref, n_rows),
-            self.batch.in_program,
+            self.batch.params,
         )
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
             wanted = twins.matmul_heads(weights, parts)
             found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
-            sizes = twins.matmul_heads(np.abs(weights), np.abs(parts))
+            heads = range(self.n_heads)
+            of_heads = [_sizes(self.tuning, weights[h], parts[:, h]) for h in heads]
+            sizes = np.stack(of_heads, axis=1)
             checks.close("y of heads", found, wanted, sizes)
             checks.untouched("y behind the rows in use", words[0][wanted.size :])
 
@@ -236,7 +237,7 @@ class ExpertMatmulCase(KernelCase):
         x_ref = TensorRef("x", most_x * self.n_columns)
         y_ref = TensorRef("y", self.batch.most * max(1, self.n_used) * self.n_rows + 1)
         program = Program("expert_matmul")
-        op = OpContext(program, self.tuning, "experts")
+        op = self.batch.op(program, self.tuning)
         if is_down:
             expert_matmul_down(op, experts.block, x_ref, y_ref)
         else:
@@ -258,6 +259,22 @@ class ExpertMatmulCase(KernelCase):
         return self.batch.draw(ids.shape[1] * self.n_columns, self.seed).reshape(ids.size, -1)
 
 
+def _sizes(tuning: Tuning, weights: Floats, x: Floats, bias: Floats | float = 0.0) -> Wide:
+    """Say how far products may be off, over SUM_LIMIT: [n, n_rows]."""
+    sizes = twins.matmul(np.abs(weights), np.abs(x), np.abs(bias))
+    return sizes + twins.half_bound(weights, x) / SUM_LIMIT if tuning.half_tiles else sizes
+
+
+def _check_typical(checks: Checks, errors: Wide, weights: Floats, x: Floats) -> None:
+    """Check that errors of f16 are what they are by chance, far below the sure bound.
+
+    Of products in random signs rounding leaves about 2^-11 of the root of the sum of squares.
+    """
+    chance = twins.matmul(np.square(weights.astype(np.float64)), np.square(x.astype(np.float64)))
+    typical = np.sqrt(np.mean(np.square(errors) / np.maximum(chance, np.finfo(float).tiny)))
+    checks.close("typical error of y", np.array([typical]), np.zeros(1), 1.0, TYPICAL_LIMIT)
+
+
 def tile_lists(
     ids: NDArray[np.int64], n_experts: int, tile_columns: int
 ) -> tuple[Words, NDArray[np.uint32]]:
@@ -269,7 +286,7 @@ def tile_lists(
             count = min(tile_columns, int(counts[expert]) - start)
             words += [expert, first + start, count, 0]
         first += int(counts[expert])
-    header = [len(words) // TILE_WORDS, *(0,) * (TILE_HEADER_WORDS - 1)]
+    header = [len(words) // TILE_WORDS, *(0,) * (TILE_WORDS - 1)]
     return np.array(header + words, np.uint32), pairs
 
 
@@ -300,7 +317,7 @@ class _Experts:
         )
         self.block = TiledExperts(
             self._shape,
-            batch.in_program,
+            batch.params,
             (memory_range(address, self._spans.nbytes),),
             lists if case.n_used else None,
             span=0 if case.n_used else address,
@@ -331,7 +348,12 @@ class _Experts:
         return twins.expert_matmul_down(down, x, self.ids, bias), self._sizes(down, x, bias)
 
     def _sizes(self, weights: Floats, x: Floats, bias: Floats) -> Wide:
-        return twins.expert_matmul_down(np.abs(weights), np.abs(x), self.ids, np.abs(bias))
+        """Say how far products of pairs may be off: [n_pairs, n_rows]."""
+        ids, sizes = self.ids.reshape(-1), np.zeros((self.ids.size, weights.shape[1]))
+        for expert in np.unique(ids):
+            rows = ids == expert
+            sizes[rows] = _sizes(self._case.tuning, weights[expert], x[rows], bias[expert])
+        return sizes
 
     def _draw_ids(self) -> NDArray[np.int64]:
         case = self._case

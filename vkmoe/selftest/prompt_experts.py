@@ -17,8 +17,8 @@ from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.context import OpContext
+from vkmoe.ops.matmul import TILE_WORDS
 from vkmoe.ops.prompt_experts import (
-    TILE_WORDS,
     PairTiles,
     RoutedRows,
     SharedRows,

@@ -50,7 +50,7 @@ class Variant(NamedTuple):
     name: str
     family: str
     axis: str  # weight or cache type, upper case; "" for none
-    suffix: str  # "", "+subgroup", "+blocks", "+blocks64"
+    suffix: str  # "", "+subgroup", "+blocks", "+blocks64", "+half"
 
     @classmethod
     def parse(cls, name: str) -> Variant:
@@ -72,6 +72,8 @@ def runnable(variant: Variant, info: DeviceInfo) -> bool:
     """
     if variant.suffix == "+blocks64":
         return takes_subgroup_blocks(info)
+    if variant.suffix == "+half":
+        return "float16" in info.features
     if variant.suffix != "+subgroup":
         return True
     if variant.family in ("attention", "latent_attention"):
@@ -156,4 +158,7 @@ def tuning_of(variant: Variant, family: Family, own: Tuning) -> Tuning:
         return own
     if variant.suffix.startswith("+blocks"):
         return Tuning("blocks", 8, 2, False, load_64bit=variant.suffix == "+blocks64")
-    return Tuning("lanes", 32, 2, variant.suffix == "+subgroup")
+    halves = variant.suffix == "+half"
+    if family.chosen_by == "tile_suffix" and own.mapping == "lanes":  # it has both
+        return replace(own, half_tiles=halves)
+    return Tuning("lanes", 32, 2, variant.suffix == "+subgroup", half_tiles=halves)
