@@ -180,6 +180,28 @@ def test_a_batch_of_more_rows_than_any_program_is_refused(odd: Model) -> None:
     assert odd.fused.io.serial == serial
 
 
+def test_chunks_are_as_long_as_their_submits_allow(odd: Model) -> None:
+    """The first run of a program says nothing; a size that took too long is not tried again."""
+    with odd.programs() as programs:
+        sizes = odd.decoder.workspace.row_sizes["prompt"]
+        assert sizes[:3] == (32, 64, 128) and programs.prompt_rows == 32
+
+        def runs(n_rows: int, *seconds: float) -> int:
+            recorded = programs.recording(BatchKind("prompt", n_rows, 0))
+            for each in seconds:
+                for submit in recorded.submits:
+                    submit.took(each * 1e9)
+                programs._fit_chunks(n_rows, recorded)
+            return programs.prompt_rows
+
+        assert runs(32, 9.0) == 32
+        assert runs(32, 0.3) == 64, "the bound for CPU devices is a second"
+        assert runs(64, 9.0, 0.4) == 128
+        assert runs(128, 0.7) == 128
+        assert runs(128, 2.5) == 32, "at this speed 64 rows take too long as well"
+        assert runs(32, 0.01) == 32, "128 and 64 are not tried again"
+
+
 def test_a_step_tells_its_routing_before_any_expert_is_read(odd: Model) -> None:
     """No expert has an address until the step before has asked for it, then only those."""
     entries = odd.table.entries

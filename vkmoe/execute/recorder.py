@@ -43,6 +43,8 @@ from vkmoe.ops.router import LogViews
 __all__ = ["HostActions", "Recorded", "Segment", "TokenPrograms"]
 
 _TIME_WEIGHT = 0.25  # of the newest run in the running estimate of the time
+# Drivers of CPUs reset nothing: there a submit of a prompt only makes Ctrl-C and other replies wait.
+_CPU_TARGET_S = 1.0
 
 log = logging.getLogger("vkmoe")
 
@@ -84,6 +86,18 @@ class _Submit:
         self.pieces = tuple(segment.piece for segment in segments)
         self.then = segments[-1].then
         self.expected_ns = 0  # how long it takes, by those before; 0: not known yet
+        self._n_runs = 0
+
+    @property
+    def is_warm(self) -> bool:
+        """Say whether the time is more than that of the first run, which touches memory first."""
+        return self._n_runs > 1
+
+    def took(self, ns: float) -> None:
+        """Note how long it took now. Mutates."""
+        weight = _TIME_WEIGHT if self.is_warm else 1.0
+        self._n_runs += 1
+        self.expected_ns += int(weight * (ns - self.expected_ns))
 
 
 @dataclass(frozen=True)
@@ -234,24 +248,21 @@ class TokenPrograms(Closing):
         self._submissions += self._backend.run(*recordings, expected_ns=expected)
         elapsed = time.perf_counter_ns() - started
         for submit in queue:
-            if submit.expected_ns:
-                submit.expected_ns += int(submit.expected_ns * _TIME_WEIGHT * (elapsed / known - 1))
-            else:
-                submit.expected_ns = elapsed // len(queue)
+            submit.took(elapsed * submit.expected_ns / known if known else elapsed / len(queue))
         pieces = [piece for submit in queue for piece in submit.pieces]
         self.io.receive([piece for piece in pieces if piece is not None], None in pieces)
 
     def _fit_chunks(self, n_rows: int, recorded: Recorded) -> None:
-        """Choose the rows of the next chunk, so that no submit takes longer than TARGET_S."""
-        sizes = self._space.row_sizes["prompt"]
-        index = sizes.index(n_rows)
+        """Choose the rows of the next chunk, so that no submit takes longer than its target."""
+        if not all(submit.is_warm for submit in recorded.submits):
+            return
+        sizes = [n for n in self._space.row_sizes["prompt"] if n <= self._most_prompt_rows]
         longest_s = max(submit.expected_ns for submit in recorded.submits) / 1e9
-        if longest_s > TARGET_S and index:
-            self.prompt_rows = self._most_prompt_rows = sizes[index - 1]
-        elif n_rows < self._most_prompt_rows:
-            larger = sizes[index + 1]
-            if longest_s * larger / n_rows <= TARGET_S:
-                self.prompt_rows = larger
+        target_s = _CPU_TARGET_S if self._backend.device.info.is_cpu else TARGET_S
+        fitting = [n for n in sizes if longest_s * n / n_rows <= target_s]
+        self.prompt_rows = fitting[-1] if fitting else sizes[0]
+        if longest_s > target_s:
+            self._most_prompt_rows = self.prompt_rows
 
     def _actions(self, then: Bring | None, host: HostActions) -> list[Callable[[], None]]:
         """List what the host does before each run of what comes next, which runs as often."""
