@@ -43,7 +43,7 @@ from vkmoe.ops.router import LogViews
 __all__ = ["HostActions", "Recorded", "Segment", "TokenPrograms"]
 
 _TIME_WEIGHT = 0.25  # of the newest run in the running estimate of the time
-# Drivers of CPUs reset nothing: there a submit of a prompt only makes Ctrl-C and other replies wait.
+# Drivers of CPUs reset nothing: there a submit of a prompt makes Ctrl-C and other replies wait.
 _CPU_TARGET_S = 1.0
 
 log = logging.getLogger("vkmoe")
