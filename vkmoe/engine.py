@@ -125,11 +125,6 @@ class Engine(Closing):
         return self.plan.n_regions
 
     @property
-    def rows_alike(self) -> bool:
-        """Return False: rows of prompts are summed in another order than rows that are decoded."""
-        return False
-
-    @property
     def max_decode_rows(self) -> int:
         """Return the most rows of a batch to decode.
 

@@ -27,14 +27,13 @@ class FakeModel:
         ctx_size: int = 64,
         max_decode_rows: int = 8,
         prompt_rows: int = 16,
-        rows_alike: bool = False,
         habit: float = 0.0,
         stops_at: int = 1,
     ) -> None:
         self.n_regions, self.ctx_size = n_regions, ctx_size
         self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
         self.max_logit_rows = max_decode_rows
-        self.rows_alike, self._habit, self._stops_at = rows_alike, habit, stops_at
+        self._habit, self._stops_at = habit, stops_at
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []
         self.heads: list[TokenBatch] = []  # batches of which the head ran again
@@ -45,12 +44,11 @@ class FakeModel:
         self._check(batch)
         self.batches.append(batch)
         self._logits = []
-        kind = 0 if self.rows_alike else int(batch.phase == "prompt")
         columns = batch.tokens, batch.positions, batch.sequences, batch.wants_logits
         for token, position, region, wants in zip(*columns, strict=True):
             rows = self.rows[region]
             assert position == len(rows) < self.ctx_size, (position, len(rows))
-            rows.append(hash((rows[-1] if rows else 0, token, kind)))
+            rows.append(hash((rows[-1] if rows else 0, token, batch.phase == "prompt")))
             if wants:
                 self._logits.append(self._logits_after(rows[-1], token))
         self._prompt = (batch, [self.rows[region][position] for position, region in

@@ -69,11 +69,6 @@ def test_decoded_rows_are_no_part_of_a_prompt(model: FakeModel) -> None:
     add(model, regions, region, [6])
     assert regions.take([1, 2, 3, 4, 5, 6]) == region
     assert regions.keep(region, [1, 2, 3, 4, 5, 6]) == 3
-    model.rows_alike = True
-    add(model, regions, region, [4, 5], "decode")
-    regions.release(region)
-    assert regions.take([1, 2, 3, 4, 5, 6]) == region
-    assert regions.keep(region, [1, 2, 3, 4, 5, 6]) == 5
 
 
 @pytest.mark.parametrize(("n_more", "n_copied"), [(31, 0), (32, 34), (38, 40)])

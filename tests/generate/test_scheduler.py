@@ -94,10 +94,7 @@ def random_request(draw: random.Random, prefixes: Sequence[list[int]]) -> Reques
 def test_every_reply_equals_the_one_generated_alone(seed: int, tiny_tokenizer: Tokenizer) -> None:
     """Random arrivals, cancellations and ends over four regions; some go on from a reply."""
     draw = random.Random(seed)
-    options: dict[str, Any] = {
-        "habit": draw.choice([0.0, HABIT]),
-        "rows_alike": draw.random() < 0.3,
-    }
+    options: dict[str, Any] = {"habit": draw.choice([0.0, HABIT])}
     stops_at = draw.choice([1, 1, 4])
     model = FakeModel(4, prompt_rows=draw.choice([1, 3, 16]), stops_at=stops_at, **options)
     scheduler = Scheduler(model, "lookup" if seed % 2 else "none")
@@ -247,19 +244,16 @@ def test_two_prompts_with_one_beginning_read_it_once(tiny_tokenizer: Tokenizer) 
     assert model.n_copied > 0
 
 
-@pytest.mark.parametrize(("rows_alike", "n_reused"), [(False, 5), (True, 9)])
-def test_a_reply_is_read_again_unless_its_rows_are_alike(
-    rows_alike: bool, n_reused: int, tiny_tokenizer: Tokenizer
-) -> None:
-    model = FakeModel(1, rows_alike=rows_alike)
+def test_a_reply_is_read_again_as_a_part_of_the_next_prompt(tiny_tokenizer: Tokenizer) -> None:
+    model = FakeModel(1)
     scheduler = Scheduler(model)
     first = begin(scheduler, Request((1, 2, 3, 4, 5), GREEDY, 5, (), True), tiny_tokenizer)
     finish(scheduler)
     longer = Request((*first.tokens, 77), GREEDY, 4, (), True)
     second = begin(scheduler, longer, tiny_tokenizer)
     finish(scheduler)
-    assert second.n_reused == n_reused
-    assert reply_of(second) == alone(longer, tiny_tokenizer, rows_alike=rows_alike)
+    assert second.n_reused == 5
+    assert reply_of(second) == alone(longer, tiny_tokenizer)
 
 
 # ----- ends -----

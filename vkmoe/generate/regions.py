@@ -32,8 +32,8 @@ class _Region:
 class Regions:
     """Gives each prompt the region that saves most of its rows.
 
-    Rows of a prompt and rows that were decoded may differ by rounding. A prompt goes on only from
-    rows of the first kind, where they differ: so its reply is the same wherever it is generated.
+    Rows of a prompt and rows that were decoded differ by rounding. A prompt goes on only from rows
+    of the first kind: so its reply is the same wherever it is generated.
     """
 
     def __init__(self, runner: BatchRunner) -> None:
@@ -137,7 +137,7 @@ class Regions:
     def _usable(self, region: int) -> list[int]:
         """List the tokens of the leading rows that a prompt may go on from."""
         held = self._regions[region]
-        return held.tokens if self._runner.rows_alike else held.tokens[: held.n_prompt_rows]
+        return held.tokens[: held.n_prompt_rows]
 
     def _touch(self, region: int) -> None:
         self._clock += 1

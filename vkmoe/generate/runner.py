@@ -42,10 +42,6 @@ class BatchRunner(Protocol):
     def prompt_rows(self) -> int:
         """Return the most rows of a prompt batch now; it may change from batch to batch."""
 
-    @property
-    def rows_alike(self) -> bool:
-        """Say whether a prompt row leaves the bits of a decode row in the KV caches."""
-
     def run(self, batch: TokenBatch) -> RunResult:
         """Process a batch; its result has the largest logits of each row that wants any."""
 
