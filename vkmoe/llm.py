@@ -293,9 +293,12 @@ class LLM(Closing):
         if not tokens or (isinstance(prompt, str) and not prompt):
             raise PromptError("the prompt is empty", "give some text to continue")
         if len(tokens) > self.engine.ctx_size:
+            most, ctx_size = self.spec.context_length, self.engine.ctx_size
             raise PromptError(
-                f"the prompt has {len(tokens)} tokens, the context holds {self.engine.ctx_size}",
-                f"shorten it, or raise --ctx-size (this model: at most {self.spec.context_length})",
+                f"the prompt has {len(tokens)} tokens, the context holds {ctx_size}",
+                f"shorten it, or raise --ctx-size (this model: at most {most})"
+                if ctx_size < most
+                else "shorten it: this model can take no more",
             )
         bad = [token for token in tokens if not 0 <= token < self.spec.n_vocab]
         if bad:
