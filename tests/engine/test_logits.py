@@ -70,7 +70,8 @@ def test_tiny_models_agree_with_transformers(name: str, tuning: Tuning | None) -
     config = EngineConfig(kv_type="f32", ctx_size=ctx_size)
     with Engine(model_path(name), config, tuning=tuning) as engine:
         assert engine.spec.architecture == architecture(name)
-        for phase in PHASES:
+        # The kernels of prompts are the same with subgroups.
+        for phase in PHASES[: 1 if tuning is not None and tuning.subgroup else 2]:
             logits, routing = run(engine, wanted["tokens"], phase)
             assert logits.shape == wanted["logits"].shape
             assert error(logits, wanted["logits"]) <= TOLERANCE, phase

@@ -83,7 +83,7 @@ def alone() -> Iterator[Callable[[Request], Reply]]:
 
 
 def random_request(draw: random.Random, texts: Sequence[Sequence[int]], n_vocab: int) -> Request:
-    text = list(draw.choice(texts))[: draw.randrange(1, 48)]
+    text = list(draw.choice(texts))[: draw.choice([70, draw.randrange(1, 48)])]
     text += [draw.randrange(n_vocab) for _ in range(draw.randrange(0, 6))]
     sampling = SamplingConfig(
         temp=draw.choice([0.0, 0.7, 1.2]),
@@ -108,7 +108,7 @@ def run_script(engine: Engine, seed: int) -> list[tuple[Request, Watched]]:
     asked: list[tuple[Request, Watched]] = []
     for _ in range(30):
         if draw.random() < 0.25:
-            replies = [generation.tokens for _, generation in asked if draw.random() < 0.5]
+            replies = [generation.tokens for _, generation in asked]
             request = random_request(draw, [*texts, *replies], engine.n_vocab)
             asked.append((request, begin(scheduler, request, tokenizer)))
         if asked and draw.random() < 0.06:
