@@ -100,11 +100,13 @@ def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
         cache._ways.budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
     after_token = tracker.after_token
 
-    def later(routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None) -> None:
+    def later(
+        routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None, n_decoded: int = 0
+    ) -> None:
         n_misses = (~cache.residency.hits(routing)).sum(axis=(0, 2))
         missed_bytes = int((n_misses * span_bytes).sum())
         link.carry(missed_bytes)
         tracker._host_ns = int((compute_s + missed_bytes / link.bytes_per_second) * 1e9)
-        after_token(routing, filled)
+        after_token(routing, filled, n_decoded)
 
     tracker.after_token = later  # type: ignore[method-assign]
