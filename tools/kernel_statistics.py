@@ -127,7 +127,7 @@ def _compile(
 
 def _is_of_batch(name: str) -> bool:
     """Say whether a pipeline multiplies weights with several rows of a batch at once."""
-    return "columns=" in name and "columns=1" not in name.split()
+    return any(word.startswith("columns=") and word != "columns=1" for word in name.split())
 
 
 def compiled_for(gpu: str, only: str = "", assembly: Path | None = None) -> list[Compiled]:
