@@ -36,6 +36,7 @@ FAMILIES = "matvec,matvec_residual,expert_gate_up,expert_down"
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")  # those of the model come first
 TOKENS, REPEATS = 64, 4
 PROMPT = "def add a list of numbers"
+PROMPT_LENGTHS = "32,128,512"
 SHARES = (50, 25)
 
 
@@ -280,6 +281,9 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
     for share, n_slots in slots.items():
         command = [*own, "--expert-slots", str(n_slots)]
         yield Step(f"vkmoe {share} %", command, 75, _vkmoe_speed, needs)
+    prompts = [sys.executable, "-m", "bench.prompt", "--model", str(place.model_file)]
+    command = [*prompts, *_device(device), "--lengths", PROMPT_LENGTHS]
+    yield Step("prompts", command, 75, _prompt_speeds, needs)
     rival = [
         str(place.llama_bench), "-m", str(place.model_file), "-ngl", "99", "-p", "0",
         "-n", str(TOKENS), "-r", str(REPEATS), "-o", "json",
@@ -319,6 +323,11 @@ def _vkmoe_speed(out: str, err: str) -> Mapping[str, Any]:
         "bytes_per_token": found["bytes_per_token"],
         "share_of_roofline": found["share_of_roofline"],
     }
+
+
+def _prompt_speeds(out: str, err: str) -> Mapping[str, Any]:
+    rows = last_json(out)["results"]["rows"]
+    return {"tokens_per_second": {row["what"]: row["value"]["median"] for row in rows}}
 
 
 def _rival_speed(out: str, err: str) -> Mapping[str, Any]:

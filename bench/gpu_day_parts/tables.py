@@ -49,6 +49,7 @@ def document(records: Sequence[Record]) -> dict[str, Any]:
         "copy_gb_per_s": copy,
         "latency_mode": kernels[0]["roofline"]["latency_mode"] if kernels else None,
         "decode": [_decode(record, results, copy) for record in _decodes(records)],
+        "prompts": (results.get("prompts") or {}).get("tokens_per_second"),
         "kernels": [_kernel(kernel) for found in kernels for kernel in found["kernels"]],
         "transfer": (results.get("transfer") or {}).get("results"),
         "steps": [_without_result(record) for record in records],
@@ -97,8 +98,8 @@ def _kernel(kernel: dict[str, Any]) -> dict[str, Any]:
 
 def markdown(found: dict[str, Any]) -> str:
     """Return the document as tables for people."""
-    parts = [_head(found), _decode_table(found), _kernel_table(found), _step_table(found)]
-    return "\n\n".join(filter(None, parts))
+    tables = _decode_table, _prompt_table, _kernel_table, _step_table
+    return "\n\n".join(filter(None, [_head(found), *(table(found) for table in tables)]))
 
 
 def _head(found: dict[str, Any]) -> str:
@@ -134,6 +135,12 @@ def _decode_table(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     heads = ("decode", "tok/s", f"of {RIVAL}'s", "GB/s of weights", "of copy", "", "command")
     return _table(heads, rows, right=range(1, 5))
+
+
+def _prompt_table(found: dict[str, Any]) -> str:
+    speeds = found["prompts"] or {}
+    rows = [(what, _number(speed)) for what, speed in speeds.items()]
+    return _table(("prompt, and tokens behind it", "tok/s"), rows, right=(1,))
 
 
 def _remark(details: dict[str, Any]) -> str:

@@ -173,7 +173,7 @@ def test_the_order(recorded: Recorder) -> None:
     assert finished == [
         "python packages", "build vkmoe", "devices", "selftest", "validation", "make the model",
         "build llama.cpp", "transfer", "kernels Q4_K", "kernels Q6_K", "kernels Q8_0",
-        "kernels MXFP4", "kernels F16", "vkmoe resident", "vkmoe 50 %", "vkmoe 25 %",
+        "kernels MXFP4", "kernels F16", "vkmoe resident", "vkmoe 50 %", "vkmoe 25 %", "prompts",
         "llama.cpp resident", "llama.cpp 50 %", "llama.cpp 25 %",
     ]  # fmt: skip
 
@@ -408,6 +408,7 @@ RECORDS = [
     kernels("Q8_0", 2010.0, KERNEL | {"variant": "matvec.q8_0", "shape": "last"}),
     record("vkmoe resident", speed(300.0, bytes_per_token=2e9)),
     record("vkmoe 50 %", speed(100.0, bytes_per_token=2e9)),
+    record("prompts", {"tokens_per_second": {"vkmoe prompt 512": 2500.0, "vkmoe decode": 99.5}}),
     record("llama.cpp resident", speed(200.0)),
     record("llama.cpp 50 %", None, "timed out", "loading\nstill | loading"),
 ]  # fmt: skip
@@ -431,9 +432,10 @@ def test_the_text_for_people() -> None:
     assert "| matvec.q4_k | 4096 x 2048 | 5 | 1,400 | 70% | below 75% |" in text
     assert "| matvec.q4_k | few | 5 | 1,400 | 70% |  |" in text  # too small to judge
     assert "| matvec.q8_0 | last |" in text  # though another type before it took too long
+    assert "| vkmoe prompt 512 | 2,500 |" in text
     assert "still / loading" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("| vkmoe")}
-    assert len(columns) == 2  # decode, steps: a bar in a reason does not make a column
+    assert len(columns) == 3  # decode, prompts, steps: a bar in a reason does not make a column
 
 
 def test_speeds_of_both_sides_are_medians() -> None:
