@@ -67,7 +67,8 @@ def main() -> None:
                 arms[_name(LLAMA, n)] = _prompt(rival, prompts[n])
         for arm in arms.values():
             arm()  # what is recorded and compiled when it is first used
-        speeds = take_turns(arms, options.repeats, "tok/s")
+        shown = {name: _shown(name, arm) for name, arm in arms.items()}
+        speeds = take_turns(shown, options.repeats, "tok/s")
     results = _results(speeds, arms, card, options)
     finish("prompt", card, {"model": model.name, **results}, options.record)
 
@@ -105,6 +106,17 @@ def _prompt(worker: Worker, prompt: list[int]) -> Callable[[], float]:
 def _decode(worker: Worker) -> Callable[[], float]:
     prompt = [PROMPT_STEP * i % 251 for i in range(1, N_DECODED + 1)]
     return lambda: N_DECODED / sum(worker.decode(prompt, N_DECODED)[1])
+
+
+def _shown(name: str, arm: Callable[[], float]) -> Callable[[], float]:
+    """Print each value as it comes: a rival may take minutes."""
+
+    def measured() -> float:
+        speed = arm()
+        print(f"  {name}: {speed:.2f} tok/s", flush=True)
+        return speed
+
+    return measured
 
 
 def _results(
