@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from tests.gpu.invented import DISCRETE_12
@@ -50,6 +53,17 @@ def test_without_slots_a_card_reads_from_the_pool(run: Run, card: None) -> None:
         "expert cache: none of 32 experts per layer on the device, all read from the host pool; "
     )
     assert sizing.endswith("raise --expert-cache") and "--expert-cache 1KiB has no effect" in note
+
+
+def test_what_prompts_are_multiplied_in(
+    run: Run, card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.search(
+        r"^prompts       tiles of 64 x 32 by 64, products of f32$", run("info").out, re.M
+    )
+    able = replace(DISCRETE_12, features=DISCRETE_12.features | {"float16"})
+    monkeypatch.setattr(device, "list_devices", lambda: [able])
+    assert ", products of f16, routers' of f32\n" in run("info").out
 
 
 def test_the_executor_of_a_model_that_fits(run: Run) -> None:

@@ -36,7 +36,7 @@ class Least(NamedTuple):
 # what loads first needs as many: 2 waves, which keep 64 KiB in flight on a unit of four SIMDs (at
 # least 8 loads of 64 x 16 bytes a wave), seven times what Little's law asks of Vega 64 (484 GB/s
 # x 600 ns / 64 units, twice). What stores an expert too needs registers for where it lands. Tiles
-# have their reuse in registers: 2 waves on GCN, but float32 in f16, which no model of ours has, 1.
+# have their reuse in registers: 2 waves on GCN, but for matrices of float32 in tiles of f16.
 # Eight columns of a batch fill them all.
 WAVES = {
     "matvec": Least(8, 2),

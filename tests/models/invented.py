@@ -101,7 +101,7 @@ KINDS = {
     ),
 }
 TUNINGS = [
-    Tuning("lanes", 64, 4, True, subgroup_size=32),
+    Tuning("lanes", 64, 4, True, subgroup_size=32, half_tiles=True),
     Tuning(
         *("lanes", 64, 4, False),
         rows_of_few=1,

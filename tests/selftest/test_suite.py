@@ -188,7 +188,7 @@ def test_what_a_device_lacks_is_left_out(device: Device) -> None:
     poor = replace(device.info, subgroup_arithmetic=False, features=frozenset())
     names = {variant.name for variant in compiled_variants() if runnable(variant, poor)}
     assert "matvec.q4_k" in names and "matvec.q4_k+blocks" in names
-    assert not {name for name in names if name.endswith(("+subgroup", "+blocks64"))}
+    assert not {name for name in names if name.endswith(("+subgroup", "+blocks64", "+half"))}
     narrow = replace(device.info, subgroup_size=4, features=frozenset({"int64"}))
     assert not runnable(Variant.parse("matvec.q4_k+blocks64"), narrow)
     assert not choose_tuning(narrow).load_64bit

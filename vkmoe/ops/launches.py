@@ -66,7 +66,7 @@ class Tile(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Return what a tile of GPUs has in shared memory: a chunk of each row, and a code book."""
+        """Return what a tile of f32 has in shared memory: a chunk of each row, and a code book."""
         return 4 * (32 * (self.dots + self.columns) + 16)
 
     def __str__(self) -> str:
