@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vkmoe.generate.drafts import LookUp
+from vkmoe.generate.scheduler import LookUp
 
 
 @pytest.mark.parametrize(
