@@ -144,7 +144,8 @@ def _empty(engine: Engine) -> None:
     programs._recorder.decoder.close_program(program)
     kind = BatchKind("decode", 1, 1)
     programs.io.copy_out(program, programs._recorder.outputs(kind))
-    programs.recorded[kind] = Recorded(program, (programs._recorder.segment(program),))
+    segments = (programs._recorder.segment(program),)
+    programs.recorded[kind] = Recorded(lambda: program, segments)
 
 
 def _texts(options: argparse.Namespace) -> list[list[int]]:

@@ -7,7 +7,7 @@
 //           table and the rows in use; spans by address. A fixed span has no tiles: a pair of it is a row of the batch.
 // Who       workgroup -> a tile of TILE_ROWS rows of one expert times its pairs (include/tile.glsl).
 // Assumes   as matmul.comp; no tile has more than TILE_COLUMNS pairs, and the experts of tiles are somewhere.
-// Dispatch  (ceil(n_rows / TILE_ROWS), most tiles, 1)
+// Dispatch  (most tiles, ceil(n_rows / TILE_ROWS), 1): tiles of the same weights are neighbours, so that caches have them
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -114,7 +114,7 @@ uint load_tile(uint tile) {
 }
 
 void main() {
-    const uint n_pairs = load_tile(gl_WorkGroupID.y);
+    const uint n_pairs = load_tile(gl_WorkGroupID.x);
     if (n_pairs == 0u) return;
     multiply_tile(n_rows, n_pairs, n_blocks);
 }

@@ -5,7 +5,8 @@
 //           address; params (how many columns there are). y f32: word y_offset + c * y_stride + h * n_rows + row.
 // Who       workgroup -> a tile of TILE_ROWS rows times TILE_COLUMNS columns of one head (include/tile.glsl).
 // Assumes   rows are 16-byte aligned; the workgroup size is 8 (BLOCK_PER_LANE), else a power of two, 32 to 256.
-// Dispatch  (ceil(n_rows / TILE_ROWS), ceil(most columns / TILE_COLUMNS), heads)
+// Dispatch  (ceil(most columns / TILE_COLUMNS), ceil(n_rows / TILE_ROWS), heads): tiles of the same weights are neighbours, so
+//           that caches have them
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -66,7 +67,7 @@ void store_products(uint row, uint column, float products[N_PARTS]) {
 #include "tile.glsl"
 
 void main() {
-    first_column = gl_WorkGroupID.y * TILE_COLUMNS;
+    first_column = gl_WorkGroupID.x * TILE_COLUMNS;
     const uint n_columns = params.n_rows;
     if (first_column >= n_columns) return;
     multiply_tile(n_rows, min(n_columns - first_column, TILE_COLUMNS), n_blocks);

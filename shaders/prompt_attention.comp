@@ -10,7 +10,7 @@
 // Assumes   a column's sums are made in steps of absolute positions, each of which leaves alone a column that sees nothing of it:
 //           no other column, and no cut of the rows, has a say in its bits, nor has what is not finite where a row does not see
 //           it. Rows from n_rows on are inert.
-// Dispatch  (ceil(rows * N_HEADS / N_KV_HEADS / COLUMNS), N_KV_HEADS, 1).
+// Dispatch  (x, N_KV_HEADS, z), where x * z is at least ceil(rows * N_HEADS / N_KV_HEADS / COLUMNS).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -69,7 +69,7 @@ struct Run {
     Positions seen;
 };
 
-uint first_column() { return gl_WorkGroupID.x * COLUMNS; }
+uint first_column() { return (gl_WorkGroupID.z * gl_NumWorkGroups.x + gl_WorkGroupID.x) * COLUMNS; }
 uint kv_head() { return gl_WorkGroupID.y; }
 uint column_row(uint column) { return (first_column() + column) / GROUP; }
 uint column_head(uint column) { return kv_head() * GROUP + (first_column() + column) % GROUP; }

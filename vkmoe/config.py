@@ -16,6 +16,7 @@ from functools import cached_property
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from vkmoe.batch import MAX_ROWS
 from vkmoe.choices import (
     CopyTiming,
     DraftWay,
@@ -236,6 +237,7 @@ class EngineConfig:
         "-ub",
         "--ubatch-size",
         minimum=1,
+        maximum=MAX_ROWS,
     )
     draft: DraftWay = _option(
         "none",
@@ -341,8 +343,8 @@ class EngineConfig:
     miss: Literal["auto", MissWay] = _option(
         "auto",
         "How an expert without a slot is served: kernels read it in host memory (read), or a copy "
-        "kernel brings it over first, in the same submit (gather). auto: as the measured speeds "
-        "favour.",
+        "kernel brings it over first, in the same submit (gather; of one sequence, and not of "
+        "prompts). auto: as the measured speeds favour.",
     )
     promote_on_read: bool | None = _option(
         None,

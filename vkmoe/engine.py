@@ -1,4 +1,4 @@
-"""Runs a loaded model token by token, replaying what was recorded when it was loaded.
+"""Runs batches of tokens through a loaded model, replaying what was recorded for their kind.
 
 Owns the device, the weights, the KV cache and the recorded programs. Does not own text, sampling or
 options.
@@ -157,6 +157,7 @@ class Engine(Closing):
                 self.rewind(region, first)
             self._ends[region] = last + 1
         self._backend.settle()
+        self._programs.make_ready(batch)
         began = perf_counter_ns()
         result = self._programs.run(batch, self._experts)
         if self._experts.overlap is not None:

@@ -230,7 +230,7 @@ class LLM(Closing):
     ) -> GenerationResult | list[GenerationResult]:
         """Generate a whole reply, or those to a list of prompts, in its order.
 
-        All options are those of `request`.
+        All options are those of `request`. `last_statistics` are those of the last prompt.
         """
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], Real):
             found = dict(self.generate_many(prompt, sampling, **options))
@@ -300,6 +300,8 @@ class LLM(Closing):
                 if ctx_size < most
                 else "shorten it: this model can take no more",
             )
+        if not all(isinstance(token, Real) for token in tokens):
+            raise PromptError("the prompt is neither a text nor token ids", "several go in a list")
         bad = [token for token in tokens if not 0 <= token < self.spec.n_vocab]
         if bad:
             raise PromptError(
@@ -312,6 +314,8 @@ class LLM(Closing):
         self, prompts: Sequence[Any], sampling: SamplingConfig | None, options: dict[str, Any]
     ) -> list[Request]:
         """Check each prompt that is not a Request yet. Raises what `request` raises."""
+        if isinstance(prompts, str):
+            raise PromptError("a text is one prompt, not several", "put it into a list")
         return [
             prompt if isinstance(prompt, Request) else self.request(prompt, sampling, **options)
             for prompt in prompts

@@ -10,7 +10,7 @@
 //   WeightRow part_row(uint part, uint row)                     a row of one of them; rows behind the last are the last
 //   uint column_x(uint column)                                  where x of a column of this tile begins, in vec4
 //   void store_products(uint row, uint column, float products[N_PARTS])   called for rows before n_rows only
-// Gives multiply_tile(n_rows, n_columns, n_blocks): all products of this workgroup's rows, from gl_WorkGroupID.x * TILE_ROWS
+// Gives multiply_tile(n_rows, n_columns, n_blocks): all products of this workgroup's rows, from gl_WorkGroupID.y * TILE_ROWS
 // on, with columns [0, n_columns) of the tile. All arguments are the same in all lanes.
 const uint TILE_COLUMNS = LANE_DOTS * LANE_COLUMNS;
 const uint CHUNK_VEC4S = 8u;

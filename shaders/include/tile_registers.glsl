@@ -14,7 +14,7 @@ const uint N_SUMS = LANE_DOTS * LANE_COLUMNS;
 
 // Products of part 0 and part 1 of a row are neighbours.
 uint dot_part(uint d) { return d % N_PARTS; }
-uint dot_row(uint d) { return gl_WorkGroupID.x * TILE_ROWS + d / N_PARTS * gl_WorkGroupSize.x + gl_LocalInvocationIndex; }
+uint dot_row(uint d) { return gl_WorkGroupID.y * TILE_ROWS + d / N_PARTS * gl_WorkGroupSize.x + gl_LocalInvocationIndex; }
 
 // What all lanes have of a chunk of a column's x.
 #ifdef ONE_SUBGROUP

@@ -46,7 +46,7 @@ uint dot_place(uint dot, uint slice) { return dot * CHUNK_SLICES + turned(dot % 
 uint column_place(uint column, uint slice) { return column * CHUNK_SLICES + turned(column % COLUMN_LANES, slice); }
 
 // Products of part 0 and part 1 of a row are neighbours.
-WeightRow tile_row(uint d) { return part_row(d % N_PARTS, gl_WorkGroupID.x * TILE_ROWS + d / N_PARTS); }
+WeightRow tile_row(uint d) { return part_row(d % N_PARTS, gl_WorkGroupID.y * TILE_ROWS + d / N_PARTS); }
 
 // Which row and which column of the tile a lane's are.
 uint lane_dot(uint d) { return gl_LocalInvocationIndex / COLUMN_LANES * N_PARTS + d / N_PARTS * LINES_APART + d % N_PARTS; }
@@ -113,7 +113,7 @@ void add_step(const uint n_columns, inout float sums[N_SUMS]) {
 void store_sums(float sums[N_SUMS], uint n_rows, uint n_columns) {
     [[dont_unroll]] for (uint c = 0u; c < LANE_COLUMNS && lane_column(c) < n_columns; ++c) {
         [[unroll]] for (uint d = 0u; d < LANE_DOTS; d += N_PARTS) {
-            const uint row = gl_WorkGroupID.x * TILE_ROWS + lane_dot(d) / N_PARTS;
+            const uint row = gl_WorkGroupID.y * TILE_ROWS + lane_dot(d) / N_PARTS;
             float products[N_PARTS];
             [[unroll]] for (uint p = 0u; p < N_PARTS; ++p) products[p] = sums[d + p];
             if (row < n_rows) store_products(row, lane_column(c), products);

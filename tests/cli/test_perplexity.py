@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.tiny import model_path
-from vkmoe.generate.perplexity import Windows
+from vkmoe.generate.perplexity import Estimate, Windows
 from vkmoe.llm import LLM
 
 from .conftest import Run
@@ -32,7 +33,8 @@ def test_the_value_and_its_error_are_printed(run: Run, text: Path, stride: int |
     done = run("perplexity", TINY, "-f", str(text), "-c", "24", *options)
     assert done.code == 0
     assert done.out == f"perplexity {wanted.perplexity:.4f} +/- {wanted.standard_error:.4f}\n"
-    assert f"{wanted.n_tokens} tokens predicted in {wanted.n_windows} windows of 24" in done.err
+    n_windows = f"{wanted.n_windows} of {wanted.n_planned} windows of 24"
+    assert f"{wanted.n_tokens} tokens predicted in {n_windows}" in done.err
     as_json = run("perplexity", TINY, "-f", str(text), "-c", "24", "--json", "-q", *options)
     document = json.loads(as_json.out)
     assert as_json.err == ""
@@ -52,6 +54,24 @@ def test_the_running_value_goes_to_stderr(
     assert done.out.removesuffix("\n") in values[-1]
 
 
+def test_ctrl_c_prints_what_is_known(run: Run, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[Estimate] = []
+    measure = LLM.perplexity
+
+    def interrupted(llm: LLM, text: str, windows: Windows) -> Iterator[Estimate]:
+        for estimate in measure(llm, text, windows):
+            if len(known) == 2:
+                raise KeyboardInterrupt
+            known.append(estimate)
+            yield estimate
+
+    monkeypatch.setattr(LLM, "perplexity", interrupted)
+    done = run("perplexity", TINY, "-f", str(text), "-c", "24")
+    assert done.code == 130
+    assert done.out.startswith(f"perplexity {known[1].perplexity:.4f} ")
+    assert f" 2 of {known[1].n_planned} windows" in done.err
+
+
 def test_without_a_context_a_window_is_the_model_s_or_512(run: Run, text: Path) -> None:
     text.write_text(TEXT * 10)
     done = run("perplexity", TINY, "-f", str(text), "--json")
@@ -68,7 +88,7 @@ def test_without_a_context_a_window_is_the_model_s_or_512(run: Run, text: Path) 
         (("-f", "TEXT", "-c", "24", "--stride", "24"), 2, "--stride 24 does not fit"),
         (("-f", "TEXT", "--stride", "0"), 2, "--stride"),
         (("-f", "TEXT", "-c", "129"), 2, "--ctx-size 129 is more than the 128 tokens"),
-        (("-f", "TEXT", "-c", "128"), 1, "fewer than a window of 128"),
+        (("-f", "TEXT", "-c", "128"), 1, "a window of 128 needs 128"),
         (("-f", "TEXT", "-v", "-q"), 2, "--verbose and --quiet contradict"),
     ],
 )

@@ -115,6 +115,10 @@ def test_ctrl_c_keeps_what_is_finished(
     ("line", "message"),
     [
         ("{", "line 4: no JSON"),
+        (
+            '{"messages": [{"role": "user"}], "chat_template_kwargs": {"self": 1}}',
+            "line 4: chat_template_kwargs must not set 'self'",
+        ),
         ('{"prompt": "a", "temp": -1}', "line 4: temp is -1"),
         ('{"id": "b", "prompt": "a"}', "line 4: the id 'b' is that of line 2"),
     ],
@@ -168,3 +172,23 @@ def test_mistakes_are_named_before_a_model_is_loaded(
 def test_what_is_typed_wins_over_a_variable(run: Run, fake: type[FakeLLM], prompts: Path) -> None:
     assert run("generate", "-p", "typed", "-q", VKMOE_PROMPTS=str(prompts)).code == 0
     assert fake.calls[1]["prompt"] == "typed"
+
+
+def test_prompts_may_come_from_standard_input(run: Run, demo: LLM) -> None:
+    text = "\n".join(map(json.dumps, LINES)).encode()
+    done = run("generate", "--prompts", "-", *COMMON, stdin=text)
+    assert done.code == 0 and set(replies(done.out)) == {1, "b", "c"}
+
+
+def test_an_id_that_is_no_text_in_utf_8_is_found_again(
+    run: Run, demo: LLM, prompts: Path, tmp_path: Path
+) -> None:
+    prompts.write_text(json.dumps({"id": "\ud800x", "prompt": [1], "max_tokens": 2}))
+    command = ("generate", "--prompts", str(prompts), "-o", str(tmp_path / "o"), *COMMON)
+    assert run(*command).code == 0
+    assert "1 of 1 replies are in" in run(*command).err
+
+
+def test_an_output_without_prompts_is_refused(run: Run) -> None:
+    done = run("generate", "-p", "x", "-o", "out.txt")
+    assert done.code == 2 and "--output is for replies to --prompts" in done.err

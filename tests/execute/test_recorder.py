@@ -20,6 +20,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
 from vkmoe.execute.recorder import HostActions, TokenPrograms
+from vkmoe.execute.segments import TARGET_S, part_bytes
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.backend import Backend
@@ -255,6 +256,18 @@ def test_every_split_gives_the_same_bits(odd: Model, share: float) -> None:
     speed = share * 4 * span_bytes * odd.n_used
     with odd.programs(bytes_per_second=speed) as programs:
         np.testing.assert_array_equal(odd.rows(programs), odd.wanted)
+
+
+def test_rows_that_are_decoded_together_are_bounded_together(
+    odd: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At worst each reads experts of its own."""
+    with odd.programs(bytes_per_second=1e12) as programs:
+        recorder = programs._recorder
+        parts = part_bytes(odd.decoder.weights, odd.n_used, odd.decoder.cache_bytes)
+        slow = replace(recorder, bytes_per_second=1.01 * sum(parts) / TARGET_S)
+        assert slow.bounds(1).borders == ()
+        assert len(slow.bounds(8).borders) > len(slow.bounds(2).borders) > 0
 
 
 def test_a_fast_link_leaves_one_submit(odd: Model) -> None:

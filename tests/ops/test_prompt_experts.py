@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.ops.test_router import TUNINGS
+from vkmoe.batch import MAX_ROWS
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.prompt_experts import (
-    MAX_ROWS,
     PairTiles,
     SharedRows,
     clear_done,

@@ -214,6 +214,24 @@ def test_a_trunk_that_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryError, match="KV cache 7,680 MiB") as caught:
         planned(SMALL_WINDOW, EngineConfig(ctx_size=40960, kv_type="f32"))
     assert "--ctx-size" in caught.value.hint
+    large = replace(SCRATCH, tensors=(9 * GIB,))
+    with pytest.raises(OutOfMemoryError, match="activations 9,216 MiB") as caught:
+        plan(EngineConfig(), SPEC, SMALL_WINDOW, WEIGHTS, large, RAM, lambda: READ_IN_PLACE)
+    assert "--ubatch-size" in caught.value.hint
+
+
+def test_chunks_are_no_longer_than_the_device_can_bind() -> None:
+    """Unless they were asked for: then that is an error before anything is loaded."""
+    limits = replace(DISCRETE_12.limits, max_storage_buffer_range=1 << 17)
+    device = replace(DISCRETE_12, limits=limits)
+    with open_model(model_path("moe_plain")) as model:
+        most = decide(EngineConfig(ctx_size=64), model, DISCRETE_12).workspace
+        found = decide(EngineConfig(ctx_size=64), model, device).workspace
+        assert most.row_sizes["prompt"][-1] == 512 > found.row_sizes["prompt"][-1] >= 32
+        assert max(tensor.n_bytes for tensor in found.tensors) <= 1 << 17
+        with pytest.raises(UsageError, match="512 tokens at once need") as caught:
+            decide(EngineConfig(ctx_size=64, ubatch_size=512), model, device)
+        assert "--ubatch-size" in caught.value.hint
 
 
 # ----- the context -----

@@ -26,14 +26,13 @@ from vkmoe.cli.options import (
 )
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
+from vkmoe.generate.prompts import RESERVED
 from vkmoe.generate.reply import FINAL, ChannelText, ReplyChannels
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
 
 __all__ = ["chat"]
-
-RESERVED = ("messages", "add_generation_prompt", "self")
 
 
 @config_options
@@ -83,9 +82,8 @@ def template_names(text: str | None) -> dict[str, Any]:
         raise UsageError(f"{flag} is not JSON: {error}", example) from error
     if not isinstance(names, dict):
         raise UsageError(f"{flag} is not a JSON object", example)
-    taken = [name for name in RESERVED if name in names]
-    if taken:
-        raise UsageError(f"{flag} must not set {taken[0]!r}", example)
+    if taken := RESERVED.intersection(names):
+        raise UsageError(f"{flag} must not set {min(taken)!r}", example)
     return names
 
 

@@ -30,13 +30,14 @@ from vkmoe.cli.options import (
     Words,
     chosen_model,
     config_options,
+    is_typed,
     option,
     prompt_source,
     read_source,
     split_words,
 )
 from vkmoe.config import EngineConfig, SamplingConfig
-from vkmoe.errors import PromptError, VkmoeError
+from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.prompts import PromptLine, RepliesFile, read_prompts
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ def generate(
         option(
             "--prompts",
             metavar="FILE",
-            help="Reply to every line of a file: JSON objects with prompt or messages, and id, "
-            "max_tokens, stop, seed, temp and so on where they differ. Each reply is one line of "
-            "JSON, written when it is finished.",
+            help="Reply to every line of a file (- is standard input): JSON objects with prompt or "
+            "messages, and id, max_tokens, stop, seed, temp and so on where they differ. Each "
+            "reply is one line of JSON, written when it is finished.",
         ),
     ] = None,
     output: Annotated[
@@ -106,6 +107,8 @@ def generate(
                 with opened(chosen, engine, verbose, quiet) as llm:
                     _reply_to_all(llm, Path(value), left, replies, quiet)
         return
+    if output is not None and is_typed(context, "output"):
+        raise UsageError("--output is for replies to --prompts", "send the text to a file: > FILE")
     text = read_source(source, value)
     with opened(chosen, engine, verbose, quiet) as llm:
         write_reply(llm, text, sampling, limits, as_json, quiet)
@@ -206,8 +209,8 @@ def _reply_to_all(
     seconds = time.perf_counter() - began
     if not quiet:
         note(
-            f"{n_done} of {len(lines)} replies in {seconds:.1f} s | {n_prompt} prompt tokens read, "
-            f"{n_generated} tokens generated, {n_generated / seconds:.1f} tok/s"
+            f"{n_done} of {len(lines)} replies in {seconds:.1f} s | theirs: {n_prompt} prompt "
+            f"tokens read, {n_generated} tokens generated, {n_generated / seconds:.1f} tok/s"
         )
         for text in as_lines(llm.expert_statistics):
             note(text)

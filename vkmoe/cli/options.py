@@ -40,6 +40,7 @@ __all__ = [
     "check_plot",
     "chosen_model",
     "config_options",
+    "is_typed",
     "option",
     "prompt_source",
     "read_prompt",
@@ -80,7 +81,7 @@ def option(
     )
 
 
-def _typed(context: typer.Context, name: str) -> bool:
+def is_typed(context: typer.Context, name: str) -> bool:
     """Return whether a parameter was given on the command line, not by its variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -88,7 +89,7 @@ def _typed(context: typer.Context, name: str) -> bool:
 
 def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
     """Take the texts typed, or the lines of the variable, which typer would split at blanks."""
-    if not _typed(context, "stop"):
+    if not is_typed(context, "stop"):
         variable = os.environ.get(environment_name("stop"))
         stop = variable.split("\n") if variable else []
     if not all(stop):
@@ -240,7 +241,7 @@ def chosen_model(
     context: typer.Context, positional: str | None, option_value: str | None
 ) -> str | None:
     """Choose MODEL or -m; None for the demo model. Raises UsageError for two of them."""
-    if positional is not None and option_value is not None and _typed(context, "model"):
+    if positional is not None and option_value is not None and is_typed(context, "model"):
         raise UsageError(
             f"two models given: {positional} and -m {option_value}", "name the model once"
         )
@@ -261,7 +262,7 @@ def prompt_source(context: typer.Context, **given: str | None) -> tuple[str, str
     Raises UsageError unless there is exactly one.
     """
     sources = {name: value for name, value in given.items() if value is not None}
-    typed = {name: sources[name] for name in sources if name == "stdin" or _typed(context, name)}
+    typed = {name: sources[name] for name in sources if name == "stdin" or is_typed(context, name)}
     if len(typed or sources) != 1:
         others = ", --prompts FILE" if "prompts" in given else ""
         raise UsageError(
@@ -328,7 +329,7 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
     """Forget what a variable says where the command line says something else."""
     for first, second, contradict in _RIVALS:
         if first in values and second in values and contradict(values[first], values[second]):
-            given = [name for name in (first, second) if _typed(context, name)]
+            given = [name for name in (first, second) if is_typed(context, name)]
             if len(given) == 1:
                 values[second if given[0] == first else first] = None
 

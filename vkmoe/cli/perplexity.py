@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vkmoe.cli.generate import INTERRUPTED
 from vkmoe.cli.notes import note, opened
 from vkmoe.cli.options import (
     Json,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["perplexity"]
 
+OPTIONS = tuple(  # one window after the other, and none of them generates
+    item.name for item in fields(EngineConfig) if item.name not in ("parallel", "draft")
+)
 DEFAULT_WINDOW = 512  # as llama-perplexity has it
 NOTE_SECONDS = 5.0  # between two notes of the running value
 
@@ -54,7 +58,7 @@ def perplexity(
             "Default: windows follow each other, and half of each counts.",
         ),
     ] = None,
-    engine: EngineConfig,
+    engine: Annotated[EngineConfig, OPTIONS],
     as_json: Json = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -63,9 +67,10 @@ def perplexity(
 
     As llama.cpp's `llama-perplexity` defines it, so that figures compare: the text is cut into
     windows of --ctx-size tokens (default 512), each read anew with BOS where the model wants one;
-    the second half of each counts. A rest that fills no window is left out. The standard error is
-    that of the mean, as if tokens were independent. With --stride S, llama-perplexity
-    --ppl-stride S counts the same where its own -c is S/2 less.
+    the second half of each counts. A rest that fills no window is left out. The standard error
+    is by that of the mean, as if tokens were independent. With --stride S, llama-perplexity
+    --ppl-stride S counts the same where its own -c is S/2 less. Ctrl-C prints what is known until
+    then, and exits with 130.
     """
     from vkmoe.generate.perplexity import Windows
     from vkmoe.llm import demo_model_path
@@ -90,27 +95,33 @@ def _measure(llm: LLM, text: str, windows: Windows, as_json: bool, quiet: bool) 
     """Print the perplexity of a text, and on stderr now and then what is known until then."""
     began = last_note = last_end = time.perf_counter()
     estimate: Estimate | None = None
-    for estimate in llm.perplexity(text, windows):
-        now = time.perf_counter()
-        # Of the last one alone: the first ones take longer, while programs are recorded.
-        window_seconds, last_end = now - last_end, now
-        if not quiet and now - last_note >= NOTE_SECONDS:
-            last_note = now
-            left = (estimate.n_planned - estimate.n_windows) * window_seconds
-            done = f"window {estimate.n_windows} of {estimate.n_planned}"
-            note(f"{done}: perplexity {_shown(estimate)}, {left:.0f} s left")
-    assert estimate is not None, "a text has a window or is refused"
-    seconds = time.perf_counter() - began
-    if as_json:
-        typer.echo(json.dumps(_document(llm, windows, estimate, seconds), indent=2))
-        return
-    typer.echo(f"perplexity {_shown(estimate)}")
-    if not quiet:
-        rate = estimate.n_windows * windows.length / seconds
-        note(
-            f"{estimate.n_tokens} tokens predicted in {estimate.n_windows} windows of "
-            f"{windows.length}, {rate:.1f} tok/s"
-        )
+    interrupted = False
+    try:
+        for estimate in llm.perplexity(text, windows):
+            now = time.perf_counter()
+            # Of the last one alone: the first ones take longer, while programs are recorded.
+            window_seconds, last_end = now - last_end, now
+            if not quiet and now - last_note >= NOTE_SECONDS:
+                last_note = now
+                left = (estimate.n_planned - estimate.n_windows) * window_seconds
+                done = f"window {estimate.n_windows} of {estimate.n_planned}"
+                note(f"{done}: perplexity {_shown(estimate)}, {left:.0f} s left")
+    except KeyboardInterrupt:
+        interrupted = True
+    if estimate is not None:
+        seconds = time.perf_counter() - began
+        if as_json:
+            typer.echo(json.dumps(_document(llm, windows, estimate, seconds), indent=2))
+        else:
+            typer.echo(f"perplexity {_shown(estimate)}")
+        if not quiet and not as_json:
+            rate = estimate.n_windows * windows.length / seconds
+            note(
+                f"{estimate.n_tokens} tokens predicted in {estimate.n_windows} of "
+                f"{estimate.n_planned} windows of {windows.length}, {rate:.1f} tok/s"
+            )
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _shown(estimate: Estimate) -> str:
@@ -125,6 +136,7 @@ def _document(llm: LLM, windows: Windows, estimate: Estimate, seconds: float) ->
         "mean_nll": estimate.mean,
         "n_tokens": estimate.n_tokens,
         "n_windows": estimate.n_windows,
+        "n_planned": estimate.n_planned,
         "window": windows.length,
         "stride": windows.stride,
         "seconds": seconds,

@@ -22,6 +22,7 @@ from vkmoe.choices import Executor
 from vkmoe.closing import Closing
 from vkmoe.execute.segments import (
     TARGET_S,
+    Bounded,
     Bring,
     Part,
     bound_submits,
@@ -36,7 +37,7 @@ from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.workspace import LOGIT_ROWS, most_pieces
+from vkmoe.models.workspace import FEW_ROWS, most_pieces
 from vkmoe.ops.candidates import CandidatesReader
 from vkmoe.ops.router import LogViews
 
@@ -102,14 +103,19 @@ class _Submit:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Holds a program as a whole, and its segments in order.
+    """Holds the segments of a program, in order, and what makes it as a whole, to be looked at.
 
     Those of a prompt stand alone: any of them may begin a submit.
     """
 
-    program: Program
+    whole: Callable[[], Program]
     segments: tuple[Segment, ...]
     stand_alone: bool = False
+
+    @cached_property
+    def program(self) -> Program:
+        """Return the program as a whole."""
+        return self.whole()
 
     @cached_property
     def submits(self) -> list[_Submit]:
@@ -168,7 +174,6 @@ class TokenPrograms(Closing):
         None: not known, or nothing ends a submit that takes long; it stays one.
         """
         self._backend, self._space, space = backend, decoder.workspace, decoder.workspace
-        borders = _submit_borders(backend, decoder, bytes_per_second)
         self._lands = decoder.mode.lands  # else the filled words mean nothing
         self._n_vocab = decoder.spec.n_vocab
         self._submissions: list[Submission] = []
@@ -185,9 +190,16 @@ class TokenPrograms(Closing):
             rows = self.io.view(space.candidates).reshape(space.candidates.n_rows, -1)
             self._candidates = [CandidatesReader(words, self._n_vocab) for words in rows]
             cleanup.callback(self._let_go)
-            logits, n_bytes = backend.tensor(space.logits), space.logits.n_bytes
-            self._logits = cleanup.enter_context(Readback(backend.device, logits, 0, n_bytes))
-            self._recorder = _Recorder(backend, decoder, self.io, executor, borders)
+            logits, n_bytes = backend.tensor(space.logits), 4 * space.logits.row_words
+            self._logits = [
+                cleanup.enter_context(Readback(backend.device, logits, row * n_bytes, n_bytes))
+                for row in range(space.logits.n_rows)
+            ]
+            self._recorder = _Recorder(backend, decoder, self.io, executor, bytes_per_second)
+            if warning := self._recorder.bounds(space.row_sizes["decode"][-1]).warning(
+                decoder.spec.n_layers
+            ):
+                log.warning(warning)
             self.recorded: dict[BatchKind, Recorded] = {}
             for n_logits in (0, 1):
                 self.recording(BatchKind("decode", 1, n_logits))
@@ -203,10 +215,16 @@ class TokenPrograms(Closing):
 
     # ----- running -----
 
+    def make_ready(self, batch: TokenBatch) -> None:
+        """Record what a batch needs and no batch before it needed. Raises GpuErrors."""
+        self.recording(self._kind(batch))
+
     def run(self, batch: TokenBatch, host: HostActions) -> RunResult:
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
         kind, n_rows = self._kind(batch), len(batch.tokens)
         recorded = self.recording(kind)
+        if batch.phase == "prompt" and 0 in batch.positions:
+            self._most_prompt_rows = self._space.row_sizes["prompt"][-1]  # another try
         self._submissions = []
         self._read = self._log_views(kind.n_rows, n_rows)
         then: Bring | None = None
@@ -284,8 +302,8 @@ class TokenPrograms(Closing):
         if batch.phase == "decode":
             assert n_logits in (0, n_rows), "rows to decode want logits, all or none"
             return BatchKind("decode", size, size if n_logits else 0)
-        assert n_logits <= LOGIT_ROWS[-1], n_logits
-        return BatchKind("prompt", size, next(n for n in (0, *LOGIT_ROWS) if n >= n_logits))
+        assert n_logits <= FEW_ROWS[-1], n_logits
+        return BatchKind("prompt", size, next(n for n in (0, *FEW_ROWS) if n >= n_logits))
 
     def _log_views(self, n_rows: int, n_used: int) -> LogViews:
         """Return views of the first rows of the log of a program with `n_rows` rows."""
@@ -307,8 +325,7 @@ class TokenPrograms(Closing):
 
     def full_logits(self, index: int = 0) -> NDArray[np.float32]:
         """Read all logits of the index-th row that wanted some in the last run: f32 [n_vocab]."""
-        rows = self._logits.read().view(np.float32).reshape(self._space.logits.n_rows, -1)
-        return rows[index, : self._n_vocab]
+        return self._logits[index].read().view(np.float32)[: self._n_vocab]
 
     def intervals(self) -> list[tuple[int, int]]:
         """Return when each submit of the last run began and ended, in order, in nanoseconds.
@@ -332,22 +349,6 @@ class TokenPrograms(Closing):
         del self._views, self._read, self._candidates, self._submissions
 
 
-def _submit_borders(
-    backend: Backend, decoder: Decoder, bytes_per_second: float | None
-) -> tuple[int, ...]:
-    """Choose the layers that begin a submit of their own; n_layers means the output head."""
-    if bytes_per_second is None:
-        return ()
-    shared = backend.device.info.is_uma
-    cache_bytes = decoder.cache_bytes if shared else None
-    parts = part_bytes(decoder.weights, decoder.workspace.routing_log(1).n_used, cache_bytes)
-    bounded = bound_submits([n_bytes / bytes_per_second for n_bytes in parts])
-    warning = bounded.warning(n_layers=len(parts) - 1)
-    if warning is not None:
-        log.warning(warning)
-    return bounded.borders
-
-
 @dataclass(frozen=True)
 class _Recorder:
     """Makes the recordings of one decoder, timed where the device can. Methods raise GpuErrors."""
@@ -356,12 +357,25 @@ class _Recorder:
     decoder: Decoder
     io: TokenIo
     executor: Executor
-    borders: Sequence[int]  # the layers that begin another submit; n_layers means the output head
+    bytes_per_second: float | None  # at which misses are read; None: not known, or of no interest
+
+    def bounds(self, n_rows: int) -> Bounded:
+        """Choose the layers that begin a submit where rows are decoded; n_layers means the head.
+
+        At worst every row reads experts of its own, and all of its cache.
+        """
+        if self.bytes_per_second is None:
+            return Bounded((), ())
+        decoder, shared = self.decoder, self.backend.device.info.is_uma
+        caches = [n_rows * n_bytes for n_bytes in decoder.cache_bytes] if shared else None
+        n_used = n_rows * decoder.workspace.routing_log(1).n_used
+        parts = part_bytes(decoder.weights, n_used, caches)
+        return bound_submits([n_bytes / self.bytes_per_second for n_bytes in parts])
 
     def record(self, kind: BatchKind, known: Sequence[Segment] = ()) -> Recorded:
         """Record the program of a kind. `known` segments of the same commands are used again."""
         body = self.decoder.program(kind)
-        whole = self._dressed(body.name, body.commands, kind, outputs=self.outputs(kind))
+        whole = partial(self._dressed, body.name, body.commands, kind, outputs=self.outputs(kind))
         parts, alone = self._parts(kind, body), kind.phase == "prompt"
         segments: list[Segment] = []
         place = 0  # in its submit; of one that stands alone, in the program
@@ -384,7 +398,7 @@ class _Recorder:
             return (cut_prompt_at_routers if stepped else cut_at_marks)(body.commands)
         if stepped:
             return cut_at_routers(body.commands)
-        return cut_at_layers(body.commands, self.borders)
+        return cut_at_layers(body.commands, self.bounds(kind.n_rows).borders)
 
     def outputs(self, kind: BatchKind) -> tuple[Bound, ...]:
         """Return what the last part of a program puts out."""

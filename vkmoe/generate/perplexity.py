@@ -24,6 +24,9 @@ from vkmoe.generate.runner import BatchRunner
 __all__ = ["Estimate", "ScoredRow", "Windows", "estimates", "run_tokens"]
 
 
+MOST_EXPONENT = 709.0  # of e in a float
+
+
 class ScoredRow(NamedTuple):
     """Holds the logits after one of the tokens that were run; `fetch` returns them all [n_vocab].
 
@@ -127,9 +130,10 @@ class Windows:
 
     def starts(self, n_tokens: int) -> range:
         """Return where the windows of a text begin. Raises PromptError for too short a text."""
-        if n_tokens < self.length + (self.stride is not None):
+        least = self.length + (self.stride is not None)  # the token behind a window counts then
+        if n_tokens < least:
             raise PromptError(
-                f"the text has {n_tokens} tokens, fewer than a window of {self.length}",
+                f"the text has {n_tokens} tokens, a window of {self.length} needs {least}",
                 "give a longer text, or a smaller --ctx-size",
             )
         if self.stride is None:
@@ -149,8 +153,8 @@ class Estimate:
 
     @property
     def perplexity(self) -> float:
-        """Return e to the mean."""
-        return math.exp(self.mean)
+        """Return e to the mean; infinity where that is too large."""
+        return math.exp(self.mean) if self.mean < MOST_EXPONENT else math.inf
 
     @property
     def standard_error(self) -> float:
@@ -169,11 +173,13 @@ def estimates(
 
     Raises PromptError for too short a text, and errors of the model.
     """
-    found: list[float] = []
+    n_tokens, mean, squares = 0, 0.0, 0.0  # squares: of distances to the mean, added up
     starts = windows.starts(len(tokens))
     for n_windows, start in enumerate(starts, 1):
         window = [*bos, *tokens[start + len(bos) : start + windows.length]]
         for row in run_tokens(runner, regions, window[:-1], windows.first, "prompt"):
-            found.append(row.surprise(window[row.position + 1]))
-        mean, variance = float(np.mean(found)), float(np.var(found))
-        yield Estimate(n_windows, len(starts), len(found), mean, variance)
+            n_tokens += 1
+            distance = row.surprise(window[row.position + 1]) - mean
+            mean += distance / n_tokens
+            squares += distance * distance * (n_tokens - 1) / n_tokens
+        yield Estimate(n_windows, len(starts), n_tokens, mean, squares / n_tokens)

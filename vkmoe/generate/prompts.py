@@ -27,6 +27,7 @@ Id = str | int
 _SAMPLING = frozenset(item.name for item in fields(SamplingConfig))
 _LIMITS = frozenset(("max_tokens", "stop", "ignore_eos"))
 _OTHERS = frozenset(("id", "prompt", "messages", "chat_template_kwargs"))
+RESERVED = frozenset(("messages", "add_generation_prompt", "self"))  # of a template's names
 _EXAMPLE = 'a line is such as {"id": "a", "prompt": "def f():", "max_tokens": 64}'
 
 
@@ -46,10 +47,11 @@ class PromptLine:
 def read_prompts(
     path: Path, sampling: SamplingConfig, limits: Mapping[str, Any]
 ) -> list[PromptLine]:
-    """Read all lines of a file; `sampling` and `limits` hold where a line says nothing else.
+    """Read all lines of a file, or of standard input ("-").
 
-    Empty lines are passed over. The id of a line without one is its number. Raises PromptError,
-    which names the line, for the first that is damaged, and for a file without any.
+    `sampling` and `limits` hold where a line says nothing else. Empty lines are passed over. The id
+    of a line without one is its number. Raises PromptError, which names the line, for the first
+    that is damaged, and for a file without any.
     """
     lines: list[PromptLine] = []
     numbers: dict[Id, int] = {}
@@ -73,10 +75,10 @@ def read_prompts(
 def _numbered(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are not blank, with their numbers from 1."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}", "") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -110,6 +112,8 @@ def _line(
     names = found.get("chat_template_kwargs", {})
     if not isinstance(names, dict):
         raise PromptError("chat_template_kwargs is no JSON object", _EXAMPLE)
+    if taken := RESERVED.intersection(names):
+        raise PromptError(f"chat_template_kwargs must not set {min(taken)!r}", _EXAMPLE)
     changes = {key: value for key, value in found.items() if key in _SAMPLING}
     return PromptLine(
         number=number,
@@ -185,7 +189,8 @@ class RepliesFile(Closing):
 
     def write(self, reply: Mapping[str, Any]) -> None:
         """Append one line, behind the last whole one. Raises VkmoeError."""
-        text = json.dumps(reply, ensure_ascii=False) + "\n"
+        # Escaped, so that an id that is no text in UTF-8 is the same when it is read again.
+        text = json.dumps(reply, ensure_ascii=not str(reply.get("id")).isascii()) + "\n"
         if self._path is None:
             sys.stdout.write(text)
             sys.stdout.flush()

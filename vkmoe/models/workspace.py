@@ -26,7 +26,7 @@ from vkmoe.ops.router import RouterShape, RoutingLog, routing_words
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
-    "LOGIT_ROWS",
+    "FEW_ROWS",
     "AttentionKernels",
     "KvAddresses",
     "KvCaches",
@@ -69,7 +69,7 @@ class RowSizes:
         return max((*self.decode, *self.prompt))
 
 
-LOGIT_ROWS = (1, 2, 4, 8)  # rows of a batch that may want logits
+FEW_ROWS = (1, 2, 4, 8)  # to decode, or that may want logits: sizes of programs
 
 
 def most_pieces(n_layers: int) -> int:
@@ -140,7 +140,7 @@ class Workspace:
         router = router_shape(spec) if experts else None
         n_used = experts.n_used if experts else 1
         n_rows, n_decoded = sizes.most, sizes.decode[-1]
-        n_logits = max(n for n in LOGIT_ROWS if n <= max(n_rows, 1))
+        n_logits = max(n for n in FEW_ROWS if n <= max(n_rows, 1))
         # One partial per workgroup of whichever producer has most.
         n_partials = max(
             -(-spec.width // tuning.fewest_rows), -(-spec.width // (32 * tuning.workgroup_size))

@@ -182,7 +182,7 @@ def _append_matmul(
                 "y": y.part(op.n_rows, n_all, start),
                 "params": params,
             },
-            (-(-n_rows // tile.dots), -(-op.n_rows // tile.columns), n_heads),
+            (-(-op.n_rows // tile.columns), -(-n_rows // tile.dots), n_heads),
             op.label,
             reads=(*(matrix.memory for matrix in group), *bias_range(bias, start, n_all)),
         )
@@ -303,7 +303,7 @@ def _append_experts(
                 "x": tensors["x"],
                 "y": y.part(0, experts.n_pairs(op.n_rows) * matrix.n_rows),
             },
-            (-(-matrix.n_rows * n_parts // tile.dots), experts.n_tiles(tile.columns, op.n_rows), 1),
+            (experts.n_tiles(tile.columns, op.n_rows), -(-matrix.n_rows * n_parts // tile.dots), 1),
             op.label,
             reads=experts.memory,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range
+from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.attention import (
     NORM_MODES,
     KvCache,
@@ -89,7 +89,8 @@ class PromptTiling:
 
     def n_groups(self, shape: AttentionShape | LatentShape, n_rows: int) -> tuple[int, int, int]:
         """Count the workgroups that take all heads of some rows."""
-        return -(-n_rows * shape.group // self.workgroup_heads), shape.n_heads // shape.group, 1
+        n, lines = workgroup_lines(-(-n_rows * shape.group // self.workgroup_heads))
+        return n, shape.n_heads // shape.group, lines
 
 
 def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> PromptTiling:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vkmoe.batch import MAX_ROWS
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Dispatch, Range, TensorRef
 from vkmoe.ops.context import OpContext
@@ -17,7 +18,6 @@ from vkmoe.ops.matmul import TILE_WORDS, most_tiles
 from vkmoe.ops.router import RouterShape, routing_words, shared_weight_word
 
 __all__ = [
-    "MAX_ROWS",
     "PairTiles",
     "RoutedRows",
     "SharedRows",
@@ -39,7 +39,6 @@ COMBINE_ROWS = kernel(
     "workgroup_size n_used shared",
 )
 
-MAX_ROWS = 2048  # of a program; the sort is one workgroup's
 _SORT_LANES = 128  # on GPUs: all of them allow as many
 _COMBINE_LANES = 64  # on CPU drivers too, where a workgroup costs as much as some of its sums
 

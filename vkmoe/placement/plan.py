@@ -34,7 +34,7 @@ from vkmoe.gpu.device import Intent
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.models import ModelFile
-from vkmoe.models.workspace import RowSizes, Workspace, attention_kernels, most_pieces
+from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels, most_pieces
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings
@@ -65,7 +65,6 @@ __all__ = [
 
 log = logging.getLogger("vkmoe")
 DEFAULT_CTX_SIZE = 8192
-DECODE_ROWS = (1, 2, 4, 8)
 PROMPT_ROWS = (32, 64, 128, 256, 512, 1024)  # sizes of programs below the largest
 CPU_UBATCH, GPU_UBATCH = 128, 512
 
@@ -99,8 +98,7 @@ def decide(
     computed (`copies_overlap`). Raises what `plan` and `measure_link` raise.
     """
     spec, tuning, sizes = model.spec, tuning or choose_tuning(device), weight_bytes(model.tensors)
-    attention = attention_kernels(spec, context_size(config, spec), config.kv_type, tuning)
-    workspace = Workspace(spec, tuning, attention, row_sizes(config, device))
+    workspace = _workspace(config, spec, device, tuning)
     link: LinkSpeed | None = None
 
     def mode_of_cache() -> ExpertMode:
@@ -141,6 +139,29 @@ def predictor_lines(
     n_bytes = Correlation.n_bytes(KeySpace(n_layers, spec.experts.n_experts))
     reason = "how often each expert follows each other one"
     return (allocation(device, "predictor, correlation", "host", reason, n_bytes=n_bytes),)
+
+
+def _workspace(
+    config: EngineConfig, spec: ModelSpec, device: DeviceInfo, tuning: Tuning
+) -> Workspace:
+    """Describe the workspace, with chunks of prompts whose tensors the device can bind.
+
+    Raises UsageError where those that were asked for are too long.
+    """
+    attention = attention_kernels(spec, context_size(config, spec), config.kv_type, tuning)
+    sizes, most = row_sizes(config, device), device.limits.max_storage_buffer_range
+    while True:
+        workspace = Workspace(spec, tuning, attention, sizes)
+        largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
+        if largest.n_bytes <= most:
+            return workspace
+        if config.ubatch_size is not None or len(sizes.prompt) == 1:
+            raise UsageError(
+                f"{sizes.prompt[-1]} tokens at once need {in_mib(largest.n_bytes)} in one piece "
+                f"({largest.name}), {device.name} allows {in_mib(most)}",
+                "lower --ubatch-size",
+            )
+        sizes = replace(sizes, prompt=sizes.prompt[:-1])
 
 
 def _scratch(workspace: Workspace, n_layers: int) -> Scratch:
@@ -186,12 +207,16 @@ def plan(
     free = budget - base.total("device") - (base.total("host") if device.is_uma else 0)
     try:
         if free < 0:
-            caches = config.parallel * sum(_cache_bytes(spec, ctx_size, config.kv_type))
+            parts = {
+                "weights": weights.trunk,
+                "KV cache": config.parallel * sum(_cache_bytes(spec, ctx_size, config.kv_type)),
+                "activations": sum(scratch.tensors),
+            }
+            listed = ", ".join(f"{name} {in_mib(n_bytes)}" for name, n_bytes in parts.items())
             raise OutOfMemoryError(
                 f"{spec.name} needs {in_mib(budget - free)} of {device.name}'s memory "
-                f"without its experts (weights {in_mib(weights.trunk)}, KV cache "
-                f"{in_mib(caches)}); {in_mib(budget)} can be used",
-                _smaller(config, caches > weights.trunk),
+                f"without its experts ({listed}); {in_mib(budget)} can be used",
+                _smaller(config, max(parts, key=parts.__getitem__)),
             )
         pool = _pool_room(base, device, free, available_host_bytes)
         given = ExpertRoom(config, spec.experts, weights, device, free, pool, base)
@@ -203,11 +228,18 @@ def plan(
         raise
 
 
-def _smaller(config: EngineConfig, caches_are_large: bool) -> str:
-    """Say what makes a plan smaller that has no room for any expert."""
-    if not caches_are_large:
-        return "choose a smaller model"
-    return "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
+def _smaller(config: EngineConfig, largest: str) -> str:
+    """Say what makes a plan smaller that has no room for any expert, by its largest part."""
+    if largest == "KV cache":
+        return "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
+    return "lower --ubatch-size" if largest == "activations" else "choose a smaller model"
+
+
+def _chunks(config: EngineConfig, device: DeviceInfo) -> str:
+    """Say what the size of the activations goes by."""
+    most = row_sizes(config, device).prompt[-1]
+    asked = "as --ubatch-size" if config.ubatch_size else "--ubatch-size changes it"
+    return f"prompts in chunks of up to {most} tokens; {asked}"
 
 
 def row_sizes(config: EngineConfig, device: DeviceInfo) -> RowSizes:
@@ -218,7 +250,7 @@ def row_sizes(config: EngineConfig, device: DeviceInfo) -> RowSizes:
     most = config.ubatch_size or (CPU_UBATCH if device.is_cpu else GPU_UBATCH)
     prompt = [size for size in PROMPT_ROWS if size < most]
     several = config.parallel > 1 or config.draft != "none"
-    return RowSizes(DECODE_ROWS if several else (1,), (*prompt, most))
+    return RowSizes(FEW_ROWS if several else (1,), (*prompt, most))
 
 
 def _pool_room(
@@ -296,7 +328,7 @@ def _fixed_lines(
     lanes += [] if is_mapped(device, "bar") else [table_bytes] * N_LANES
     whole: tuple[tuple[str, Intent, str, BufferName, Sequence[int]], ...] = (
         # One more: the placeholder of kernels without tensors.
-        ("activations", "device", "as --ubatch-size", "tensors", (*scratch.tensors, 4)),
+        ("activations", "device", _chunks(config, device), "tensors", (*scratch.tensors, 4)),
         ("expert table", "bar", "two versions", "expert table", [N_VERSIONS * table_bytes]),
         ("parameters", "host", "written for each token", "params", [scratch.params]),
         ("results", "readback", "read back after each token", "readback", [scratch.results]),

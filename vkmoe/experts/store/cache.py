@@ -157,7 +157,8 @@ class ExpertTracker:
         land; None: none. `n_decoded`: the sequences that were decoded; 0 if these were prompts.
         """
         if self.cache is not None:
-            hits = self.cache.after_token(routing, filled, self._host_ns)
+            # Chunks of prompts take much longer than the tokens that copies run beside.
+            hits = self.cache.after_token(routing, filled, self._host_ns if n_decoded else 0)
             n_hits = int(np.count_nonzero(hits))
             for ids, found in zip(routing, hits, strict=True):
                 self.profiler.record(ids, found)
@@ -298,7 +299,8 @@ class ExpertCache:
     ) -> Mask:
         """Decide what moves after tokens, as of `ExpertTracker.after_token`; copies begin.
 
-        The host waited for them for `host_ns`. Returns which uses were served from slots.
+        The host waited for them for `host_ns`; 0: they tell nothing of how long a token takes.
+        Returns which uses were served from slots.
         """
         keys, budget = self.residency.observe(routing), self._ways.budget
         hits = self._steps.hits(keys)
@@ -316,7 +318,7 @@ class ExpertCache:
             self._tier.cancel(used)
         n_bytes = inf if budget is None else budget.n_bytes - self._tier.pending_bytes
         self._carry_out(self.residency.decide(landed, n_bytes))
-        if budget is not None:
+        if budget is not None and host_ns:
             budget.token(host_ns / 1e9, missed_bytes)
         return hits
 
