@@ -11,10 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_ROWS", "BatchKind", "Phase", "RunResult", "TokenBatch", "TopLogits"]
+__all__ = ["BatchKind", "Phase", "RunResult", "TokenBatch", "TopLogits"]
 
 Phase = Literal["decode", "prompt"]
-MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 
 
 class BatchKind(NamedTuple):

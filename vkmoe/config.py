@@ -16,7 +16,6 @@ from functools import cached_property
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from vkmoe.batch import MAX_ROWS
 from vkmoe.choices import (
     CopyTiming,
     DraftWay,
@@ -33,6 +32,7 @@ from vkmoe.errors import UsageError
 
 __all__ = [
     "DEFAULT_PREDICTOR",
+    "MAX_ROWS",
     "EngineConfig",
     "Pins",
     "SamplingConfig",
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 DEFAULT_PREDICTOR: PredictorName = "correlation"  # where guessing pays, or was asked for
+MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 
 
 # ----- what an option says about itself -----

@@ -77,7 +77,8 @@ def value_of(parameter: TyperOption) -> Any:
 def as_flags(command: TyperCommand) -> list[str]:
     words: list[str] = []
     for parameter in options_of(command):
-        if not parameter.is_flag:
+        # Refused where replies are not those to a file of prompts.
+        if not parameter.is_flag and (command.name, parameter.name) != ("generate", "output"):
             words += [parameter.opts[-1], str(value_of(parameter))]
     return words
 

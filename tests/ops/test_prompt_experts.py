@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.ops.test_router import TUNINGS
-from vkmoe.batch import MAX_ROWS
+from vkmoe.config import MAX_ROWS
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext

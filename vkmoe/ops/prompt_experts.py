@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vkmoe.batch import MAX_ROWS
+from vkmoe.config import MAX_ROWS
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Dispatch, Range, TensorRef
 from vkmoe.ops.context import OpContext
