@@ -33,7 +33,7 @@ DENSE = ModelSpec(
     norm_eps=1e-6, tied_embeddings=False, layers=(LayerSpec(ATTENTION, DenseSpec(0)),) * N_LAYERS,
 )  # fmt: skip
 SPEC = of_layers(DENSE, ATTENTION, *[ExpertSpec(N_EXPERTS, N_USED, 768)] * N_LAYERS)
-SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000, logits=6000)
+SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000, logits=(6000,))
 
 
 def expert_bytes(*spans: int, trunk: int = GIB) -> WeightBytes:

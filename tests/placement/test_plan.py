@@ -105,7 +105,7 @@ def test_a_plan_counts_what_is_allocated_and_little_more(info: DeviceInfo) -> No
         "expert table": 2 * SPEC.n_layers * N_EXPERTS * 8,
         "parameters": SCRATCH.params,
         "results": SCRATCH.results,
-        "logits": SCRATCH.logits,
+        "logits": sum(SCRATCH.logits),
         "experts": weights.experts,
     }
     for item, n_bytes in held.items():

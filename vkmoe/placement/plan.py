@@ -171,7 +171,7 @@ def _scratch(workspace: Workspace, n_layers: int) -> Scratch:
         tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
         params=workspace.params.n_bytes,
         results=workspace.log.n_bytes + workspace.candidates.n_bytes + serials,
-        logits=workspace.logits.n_bytes,
+        logits=(4 * workspace.logits.row_words,) * workspace.logits.n_rows,
     )
 
 
@@ -182,7 +182,7 @@ class Scratch:
     tensors: tuple[int, ...]  # of the workspace, each an allocation of its own
     params: int
     results: int  # routing log, candidates and serials, read back after each token, at most
-    logits: int
+    logits: tuple[int, ...]  # of each row that may want some, read back on its own
 
 
 def plan(
@@ -332,7 +332,7 @@ def _fixed_lines(
         ("expert table", "bar", "two versions", "expert table", [N_VERSIONS * table_bytes]),
         ("parameters", "host", "written for each token", "params", [scratch.params]),
         ("results", "readback", "read back after each token", "readback", [scratch.results]),
-        ("logits", "readback", "read back when asked for", "readback", [scratch.logits]),
+        ("logits", "readback", "read back when asked for", "readback", scratch.logits),
         ("staging", "host", "device memory is not mapped", "staging", lanes),
     )
     for item, intent, reason, name, buffers in whole:
