@@ -2,12 +2,12 @@
 //           dot(up[row], x) + up_bias[row]), where f is that of expert_gate_up.comp and x that of the pair's row in the batch;
 //           PASS 1 stores the gate's part alone, PASS 2 finishes with up (gate and up of different types). Without GATE_UP:
 //           y[pair][row] = dot(down[row], act[pair]) + bias[row], unweighted.
-// Inputs    x f32 [batch rows or pairs][x_stride vec4s]; tiles: word 0 their number, from word 4 on four of each: expert, first
-//           of its pairs in `sorted`, how many, 0; sorted: numbers of pairs, batch row * n_used + rank; params, for the expert
-//           table and the rows in use; spans by address. A fixed span has no tiles: a pair of it is a row of the batch.
+// Inputs    x f32 [batch rows or pairs][x_stride vec4s]; tiles, as expert_tiles.comp leaves them, of which those of a round
+//           are multiplied; sorted: numbers of pairs, batch row * n_used + rank; params, for the rows in use; spans by
+//           address. A fixed span has no tiles: a pair of it is a row of the batch.
 // Who       workgroup -> a tile of TILE_ROWS rows of one expert times its pairs (include/tile.glsl).
-// Assumes   as matmul.comp; no tile has more than TILE_COLUMNS pairs, and the experts of tiles are somewhere.
-// Dispatch  (most tiles, ceil(n_rows / TILE_ROWS), 1): tiles of the same weights are neighbours, so that caches have them
+// Assumes   as matmul.comp; no tile has more than TILE_COLUMNS pairs.
+// Dispatch  (most tiles of the round, ceil(n_rows / TILE_ROWS), 1): tiles of the same weights are neighbours, so that caches have them
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -25,7 +25,9 @@ const uint N_PARTS = PASS == 0u ? 2u : 1u;
 const uint N_PARTS = 1u;
 #endif
 
-layout(set = 0, binding = 1, std430) readonly buffer Tiles { uint tiles[]; };
+#define TILES_BINDING 1
+#define TILES_ACCESS readonly
+#include "tile_list.glsl"
 layout(set = 0, binding = 2, std430) readonly buffer Sorted { uint sorted[]; };
 #define PARAMS_BINDING 3
 #include "params.glsl"
@@ -50,12 +52,9 @@ layout(push_constant, std430) uniform Push {
     uint row_bytes;
     uint n_blocks;
     uint x_stride;          // in vec4
-    uint first_entry;       // of the expert table, this layer's
+    uint round_index;
     uint pairs_of_x;        // that share a row of x: gate and up n_used, down 1
 };
-
-const uint AT_HOME = 1u;    // in the low word of an entry
-const uint TILE_HEADER_WORDS = 4u, TILE_WORDS = 4u;
 
 WeightRow expert_span;
 uint first_pair;
@@ -105,12 +104,11 @@ uint load_tile(uint tile) {
         first_pair = tile * TILE_COLUMNS;
         return first_pair < params.n_rows ? min(params.n_rows - first_pair, TILE_COLUMNS) : 0u;
     }
-    if (tile >= tiles[0]) return 0u;
-    const uint at = TILE_HEADER_WORDS + tile * TILE_WORDS;
-    const uvec2 entry = AddressEntry(address_add(params.expert_table, (first_entry + tiles[at]) * 8u)).address;
-    expert_span = to_address(uvec2(entry.x & ~AT_HOME, entry.y));
-    first_pair = tiles[at + 1u];
-    return min(tiles[at + 2u], TILE_COLUMNS);
+    const uint index = round_starts[round_index] + tile;
+    if (index >= round_starts[round_index + 1u]) return 0u;
+    expert_span = to_address(tiles[index].xy);
+    first_pair = tiles[index].z;
+    return min(tiles[index].w, TILE_COLUMNS);
 }
 
 void main() {

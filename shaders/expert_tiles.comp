@@ -2,9 +2,11 @@
 //           one expert, in rising order of experts. Only experts take part that the table has a place for and that are not
 //           marked done; those that take part and have pairs become done. So the same dispatch, with other experts in the
 //           table, takes up what it left. `clears` does nothing but take all marks away.
+//           Tiles of experts that are at home (AT_HOME in their entry) come last where n_places is not 0: these experts are
+//           brought from there, n_places in each round, to one half of the places and the other in turn, and read there.
 // Inputs    routing, of which the first N_USED words of each row_words are the row's ids; params; the expert table by address,
-//           uvec2 [n_layers][N_EXPERTS]; done [N_EXPERTS]. Outputs: tiles (uvec4): their number in the first word, then (expert,
-//           first, count, 0) of each; sorted_pairs: row * N_USED + rank, rising within an expert, from each tile's `first` on.
+//           uvec2 [n_layers][N_EXPERTS]; done [N_EXPERTS]. Outputs: tiles; sorted_pairs: row * N_USED + rank, rising within an
+//           expert, from each tile's first on; brought [ranks]: home and place of each, zeros behind the last.
 // Who       one workgroup: lanes count pairs; each lane places a run of experts behind those of the lanes before it; then
 //           all lanes place the pairs of BLOCK_ROWS rows at a time, each behind those of earlier rows that chose its expert.
 // Assumes   the ids of a row are valid and distinct, as router_topk leaves them. Atomics only add numbers and set bits: their
@@ -22,33 +24,47 @@ layout(constant_id = 2) const uint N_USED = 8u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Routing { uint routing[]; };
 layout(set = 0, binding = 2, std430) buffer Done { uint done[]; };
-layout(set = 0, binding = 3, std430) writeonly buffer Tiles { uvec4 tiles[]; };
+#define TILES_BINDING 3
+#define TILES_ACCESS writeonly
+#include "tile_list.glsl"
 layout(set = 0, binding = 4, std430) writeonly buffer SortedPairs { uint sorted_pairs[]; };
+layout(set = 0, binding = 5, std430) writeonly buffer Brought { uvec4 brought[]; };
 layout(push_constant, std430) uniform Push {
+    uvec2 first_place;       // address
+    uint place_bytes;
+    uint n_places;           // of a round, half of all; 0: no expert is brought
     uint layer;
     uint row_words;
     uint tile_columns;
     uint clears;
 };
 
+const uint AT_HOME = 1u;              // in the low word of an entry
 const uint BLOCK_ROWS = 32u;          // one bit each
 const uint NOT_NOW = 0xFFFFFFFFu;     // in places
 
 shared uint places[N_EXPERTS];        // pairs of an expert; then where its next one goes, or NOT_NOW
 shared uint chosen_by[N_EXPERTS];     // the rows of a block that chose an expert
-shared uvec2 totals[gl_WorkGroupSize.x]; // pairs and tiles of a lane's experts
+shared uvec4 totals[gl_WorkGroupSize.x]; // sizes of a lane's experts
 
 uint lane() { return gl_LocalInvocationIndex; }
 
 uint chosen_id(uint pair) { return routing[pair / N_USED * row_words + pair % N_USED]; }
 
-bool takes_part(uint expert) {
-    const uvec2 entry = AddressEntry(address_add_product(params.expert_table, layer * N_EXPERTS + expert, 8u)).address;
-    return !is_null(entry) && done[expert] == 0u;
+// Where an expert is; nowhere if it takes no part.
+uvec2 entry_of(uint expert) {
+    if (done[expert] != 0u) return uvec2(0u);
+    return AddressEntry(address_add_product(params.expert_table, layer * N_EXPERTS + expert, 8u)).address;
 }
 
-// (pairs, tiles) of an expert whose pairs are counted.
-uvec2 size_of(uint expert) { return uvec2(places[expert], (places[expert] + tile_columns - 1u) / tile_columns); }
+bool is_brought(uvec2 entry) { return n_places != 0u && (entry.x & AT_HOME) != 0u; }
+
+// (pairs, tiles where it is read in place, tiles where it is brought, whether it is brought) of an expert.
+uvec4 size_of(uint expert, uvec2 entry) {
+    const uint n_pairs = is_null(entry) ? 0u : places[expert];
+    const uint n_tiles = (n_pairs + tile_columns - 1u) / tile_columns;
+    return is_brought(entry) ? uvec4(n_pairs, 0u, n_tiles, min(n_pairs, 1u)) : uvec4(n_pairs, n_tiles, 0u, 0u);
+}
 
 void count_pairs() {
     for (uint e = lane(); e < N_EXPERTS; e += gl_WorkGroupSize.x) places[e] = chosen_by[e] = 0u;
@@ -57,35 +73,56 @@ void count_pairs() {
     barrier();
 }
 
-void write_tiles(uint expert, uint first_pair, uint first_tile) {
-    const uvec2 size = size_of(expert);
-    for (uint i = 0u; i < size.y; ++i) {
+void write_tiles(uvec2 span, uint n_pairs, uint first_pair, uint first_tile) {
+    for (uint i = 0u; i * tile_columns < n_pairs; ++i) {
         const uint start = i * tile_columns;
-        tiles[1u + first_tile + i] = uvec4(expert, first_pair + start, min(tile_columns, size.x - start), 0u);
+        tiles[first_tile + i] = uvec4(span, first_pair + start, min(tile_columns, n_pairs - start));
     }
+}
+
+// Says where the expert of a rank is brought to, and where that one's round begins. Returns its place.
+uvec2 bring(uvec2 home, uint rank, uint first_tile) {
+    if (rank % n_places == 0u) round_starts[1u + rank / n_places] = first_tile;
+    const uvec2 place = address_add_product(first_place, rank % (2u * n_places), place_bytes);
+    brought[rank] = uvec4(home, place);
+    return place;
+}
+
+// Says where the rounds end that have no expert, and that no more are brought.
+void end_rounds(uint n_brought, uint n_tiles) {
+    round_starts[0] = 0u;
+    if (n_brought == 0u) round_starts[1] = n_tiles;
+    const uint n_rounds = n_places == 0u ? 0u : (n_brought + n_places - 1u) / max(n_places, 1u);
+    for (uint i = n_rounds; i < MOST_ROUNDS; ++i) round_starts[1u + i] = n_tiles;
+    for (uint rank = n_brought; rank < n_places * (MOST_ROUNDS - 1u); ++rank) brought[rank] = uvec4(0u);
 }
 
 // Makes counts of pairs to places, each expert's behind those of the experts before it.
 void place_experts() {
     const uint n_each = (N_EXPERTS + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;
     const uint first = min(lane() * n_each, N_EXPERTS), end = min(first + n_each, N_EXPERTS);
-    uvec2 total = uvec2(0u);
-    for (uint e = first; e < end; ++e) {
-        if (!takes_part(e)) places[e] = 0u;
-        total += size_of(e);
-    }
+    uvec4 total = uvec4(0u);
+    for (uint e = first; e < end; ++e) total += size_of(e, entry_of(e));
     totals[lane()] = total;
     barrier();
-    uvec2 next = uvec2(0u);
-    for (uint i = 0u; i < lane(); ++i) next += totals[i];
+    uvec4 next = uvec4(0u);
+    for (uint i = 0u; i < gl_WorkGroupSize.x; ++i) {
+        next += i < lane() ? totals[i] : uvec4(0u);
+        next.z += totals[i].y;  // behind all that are read in place
+    }
     for (uint e = first; e < end; ++e) {
-        const uvec2 size = size_of(e);
-        write_tiles(e, next.x, next.y);
-        if (size.x > 0u) done[e] = 1u;
+        const uvec2 entry = entry_of(e), span = uvec2(entry.x & ~AT_HOME, entry.y);
+        const uvec4 size = size_of(e, entry);
+        if (size.w > 0u) {
+            write_tiles(bring(span, next.w, next.z), size.x, next.x, next.z);
+        } else {
+            write_tiles(span, size.x, next.x, next.y);
+        }
         places[e] = size.x > 0u ? next.x : NOT_NOW;
+        if (size.x > 0u) done[e] = 1u;
         next += size;
     }
-    if (lane() == gl_WorkGroupSize.x - 1u) tiles[0] = uvec4(next.y, 0u, 0u, 0u);
+    if (lane() == gl_WorkGroupSize.x - 1u) end_rounds(next.w, next.z);
     barrier();
 }
 

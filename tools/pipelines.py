@@ -41,6 +41,7 @@ from vkmoe.models.workspace import KvAddresses, RowSizes, Workspace, attention_k
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import rms_norm
+from vkmoe.ops.prompt_experts import BroughtPlaces
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE
 from vkmoe.placement.sizes import expert_shape
@@ -51,7 +52,8 @@ __all__ = ["MODELS", "Pipeline", "pipelines"]
 MODELS = tuple(SIZES)
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
 KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
-SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (32,))  # two of several columns: more have no other kernels
+# Two of several columns, as more have no other kernels; a prompt whose experts have several tiles.
+SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (64,))
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 
 
@@ -121,7 +123,10 @@ def _program(
     weights = memory.model(model)
     if mode.in_cache and spec.experts is not None:
         slots = [(memory.range(n_bytes * 16),) for n_bytes in weights.span_bytes]
-        weights = with_slots(weights, slots.__getitem__, slots.__getitem__, spec.experts.n_used)
+        n_bytes, n_experts = max(weights.span_bytes), spec.experts.n_experts
+        places = BroughtPlaces(memory.take(n_bytes * n_experts), n_bytes, n_experts)
+        slot_of, n_used = slots.__getitem__, spec.experts.n_used
+        weights = with_slots(weights, slot_of, slot_of, n_used, places)
     workspace = Workspace(spec, tuning, kernels, SIZES_OF_PROGRAMS)
     decoder, program = Decoder(spec, tuning, weights, workspace, caches, mode), Program("batches")
     for phase, sizes in workspace.row_sizes.items():

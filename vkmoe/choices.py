@@ -40,6 +40,7 @@ BufferName = Literal[
     "expert slots",
     "expert pool",
     "gathered experts",
+    "brought experts",
     "expert table",
     "KV cache",
     "tensors",

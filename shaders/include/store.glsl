@@ -1,5 +1,5 @@
-// Stores through 64-bit addresses, for landing places and nothing else: an address that may be a home is never stored to
-// (host memory is slow to write, and homes are what everything is compared with).
+// Stores through 64-bit addresses, for places to land in or to be brought to, and nothing else: an address that may be a home
+// is never stored to (host memory is slow to write, and homes are what everything is compared with).
 // Needs: address.glsl.
 #ifdef LOAD_64BIT
 layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer StoredWords4 { u64vec2 halves; };

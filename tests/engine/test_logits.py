@@ -162,7 +162,6 @@ def heldout(
     return np.array(best), np.array(nll)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefix", "least_same", "most_nll"), [("quantised", 0.97, 3e-3), ("decoded", 0.995, 3e-4)]
 )

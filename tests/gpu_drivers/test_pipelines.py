@@ -34,8 +34,15 @@ class Allowed(NamedTuple):
     reason: str
 
 
+# Compiling takes a minute or two of a GPU: not those of which others say nearly the same.
+COMPILED = tuple(gpu for gpu in GPUS if gpu not in ("nvk-turing", "navi21"))
 SPILLS = (*COLUMNS["spilled"], *COLUMNS["scratch"])
-ALLOWED: tuple[Allowed, ...] = ()
+Q3_K = "two values, in a type that few files have; fewer rows would cost it more"
+ALLOWED: tuple[Allowed, ...] = tuple(
+    Allowed(family, (gpu,), statistic, most, Q3_K)
+    for family, gpu in (("expert_gate_up_keep.q3_k", "anv-tgl"), ("expert_down.q3_k", "anv-bmg"))
+    for statistic, most in (("Spill Count", 2), ("Fill Count", 2), ("Scratch Memory Size", 1024))
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +50,12 @@ def compiled(drivers: Path) -> Iterator[Mapping[str, Future[list[Compiled]]]]:
     """What each GPU's compiler says; several work at once, and a test waits for its own."""
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        yield {gpu: pool.submit(compiled_for, gpu) for gpu in GPUS}
+        yield {gpu: pool.submit(compiled_for, gpu) for gpu in COMPILED}
     finally:  # where few tests were chosen, or Ctrl-C came
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", COMPILED)
 def test_every_pipeline_compiles_and_spills_nothing(
     compiled: Mapping[str, Future[list[Compiled]]], gpu: str
 ) -> None:
@@ -85,7 +92,7 @@ def test_no_family_needs_more_than_it_did(
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("gpu", [*RDNA, *GCN])
+@pytest.mark.parametrize("gpu", sorted({*RDNA, *GCN} & {*COMPILED}))
 def test_waves_fit_and_code_is_short(
     compiled: Mapping[str, Future[list[Compiled]]], gpu: str
 ) -> None:

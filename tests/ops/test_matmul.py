@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.ops.tunings import MAPPINGS, chosen_device, tuning_for
+from tests.ops.tunings import MAPPINGS, chosen_device, once_but, tuning_for
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import Tile
 from vkmoe.ops.tuning import Tuning
-from vkmoe.quants.types import TYPES
 from vkmoe.selftest.comparison import KernelCase
 from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
@@ -62,16 +61,6 @@ def words(runner: Runner, case: KernelCase) -> Words:
         return case.words(other)[0]
 
 
-@by_type
-def test_types(runner: Runner, kind: str) -> None:
-    """Odd heights and a batch that is not full, of several blocks."""
-    n_columns = 768 if TYPES[kind].block_weights == 256 else 224
-    case = MatmulCase(
-        tuning_of(kind, 0), ((kind, 37), (kind, 5)), n_columns, rows(*range(11), spare=2)
-    )
-    case.run(runner).verify()
-
-
 @by_mapping
 @pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 32, 33, 70])
 def test_numbers_of_rows(runner: Runner, tuning: Tuning, n: int) -> None:
@@ -85,28 +74,15 @@ def test_offsets_and_biases(runner: Runner, tuning: Tuning) -> None:
     MatmulCase(tuning, segments, 512, batch, biased=True, gap=8, offset=12).run(runner).verify()
 
 
-@by_type
-def test_residual(runner: Runner, kind: str) -> None:
-    case = MatmulCase(tuning_of(kind, 1), ((kind, 19),), 512, rows(3, 1, 4, spare=1), residual=True)
-    replace(case, biased=kind > "M", gap=4).run(runner).verify()
-
-
 @by_mapping
 def test_heads(runner: Runner, tuning: Tuning) -> None:
     HeadsMatmulCase(tuning, "Q8_0", 3, 41, 96, rows(*range(9), spare=2)).run(runner).verify()
 
 
-@by_type
-def test_experts(runner: Runner, kind: str) -> None:
-    """Of six experts each row uses three; one, two and three types take turns with the mappings."""
-    i = WEIGHT_TYPES.index(kind)
-    types = ((kind, kind), (kind,), (kind, WEIGHT_TYPES[i - 1]))[i // len(TUNINGS) % 3]
-    batch = rows(*range(13), spare=3)
-    ExpertMatmulCase(tuning_of(kind, 2), types, 21, 256, batch, 6, 3).run(runner).verify()
-
-
 @by_mapping
-@pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K",)])
+@pytest.mark.parametrize(
+    "types", once_but([("Q4_K", "Q6_K")], [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K",)])
+)
 def test_experts_as_gpt_oss_has_them(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:
@@ -145,8 +121,8 @@ def test_nothing_overflows_in_f16_and_errors_are_bounded(runner: Runner, kind: s
 
 
 @by_mapping
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("kind", ["Q4_K", pytest.param("Q6_K", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("residual", once_but([False], [False, True]))
+@pytest.mark.parametrize("kind", once_but(["Q4_K"], ["Q4_K", "Q6_K"]))
 def test_a_row_has_the_same_bits_in_any_batch(
     runner: Runner, tuning: Tuning, kind: str, residual: bool
 ) -> None:
@@ -173,7 +149,7 @@ def test_a_matrix_row_has_the_same_bits_at_any_place(runner: Runner, tuning: Tun
 
 @by_mapping
 @pytest.mark.parametrize(
-    "types", [("Q4_K", "Q4_K"), pytest.param(("Q4_K", "Q6_K"), marks=pytest.mark.slow), ("Q6_K",)]
+    "types", once_but([("Q6_K",)], [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q6_K",)])
 )
 def test_a_pair_has_the_same_bits_among_any_others(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
@@ -190,7 +166,7 @@ def test_a_pair_has_the_same_bits_among_any_others(
 
 
 @pytest.mark.parametrize("tile", SHAPES, ids=str)
-@pytest.mark.parametrize("n", [3, 40])
+@pytest.mark.parametrize("n", once_but([40], [3, 40]))
 @pytest.mark.parametrize("half", sorted({tuning.half_tiles for tuning in TUNINGS}))
 def test_a_tile_of_another_shape_leaves_the_same_bits(
     runner: Runner, tile: Tile, n: int, half: bool

@@ -1,4 +1,4 @@
-"""expert_tiles and combine_rows against their twins, in the shapes of real models and at the ends.
+"""What goes round the experts of prompts, against twins: in the shapes of real models, at the ends.
 
 Also that experts in tiles, a few of a layer at a time, give what they give token by token.
 """
@@ -16,9 +16,12 @@ from vkmoe.config import MAX_ROWS
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
+from vkmoe.ops.matmul import TILE_HEADER_WORDS, TILE_WORDS
 from vkmoe.ops.prompt_experts import (
+    BroughtPlaces,
     PairTiles,
     SharedRows,
+    bring_experts,
     clear_done,
     combine_rows,
     expert_tiles,
@@ -30,7 +33,7 @@ from vkmoe.reference.experts import activated
 from vkmoe.reference.experts import expert_down as down_twin
 from vkmoe.reference.experts import expert_gate_up as gate_up_twin
 from vkmoe.reference.logits import router_topk, shared_weights
-from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
+from vkmoe.selftest.prompt_experts import BringCase, CombineCase, RowsInUse, TilesCase
 
 CPU, GPU = TUNINGS[0], TUNINGS[2]
 OLMOE, QWEN3 = RouterShape(64, 8), RouterShape(128, 8)
@@ -44,7 +47,7 @@ Floats = NDArray[np.float32]
 
 
 @both_mappings
-@pytest.mark.parametrize("clears", [False, True], ids=["", "cleared"])
+@pytest.mark.parametrize("how", ["", "cleared", "brought"])
 @pytest.mark.parametrize(
     ("shape", "n_rows", "n_in_use"),
     [
@@ -59,10 +62,11 @@ Floats = NDArray[np.float32]
     ids=str,
 )
 def test_pairs_are_sorted(
-    runner: Runner, tuning: Tuning, shape: RouterShape, n_rows: int, n_in_use: int, clears: bool
+    runner: Runner, tuning: Tuning, shape: RouterShape, n_rows: int, n_in_use: int, how: str
 ) -> None:
     rows = RowsInUse(shape, n_rows, n_in_use)
-    TilesCase(tuning, rows, columns=32, clears=clears).run(runner).verify()
+    case = TilesCase(tuning, rows, columns=32, clears=how == "cleared", brings=how == "brought")
+    case.run(runner).verify()
 
 
 @both_mappings
@@ -103,6 +107,27 @@ def test_the_twin_sorts_as_stated() -> None:
     assert found.pairs.tolist() == [1, 2, 6, 0, 3, 4]
     assert found.tiles.tolist() == [[0, 0, 2], [0, 2, 1], [2, 3, 2], [2, 5, 1]]
     assert found.done.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("n_experts", [1, 4, 8, 60, 64, 257])
+def test_every_expert_is_brought_in_some_round(n_experts: int) -> None:
+    """In no more rounds than tiles are counted for, and to places that the round before lacks."""
+    places = BroughtPlaces(1 << 32, 512, n_experts)
+    assert places.n_places * places.n_rounds >= n_experts > places.n_places * (places.n_rounds - 1)
+    assert places.n_rounds < twins.N_ROUNDS
+    whole = memory_range(1 << 32, 2 * places.n_places * 512)
+    for index in range(1, places.n_rounds):
+        one, next_one = places.half(index), places.half(index + 1)
+        assert min(one.start, next_one.start) == whole.start
+        assert max(one.end, next_one.end) == whole.end
+        assert one.end <= next_one.start or next_one.end <= one.start
+
+
+@pytest.mark.parametrize(("index", "idle"), [(1, 0), (2, 0), (3, 2), (7, 0)])
+def test_experts_of_a_round_are_brought(runner: Runner, index: int, idle: int) -> None:
+    """Of whole groups and of a part of one; the seventh round has fewer experts than places."""
+    for span_bytes in (16, 8192 * 2, 8192 * 2 + 48):
+        BringCase(CPU, span_bytes, 20, index, idle).run(runner).verify()
 
 
 # ----- the sum -----
@@ -197,12 +222,16 @@ def test_they_declare_what_they_touch() -> None:
     expert_tiles(op.named("sort"), tiles, 1, table)
     out, hidden = TensorRef("out", 8 * 4 * 20), TensorRef("hidden", 8 * 20 + 4)
     combine_rows(op.named("sum"), tiles, out, hidden, 20)
-    clear, sort, total = program.dispatches()
+    places, homes = BroughtPlaces(1 << 20, 256, 60), memory_range(1 << 16, 1 << 16)
+    bring_experts(op.named("bring"), tiles, places, 2, 48, (homes,))
+    clear, sort, total, bring = program.dispatches()
+    assert set(bring.reads) == {tiles.brought.whole, homes}
+    assert bring.writes == (memory_range((1 << 20) + 8 * 256, 8 * 256),)
     assert tiles.done.whole in clear.writes and table not in clear.reads
     inputs = {rows.routed.tensor.whole, rows.routed.params.whole}
     assert set(sort.reads) == {*inputs, tiles.done.whole, table}
-    outputs = {tiles.done.whole, tiles.tiles.whole, tiles.sorted_pairs.whole}
-    assert set(sort.writes) == outputs
+    outputs = {tiles.done, tiles.tiles, tiles.sorted_pairs, tiles.brought}
+    assert set(sort.writes) == {tensor.whole for tensor in outputs}
     assert set(total.reads) == {*inputs, tiles.done.whole, out.whole, hidden.words(0, 160)}
     assert total.writes == (hidden.words(0, 160),)
 
@@ -259,9 +288,10 @@ class Layer:
 
     def run_tiles(self, tiles: NDArray[np.uint32], pairs: NDArray[np.uint32], out: Floats) -> None:
         """Fill out [pairs, width] as steps 9 and 10 do, from the words the sort left."""
-        for expert, first, count, _ in tiles[4:].reshape(-1, 4)[: tiles[0]].tolist():
+        listed = tiles[TILE_HEADER_WORDS:].reshape(-1, TILE_WORDS)[tiles[0] : tiles[1]]
+        for address, _, first, count in listed.tolist():
             mine = pairs[first : first + count].astype(np.int64)
-            out[mine] = self.block(expert, self.x[mine // SHARED.n_used])
+            out[mine] = self.block(address // 256 - 1, self.x[mine // SHARED.n_used])
 
     def block(self, expert: int, x: Floats) -> NDArray[np.float64]:
         """One expert over rows [n, width]."""
@@ -286,7 +316,8 @@ def test_experts_in_tiles_give_what_they_give_token_by_token(
     rows.weights[:] = np.column_stack([layer.weights, layer.gates])
     routed, tiles = rows.routed, PairTiles(rows.routed, 8)
     groups = np.arange(SHARED.n_experts) % n_groups == np.arange(n_groups)[:, None]
-    entries = np.where(groups, np.uint64(256), np.uint64(0))
+    addresses = 256 * (1 + np.arange(SHARED.n_experts, dtype=np.uint64))
+    entries = np.where(groups, addresses, np.uint64(0))
     address, sort = runner.place(entries), Program("sort")
     expert_tiles(OpContext(sort, tuning), tiles, 0, memory_range(address, entries.nbytes))
     expert_out = np.full((routed.n_pairs, layer.width), np.nan, np.float32)

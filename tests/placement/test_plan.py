@@ -258,6 +258,16 @@ def test_a_layer_s_cache_stays_below_4_gib() -> None:
     assert (largest + 1) * 8 * 128 * 2 >= 1 << 32
 
 
+def test_a_layer_s_caches_that_the_device_cannot_allocate_are_refused() -> None:
+    """The regions of a layer are one allocation, which has a limit however much memory is free."""
+    limits = replace(DISCRETE_12.limits, max_memory_allocation_size=96 * MIB)
+    device = replace(DISCRETE_12, limits=limits)
+    assert planned(device, EngineConfig(parallel=2, ctx_size=40960))
+    with pytest.raises(OutOfMemoryError, match="one piece") as caught:
+        planned(device, EngineConfig(parallel=4, ctx_size=40960))
+    assert caught.value.hint == "lower --ctx-size or --parallel"
+
+
 def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
     """DeepSeek-V2-Lite's 512 + 64 elements a position, in place of 16 heads' keys and values."""
     mixer = LatentSpec(16, kv_rank=512, nope_dim=128, value_dim=128, rope=RopeSpec(64))

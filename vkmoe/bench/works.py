@@ -17,6 +17,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import list_words
 from vkmoe.ops.matvec import BLOCK_WEIGHTS
+from vkmoe.ops.prompt_experts import places_of_round
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.attention import AttentionCase, LatentCase
@@ -28,7 +29,7 @@ from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.prompt_attention import prompts
-from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
+from vkmoe.selftest.prompt_experts import BringCase, CombineCase, RowsInUse, TilesCase
 from vkmoe.selftest.suite import Variant
 
 __all__ = ["WORKS", "Setup", "Work", "selecting"]
@@ -365,14 +366,24 @@ def _pick_rows(setup: Setup) -> Iterator[Work]:
     yield Work(f"8 of {n_rows} rows of {width}", 4 * 8 * width, case.run)
 
 
+def _span_bytes(setup: Setup) -> int:
+    shapes = setup.shapes
+    of_width, of_inner = (device_row_bytes(GATHERED_TYPE, n) for n in (shapes.width, shapes.inner))
+    return 2 * shapes.inner * of_width + shapes.width * of_inner
+
+
 def _gather(setup: Setup) -> Iterator[Work]:
     """Copy all used experts, as if they were missed; their three matrices are of one type."""
-    shapes, n_used = setup.shapes, setup.shapes.router.n_used
-    row_bytes = (device_row_bytes(GATHERED_TYPE, n) for n in (shapes.width, shapes.inner))
-    span = 2 * shapes.inner * next(row_bytes) + shapes.width * next(row_bytes)
-
+    span, n_used = _span_bytes(setup), setup.shapes.router.n_used
     case = GatherCase(span, n_used, tuple(range(n_used)))
     yield Work(f"gather {n_used} x {span} bytes", n_used * span, case.run)
+
+
+def _bring_experts(setup: Setup) -> Iterator[Work]:
+    span, n_experts = _span_bytes(setup), setup.shapes.router.n_experts
+    case = BringCase(setup.tuning, span, n_experts)
+    n_places = places_of_round(n_experts)
+    yield Work(f"bring {n_places} x {span} bytes", n_places * span, case.run)
 
 
 def _expert_tiles(setup: Setup) -> Iterator[Work]:
@@ -433,6 +444,7 @@ WORKS: dict[str, Callable[[Setup], Iterator[Work]]] = {
     "pick_rows": _pick_rows,
     "gather": _gather,
     "expert_tiles": _expert_tiles,
+    "bring_experts": _bring_experts,
     "combine_rows": _combine_rows,
     "read_words": _read_words,
     "finish": _finish,

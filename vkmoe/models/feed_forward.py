@@ -26,7 +26,14 @@ from vkmoe.ops.matmul import (
 )
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
-from vkmoe.ops.prompt_experts import SharedRows, clear_done, combine_rows, expert_tiles
+from vkmoe.ops.prompt_experts import (
+    PairTiles,
+    SharedRows,
+    bring_experts,
+    clear_done,
+    combine_rows,
+    expert_tiles,
+)
 from vkmoe.ops.router import Landing, RouterTensors, router_topk
 
 __all__ = ["FeedForwardBlock"]
@@ -92,24 +99,47 @@ class FeedForwardBlock:
             return
         moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
         assert tiles is not None and prompt.expert_out is not None, op.label
-        matrices = (layer.router, layer.shared_gate) if layer.shared_gate else (layer.router,)
-        logits, bias = op.named("router"), layer.router_bias
+        matrices, logits, bias = _router_matrices(layer), op.named("router"), layer.router_bias
         matmul(logits, matrices, x, row_parts(space.router_logits), params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
         shared = self._shared_rows(op, layer, activation)
         op.mark("choice")
         self._choose(op, layer, moe_layer, n_places=0)
         op.mark("routed")
-        expert_tiles(op.named("tiles"), tiles, moe_layer, self.weights.expert_table)
-        memory = (*layer.block.ranges, self.weights.expert_table)
-        shape, entry = tiles.routed.shape, moe_layer * tiles.routed.shape.n_experts
-        lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, shape.n_experts, shape.n_used, entry)
-        experts = TiledExperts(layer.block.shape, params, memory, lists)
-        expert_matmul_gate_up(op.named("gate/up"), experts, x, space.act, activation)
-        expert_matmul_down(op.named("down"), experts, space.act, prompt.expert_out)
+        self._append_routed(op, layer.block, tiles, moe_layer, activation)
         op.mark("combine")
         out, width = prompt.expert_out, self.spec.width
         combine_rows(op.named("combine"), tiles, out, space.hidden, width, shared)
+
+    def _append_routed(
+        self,
+        op: OpContext,
+        block: Block,
+        tiles: PairTiles,
+        moe_layer: int,
+        activation: Activation,
+    ) -> None:
+        """Append what the routed experts give for rows of prompts.
+
+        Where one may have several tiles, experts that are not on the device are brought there, some
+        at a time, while those before them are multiplied.
+        """
+        space, prompt, table = self.space, self.space.prompt, self.weights.expert_table
+        assert prompt is not None and prompt.expert_out is not None
+        places = self.weights.brought_places if op.n_rows > tiles.columns else None
+        n_rounds = places.n_rounds if places else 0
+        routed, span_bytes, x = tiles.routed.shape, block.shape.span_bytes, row_parts(space.gained)
+        expert_tiles(op.named("tiles"), tiles, moe_layer, table, places)
+        for index in range(1 + n_rounds):
+            memory, n_experts = block.ranges, routed.n_experts
+            if places and index < n_rounds:
+                bring_experts(op.named("bring"), tiles, places, index + 1, span_bytes, block.ranges)
+            if places and index:
+                memory, n_experts = (places.half(index),), places.n_places
+            lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, n_experts, routed.n_used, index)
+            experts = TiledExperts(block.shape, space.params, memory, lists)
+            expert_matmul_gate_up(op.named("gate/up"), experts, x, space.act, activation)
+            expert_matmul_down(op.named("down"), experts, space.act, prompt.expert_out)
 
     def _shared_rows(
         self, op: OpContext, layer: FeedForwardWeights, activation: Activation
@@ -129,10 +159,7 @@ class FeedForwardBlock:
 
     def _score(self, op: OpContext, layer: FeedForwardWeights, norm: NormInput) -> None:
         """Append the logits of the routed experts, and of the shared one's weight if it has any."""
-        space, gate, bias = self.space, layer.shared_gate, layer.router_bias
-        assert gate is None or not bias, "biases are for the routed experts alone"
-        assert layer.router is not None, op.label
-        matrices = (layer.router, gate) if gate else (layer.router,)
+        space, matrices, bias = self.space, _router_matrices(layer), layer.router_bias
         op.mark("router")
         matvec(op.named("router"), matrices, space.gained, space.router_logits, norm, bias=bias)
 
@@ -187,6 +214,14 @@ class FeedForwardBlock:
         shape, span = layer.shared.shape, layer.shared.span
         block = ExpertBlock(shape, space.routing, span=span, weight_rank=rank)
         return block, space.shared_act
+
+
+def _router_matrices(layer: FeedForwardWeights) -> tuple[Matrix, ...]:
+    """Return what gives the logits of routed experts, and of the shared one's weight if any."""
+    router, gate = layer.router, layer.shared_gate
+    assert router is not None
+    assert gate is None or not layer.router_bias, "biases are for the routed experts alone"
+    return (router, gate) if gate else (router,)
 
 
 def _down_matrix(block: Block) -> tuple[Matrix, int]:

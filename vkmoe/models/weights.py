@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from vkmoe.gpu.program import Range
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
+from vkmoe.ops.prompt_experts import BroughtPlaces
 
 __all__ = [
     "AttentionWeights",
@@ -115,6 +116,7 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     expert_table: Range
     n_landing: int = 0  # landing places of a layer in the expert table
+    brought_places: BroughtPlaces | None = None  # for experts of prompts that are not on the device
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -132,6 +134,7 @@ def with_slots(
     slots: Callable[[int], tuple[Range, ...]],
     landing: Callable[[int], tuple[Range, ...]],
     n_landing: int,
+    brought_places: BroughtPlaces | None = None,
 ) -> ModelWeights:
     """Say that experts may also lie in the memory `slots(MoE layer)`.
 
@@ -144,4 +147,6 @@ def with_slots(
         ranges = (*part.block.ranges, *slots(moe_layer))
         block = replace(part.block, ranges=ranges, landing_ranges=landing(moe_layer))
         layers[index] = replace(layers[index], feed_forward=replace(part, block=block))
-    return replace(weights, layers=tuple(layers), n_landing=n_landing)
+    return replace(
+        weights, layers=tuple(layers), n_landing=n_landing, brought_places=brought_places
+    )

@@ -118,7 +118,7 @@ class PromptWorkspace:
     @property
     def tensors(self) -> list[TensorRef]:
         pairs = self.routed
-        found = (pairs.tiles, pairs.sorted_pairs, pairs.done) if pairs else ()
+        found = (pairs.tiles, pairs.sorted_pairs, pairs.done, pairs.brought) if pairs else ()
         return [tensor for tensor in (*found, self.expert_out, self.shared_out) if tensor]
 
 

@@ -20,6 +20,7 @@ from vkmoe.ops.experts import ACTIVATIONS, BOTH, GATE_ONLY, UP_ONLY, ExpertShape
 from vkmoe.ops.matvec import Matrix, bias_range, group_numbers, groups_of_three
 
 __all__ = [
+    "TILE_HEADER_WORDS",
     "TILE_WORDS",
     "ExpertTiles",
     "RowParts",
@@ -39,7 +40,7 @@ _MATMUL_PUSH = (
     "u32:y_offset u32:y_stride"
 )
 _TILE = "workgroup_size lane_dots lane_columns"
-_OF_EXPERT = "u32:n_rows u32:row_bytes u32:n_blocks u32:x_stride u32:first_entry u32:pairs_of_x"
+_OF_EXPERT = "u32:n_rows u32:row_bytes u32:n_blocks u32:x_stride u32:round_index u32:pairs_of_x"
 MATMUL = kernel("matmul", "r:x w:y r:params", _MATMUL_PUSH, _TILE)
 MATMUL_RESIDUAL = kernel("matmul_residual", "r:x rw:y r:params", _MATMUL_PUSH, _TILE)
 GATE_UP = kernel(
@@ -54,7 +55,7 @@ DOWN = kernel(
     f"address:span u32:down_offset u32:down_bias {_OF_EXPERT}",
     f"{_TILE} biased",
 )
-TILE_WORDS = 4  # of a tile in a list, and of the header before the first
+TILE_WORDS, TILE_HEADER_WORDS = 4, 12  # of a tile in a list, and of the header before the first
 
 
 # ----- batches and tiles -----
@@ -193,26 +194,28 @@ def _append_matmul(
 
 
 class ExpertTiles(NamedTuple):
-    """Says where tiles and sorted pairs are, and which part of the expert table is the layer's.
+    """Says where tiles and sorted pairs are, and which of them are multiplied: those of a round.
 
-    `tiles` u32: word 0 is their number; from word 4 on four words of each: its expert, the first of
-    its pairs in `sorted`, how many, 0. `sorted` u32: pairs, row * n_used + rank.
+    `tiles` u32: word r is the number of the first tile of round r, word r + 1 that of the first
+    behind it; from word TILE_HEADER_WORDS on four words of each tile: the address of its expert's
+    span (low, high), the first of its pairs in `sorted`, how many. `sorted` u32: pairs,
+    row * n_used + rank. `n_experts` is how many have tiles in the round at most.
     """
 
     tiles: TensorRef
     sorted: TensorRef
     n_experts: int
     n_used: int
-    first_entry: int
+    round_index: int = 0
 
 
 @dataclass(frozen=True)
 class TiledExperts:
     """Says which experts a batch is multiplied with, and where they lie.
 
-    With `tiles`, those at the addresses in the expert table; else the one at `span`, by all rows:
-    a pair is then a row. `params` says how many rows are in use, and where the table is. `memory`
-    is what any of them may lie in, and the table.
+    With `tiles`, those of a round, wherever their tiles say; else the one at `span`, by all rows: a
+    pair is then a row. `params` says how many rows are in use. `memory` is what any of them may lie
+    in.
     """
 
     shape: ExpertShape
@@ -296,7 +299,7 @@ def _append_experts(
                 **experts.shape.numbers,
                 **numbers,
                 "span": experts.span,
-                "first_entry": experts.tiles.first_entry if experts.tiles else 0,
+                "round_index": experts.tiles.round_index if experts.tiles else 0,
             },
             {
                 **experts.tensors,

@@ -1,7 +1,9 @@
 """Appends what goes round the experts of a prompt's rows: pairs sorted into tiles, sums of pairs.
 
 A pair is one of the experts that a row chose: row * n_used + rank. Kernels that multiply tiles go
-between. Shaders: expert_tiles.comp, combine_rows.comp. Twins: vkmoe/reference/prompt_experts.py.
+between. An expert that has several tiles is read as often; where it is not on the device it may be
+brought there first, so that the link carries it once. Shaders: expert_tiles.comp,
+bring_experts.comp, combine_rows.comp. Twins: vkmoe/reference/prompt_experts.py.
 """
 
 from __future__ import annotations
@@ -11,27 +13,32 @@ from typing import NamedTuple
 
 from vkmoe.config import MAX_ROWS
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Dispatch, Range, TensorRef
+from vkmoe.gpu.program import Dispatch, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.experts import NO_WORD
-from vkmoe.ops.matmul import TILE_WORDS, most_tiles
+from vkmoe.ops.experts import GATHER_WORKGROUP, GROUP_BYTES, NO_WORD, UNIT_BYTES
+from vkmoe.ops.matmul import TILE_HEADER_WORDS, TILE_WORDS, most_tiles
 from vkmoe.ops.router import RouterShape, routing_words, shared_weight_word
 
 __all__ = [
+    "BroughtPlaces",
     "PairTiles",
     "RoutedRows",
     "SharedRows",
+    "bring_experts",
     "clear_done",
     "combine_rows",
     "expert_tiles",
+    "places_of_round",
 ]
 
 EXPERT_TILES = kernel(
     "expert_tiles",
-    "r:routing r:params rw:done w:tiles w:sorted_pairs",
-    "u32:layer u32:row_words u32:tile_columns u32:clears",
+    "r:routing r:params rw:done w:tiles w:sorted_pairs w:brought",
+    "address:first_place u32:place_bytes u32:n_places u32:layer u32:row_words u32:tile_columns "
+    "u32:clears",
     "workgroup_size n_experts n_used",
 )
+BRING_EXPERTS = kernel("bring_experts", "r:brought", "u32:first_rank u32:n_units", "workgroup_size")
 COMBINE_ROWS = kernel(
     "combine_rows",
     "r:expert_out r:shared_out r:routing r:params rw:hidden r:done",
@@ -39,6 +46,8 @@ COMBINE_ROWS = kernel(
     "workgroup_size n_used shared",
 )
 
+N_HALVES = 2  # of the places: experts come to one while those in the other are multiplied
+_MOST_ROUNDS = 8  # that experts are brought in
 _SORT_LANES = 128  # on GPUs: all of them allow as many
 _COMBINE_LANES = 64  # on CPU drivers too, where a workgroup costs as much as some of its sums
 
@@ -80,9 +89,10 @@ class RoutedRows:
 class PairTiles:
     """Lays out the tiles of pairs that have their expert in common, `columns` pairs at most each.
 
-    `tiles` has their number in the first word of its header; then (expert, first, count, 0) of
-    each, in rising order of experts, where `sorted_pairs` has `count` pairs from `first` on. `done`
-    [n_experts] marks the experts that have had tiles since it was cleared.
+    `tiles` and `sorted_pairs` are as ExpertTiles (matmul.py) has them; tiles are in rising order of
+    experts, those of experts that are brought behind the others. `brought` has four words of each
+    of those: the addresses of home and place. `done` [n_experts] marks the experts that have had
+    tiles since it was cleared.
     """
 
     routed: RoutedRows
@@ -95,7 +105,7 @@ class PairTiles:
 
     @property
     def tiles(self) -> TensorRef:
-        return TensorRef("tiles", TILE_WORDS * (1 + self.most))
+        return TensorRef("tiles", TILE_HEADER_WORDS + TILE_WORDS * self.most)
 
     @property
     def sorted_pairs(self) -> TensorRef:
@@ -104,6 +114,43 @@ class PairTiles:
     @property
     def done(self) -> TensorRef:
         return TensorRef("done", self.routed.shape.n_experts)
+
+    @property
+    def brought(self) -> TensorRef:
+        n_ranks = _MOST_ROUNDS * places_of_round(self.routed.shape.n_experts)
+        return TensorRef("brought", 4 * n_ranks)
+
+
+def places_of_round(n_experts: int) -> int:
+    """Choose how many of a layer's experts are brought at a time: all of them in eight rounds."""
+    return -(-n_experts // _MOST_ROUNDS)
+
+
+@dataclass(frozen=True)
+class BroughtPlaces:
+    """Describes where experts are brought to: places of two halves, which take turns by rounds."""
+
+    address: int
+    place_bytes: int
+    n_experts: int  # of a layer
+
+    def __post_init__(self) -> None:
+        assert self.place_bytes % UNIT_BYTES == 0, self
+
+    @property
+    def n_places(self) -> int:
+        """Count the places of a half."""
+        return places_of_round(self.n_experts)
+
+    @property
+    def n_rounds(self) -> int:
+        """Count the rounds that all experts of a layer take."""
+        return -(-self.n_experts // self.n_places)
+
+    def half(self, round_index: int) -> Range:
+        """Return the memory of the places of a round, which are counted from 1."""
+        n_bytes = self.n_places * self.place_bytes
+        return memory_range(self.address + (round_index - 1) % N_HALVES * n_bytes, n_bytes)
 
 
 def clear_done(op: OpContext, tiles: PairTiles) -> None:
@@ -114,24 +161,35 @@ def clear_done(op: OpContext, tiles: PairTiles) -> None:
     op.append(_dispatch(op, tiles, layer=0, clears=True))
 
 
-def expert_tiles(op: OpContext, tiles: PairTiles, layer: int, table: Range) -> None:
+def expert_tiles(
+    op: OpContext, tiles: PairTiles, layer: int, table: Range, places: BroughtPlaces | None = None
+) -> None:
     """Append tiles and sorted_pairs = those of experts that have an address and are not done yet.
 
-    Experts that get tiles are done then. `table` is the memory of the expert tables, of which the
-    one named in `params` is read; `layer` counts MoE layers as it does.
+    Experts that get tiles are done then. With `places`, those at home have theirs in rounds from 1
+    on, where `bring_experts` has brought them. `table` is the memory of the expert tables, of which
+    the one named in `params` is read; `layer` counts MoE layers as it does.
     """
     assert 8 * (layer + 1) * tiles.routed.shape.n_experts <= table.end - table.start
-    op.append(_dispatch(op, tiles, layer, clears=False, table=(table,)))
+    op.append(_dispatch(op, tiles, layer, clears=False, table=(table,), places=places))
 
 
 def _dispatch(
-    op: OpContext, tiles: PairTiles, layer: int, clears: bool, table: tuple[Range, ...] = ()
+    op: OpContext,
+    tiles: PairTiles,
+    layer: int,
+    clears: bool,
+    table: tuple[Range, ...] = (),
+    places: BroughtPlaces | None = None,
 ) -> Dispatch:
     routed, on_gpu = tiles.routed, op.tuning.mapping == "lanes"
     numbers = {
         **routed.numbers,
         "workgroup_size": _SORT_LANES if on_gpu else op.tuning.workgroup_size,
         "n_experts": routed.shape.n_experts,
+        "first_place": places.address if places else 0,
+        "place_bytes": places.place_bytes if places else 0,
+        "n_places": places.n_places if places else 0,
         "layer": layer,
         "tile_columns": tiles.columns,
         "clears": int(clears),
@@ -141,8 +199,40 @@ def _dispatch(
         "done": tiles.done,
         "tiles": tiles.tiles,
         "sorted_pairs": tiles.sorted_pairs,
+        "brought": tiles.brought,
     }
     return EXPERT_TILES.dispatch("expert_tiles", numbers, tensors, (1, 1, 1), op.label, reads=table)
+
+
+def bring_experts(
+    op: OpContext,
+    tiles: PairTiles,
+    places: BroughtPlaces,
+    round_index: int,
+    span_bytes: int,
+    homes: tuple[Range, ...],
+) -> None:
+    """Append the copies of a round's experts from their homes to the places their tiles name.
+
+    `homes` are the bytes that the homes may lie in.
+    """
+    assert span_bytes % UNIT_BYTES == 0 and span_bytes <= places.place_bytes
+    assert 1 <= round_index <= places.n_rounds, round_index
+    op.append(
+        BRING_EXPERTS.dispatch(
+            "bring_experts",
+            {
+                "workgroup_size": GATHER_WORKGROUP,
+                "first_rank": (round_index - 1) * places.n_places,
+                "n_units": span_bytes // UNIT_BYTES,
+            },
+            {"brought": tiles.brought},
+            (*workgroup_lines(-(-span_bytes // GROUP_BYTES)), places.n_places),
+            op.label,
+            reads=homes,
+            writes=(places.half(round_index),),
+        )
+    )
 
 
 class SharedRows(NamedTuple):

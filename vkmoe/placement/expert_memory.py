@@ -1,7 +1,7 @@
 """Makes the memory that experts come and go in, and the cache over it, as the plan has them.
 
-Owns slots, those of a small host pool, scratch to gather in, and the threads that move bytes. Does
-not own the weights that stay where they are.
+Owns slots, those of a small host pool, scratch to gather in and to bring experts of prompts to, and
+the threads that move bytes. Does not own the weights that stay where they are.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
+from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces, places_of_round
 from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads
@@ -49,13 +50,17 @@ class ExpertMemory(Closing):
             sizes = [run.span_bytes for run in layout.runs for _ in range(run.n_spans)]
             self._scratch = [arena.place(n_bytes) for n_bytes in sizes]
             self._scratch_ranges = tuple(memory_range(x.address, x.size) for x in arena.chunks)
+            layout = plan.layout("brought experts")
+            arena = enter(closing(Arena(device, "device", "brought experts", layout)))
+            self._brought = [(run.span_bytes, arena.place(run.span_bytes)) for run in layout.runs]
             self._threads = enter(ExitStack())
             self._cleanup = cleanup.pop_all()
 
     def extend(self, loaded: LoadedWeights) -> ModelWeights:
         """Extend the weights by all memory their experts may lie in."""
         n_landing = loaded.table.landing.shape[1]
-        return with_slots(loaded.weights, self._ranges, self._landing_ranges, n_landing)
+        places = self._brought_places(loaded.table.entries.shape[1])
+        return with_slots(loaded.weights, self._ranges, self._landing_ranges, n_landing, places)
 
     def follow(self, loaded: LoadedWeights, seed: NDArray[np.float64] | None) -> ExpertTracker:
         """Make the tracker that counts and moves the experts used; experts begin where they belong.
@@ -97,6 +102,13 @@ class ExpertMemory(Closing):
     def _landing_ranges(self, layer: int) -> tuple[Range, ...]:
         """List the memory into which experts of a MoE layer can be stored by its kernels."""
         return (*self.slots.ranges(layer), *self._scratch_ranges)
+
+    def _brought_places(self, n_experts: int) -> BroughtPlaces | None:
+        """Describe where experts of prompts are brought to; None: they are read where they are."""
+        for n_bytes, place in self._brought:
+            n_places = N_HALVES * places_of_round(n_experts)
+            return BroughtPlaces(place.address, n_bytes // n_places, n_experts)
+        return None
 
     def _uploads(self, overlaps: bool) -> Uploader:
         uploads = Uploads(self._device)

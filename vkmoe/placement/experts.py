@@ -170,10 +170,10 @@ class _PlacedExperts:
 
     def _needed(self, slots: Sequence[int]) -> int:
         """Count the bytes of these slots and what goes with them."""
-        return self._layout.n_bytes(slots) + self._layout.gather_bytes * any(slots)
+        return self._layout.n_bytes(slots) + self._layout.common_bytes * any(slots)
 
     def _largest(self, free: int) -> tuple[int, ...]:
-        return self._layout.largest(free - self._layout.gather_bytes)
+        return self._layout.largest(free - self._layout.common_bytes)
 
     # ----- what follows -----
 
@@ -242,6 +242,9 @@ class _PlacedExperts:
             item = f"gathered experts, {n_gathered} at a time"
             why, gathered = "those without a slot are copied there and read", [layout.gathered]
             lines.append(allocation(device, item, "device", why, "gathered experts", gathered))
+        item = f"brought experts, {layout.n_brought} at a time"
+        why, brought = "those without a slot, while a long prompt is read", [layout.brought]
+        lines.append(allocation(device, item, "device", why, "brought experts", brought))
         return lines
 
     def _sizing(self, slots: Sequence[int], n_bytes: int, flag: str | None = None) -> CacheSizing:

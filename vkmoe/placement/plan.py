@@ -29,7 +29,7 @@ from vkmoe.facts import (
     ModelSpec,
     WeightBytes,
 )
-from vkmoe.gpu.arena import lay_out_spans, round_up
+from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
@@ -319,6 +319,12 @@ def _fixed_lines(
     default = f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
     reason = "as --ctx-size" if config.ctx_size else default
     sizes = [config.parallel * n_bytes for n_bytes in _cache_bytes(spec, ctx_size, kv_type)]
+    if max(sizes) > chunk_cap(device):
+        raise OutOfMemoryError(
+            f"the KV cache of a layer needs {in_mib(max(sizes))} in one piece, {device.name} "
+            f"allocates at most {in_mib(chunk_cap(device))}",
+            _smaller(config, "KV cache"),
+        )
     caches = [lay_out_spans(device, sizes)]
     yield allocation(device, item, "device", reason, "KV cache", caches)
     item, reason = "rotary table", "one entry per position"

@@ -17,7 +17,8 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.facts import READ_IN_PLACE, Allocation, ArenaLayout, DeviceInfo, ExpertMode
-from vkmoe.gpu.arena import lay_out_spans
+from vkmoe.gpu.arena import lay_out_spans, round_up
+from vkmoe.ops.prompt_experts import N_HALVES, places_of_round
 from vkmoe.placement.cache_choice import N_LANDING
 from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.span_reader import READING_BYTES
@@ -74,9 +75,20 @@ class SlotLayout:
         return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
 
     @property
-    def gather_bytes(self) -> int:
-        """Bound the bytes of those slots."""
-        return layout_bytes([self.gathered])
+    def n_brought(self) -> int:
+        """Count the places that experts of prompts are brought to, shared by all layers."""
+        return N_HALVES * places_of_round(self.n_experts)
+
+    @property
+    def brought(self) -> ArenaLayout:
+        """Lay out these places, behind one another, each for the largest expert."""
+        largest = round_up(max(self.span_bytes, default=0))
+        return lay_out_spans(self.device, [largest * self.n_brought])
+
+    @property
+    def common_bytes(self) -> int:
+        """Bound the bytes of what layers share."""
+        return layout_bytes([self.gathered, self.brought])
 
     def largest(self, n_bytes: int) -> tuple[int, ...]:
         """Find the most slots of each layer that fit in `n_bytes`; all 0 if not one each.

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from vkmoe.reference.matvec import Floats
 
-__all__ = ["Sorted", "combine_rows", "expert_tiles"]
+__all__ = ["N_ROUNDS", "Sorted", "combine_rows", "expert_tiles"]
+
+N_ROUNDS = 9  # one for experts that are read where they are, eight for those that are brought
 
 
 class Sorted(NamedTuple):
@@ -21,6 +23,8 @@ class Sorted(NamedTuple):
     tiles: NDArray[np.int64]  # [n_tiles, 3]: expert, first pair in `pairs`, count
     pairs: NDArray[np.int64]  # of experts that take part
     done: NDArray[np.bool_]  # [n_experts]
+    brought: NDArray[np.int64]  # experts, in their order: `n_places` in each round from 1 on
+    round_starts: NDArray[np.int64]  # [N_ROUNDS + 1]: the first tile of each round
 
 
 def expert_tiles(
@@ -28,20 +32,31 @@ def expert_tiles(
     present: NDArray[np.bool_],
     done: NDArray[np.bool_],
     tile_columns: int,
+    at_home: NDArray[np.bool_] | None = None,
+    n_places: int = 0,
 ) -> Sorted:
-    """Sort the pairs of ids [n_rows, n_used] by expert, those of experts present and not done."""
+    """Sort the pairs of ids [n_rows, n_used] by expert, those of experts present and not done.
+
+    With `n_places`, experts that are `at_home` [n_experts] are brought so many at a time.
+    """
     chosen = ids.reshape(-1).astype(np.int64)
     order = np.argsort(chosen, kind="stable")
     pairs = order[(present & ~done)[chosen[order]]]
     experts, starts, counts = np.unique(chosen[pairs], return_index=True, return_counts=True)
-    tiles = [
-        (expert, start + first, min(tile_columns, count - first))
-        for expert, start, count in zip(experts, starts, counts, strict=True)
-        for first in range(0, count, tile_columns)
-    ]
+    missed = at_home[experts] if n_places and at_home is not None else np.zeros(len(experts), bool)
+    round_of = np.where(missed, 1 + (np.cumsum(missed) - 1) // max(n_places, 1), 0)
+    tiles, round_starts = list[tuple[int, int, int]](), [0]
+    for index in range(N_ROUNDS):
+        for i in np.flatnonzero(round_of == index):
+            tiles += [
+                (experts[i], starts[i] + first, min(tile_columns, counts[i] - first))
+                for first in range(0, counts[i], tile_columns)
+            ]
+        round_starts.append(len(tiles))
     marked = done.copy()
     marked[experts] = True
-    return Sorted(np.array(tiles, np.int64).reshape(-1, 3), pairs, marked)
+    listed = np.array(tiles, np.int64).reshape(-1, 3)
+    return Sorted(listed, pairs, marked, experts[missed], np.array(round_starts))
 
 
 def combine_rows(

@@ -36,7 +36,7 @@ from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, Matm
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
 from vkmoe.selftest.memory import GatherCase, ReadCase
 from vkmoe.selftest.prompt_attention import prompts
-from vkmoe.selftest.prompt_experts import CombineCase, RowsInUse, TilesCase
+from vkmoe.selftest.prompt_experts import BringCase, CombineCase, RowsInUse, TilesCase
 from vkmoe.selftest.rows import (
     Batch as RowBatch,
 )
@@ -190,8 +190,11 @@ def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:
 
 
 def _expert_down_tiles(setting: Setting) -> Iterator[Trial]:
-    case = ExpertMatmulCase(setting.tuning, (setting.axis,), 37, 512, _BATCH, 6, 3)
-    yield _trial(case, replace(case, n_experts=1, n_used=0, biased=True))
+    """Compare routed experts and a fixed one, with biases; of one type also without."""
+    case = ExpertMatmulCase(setting.tuning, (setting.axis,), 37, 512, _BATCH, 6, 3, biased=True)
+    yield _trial(case, replace(case, n_experts=1, n_used=0))
+    if setting.axis == MIXED_TYPE:
+        yield _trial(replace(case, biased=False), what="without biases")
 
 
 def _embed(setting: Setting) -> Iterator[Trial]:
@@ -312,7 +315,14 @@ def _candidates(setting: Setting) -> Iterator[Trial]:
 def _expert_tiles(setting: Setting) -> Iterator[Trial]:
     rows = RowsInUse(RouterShape(60, 4), 77, 71)
     cases = [TilesCase(setting.tuning, rows, columns=8, clears=clears) for clears in (False, True)]
-    yield _trial(*cases)
+    yield _trial(*cases, replace(cases[0], brings=True))
+
+
+def _bring_experts(setting: Setting) -> Iterator[Trial]:
+    n_bytes, tuning = CPU_BYTES if setting.info.is_cpu else GPU_BYTES // 4, setting.tuning
+    large = BringCase(tuning, n_bytes // N_SLOTS, 8 * N_SLOTS)
+    small = [BringCase(tuning, 2 * COPIED_BYTES + 16 * 67, 20, index, 1) for index in (1, 2)]
+    yield _trial(*small, timed=large)
 
 
 def _combine_rows(setting: Setting) -> Iterator[Trial]:
@@ -357,6 +367,7 @@ FAMILIES = {
     "candidates_partial": Family(_candidates, "nothing"),
     "candidates_merge": Family(_candidates, "nothing"),
     "expert_tiles": Family(_expert_tiles, "nothing"),
+    "bring_experts": Family(_bring_experts, "nothing"),
     "combine_rows": Family(_combine_rows, "nothing"),
     "pick_rows": Family(_pick_rows, "nothing"),
     "finish": Family(_finish, "nothing"),

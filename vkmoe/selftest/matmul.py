@@ -21,6 +21,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matmul import (
+    TILE_HEADER_WORDS,
     TILE_WORDS,
     ExpertTiles,
     RowParts,
@@ -35,6 +36,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import to_device
 from vkmoe.quants.types import Bytes
 from vkmoe.reference import matmul as twins
+from vkmoe.reference.prompt_experts import expert_tiles
 from vkmoe.selftest.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.experts import activation_sizes, span_layout
 from vkmoe.selftest.inputs import decode_rows, place_matrix, random_rows
@@ -42,8 +44,7 @@ from vkmoe.selftest.inputs import decode_rows, place_matrix, random_rows
 __all__ = ["Batch", "ExpertMatmulCase", "HeadsMatmulCase", "MatmulCase", "tile_lists"]
 
 POISON = 0xFF  # bytes that are NaN in every type
-LAYER, N_LAYERS = 1, 2  # of the expert table
-AT_HOME = 1  # in an entry of it
+ROUND = 2  # of tiles: as if experts had been brought
 TYPICAL_LIMIT = 2.0**-9  # of errors that f16 leaves in sums of random products
 
 Floats = NDArray[np.float32]
@@ -68,12 +69,12 @@ class Batch:
     def op(self, program: Program, tuning: Tuning) -> OpContext:
         return OpContext(program, tuning, program.name, n_rows=self.most)
 
-    def params_words(self, table: int = 0) -> Words:
-        """Make the words of the parameters; `table` is the address of the expert table."""
+    def params_words(self) -> Words:
+        """Make the words of the parameters."""
         n = len(self.rows)
         words = np.zeros(self.params.n_words, np.uint32)
         batch = TokenBatch((0,) * n, (0,) * n, (0,) * n, (True,) * n, "prompt")
-        pack_params(words.data, batch, table, serial=1)
+        pack_params(words.data, batch, 0, serial=1)
         return words
 
     def draw(self, n_values: int, seed: int) -> Floats:
@@ -276,18 +277,21 @@ def _check_typical(checks: Checks, errors: Wide, weights: Floats, x: Floats) -> 
 
 
 def tile_lists(
-    ids: NDArray[np.int64], n_experts: int, tile_columns: int
+    ids: NDArray[np.int64], spans: NDArray[np.uint64], tile_columns: int
 ) -> tuple[Words, NDArray[np.uint32]]:
-    """Make the words of a list of tiles, and the sorted pairs, of experts [n, n_used]."""
-    pairs = np.argsort(ids.reshape(-1), kind="stable").astype(np.uint32)
-    counts, words, first = np.bincount(ids.reshape(-1), minlength=n_experts), [], 0
-    for expert in range(n_experts):
-        for start in range(0, int(counts[expert]), tile_columns):
-            count = min(tile_columns, int(counts[expert]) - start)
-            words += [expert, first + start, count, 0]
-        first += int(counts[expert])
-    header = [len(words) // TILE_WORDS, *(0,) * (TILE_WORDS - 1)]
-    return np.array(header + words, np.uint32), pairs
+    """Make the words of a list of tiles, and the sorted pairs, of experts [n, n_used].
+
+    `spans` are the experts' addresses. All tiles but the first, which is of nothing, are those of
+    round ROUND.
+    """
+    everything = np.ones(len(spans), np.bool_)
+    found = expert_tiles(ids, everything, ~everything, tile_columns)
+    words = np.zeros((1 + len(found.tiles), TILE_WORDS), np.uint32)
+    words[1:, :2] = spans[found.tiles[:, 0]].reshape(-1, 1).view(np.uint32)
+    words[1:, 2:] = found.tiles[:, 1:]
+    starts = np.full(TILE_HEADER_WORDS, len(words), np.uint32)
+    starts[: ROUND + 1] = [0] * ROUND + [1]
+    return np.concatenate([starts, words.reshape(-1)]), found.pairs.astype(np.uint32)
 
 
 class _Experts:
@@ -303,17 +307,16 @@ class _Experts:
         used = np.unique(self.ids)
         self._spans[np.setdiff1d(np.arange(case.n_experts), used)] = POISON
         address = runner.place(self._spans)
-        table = np.zeros((N_LAYERS, case.n_experts), np.uint64)
-        table[LAYER, used] = address + used.astype(np.uint64) * np.uint64(self._shape.span_bytes)
-        table[LAYER, used[::2]] |= np.uint64(AT_HOME)
-        words, pairs = tile_lists(self.ids, case.n_experts, case.tuning.tile.columns)
+        spans = np.zeros(case.n_experts, np.uint64)
+        spans[used] = address + used.astype(np.uint64) * np.uint64(self._shape.span_bytes)
+        words, pairs = tile_lists(self.ids, spans, case.tuning.tile.columns)
         batch, n_pairs = case.batch, case.batch.most * case.n_used
         lists = ExpertTiles(
             TensorRef("tiles", max(len(words), 1)),
             TensorRef("sorted", max(n_pairs, 1)),
             case.n_experts,
             case.n_used,
-            LAYER * case.n_experts,
+            ROUND,
         )
         self.block = TiledExperts(
             self._shape,
@@ -322,7 +325,7 @@ class _Experts:
             lists if case.n_used else None,
             span=0 if case.n_used else address,
         )
-        self.inputs = {batch.params: batch.params_words(runner.place(table))}
+        self.inputs = {batch.params: batch.params_words()}
         self.inputs |= {lists.tiles: words, lists.sorted: pairs} if case.n_used else {}
 
     @property

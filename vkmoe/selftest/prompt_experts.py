@@ -1,4 +1,5 @@
-"""Compares expert_tiles and combine_rows with their twins: places exactly, sums within rounding.
+"""Compares expert_tiles, bring_experts and combine_rows with what they should leave: places and
+bytes exactly, sums within rounding.
 
 Rows that are not in use have ids and weights too, which nothing may look at.
 """
@@ -17,11 +18,14 @@ from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.context import OpContext
-from vkmoe.ops.matmul import TILE_WORDS
+from vkmoe.ops.matmul import TILE_HEADER_WORDS, TILE_WORDS
 from vkmoe.ops.prompt_experts import (
+    N_HALVES,
+    BroughtPlaces,
     PairTiles,
     RoutedRows,
     SharedRows,
+    bring_experts,
     clear_done,
     combine_rows,
     expert_tiles,
@@ -32,9 +36,10 @@ from vkmoe.reference import prompt_experts as twins
 from vkmoe.reference.logits import AT_HOME
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
 
-__all__ = ["CombineCase", "RowsInUse", "TilesCase"]
+__all__ = ["BringCase", "CombineCase", "RowsInUse", "TilesCase"]
 
 N_LAYERS, LAYER = 3, 1
+FIRST_PLACE = 0xFFFF_FF00 << 8  # places on both sides of a multiple of 4 GiB; nothing lies there
 
 
 @dataclass(frozen=True)
@@ -94,8 +99,8 @@ class RowsInUse:
 class TilesCase(KernelCase):
     """Checks expert_tiles on experts of which some are nowhere, some done, some at home.
 
-    A second round has the table that the first lacked: it takes up the rest. `clears` runs
-    clear_done before, so that the experts that were marked take part too.
+    A second run has the table that the first lacked: it takes up the rest. `clears` runs clear_done
+    before, so that the experts that were marked take part too. `brings`: those at home are brought.
     """
 
     tuning: Tuning
@@ -103,9 +108,10 @@ class TilesCase(KernelCase):
     columns: int
     absent: float = 0.2  # share of experts that are nowhere, and as many again that are done
     clears: bool = False
+    brings: bool = False
 
     def prepare(self, runner: Runner) -> Prepared:
-        routed = self.rows.routed
+        routed, places = self.rows.routed, self._places
         tiles, program = PairTiles(routed, self.columns), Program("expert_tiles")
         n_experts = self.rows.shape.n_experts
         rng = np.random.default_rng([n_experts, self.columns])
@@ -119,8 +125,8 @@ class TilesCase(KernelCase):
         table, op = memory_range(address, entries.nbytes), OpContext(program, self.tuning, "tiles")
         if self.clears:
             clear_done(op, tiles)
-        expert_tiles(op, tiles, LAYER, table)
-        rounds = []
+        expert_tiles(op, tiles, LAYER, table, places)
+        runs = []
         for version in (0, 1):
             inputs = {
                 routed.tensor: self.rows.words(),
@@ -128,33 +134,102 @@ class TilesCase(KernelCase):
                 tiles.done: done.astype(np.uint32),
             }
             before = np.zeros_like(done) if self.clears else done
-            rounds.append((inputs, partial(self._compare, present[version], before)))
-            done = self._twin(present[version], before).done
-        return Prepared(program, (tiles.tiles, tiles.sorted_pairs, tiles.done), rounds)
+            wanted = self._twin(entries[version, LAYER], before)
+            runs.append((inputs, partial(self._compare, wanted, entries[version, LAYER])))
+            done = wanted.done
+        outputs = (tiles.tiles, tiles.sorted_pairs, tiles.done, tiles.brought)
+        return Prepared(program, outputs, runs)
 
-    def _twin(self, present: NDArray[np.bool_], done: NDArray[np.bool_]) -> twins.Sorted:
+    @property
+    def _places(self) -> BroughtPlaces | None:
+        return BroughtPlaces(FIRST_PLACE, 4096, self.rows.shape.n_experts) if self.brings else None
+
+    def _twin(self, entries: NDArray[np.uint64], done: NDArray[np.bool_]) -> twins.Sorted:
         used = self.rows.chosen[: self.rows.n_used_rows]
-        return twins.expert_tiles(used, present, done, self.columns)
+        n_places = self._places.n_places if self._places else 0
+        at_home = entries & AT_HOME != 0
+        return twins.expert_tiles(used, entries != 0, done, self.columns, at_home, n_places)
 
     def _compare(
         self,
-        present: NDArray[np.bool_],
-        done: NDArray[np.bool_],
+        wanted: twins.Sorted,
+        entries: NDArray[np.uint64],
         checks: Checks,
         words: Sequence[Words],
     ) -> None:
-        wanted = self._twin(present, done)
-        tiles, pairs, marks = words
+        tiles, pairs, marks, brought = words
         n_tiles, n_pairs = len(wanted.tiles), len(wanted.pairs)
-        header, listed, rest = np.split(tiles, [TILE_WORDS, TILE_WORDS * (1 + n_tiles)])
-        checks.equal("number of tiles", header, np.array([n_tiles, 0, 0, 0]))
-        listed = listed.reshape(-1, TILE_WORDS)
-        checks.equal("tiles", listed[:, :3].astype(np.int64), wanted.tiles)
-        checks.equal("ends of tiles", listed[:, 3], np.zeros(n_tiles, np.uint32))
+        ends = [TILE_HEADER_WORDS, TILE_HEADER_WORDS + TILE_WORDS * n_tiles]
+        header, listed, rest = np.split(tiles, ends)
+        n_starts = len(wanted.round_starts)
+        checks.equal("rounds", header[:n_starts].astype(np.int64), wanted.round_starts)
+        checks.untouched("header behind the rounds", header[n_starts:])
+        listed = np.ascontiguousarray(listed.reshape(-1, TILE_WORDS))
+        spans = entries & ~AT_HOME
+        ways = np.zeros((len(brought) // 4, 2), np.uint64)
+        if places := self._places:
+            ranks = np.arange(len(wanted.brought), dtype=np.uint64)
+            ranks %= np.uint64(N_HALVES * places.n_places)
+            ways[: len(ranks), 0] = spans[wanted.brought]
+            ways[: len(ranks), 1] = places.address + ranks * np.uint64(places.place_bytes)
+            spans[wanted.brought] = ways[: len(ranks), 1]
+            checks.equal("brought", brought.view(np.uint64).reshape(-1, 2), ways)
+        else:
+            checks.untouched("brought", brought)
+        checks.equal("tiles", listed[:, 2:].astype(np.int64), wanted.tiles[:, 1:])
+        found = listed[:, :2].copy().view(np.uint64)[:, 0]
+        checks.equal("spans of tiles", found, spans[wanted.tiles[:, 0]])
         checks.untouched("tiles behind the last", rest)
         checks.equal("pairs", pairs[:n_pairs].astype(np.int64), wanted.pairs)
         checks.untouched("pairs behind the last", pairs[n_pairs:])
         checks.equal("done", marks, wanted.done.astype(np.uint32))
+
+
+@dataclass(frozen=True)
+class BringCase(KernelCase):
+    """Checks bring_experts in a round of which all places but `idle` get an expert.
+
+    The next round's experts are named too, and stay where they are.
+    """
+
+    tuning: Tuning
+    span_bytes: int
+    n_experts: int
+    round_index: int = 1
+    idle: int = 0
+
+    def prepare(self, runner: Runner) -> Prepared:
+        rng = np.random.default_rng([self.span_bytes, self.n_experts])
+        place_bytes = -(-self.span_bytes // 256) * 256 + 256
+        homes = rng.integers(0, 256, (self.n_experts, place_bytes), np.uint8)
+        n_places = N_HALVES * BroughtPlaces(0, place_bytes, self.n_experts).n_places
+        before = rng.integers(0, 256, (n_places, place_bytes), np.uint8)
+        from_, to = runner.place(homes), runner.place(before)
+        places = BroughtPlaces(to, place_bytes, self.n_experts)
+        ids = np.random.default_rng(1).permutation(self.n_experts)
+        first = (self.round_index - 1) * places.n_places
+        last = min(first + places.n_places - self.idle, self.n_experts)
+        routed = RowsInUse(RouterShape(self.n_experts, 1), 1, 1).routed
+        tiles, program = PairTiles(routed, columns=1), Program("bring_experts")
+        ways = np.zeros((tiles.brought.n_words // 4, 2), np.uint64)
+        wanted = before.copy()
+        for rank, expert in enumerate(ids):
+            place = rank % n_places
+            if not last <= rank < first + places.n_places:
+                ways[rank] = from_ + int(expert) * place_bytes, to + place * place_bytes
+            if first <= rank < last:
+                wanted[place, : self.span_bytes] = homes[expert, : self.span_bytes]
+        op = OpContext(program, self.tuning, "bring")
+        memory = (memory_range(from_, homes.nbytes),)
+        bring_experts(op, tiles, places, self.round_index, self.span_bytes, memory)
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            found = runner.fetch(to, before.size).reshape(before.shape)
+            checks.equal("places", found, wanted)
+            checks.equal("homes", runner.fetch(from_, homes.size).reshape(homes.shape), homes)
+
+        inputs = {tiles.brought: ways}
+        return Prepared(program, (), [(inputs, compare)], (last - first) * self.span_bytes)
 
 
 @dataclass(frozen=True)

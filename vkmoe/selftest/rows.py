@@ -123,11 +123,11 @@ class RowsCase:
 
     def run(self, runner: Runner) -> Checks:
         """Compare the rows of all batches with each alone; the runner stands for its device."""
-        checks, wanted = Checks(), dict[int, list[Words]]()
+        rows = {row for batch in self.batches for row in batch.rows}
+        with Runner(runner.device) as other:  # one for all of them: compiling takes the time
+            wanted = {row: self.subject.run(other, Batch((row,), 1)) for row in sorted(rows)}
+        checks = Checks()
         for batch in self.batches:
-            for row in set(batch.rows) - set(wanted):
-                with Runner(runner.device) as other:
-                    wanted[row] = self.subject.run(other, Batch((row,), 1))
             with Runner(runner.device) as other:
                 found = self.subject.run(other, batch)
             for i, row in enumerate(batch.rows):
