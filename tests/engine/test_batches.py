@@ -28,14 +28,18 @@ from tests.engine.tiny import (
 )
 from tests.ops.tunings import chosen_device
 from vkmoe.batch import Phase, TokenBatch
+from vkmoe.choices import Executor
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
+from vkmoe.ops.matmul import TILE_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
+from vkmoe.reference.prompt_experts import N_ROUNDS
 
 LENGTHS = (1, 2, 31, 32, 33, 257)  # of prompts
 N_TOKENS = LENGTHS[-1]
@@ -112,6 +116,35 @@ def test_a_long_prompt_has_the_same_bits_however_it_is_cut() -> None:
         for cuts in ([333, 179, 1, 511, 476], [512, 33, 479, 299, 177]):
             found = prompt(engine, tokens, cuts, 1)
             assert_same_bits(found[np.isin(np.cumsum(cuts), (512, 1024, 1500))], wanted)
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [{"promote_on_read": False}, {"promote_on_read": True}, {"miss": "gather"}],
+    ids=["read", "promote", "gather"],
+)
+@pytest.mark.parametrize("executor", ["fused", "stepped"])
+def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
+    executor: Executor, ways: dict[str, Any]
+) -> None:
+    """However many rows use it: it is brought, and its tiles are read where it was brought to."""
+    asked: dict[str, Any] = {"expert_slots": 12, "expert_copies": "wait", "executor": executor}
+    config = EngineConfig(ctx_size=128, **asked, **ways)
+    with Engine(demo_model_path(), config) as engine, Transfer(engine.device) as transfer:
+        assert engine.workspace.prompt and engine.cache
+        lists, tokens = engine.workspace.prompt.routed, tokens_of(engine.n_vocab, 80)
+        assert lists is not None
+        for first in (0, 40):  # the second finds some of them in slots
+            used = np.unique(engine.run(batch(tokens, first, 40)).routing[:, -1])
+            brought, tiles = (
+                transfer.read(engine._backend.tensor(ref), 0, ref.n_bytes).view(np.uint64)
+                for ref in (lists.brought, lists.tiles)
+            )
+            starts = tiles.view(np.uint32)[: N_ROUNDS + 1]
+            spans = tiles[TILE_HEADER_WORDS // 2 :].reshape(-1, 2)[: starts[-1], 0]
+            homes, in_slots = brought[::2][brought[::2] > 0], set(spans[: starts[1]])
+            assert len(set(homes)) == len(homes) == len(used) - len(in_slots) > 0
+            assert bool(in_slots) == (first > 0) and not set(spans) & set(homes)
 
 
 def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:

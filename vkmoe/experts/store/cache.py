@@ -198,11 +198,8 @@ class ExpertCache:
         self._memory, self._table, self.pool = memory, memory.table, pool
         self._homes = [home for row in memory.homes for home in row]  # by key
         self._span_bytes = np.array(memory.span_bytes, np.int64)
-        # Where experts may land, kernels are to know what they read at home.
-        marks_homes = memory.slots.n_landing or memory.scratch
-        self._mark = np.uint64(AT_HOME if marks_homes else 0)
         homes = [home.address for home in self._homes] or [NOWHERE] * self._space.n_keys
-        self._home_addresses = np.array(homes, np.uint64) | self._mark
+        self._home_addresses = np.array(homes, np.uint64) | np.uint64(AT_HOME)
         # First: it sets slots apart.
         self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
         self._tier = Tier(
@@ -365,7 +362,7 @@ class ExpertCache:
         found = self._home_addresses[keys]
         if self.pool is not None:
             here = self.pool.locations.are_present(keys)
-            found[here] = self.pool.tier.addresses(keys[here]) | self._mark
+            found[here] = self.pool.tier.addresses(keys[here]) | np.uint64(AT_HOME)
             found[~here] = NOWHERE
         in_slots = self.residency.locations.are_present(keys)
         found[in_slots] = self._tier.addresses(keys[in_slots])
