@@ -16,6 +16,7 @@ from vkmoe.ops import (
     candidates,
     experts,
     prompt_attention,
+    prompt_experts,
     router,
 )
 from vkmoe.quants import TYPES
@@ -37,7 +38,9 @@ CONSTANTS = {
     },
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
     "combine_rows.comp": {"NO_WORD": experts.NO_WORD},
-    "gather.comp": {"UNITS": experts.UNITS_PER_LANE},
+    "include/copy_span.glsl": {"UNITS": experts.UNITS_PER_LANE},
+    "include/tile_list.glsl": {"N_ROUNDS": prompt_experts.N_ROUNDS},
+    "expert_tiles.comp": {"AT_HOME": table.AT_HOME},
     "include/prompt_tile.glsl": {
         "BLOCK": prompt_attention.BLOCK,
         "CHUNK": prompt_attention.CHUNK,

@@ -44,8 +44,7 @@ EXPERT_FAMILIES = {"expert_gate_up", "expert_down"}
 KEEP_FAMILIES = {f"{name}_keep" for name in EXPERT_FAMILIES}
 ATTENTION_FAMILIES = {"attention", "latent_attention"}
 APPENDING_FAMILIES = {"append_rows", "append_latent_rows"}
-EXPERT_TILE_FAMILIES = {"expert_matmul_gate_up", "expert_matmul_down"}
-TILE_FAMILIES = {"matmul", "matmul_residual"} | EXPERT_TILE_FAMILIES
+TILE_FAMILIES = {"matmul", "matmul_residual", "expert_matmul_gate_up", "expert_matmul_down"}
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
 # Types with small planes: a word holds two halves or four exponents, so 4 bytes are loaded of them.
 PLANE_TYPES = {"q2_k", "q3_k", "q6_k", "q8_0", "q4_0", "iq4_nl", "iq4_xs", "mxfp4"}
@@ -165,8 +164,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == ({wide, WORD_LOAD} if words else {wide})
     elif family(name) in TILE_FAMILIES:
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
-        entry = {ENTRY_LOAD} if family(name) in EXPERT_TILE_FAMILIES else set()
-        assert loads == {wide, WORD_LOAD} | entry
+        assert loads == {wide, WORD_LOAD}
     elif family(name) == "router_topk":
         assert loads == {ENTRY_LOAD, WORD_LOAD}
     elif family(name) == "expert_tiles":
@@ -182,7 +180,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
     elif family(name) == "prompt_attention":
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
         assert loads == {wide, WORD_LOAD}  # of sinks: a word
-    elif family(name) in ("read_words", "gather"):
+    elif family(name) in ("read_words", "gather", "bring_experts"):
         assert loads == {Access(LOAD, "v4u32", 16)}
     else:
         assert not loads

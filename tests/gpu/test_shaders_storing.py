@@ -29,8 +29,8 @@ from tests.gpu.test_shaders_static import (
 )
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
-# Gather and the kernels that keep fill landing places; others append to the KV cache.
-STORING_FAMILIES = {"gather"} | KEEP_FAMILIES
+# These fill places on the device, to land in or to be brought to; others append to the KV cache.
+STORING_FAMILIES = {"gather", "bring_experts"} | KEEP_FAMILIES
 CACHING_FAMILIES = ATTENTION_FAMILIES | APPENDING_FAMILIES
 
 
@@ -48,11 +48,12 @@ def test_memory_reached_by_address_is_only_read(name: str) -> None:
     assert stores == wanted
 
 
-def test_stores_by_address_go_to_landing_places_only() -> None:
+def test_stores_by_address_go_to_places_on_the_device_only() -> None:
     """Never through an address that may be a home. The text of the shaders, call by call.
 
     A landing place comes from the routing: the partner of a slot, or for gather the address of a
-    slot that has a partner; router_topk gives no home there, as its twin and tests say.
+    slot that has a partner; router_topk gives no home there, as its twin and tests say. A place to
+    be brought to is the second address of a pair that expert_tiles made, as its twin says.
     """
     texts = {path.name: path.read_text() for path in SHADERS.rglob("*.comp")}
     texts |= {path.name: path.read_text() for path in SHADERS.rglob("*.glsl")}
@@ -63,7 +64,7 @@ def test_stores_by_address_go_to_landing_places_only() -> None:
     calls = {name: set(re.findall(r"(?<!void )store_words?4?\((.*?),", text))
              for name, text in code.items() if name != "store.glsl"}  # fmt: skip
     assert {name: found for name, found in calls.items() if found} == {
-        "gather.comp": {"address_add(landing"},
+        "copy_span.glsl": {"address_add(target"},
         "weight_row.glsl": {"address_add(row.landing"},
     }
     makers = [name for name, text in code.items() if re.search(r"\bWeightRow\(", text)]
@@ -82,11 +83,14 @@ def test_stores_by_address_go_to_landing_places_only() -> None:
         "expert_down.comp": ["slot_span(s)"],
         "expert_matmul.comp": ["expert_span"],
     }
+    copies = {name: re.findall(r"if (.*) (copy_span\(.*\));", text) for name, text in code.items()}
+    assert {name: found for name, found in copies.items() if found} == {
+        "gather.comp": [("(!is_null(home))", "copy_span(home, landing, n_units)")],
+        "bring_experts.comp": [("(!is_null(way.xy))", "copy_span(way.xy, way.zw, n_units)")],
+    }
     assert "uvec2 partner = routed_partner(slot, n_slots)" in code["gather.comp"]
     assert "uvec2 home = lands ? partner : uvec2(0u);" in code["gather.comp"]
-    assert code["gather.comp"].index("if (is_null(home)) return;") < code["gather.comp"].index(
-        "copy_units(home, landing, first, stride);"
-    )
+    assert "brought[rank] = uvec4(home, place);" in code["expert_tiles.comp"]
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if family(n) in EXPERT_FAMILIES])

@@ -24,7 +24,11 @@ PLAIN = [
 HALF = replace(tuning_for("", 64, 4), half_tiles=True)
 TUNINGS = PLAIN + [HALF] * ("float16" in chosen_device().features)
 SHAPES = [Tile(32, 32, 8, 4), Tile(64, 64, 8, 8), Tile(128, 128, 4, 4)]  # of GPUs
-by_mapping = pytest.mark.parametrize("tuning", TUNINGS, ids=lambda t: t.tile_suffix or "lanes")
+by_mapping = pytest.mark.parametrize(
+    "tuning",
+    once_but([tuning for tuning in PLAIN if tuning.tile_suffix == "+blocks"], TUNINGS),
+    ids=[tuning.tile_suffix or "lanes" for tuning in TUNINGS],
+)
 by_type = pytest.mark.parametrize("kind", WEIGHT_TYPES)  # every mapping in every type: selftest
 Words = NDArray[np.uint32]
 

@@ -128,7 +128,7 @@ def test_lines_name_the_heap_they_come_from() -> None:
     assert heaps == {
         "weights used by every token": 0, "KV cache": 0, "rotary table": 0, "activations": 0,
         "expert table": 2, "parameters": 1, "results": 1, "logits": 1, "staging": 1,
-        "expert slots": 0, "host pool": 1,
+        "expert slots": 0, "brought experts": 0, "host pool": 1,
     }  # fmt: skip
     totals = made.heap_totals()
     assert totals[2] == bytes_of(made, "expert table")

@@ -47,7 +47,7 @@ COMBINE_ROWS = kernel(
 )
 
 N_HALVES = 2  # of the places: experts come to one while those in the other are multiplied
-_MOST_ROUNDS = 8  # that experts are brought in
+N_ROUNDS = 9  # one for experts that are read where they are, the others for those brought
 _SORT_LANES = 128  # on GPUs: all of them allow as many
 _COMBINE_LANES = 64  # on CPU drivers too, where a workgroup costs as much as some of its sums
 
@@ -117,13 +117,13 @@ class PairTiles:
 
     @property
     def brought(self) -> TensorRef:
-        n_ranks = _MOST_ROUNDS * places_of_round(self.routed.shape.n_experts)
+        n_ranks = (N_ROUNDS - 1) * places_of_round(self.routed.shape.n_experts)
         return TensorRef("brought", 4 * n_ranks)
 
 
 def places_of_round(n_experts: int) -> int:
     """Choose how many of a layer's experts are brought at a time: all of them in eight rounds."""
-    return -(-n_experts // _MOST_ROUNDS)
+    return -(-n_experts // (N_ROUNDS - 1))
 
 
 @dataclass(frozen=True)
