@@ -12,9 +12,9 @@ from vkmoe.placement import remembered
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The native tests demand that no Vulkan object is alive in the process when they begin, so
-    they come before every test that keeps a device or a model open for others. Then the file that
-    takes longest, or one of two processes would end with it alone."""
-    first = ("tests/native/", "tests/swiftshader/")
+    they come before every test that keeps a device or a model open for others. Then the files that
+    take longest, or one of two processes would end with them alone."""
+    first = ("tests/native/", "tests/swiftshader/", "tests/gpu_drivers/", "tests/selftest/")
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in first])
 
 
