@@ -94,7 +94,7 @@ void end_rounds(uint n_brought, uint n_tiles) {
     if (n_brought == 0u) round_starts[1] = n_tiles;
     const uint n_rounds = n_places == 0u ? 0u : (n_brought + n_places - 1u) / max(n_places, 1u);
     for (uint i = n_rounds; i < N_ROUNDS; ++i) round_starts[1u + i] = n_tiles;
-    for (uint rank = n_brought; rank < n_places * (N_ROUNDS - 1u); ++rank) brought[rank] = uvec4(0u);
+    for (uint rank = n_brought; rank < N_EXPERTS + n_places && n_places > 0u; ++rank) brought[rank] = uvec4(0u);
 }
 
 // Makes counts of pairs to places, each expert's behind those of the experts before it.

@@ -124,7 +124,7 @@ def _program(
     if mode.in_cache and spec.experts is not None:
         slots = [(memory.range(n_bytes * 16),) for n_bytes in weights.span_bytes]
         n_bytes, n_experts = max(weights.span_bytes), spec.experts.n_experts
-        places = BroughtPlaces(memory.take(n_bytes * n_experts), n_bytes, n_experts)
+        places = BroughtPlaces(memory.take(n_bytes * n_experts), n_bytes, n_experts // 2, n_experts)
         slot_of, n_used = slots.__getitem__, spec.experts.n_used
         weights = with_slots(weights, slot_of, slot_of, n_used, places)
     workspace = Workspace(spec, tuning, kernels, SIZES_OF_PROGRAMS)

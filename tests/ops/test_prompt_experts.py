@@ -25,6 +25,7 @@ from vkmoe.ops.prompt_experts import (
     clear_done,
     combine_rows,
     expert_tiles,
+    places_of_round,
 )
 from vkmoe.ops.router import RouterShape, routing_words
 from vkmoe.ops.tuning import Tuning
@@ -109,13 +110,15 @@ def test_the_twin_sorts_as_stated() -> None:
     assert found.done.tolist() == [True, True, True, False]
 
 
+@pytest.mark.parametrize("span_bytes", [512, 3 << 20, 25 << 20, 300 << 20])
 @pytest.mark.parametrize("n_experts", [1, 4, 8, 60, 64, 257])
-def test_every_expert_is_brought_in_some_round(n_experts: int) -> None:
+def test_every_expert_is_brought_in_some_round(n_experts: int, span_bytes: int) -> None:
     """In no more rounds than tiles are counted for, and to places that the round before lacks."""
-    places = BroughtPlaces(1 << 32, 512, n_experts)
-    assert places.n_places * places.n_rounds >= n_experts > places.n_places * (places.n_rounds - 1)
-    assert places.n_rounds < twins.N_ROUNDS
-    whole = memory_range(1 << 32, 2 * places.n_places * 512)
+    n_places = places_of_round(n_experts, span_bytes)
+    places = BroughtPlaces(1 << 40, span_bytes, n_places, n_experts)
+    assert n_places * places.n_rounds >= n_experts > n_places * (places.n_rounds - 1)
+    assert n_places * span_bytes <= 128 << 20 or n_places == -(-n_experts // 32)
+    whole = memory_range(1 << 40, 2 * n_places * span_bytes)
     for index in range(1, places.n_rounds):
         one, next_one = places.half(index), places.half(index + 1)
         assert min(one.start, next_one.start) == whole.start
@@ -127,7 +130,7 @@ def test_every_expert_is_brought_in_some_round(n_experts: int) -> None:
 def test_experts_of_a_round_are_brought(runner: Runner, index: int, idle: int) -> None:
     """Of whole groups and of a part of one; the seventh round has fewer experts than places."""
     for span_bytes in (16, 8192 * 2, 8192 * 2 + 48):
-        BringCase(CPU, span_bytes, 20, index, idle).run(runner).verify()
+        BringCase(CPU, span_bytes, 20, 3, index, idle).run(runner).verify()
 
 
 # ----- the sum -----
@@ -222,7 +225,7 @@ def test_they_declare_what_they_touch() -> None:
     expert_tiles(op.named("sort"), tiles, 1, table)
     out, hidden = TensorRef("out", 8 * 4 * 20), TensorRef("hidden", 8 * 20 + 4)
     combine_rows(op.named("sum"), tiles, out, hidden, 20)
-    places, homes = BroughtPlaces(1 << 20, 256, 60), memory_range(1 << 16, 1 << 16)
+    places, homes = BroughtPlaces(1 << 20, 256, 8, 60), memory_range(1 << 16, 1 << 16)
     bring_experts(op.named("bring"), tiles, places, 2, 48, (homes,))
     clear, sort, total, bring = program.dispatches()
     assert set(bring.reads) == {tiles.brought.whole, homes}

@@ -381,8 +381,8 @@ def _gather(setup: Setup) -> Iterator[Work]:
 
 def _bring_experts(setup: Setup) -> Iterator[Work]:
     span, n_experts = _span_bytes(setup), setup.shapes.router.n_experts
-    case = BringCase(setup.tuning, span, n_experts)
-    n_places = places_of_round(n_experts)
+    n_places = places_of_round(n_experts, span)
+    case = BringCase(setup.tuning, span, n_places, n_places)
     yield Work(f"bring {n_places} x {span} bytes", n_places * span, case.run)
 
 

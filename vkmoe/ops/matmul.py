@@ -55,7 +55,7 @@ DOWN = kernel(
     f"address:span u32:down_offset u32:down_bias {_OF_EXPERT}",
     f"{_TILE} biased",
 )
-TILE_WORDS, TILE_HEADER_WORDS = 4, 12  # of a tile in a list, and of the header before the first
+TILE_WORDS, TILE_HEADER_WORDS = 4, 36  # of a tile in a list, and of the header before the first
 
 
 # ----- batches and tiles -----

@@ -47,7 +47,8 @@ COMBINE_ROWS = kernel(
 )
 
 N_HALVES = 2  # of the places: experts come to one while those in the other are multiplied
-N_ROUNDS = 9  # one for experts that are read where they are, the others for those brought
+N_ROUNDS = 33  # at most: one of experts that are read where they are, the others of those brought
+_FEW_ROUNDS, _HALF_BYTES = 8, 128 << 20  # of places: rounds cost dispatches, places memory
 _SORT_LANES = 128  # on GPUs: all of them allow as many
 _COMBINE_LANES = 64  # on CPU drivers too, where a workgroup costs as much as some of its sums
 
@@ -117,13 +118,14 @@ class PairTiles:
 
     @property
     def brought(self) -> TensorRef:
-        n_ranks = (N_ROUNDS - 1) * places_of_round(self.routed.shape.n_experts)
+        n_ranks = 2 * self.routed.shape.n_experts  # of all experts, and of a round's idle places
         return TensorRef("brought", 4 * n_ranks)
 
 
-def places_of_round(n_experts: int) -> int:
-    """Choose how many of a layer's experts are brought at a time: all of them in eight rounds."""
-    return -(-n_experts // (N_ROUNDS - 1))
+def places_of_round(n_experts: int, span_bytes: int) -> int:
+    """Choose how many of a layer's experts are brought at a time: an eighth, or less memory."""
+    fewest, most = -(-n_experts // (N_ROUNDS - 1)), -(-n_experts // _FEW_ROUNDS)
+    return max(fewest, min(most, _HALF_BYTES // max(span_bytes, 1)))
 
 
 @dataclass(frozen=True)
@@ -132,15 +134,12 @@ class BroughtPlaces:
 
     address: int
     place_bytes: int
+    n_places: int  # of a half
     n_experts: int  # of a layer
 
     def __post_init__(self) -> None:
-        assert self.place_bytes % UNIT_BYTES == 0, self
-
-    @property
-    def n_places(self) -> int:
-        """Count the places of a half."""
-        return places_of_round(self.n_experts)
+        assert self.place_bytes % UNIT_BYTES == 0 and self.n_places <= self.n_experts, self
+        assert self.n_rounds < N_ROUNDS, self
 
     @property
     def n_rounds(self) -> int:

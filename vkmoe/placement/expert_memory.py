@@ -19,11 +19,11 @@ from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, Exper
 from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.tier import HostPool
-from vkmoe.gpu.arena import Arena
+from vkmoe.gpu.arena import Arena, round_up
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
-from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces, places_of_round
+from vkmoe.ops.prompt_experts import BroughtPlaces, places_of_round
 from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads
@@ -52,14 +52,14 @@ class ExpertMemory(Closing):
             self._scratch_ranges = tuple(memory_range(x.address, x.size) for x in arena.chunks)
             layout = plan.layout("brought experts")
             arena = enter(closing(Arena(device, "device", "brought experts", layout)))
-            self._brought = [(run.span_bytes, arena.place(run.span_bytes)) for run in layout.runs]
+            self._brought = [arena.place(run.span_bytes) for run in layout.runs]
             self._threads = enter(ExitStack())
             self._cleanup = cleanup.pop_all()
 
     def extend(self, loaded: LoadedWeights) -> ModelWeights:
         """Extend the weights by all memory their experts may lie in."""
         n_landing = loaded.table.landing.shape[1]
-        places = self._brought_places(loaded.table.entries.shape[1])
+        places = self._brought_places(loaded)
         return with_slots(loaded.weights, self._ranges, self._landing_ranges, n_landing, places)
 
     def follow(self, loaded: LoadedWeights, seed: NDArray[np.float64] | None) -> ExpertTracker:
@@ -103,11 +103,13 @@ class ExpertMemory(Closing):
         """List the memory into which experts of a MoE layer can be stored by its kernels."""
         return (*self.slots.ranges(layer), *self._scratch_ranges)
 
-    def _brought_places(self, n_experts: int) -> BroughtPlaces | None:
+    def _brought_places(self, loaded: LoadedWeights) -> BroughtPlaces | None:
         """Describe where experts of prompts are brought to; None: they are read where they are."""
-        for n_bytes, place in self._brought:
-            n_places = N_HALVES * places_of_round(n_experts)
-            return BroughtPlaces(place.address, n_bytes // n_places, n_experts)
+        for place in self._brought:
+            place_bytes = round_up(max(loaded.weights.span_bytes))
+            n_experts = loaded.table.entries.shape[1]
+            n_places = places_of_round(n_experts, place_bytes)
+            return BroughtPlaces(place.address, place_bytes, n_places, n_experts)
         return None
 
     def _uploads(self, overlaps: bool) -> Uploader:

@@ -77,13 +77,16 @@ class SlotLayout:
     @property
     def n_brought(self) -> int:
         """Count the places that experts of prompts are brought to, shared by all layers."""
-        return N_HALVES * places_of_round(self.n_experts)
+        return N_HALVES * places_of_round(self.n_experts, self._largest)
 
     @property
     def brought(self) -> ArenaLayout:
         """Lay out these places, behind one another, each for the largest expert."""
-        largest = round_up(max(self.span_bytes, default=0))
-        return lay_out_spans(self.device, [largest * self.n_brought])
+        return lay_out_spans(self.device, [self._largest * self.n_brought])
+
+    @property
+    def _largest(self) -> int:
+        return round_up(max(self.span_bytes, default=0))
 
     @property
     def common_bytes(self) -> int:

@@ -14,7 +14,7 @@ from vkmoe.reference.matvec import Floats
 
 __all__ = ["N_ROUNDS", "Sorted", "combine_rows", "expert_tiles"]
 
-N_ROUNDS = 9  # one for experts that are read where they are, eight for those that are brought
+N_ROUNDS = 33  # one for experts that are read where they are, the others for those brought
 
 
 class Sorted(NamedTuple):

@@ -320,8 +320,8 @@ def _expert_tiles(setting: Setting) -> Iterator[Trial]:
 
 def _bring_experts(setting: Setting) -> Iterator[Trial]:
     n_bytes, tuning = CPU_BYTES if setting.info.is_cpu else GPU_BYTES // 4, setting.tuning
-    large = BringCase(tuning, n_bytes // N_SLOTS, 8 * N_SLOTS)
-    small = [BringCase(tuning, 2 * COPIED_BYTES + 16 * 67, 20, index, 1) for index in (1, 2)]
+    large = BringCase(tuning, n_bytes // N_SLOTS, N_SLOTS, N_SLOTS)
+    small = [BringCase(tuning, 2 * COPIED_BYTES + 16 * 67, 8, 3, index, 1) for index in (1, 2)]
     yield _trial(*small, timed=large)
 
 

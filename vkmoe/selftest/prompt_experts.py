@@ -142,7 +142,10 @@ class TilesCase(KernelCase):
 
     @property
     def _places(self) -> BroughtPlaces | None:
-        return BroughtPlaces(FIRST_PLACE, 4096, self.rows.shape.n_experts) if self.brings else None
+        if not self.brings:
+            return None
+        n_experts = self.rows.shape.n_experts
+        return BroughtPlaces(FIRST_PLACE, 4096, -(-n_experts // 11), n_experts)
 
     def _twin(self, entries: NDArray[np.uint64], done: NDArray[np.bool_]) -> twins.Sorted:
         used = self.rows.chosen[: self.rows.n_used_rows]
@@ -166,14 +169,16 @@ class TilesCase(KernelCase):
         checks.untouched("header behind the rounds", header[n_starts:])
         listed = np.ascontiguousarray(listed.reshape(-1, TILE_WORDS))
         spans = entries & ~AT_HOME
-        ways = np.zeros((len(brought) // 4, 2), np.uint64)
         if places := self._places:
+            ways = np.zeros((len(entries) + places.n_places, 2), np.uint64)
             ranks = np.arange(len(wanted.brought), dtype=np.uint64)
             ranks %= np.uint64(N_HALVES * places.n_places)
             ways[: len(ranks), 0] = spans[wanted.brought]
             ways[: len(ranks), 1] = places.address + ranks * np.uint64(places.place_bytes)
             spans[wanted.brought] = ways[: len(ranks), 1]
-            checks.equal("brought", brought.view(np.uint64).reshape(-1, 2), ways)
+            of_ranks, behind = np.split(brought, [4 * len(ways)])
+            checks.equal("brought", of_ranks.view(np.uint64).reshape(-1, 2), ways)
+            checks.untouched("brought behind the last rank", behind)
         else:
             checks.untouched("brought", brought)
         checks.equal("tiles", listed[:, 2:].astype(np.int64), wanted.tiles[:, 1:])
@@ -195,6 +200,7 @@ class BringCase(KernelCase):
     tuning: Tuning
     span_bytes: int
     n_experts: int
+    n_places: int
     round_index: int = 1
     idle: int = 0
 
@@ -202,10 +208,10 @@ class BringCase(KernelCase):
         rng = np.random.default_rng([self.span_bytes, self.n_experts])
         place_bytes = -(-self.span_bytes // 256) * 256 + 256
         homes = rng.integers(0, 256, (self.n_experts, place_bytes), np.uint8)
-        n_places = N_HALVES * BroughtPlaces(0, place_bytes, self.n_experts).n_places
+        n_places = N_HALVES * self.n_places
         before = rng.integers(0, 256, (n_places, place_bytes), np.uint8)
         from_, to = runner.place(homes), runner.place(before)
-        places = BroughtPlaces(to, place_bytes, self.n_experts)
+        places = BroughtPlaces(to, place_bytes, self.n_places, self.n_experts)
         ids = np.random.default_rng(1).permutation(self.n_experts)
         first = (self.round_index - 1) * places.n_places
         last = min(first + places.n_places - self.idle, self.n_experts)
