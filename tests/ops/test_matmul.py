@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.ops.tunings import MAPPINGS, chosen_device, once_but, tuning_for
+from tests.ops.tunings import MAPPINGS, chosen_device, tuning_for
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import Tile
 from vkmoe.ops.tuning import Tuning
@@ -26,7 +26,7 @@ TUNINGS = PLAIN + [HALF] * ("float16" in chosen_device().features)
 SHAPES = [Tile(32, 32, 8, 4), Tile(64, 64, 8, 8), Tile(128, 128, 4, 4)]  # of GPUs
 by_mapping = pytest.mark.parametrize(
     "tuning",
-    once_but([tuning for tuning in PLAIN if tuning.tile_suffix == "+blocks"], TUNINGS),
+    TUNINGS,
     ids=[tuning.tile_suffix or "lanes" for tuning in TUNINGS],
 )
 by_type = pytest.mark.parametrize("kind", WEIGHT_TYPES)  # every mapping in every type: selftest
@@ -84,9 +84,7 @@ def test_heads(runner: Runner, tuning: Tuning) -> None:
 
 
 @by_mapping
-@pytest.mark.parametrize(
-    "types", once_but([("Q4_K", "Q6_K")], [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K",)])
-)
+@pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K",)])
 def test_experts_as_gpt_oss_has_them(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:
@@ -125,8 +123,8 @@ def test_nothing_overflows_in_f16_and_errors_are_bounded(runner: Runner, kind: s
 
 
 @by_mapping
-@pytest.mark.parametrize("residual", once_but([False], [False, True]))
-@pytest.mark.parametrize("kind", once_but(["Q4_K"], ["Q4_K", "Q6_K"]))
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_a_row_has_the_same_bits_in_any_batch(
     runner: Runner, tuning: Tuning, kind: str, residual: bool
 ) -> None:
@@ -152,9 +150,7 @@ def test_a_matrix_row_has_the_same_bits_at_any_place(runner: Runner, tuning: Tun
 
 
 @by_mapping
-@pytest.mark.parametrize(
-    "types", once_but([("Q6_K",)], [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q6_K",)])
-)
+@pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q6_K",)])
 def test_a_pair_has_the_same_bits_among_any_others(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:
@@ -170,7 +166,7 @@ def test_a_pair_has_the_same_bits_among_any_others(
 
 
 @pytest.mark.parametrize("tile", SHAPES, ids=str)
-@pytest.mark.parametrize("n", once_but([40], [3, 40]))
+@pytest.mark.parametrize("n", [3, 40])
 @pytest.mark.parametrize("half", sorted({tuning.half_tiles for tuning in TUNINGS}))
 def test_a_tile_of_another_shape_leaves_the_same_bits(
     runner: Runner, tile: Tile, n: int, half: bool

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.ops.tunings import MAPPINGS, once_but, tuning_for
+from tests.ops.tunings import MAPPINGS, tuning_for
 from vkmoe.batch import TokenBatch
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef, memory_range
@@ -59,7 +59,7 @@ from vkmoe.selftest.rows import (
 TUNINGS = [tuning_for(suffix, 8 if "blocks" in suffix else 64, 4) for suffix in MAPPINGS]
 every_mapping = pytest.mark.parametrize(
     "tuning",
-    once_but([TUNINGS[MAPPINGS.index("+blocks")]], TUNINGS),
+    TUNINGS,
     ids=[mapping or "lanes" for mapping in MAPPINGS],
 )
 PAIR = (Batch((3, 0), 2),)
@@ -74,14 +74,14 @@ def test_matrices(runner: Runner, tuning: Tuning) -> None:
         RowsCase(subject, FEW).run(runner).verify()
 
 
-@pytest.mark.parametrize("kind", once_but(["Q4_K", "IQ4_XS", "F32"], WEIGHT_TYPES))
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_every_type(runner: Runner, kind: str) -> None:
     """The mappings take turns."""
     tuning = TUNINGS[WEIGHT_TYPES.index(kind) % len(TUNINGS)]
     RowsCase(MatvecRows(tuning, ((kind, 6),)), PAIR).run(runner).verify()
 
 
-@pytest.mark.parametrize("most", once_but([3], [1, 2, 3, 4, 8]))
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
 def test_however_many_columns_a_workgroup_takes(runner: Runner, most: int) -> None:
     """Of six rows one, two, three; of eight four or all."""
     tuning = replace(TUNINGS[-1], most_columns=most, rows=3)
@@ -90,8 +90,8 @@ def test_however_many_columns_a_workgroup_takes(runner: Runner, most: int) -> No
     RowsCase(HeadRows(tuning, "F16"), batches).run(runner).verify()
 
 
-@pytest.mark.parametrize("loaded_words", once_but([16], [4, 16]))
-@pytest.mark.parametrize("rows", once_but([3], [3, 5, 8]))
+@pytest.mark.parametrize("loaded_words", [4, 16])
+@pytest.mark.parametrize("rows", [3, 5, 8])
 def test_however_many_rows_a_walk_has(runner: Runner, rows: int, loaded_words: int) -> None:
     """Walks that do not divide the rows of a workgroup take some rows twice."""
     tuning = Tuning("lanes", 32, rows, False, loaded_words=loaded_words)
@@ -222,7 +222,7 @@ def _params(rows: list[Row], n_rows: int) -> NDArray[np.uint32]:
     return words
 
 
-@pytest.mark.parametrize("mapping", once_but(["blocks"], ["blocks", "lanes"]))
+@pytest.mark.parametrize("mapping", ["blocks", "lanes"])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("which", BATCHES)
 def test_attention_of_rows_is_that_of_one_after_the_other(
