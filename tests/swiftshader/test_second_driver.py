@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Kernels of batches are compared by the self-test here: compiling those of their tests takes minutes.
+# The self-test compares kernels of batches here: to compile those of their tests takes minutes.
 OF_BATCHES = ("test_rows", "test_matmul")
 KERNEL_TESTS = [
     path for path in sorted((ROOT / "tests/ops").glob("test_*.py")) if path.stem not in OF_BATCHES
