@@ -7,7 +7,7 @@
 //           address. A fixed span has no tiles: a pair of it is a row of the batch.
 // Who       workgroup -> a tile of TILE_ROWS rows of one expert times its pairs (include/tile.glsl).
 // Assumes   as matmul.comp; no tile has more than TILE_COLUMNS pairs.
-// Dispatch  (most tiles of the round, ceil(n_rows / TILE_ROWS), 1): tiles of the same weights are neighbours, so that caches have them
+// Dispatch  (most tiles of the round, ceil(n_rows / TILE_ROWS), 1): tiles of the same weights are neighbours, for the caches
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
