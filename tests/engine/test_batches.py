@@ -26,6 +26,7 @@ from tests.engine.tiny import (
     model_path,
     rewrite,
 )
+from tests.needs import missing
 from tests.ops.tunings import chosen_device
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import Executor
@@ -236,7 +237,7 @@ def test_an_expert_that_is_never_brought_gives_no_numbers(mixed: Path, least_poo
 def test_prompts_in_tiles_of_f16_keep_the_law() -> None:
     """In the mapping of GPUs: the same bits however a prompt is cut, near those of f32."""
     if "float16" not in chosen_device().features:
-        pytest.skip("the device has no float16")
+        missing("the device has no float16")
     lanes, config = Tuning("lanes", 64, 4, False), EngineConfig(ctx_size=64, ubatch_size=40)
     found = []
     for tuning in (replace(lanes, half_tiles=True), lanes):
