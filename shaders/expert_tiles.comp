@@ -41,9 +41,9 @@ layout(push_constant, std430) uniform Push {
 
 const uint AT_HOME = 1u;              // in the low word of an entry
 const uint BLOCK_ROWS = 32u;          // one bit each
-const uint NOT_NOW = 0xFFFFFFFFu;     // in places
+const uint NOT_NOW = 0xFFFFFFFFu;     // in next_pair
 
-shared uint places[N_EXPERTS];        // pairs of an expert; then where its next one goes, or NOT_NOW
+shared uint next_pair[N_EXPERTS];     // pairs of an expert; then where its next one goes, or NOT_NOW
 shared uint chosen_by[N_EXPERTS];     // the rows of a block that chose an expert
 shared uvec4 totals[gl_WorkGroupSize.x]; // sizes of a lane's experts
 
@@ -61,15 +61,15 @@ bool is_brought(uvec2 entry) { return n_places != 0u && (entry.x & AT_HOME) != 0
 
 // (pairs, tiles where it is read in place, tiles where it is brought, whether it is brought) of an expert.
 uvec4 size_of(uint expert, uvec2 entry) {
-    const uint n_pairs = is_null(entry) ? 0u : places[expert];
+    const uint n_pairs = is_null(entry) ? 0u : next_pair[expert];
     const uint n_tiles = (n_pairs + tile_columns - 1u) / tile_columns;
     return is_brought(entry) ? uvec4(n_pairs, 0u, n_tiles, min(n_pairs, 1u)) : uvec4(n_pairs, n_tiles, 0u, 0u);
 }
 
 void count_pairs() {
-    for (uint e = lane(); e < N_EXPERTS; e += gl_WorkGroupSize.x) places[e] = chosen_by[e] = 0u;
+    for (uint e = lane(); e < N_EXPERTS; e += gl_WorkGroupSize.x) next_pair[e] = chosen_by[e] = 0u;
     barrier();
-    for (uint p = lane(); p < params.n_rows * N_USED; p += gl_WorkGroupSize.x) atomicAdd(places[chosen_id(p)], 1u);
+    for (uint p = lane(); p < params.n_rows * N_USED; p += gl_WorkGroupSize.x) atomicAdd(next_pair[chosen_id(p)], 1u);
     barrier();
 }
 
@@ -91,13 +91,12 @@ uvec2 bring(uvec2 home, uint rank, uint first_tile) {
 // Says where the rounds end that have no expert, and that no more are brought.
 void end_rounds(uint n_brought, uint n_tiles) {
     round_starts[0] = 0u;
-    if (n_brought == 0u) round_starts[1] = n_tiles;
     const uint n_rounds = n_places == 0u ? 0u : (n_brought + n_places - 1u) / max(n_places, 1u);
     for (uint i = n_rounds; i < N_ROUNDS; ++i) round_starts[1u + i] = n_tiles;
     for (uint rank = n_brought; rank < N_EXPERTS + n_places && n_places > 0u; ++rank) brought[rank] = uvec4(0u);
 }
 
-// Makes counts of pairs to places, each expert's behind those of the experts before it.
+// Makes counts of pairs to where they go, each expert's behind those of the experts before it.
 void place_experts() {
     const uint n_each = (N_EXPERTS + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;
     const uint first = min(lane() * n_each, N_EXPERTS), end = min(first + n_each, N_EXPERTS);
@@ -118,7 +117,7 @@ void place_experts() {
         } else {
             write_tiles(span, size.x, next.x, next.y);
         }
-        places[e] = size.x > 0u ? next.x : NOT_NOW;
+        next_pair[e] = size.x > 0u ? next.x : NOT_NOW;
         if (size.x > 0u) done[e] = 1u;
         next += size;
     }
@@ -135,11 +134,11 @@ void place_pairs(uint first_row) {
     for (uint p = first + lane(); p < end; p += gl_WorkGroupSize.x) {
         const uint id = chosen_id(p);
         const uint earlier = chosen_by[id] & ((1u << (p / N_USED - first_row)) - 1u);
-        if (places[id] != NOT_NOW) sorted_pairs[places[id] + bitCount(earlier)] = p;
+        if (next_pair[id] != NOT_NOW) sorted_pairs[next_pair[id] + bitCount(earlier)] = p;
     }
     barrier();
     for (uint e = lane(); e < N_EXPERTS; e += gl_WorkGroupSize.x) {
-        if (places[e] != NOT_NOW) places[e] += bitCount(chosen_by[e]);
+        if (next_pair[e] != NOT_NOW) next_pair[e] += bitCount(chosen_by[e]);
         chosen_by[e] = 0u;
     }
     barrier();

@@ -481,6 +481,7 @@ class MemoryPlan:
     sizing: CacheSizing | None = None
     host_slots: tuple[int, ...] = ()  # () where there are homes for all
     landing_slots: int = 0  # of each layer that has slots, besides these
+    brought_places: int = 0  # of each half that experts of prompts are brought to; 0: they are not
     executor: Executor = "fused"
     executor_reason: str = ""
     n_regions: int = 1  # of the KV cache: sequences, each of ctx_size positions

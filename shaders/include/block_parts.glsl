@@ -1,34 +1,50 @@
 // A row's block as a lane holds it that walks along whole blocks: the words that its chunks share are loaded once.
 // Needs: weights.glsl.
-#if PART_WORDS4 == 2
-uvec4 picked_part(uvec4 parts[PART_WORDS4], uint i) { return i == 0u ? parts[0] : parts[1]; }
-#elif PART_WORDS4 == 4
-// By constant indices: the words are in registers.
-uvec4 picked_part(uvec4 parts[PART_WORDS4], uint i) {
-    const uvec4 lower = i == 0u ? parts[0] : parts[1];
-    const uvec4 upper = i == 2u ? parts[2] : parts[3];
-    return i < 2u ? lower : upper;
-}
-#endif
 
 // What this lane has of a row's block.
 struct BlockRow {
     WeightRow row;
+    uvec4 common_words[OR_ONE(COMMON_WORDS4)];
     uvec4 parts[OR_ONE(PART_WORDS4)];
     WeightChunk chunk;
 };
 
 void load_block_row(uint n_blocks, uint block, inout BlockRow r) {
-    load_block(r.row, n_blocks, block, r.chunk.of_block);
+#if COMMON_WORDS4 > 0
+    [[unroll]] for (uint i = 0u; i < COMMON_WORDS4; ++i)
+        r.common_words[i] = row_words4(r.row, common_offset(n_blocks, block) + i * 16u);
+#endif
+    load_single(r.row, n_blocks, block, r.chunk);
 #if PART_WORDS4 > 0
     [[unroll]] for (uint i = 0u; i < PART_WORDS4; ++i) r.parts[i] = row_words4(r.row, part_offset(n_blocks, block) + i * 16u);
 #endif
 #ifdef KEEP
-    keep_block(r.row, n_blocks, block, r.chunk.of_block);
-#if PART_WORDS4 > 0
     if (is_null(r.row.landing)) return;
+#if COMMON_WORDS4 > 0
+    [[unroll]] for (uint i = 0u; i < COMMON_WORDS4; ++i)
+        keep_words4(r.row, common_offset(n_blocks, block) + i * 16u, r.common_words[i]);
+#endif
+    keep_single(r.row, n_blocks, block, r.chunk);
+#if PART_WORDS4 > 0
     [[unroll]] for (uint i = 0u; i < PART_WORDS4; ++i) keep_words4(r.row, part_offset(n_blocks, block) + i * 16u, r.parts[i]);
 #endif
+#endif
+}
+
+// By constant indices: the words are in registers.
+uvec4 picked(uvec4 first, uvec4 second, uint i) { return i == 0u ? first : second; }
+
+void pick_shared_words(uint t, inout BlockRow r) {
+#if COMMON_WORDS4 == 1
+    r.chunk.common_word = r.common_words[0];
+#elif COMMON_WORDS4 == 2
+    r.chunk.common_word = picked(r.common_words[0], r.common_words[1], common_of(t));
+#endif
+#if PART_WORDS4 == 2
+    r.chunk.part = picked(r.parts[0], r.parts[1], part_of(t));
+#elif PART_WORDS4 == 4
+    const uint i = part_of(t);
+    r.chunk.part = i < 2u ? picked(r.parts[0], r.parts[1], i) : picked(r.parts[2], r.parts[3], i - 2u);
 #endif
 }
 
@@ -37,7 +53,5 @@ void next_chunk(uint n_blocks, uint block, uint t, inout BlockRow r) {
 #ifdef KEEP
     keep_own(r.row, n_blocks, block, t, r.chunk);
 #endif
-#if PART_WORDS4 > 0
-    r.chunk.part = picked_part(r.parts, part_of(t));
-#endif
+    pick_shared_words(t, r);
 }

@@ -1,4 +1,4 @@
-// Copies the part of a span that is this workgroup's, of two that are units of 16 bytes: GROUP_UNITS of them, counted in lines
+// Copies this workgroup's part of n_units units of 16 bytes: GROUP_UNITS of them, counted in lines
 // (x, y of the dispatch). A lane loads UNITS of them, one workgroup size apart, before it stores any: many loads are in flight
 // and neighbouring lanes take neighbouring units. A workgroup behind the span's end copies nothing.
 // Needs: address.glsl, store.glsl, `layout(local_size_x_id = 0) in;`; dispatch (ceil(n_groups / n_lines), n_lines, ...), n_groups

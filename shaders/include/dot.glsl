@@ -154,7 +154,7 @@ void dot_rows(uint n_slots, uint n_blocks, out float dots[N_PRODUCTS]) {
 #else
 
 // Rows whose words a lane has in registers at once.
-const uint WORDS4 = OWN_WORDS4 + COMMON_WORDS4 + (PART_WORDS4 > 0 ? 1u : 0u);
+const uint WORDS4 = OWN_WORDS4 + (COMMON_WORDS4 > 0 ? 1u : 0u) + (PART_WORDS4 > 0 ? 1u : 0u);
 const uint CHUNK_WORDS4 = WORDS4 + (SINGLE_WORDS > 0 ? 1u : 0u);
 const uint MOST_ROWS = LOADED_WORDS < CHUNK_WORDS4 ? 1u : LOADED_WORDS / CHUNK_WORDS4;
 const uint LOADED_ROWS = N_DOTS < MOST_ROWS ? N_DOTS : MOST_ROWS;

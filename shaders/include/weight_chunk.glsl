@@ -9,28 +9,27 @@ bool is_first_of_part(uint t);
 uint single_offset(uint n_blocks, uint block, uint i);
 bool is_first_of_single(uint block, uint i);
 
+#if COMMON_WORDS4 > 1
+uint common_of(uint t);
+bool is_first_of_common(uint t);
+#else
+uint common_of(uint t) { return 0u; }
+bool is_first_of_common(uint t) { return t == 0u; }
+#endif
+
 // Sizes of arrays must not be zero.
 #define OR_ONE(n) ((n) > 0 ? (n) : 1)
 
-// What all chunks of a block need.
-struct BlockWords {
-    uvec4 common_words[OR_ONE(COMMON_WORDS4)];
-    uint single[OR_ONE(SINGLE_WORDS)];
-};
-
 struct WeightChunk {
-    BlockWords of_block;
-    uvec4 part;  // the one of PART_WORDS4 that this chunk needs
+    uint single[OR_ONE(SINGLE_WORDS)];
+    uvec4 common_word;  // the one of COMMON_WORDS4 that this chunk needs
+    uvec4 part;         // the same of PART_WORDS4
     uvec4 own[OR_ONE(OWN_WORDS4)];
 };
 
-void load_block(WeightRow row, uint n_blocks, uint block, out BlockWords words) {
-#if COMMON_WORDS4 > 0
-    [[unroll]] for (uint i = 0u; i < COMMON_WORDS4; ++i)
-        words.common_words[i] = row_words4(row, common_offset(n_blocks, block) + i * 16u);
-#endif
+void load_single(WeightRow row, uint n_blocks, uint block, inout WeightChunk chunk) {
 #if SINGLE_WORDS > 0
-    [[unroll]] for (uint i = 0u; i < SINGLE_WORDS; ++i) words.single[i] = row_word(row, single_offset(n_blocks, block, i));
+    [[unroll]] for (uint i = 0u; i < SINGLE_WORDS; ++i) chunk.single[i] = row_word(row, single_offset(n_blocks, block, i));
 #endif
 }
 
@@ -47,21 +46,20 @@ void load_chunk(WeightRow row, uint n_blocks, uint block, uint t, out WeightChun
 #if PART_WORDS4 > 0
     chunk.part = row_words4(row, part_offset(n_blocks, block) + part_of(t) * 16u);
 #endif
-    load_block(row, n_blocks, block, chunk.of_block);
+#if COMMON_WORDS4 > 0
+    chunk.common_word = row_words4(row, common_offset(n_blocks, block) + common_of(t) * 16u);
+#endif
+    load_single(row, n_blocks, block, chunk);
 }
 
 #ifdef KEEP
 // These store what was loaded of a row that has a landing place.
-void keep_block(WeightRow row, uint n_blocks, uint block, BlockWords words) {
-    if (is_null(row.landing)) return;
-#if COMMON_WORDS4 > 0
-    [[unroll]] for (uint i = 0u; i < COMMON_WORDS4; ++i)
-        keep_words4(row, common_offset(n_blocks, block) + i * 16u, words.common_words[i]);
-#endif
+void keep_single(WeightRow row, uint n_blocks, uint block, WeightChunk chunk) {
 #if SINGLE_WORDS > 0
+    if (is_null(row.landing)) return;
     // Of several blocks that share a word, the first keeps it.
     [[unroll]] for (uint i = 0u; i < SINGLE_WORDS; ++i) {
-        if (is_first_of_single(block, i)) keep_word(row, single_offset(n_blocks, block, i), words.single[i]);
+        if (is_first_of_single(block, i)) keep_word(row, single_offset(n_blocks, block, i), chunk.single[i]);
     }
 #endif
 }
@@ -81,6 +79,10 @@ void keep_chunk(WeightRow row, uint n_blocks, uint block, uint t, WeightChunk ch
     if (is_first_of_part(t) && !is_null(row.landing))
         keep_words4(row, part_offset(n_blocks, block) + part_of(t) * 16u, chunk.part);
 #endif
-    if (t == 0u) keep_block(row, n_blocks, block, chunk.of_block);
+#if COMMON_WORDS4 > 0
+    if (is_first_of_common(t) && !is_null(row.landing))
+        keep_words4(row, common_offset(n_blocks, block) + common_of(t) * 16u, chunk.common_word);
+#endif
+    if (t == 0u) keep_single(row, n_blocks, block, chunk);
 }
 #endif

@@ -2,9 +2,9 @@
 // row, and what numbers they are. Every type file provides
 //   BLOCK_CHUNKS      chunks in a block
 //   OWN_WORDS4        16-byte words that chunk t alone needs; if any, own_offset(n_blocks, block, t): where they begin
-//   COMMON_WORDS4     16-byte words that all chunks of a block need; if any, common_offset(n_blocks, block)
-//   PART_WORDS4       16-byte words of a block, of which a chunk needs one; if any, part_offset(n_blocks, block), part_of(t):
-//                     which one, and is_first_of_part(t): t is the first of the chunks that need it
+//   COMMON_WORDS4     16-byte words of a block, of which a chunk needs one; if any, common_offset(n_blocks, block), and if
+//                     several, common_of(t): which one, and is_first_of_common(t): t is the first of the chunks that need it
+//   PART_WORDS4       the same of a plane that has more of them: part_offset(n_blocks, block), part_of(t), is_first_of_part(t)
 //   SINGLE_WORDS      4-byte words that all chunks of a block need; if any, single_offset(n_blocks, block, i), and
 //                     is_first_of_single(block, i): this is the first of the blocks that share the word
 //   GROUP_B_OFFSET    distance of a chunk's second 16 weights from its first, in vec4 of activations

@@ -149,6 +149,18 @@ def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
             assert bool(in_slots) == (first > 0) and not set(spans) & set(homes)
 
 
+def test_brought_experts_give_the_bits_of_those_on_the_device(engine: Engine) -> None:
+    """In all models: with biases, with gate and up of two types, in layers of other sizes."""
+    if not engine.spec.moe_layers:
+        return
+    tokens, cuts = tokens_of(engine.n_vocab), [33, 64]
+    wanted = prompt(engine, tokens, cuts)
+    config = EngineConfig(ctx_size=100, ubatch_size=64, expert_slots=1, expert_copies="wait")
+    with Engine(engine.model.path, config, checks=True) as other:
+        assert other.plan.brought_places
+        assert_same_bits(prompt(other, tokens, cuts), wanted)
+
+
 def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:
     """Three prompts in one chunk, at other positions, and one that all rows of a tile share."""
     tokens = tokens_of(engine.n_vocab)
@@ -319,6 +331,8 @@ def test_no_placement_cut_or_neighbour_changes_a_bit(
         seed = PLACEMENTS.index(row)
         positions, found = beside_others(engine, np.random.default_rng(seed))
         assert_same_bits(found, resident[0][positions])
+        tokens = tokens_of(engine.n_vocab)
+        assert_same_bits(prompt(engine, tokens, [40], 2), resident[0][39:40])  # experts are brought
         assert (engine.cache is None) == (asked["slots"] == 8)
         assert engine.profiler is not None and (engine.profiler.counts[0] > 0).all(), "an expert"
 

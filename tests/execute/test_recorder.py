@@ -182,7 +182,7 @@ def test_a_batch_of_more_rows_than_any_program_is_refused(odd: Model) -> None:
 
 
 def test_chunks_are_as_long_as_their_submits_allow(odd: Model) -> None:
-    """The first run of a program says nothing; a size that took too long is not tried again."""
+    """The first run of a program says nothing."""
     with odd.programs() as programs:
         sizes = odd.decoder.workspace.row_sizes["prompt"]
         assert sizes[:3] == (32, 64, 128) and programs.prompt_rows == 32
@@ -197,10 +197,7 @@ def test_chunks_are_as_long_as_their_submits_allow(odd: Model) -> None:
 
         assert runs(32, 9.0) == 32
         assert runs(32, 0.3) == 64, "the bound for CPU devices is a second"
-        assert runs(64, 9.0, 0.4) == 128
-        assert runs(128, 0.7) == 128
-        assert runs(128, 2.5) == 32, "at this speed 64 rows take too long as well"
-        assert runs(32, 0.01) == 32, "128 and 64 are not tried again"
+        assert runs(64, 9.0, 0.6) == 64
 
 
 def test_a_step_tells_its_routing_before_any_expert_is_read(odd: Model) -> None:

@@ -115,14 +115,14 @@ def test_every_deleted_barrier_of_a_model_is_noticed(program: Program) -> None:
 
 # With a shared expert; with latent attention and a dense layer; with windows and sinks.
 KINDS_OF_MODELS = ["qwen2moe_plain", "deepseek2_v3", "gptoss_odd"]
-KINDS_OF_BATCHES = [("decode", 1), ("decode", 2), ("decode", 8), ("prompt", 32)]
+KINDS_OF_BATCHES = [("decode", 1), ("decode", 2), ("decode", 8), ("prompt", 64)]
 
 
 @pytest.fixture(scope="module", params=KINDS_OF_MODELS)
 def recorder(request: pytest.FixtureRequest) -> Iterator[Any]:
     """What makes the recordings of a real, tiny model; experts may lie in slots and be gathered."""
     options: dict[str, Any] = {"expert_slots": 2, "miss": "gather", "promote_on_read": True}
-    config = EngineConfig(ctx_size=64, parallel=2, ubatch_size=32, **options)
+    config = EngineConfig(ctx_size=64, parallel=2, ubatch_size=64, **options)
     with Engine(MODELS / f"{request.param}.gguf", config) as engine:
         yield engine._programs._recorder
 
@@ -139,6 +139,11 @@ def test_every_deleted_barrier_is_noticed_in_programs_of_all_sizes(
     recorded = replace(recorder, executor=executor).record(kind)
     parts = [segment.program for segment in recorded.segments]
     assert len(parts) > 1 or (executor, phase) == ("fused", "decode")
+    places = recorder.decoder.weights.brought_places
+    brought = {r for item in recorded.program.dispatches() if item.variant == "bring_experts"
+               for r in item.writes}  # fmt: skip
+    halves = {places.half(1), places.half(2)} if phase == "prompt" else set()
+    assert brought == halves, "experts are brought to both halves, in chunks"
     for program in (recorded.program, *parts):
         barriers = plan_barriers(program.commands)
         assert unguarded(program.commands, barriers) == [], program

@@ -15,12 +15,13 @@ from vkmoe.ops import (
     attention_shapes,
     candidates,
     experts,
+    matmul,
     prompt_attention,
-    prompt_experts,
     router,
 )
 from vkmoe.quants import TYPES
 from vkmoe.reference import logits as twins
+from vkmoe.reference import prompt_experts as prompt_twins
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
 CONSTANTS = {
@@ -39,7 +40,7 @@ CONSTANTS = {
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
     "combine_rows.comp": {"NO_WORD": experts.NO_WORD},
     "include/copy_span.glsl": {"UNITS": experts.UNITS_PER_LANE},
-    "include/tile_list.glsl": {"N_ROUNDS": prompt_experts.N_ROUNDS},
+    "include/tile_list.glsl": {"N_ROUNDS": matmul.N_ROUNDS},
     "expert_tiles.comp": {"AT_HOME": table.AT_HOME},
     "include/prompt_tile.glsl": {
         "BLOCK": prompt_attention.BLOCK,
@@ -90,3 +91,4 @@ def test_chunks_are_as_wide_as_the_comparison_with_llama_cpp_counts_them(name: s
 def test_twins_have_them_too() -> None:
     assert twins.AT_HOME == table.AT_HOME
     assert twins.N_CANDIDATES == candidates.N_CANDIDATES
+    assert prompt_twins.N_ROUNDS == matmul.N_ROUNDS

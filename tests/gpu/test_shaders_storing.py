@@ -86,10 +86,11 @@ def test_stores_by_address_go_to_places_on_the_device_only() -> None:
     copies = {name: re.findall(r"if (.*) (copy_span\(.*\));", text) for name, text in code.items()}
     assert {name: found for name, found in copies.items() if found} == {
         "gather.comp": [("(!is_null(home))", "copy_span(home, landing, n_units)")],
-        "bring_experts.comp": [("(!is_null(way.xy))", "copy_span(way.xy, way.zw, n_units)")],
+        "bring_experts.comp": [("(!is_null(way.xy))", "copy_span(home, place, n_units)")],
     }
     assert "uvec2 partner = routed_partner(slot, n_slots)" in code["gather.comp"]
     assert "uvec2 home = lands ? partner : uvec2(0u);" in code["gather.comp"]
+    assert "place = address_add(way.zw, skipped_units * 16u);" in code["bring_experts.comp"]
     assert "brought[rank] = uvec4(home, place);" in code["expert_tiles.comp"]
 
 

@@ -37,12 +37,7 @@ class Allowed(NamedTuple):
 # Compiling takes a minute or two of a GPU: not those of which others say nearly the same.
 COMPILED = tuple(gpu for gpu in GPUS if gpu not in ("nvk-turing", "navi21"))
 SPILLS = (*COLUMNS["spilled"], *COLUMNS["scratch"])
-Q3_K = "two values, in a type that few files have; fewer rows would cost it more"
-ALLOWED: tuple[Allowed, ...] = tuple(
-    Allowed(family, (gpu,), statistic, most, Q3_K)
-    for family, gpu in (("expert_gate_up_keep.q3_k", "anv-tgl"), ("expert_down.q3_k", "anv-bmg"))
-    for statistic, most in (("Spill Count", 2), ("Fill Count", 2), ("Scratch Memory Size", 1024))
-)
+ALLOWED: tuple[Allowed, ...] = ()
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vkmoe.batch import BatchKind, RunResult, TokenBatch, TopLogits
 from vkmoe.choices import Executor
 from vkmoe.closing import Closing
+from vkmoe.execute.chunk_sizes import ChunkSizes
 from vkmoe.execute.segments import (
     TARGET_S,
     Bounded,
@@ -178,7 +179,10 @@ class TokenPrograms(Closing):
         self._n_vocab = decoder.spec.n_vocab
         self._submissions: list[Submission] = []
         sizes = space.row_sizes["prompt"] or (0,)
-        self.prompt_rows, self._most_prompt_rows = sizes[0], sizes[-1]  # of the next chunk
+        self.prompt_rows, target_s = sizes[0], TARGET_S  # of the next chunk
+        if backend.device.info.is_cpu:
+            target_s = _CPU_TARGET_S
+        self._chunks = ChunkSizes(sizes, target_s)
         for tensor in space.tensors:
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
@@ -224,7 +228,7 @@ class TokenPrograms(Closing):
         kind, n_rows = self._kind(batch), len(batch.tokens)
         recorded = self.recording(kind)
         if batch.phase == "prompt" and 0 in batch.positions:
-            self._most_prompt_rows = self._space.row_sizes["prompt"][-1]  # another try
+            self._chunks.begin_prompt()
         self._submissions = []
         self._read = self._log_views(kind.n_rows, n_rows)
         then: Bring | None = None
@@ -272,15 +276,9 @@ class TokenPrograms(Closing):
 
     def _fit_chunks(self, n_rows: int, recorded: Recorded) -> None:
         """Choose the rows of the next chunk, so that no submit takes longer than its target."""
-        if not all(submit.is_warm for submit in recorded.submits):
-            return
-        sizes = [n for n in self._space.row_sizes["prompt"] if n <= self._most_prompt_rows]
-        longest_s = max(submit.expected_ns for submit in recorded.submits) / 1e9
-        target_s = _CPU_TARGET_S if self._backend.device.info.is_cpu else TARGET_S
-        fitting = [n for n in sizes if longest_s * n / n_rows <= target_s]
-        self.prompt_rows = fitting[-1] if fitting else sizes[0]
-        if longest_s > target_s:
-            self._most_prompt_rows = self.prompt_rows
+        if all(submit.is_warm for submit in recorded.submits):
+            longest_s = max(submit.expected_ns for submit in recorded.submits) / 1e9
+            self.prompt_rows = self._chunks.next(n_rows, longest_s)
 
     def _actions(self, then: Bring | None, host: HostActions) -> list[Callable[[], None]]:
         """List what the host does before each run of what comes next, which runs as often."""

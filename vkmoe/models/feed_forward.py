@@ -122,23 +122,28 @@ class FeedForwardBlock:
         """Append what the routed experts give for rows of prompts.
 
         Where one may have several tiles, experts that are not on the device are brought there, some
-        at a time, while those before them are multiplied.
+        at a time: their gate and up while those of the experts before them are multiplied, and
+        their down while the others' is.
         """
         space, prompt, table = self.space, self.space.prompt, self.weights.expert_table
         assert prompt is not None and prompt.expert_out is not None
         places = self.weights.brought_places if op.n_rows > tiles.columns else None
         n_rounds = places.n_rounds if places else 0
-        routed, span_bytes, x = tiles.routed.shape, block.shape.span_bytes, row_parts(space.gained)
+        routed, shape, x = tiles.routed.shape, block.shape, row_parts(space.gained)
+        bringing = op.named("bring")
+        gate_up, down = slice(0, shape.down.offset), slice(shape.down.offset, shape.span_bytes)
         expert_tiles(op.named("tiles"), tiles, moe_layer, table, places)
         for index in range(1 + n_rounds):
             memory, n_experts = block.ranges, routed.n_experts
-            if places and index < n_rounds:
-                bring_experts(op.named("bring"), tiles, places, index + 1, span_bytes, block.ranges)
             if places and index:
                 memory, n_experts = (places.half(index),), places.n_places
             lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, n_experts, routed.n_used, index)
-            experts = TiledExperts(block.shape, space.params, memory, lists)
+            experts = TiledExperts(shape, space.params, memory, lists)
+            if places and index < n_rounds:
+                bring_experts(bringing, tiles, places, index + 1, gate_up, block.ranges)
             expert_matmul_gate_up(op.named("gate/up"), experts, x, space.act, activation)
+            if places and index < n_rounds:
+                bring_experts(bringing, tiles, places, index + 1, down, block.ranges)
             expert_matmul_down(op.named("down"), experts, space.act, prompt.expert_out)
 
     def _shared_rows(

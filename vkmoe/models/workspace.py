@@ -181,6 +181,12 @@ class Workspace:
         return replace(self._log, n_tokens=n_rows, room=self.log.n_words)
 
     @property
+    def brings_experts(self) -> bool:
+        """Say whether experts of some program may have several tiles, so that it brings them."""
+        routed = self.prompt.routed if self.prompt else None
+        return routed is not None and self.row_sizes["prompt"][-1] > routed.columns
+
+    @property
     def tensors(self) -> list[TensorRef]:
         own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
         parts = [part for part in (self.latent, self.prompt) if part is not None]

@@ -20,6 +20,7 @@ from vkmoe.ops.experts import ACTIVATIONS, BOTH, GATE_ONLY, UP_ONLY, ExpertShape
 from vkmoe.ops.matvec import Matrix, bias_range, group_numbers, groups_of_three
 
 __all__ = [
+    "N_ROUNDS",
     "TILE_HEADER_WORDS",
     "TILE_WORDS",
     "ExpertTiles",
@@ -55,7 +56,9 @@ DOWN = kernel(
     f"address:span u32:down_offset u32:down_bias {_OF_EXPERT}",
     f"{_TILE} biased",
 )
-TILE_WORDS, TILE_HEADER_WORDS = 4, 36  # of a tile in a list, and of the header before the first
+N_ROUNDS = 33  # of tiles, at most: of experts that are read where they are, then of those brought
+# Of a tile in a list, and of the header: where each round begins, to whole tiles.
+TILE_WORDS, TILE_HEADER_WORDS = 4, -(-(N_ROUNDS + 1) // 4) * 4
 
 
 # ----- batches and tiles -----

@@ -16,10 +16,12 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Dispatch, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import GATHER_WORKGROUP, GROUP_BYTES, NO_WORD, UNIT_BYTES
-from vkmoe.ops.matmul import TILE_HEADER_WORDS, TILE_WORDS, most_tiles
+from vkmoe.ops.matmul import N_ROUNDS, TILE_HEADER_WORDS, TILE_WORDS, most_tiles
 from vkmoe.ops.router import RouterShape, routing_words, shared_weight_word
 
 __all__ = [
+    "HALF_BYTES",
+    "N_HALVES",
     "BroughtPlaces",
     "PairTiles",
     "RoutedRows",
@@ -38,7 +40,12 @@ EXPERT_TILES = kernel(
     "u32:clears",
     "workgroup_size n_experts n_used",
 )
-BRING_EXPERTS = kernel("bring_experts", "r:brought", "u32:first_rank u32:n_units", "workgroup_size")
+BRING_EXPERTS = kernel(
+    "bring_experts",
+    "r:brought",
+    "u32:first_rank u32:skipped_units u32:n_units",
+    "workgroup_size",
+)
 COMBINE_ROWS = kernel(
     "combine_rows",
     "r:expert_out r:shared_out r:routing r:params rw:hidden r:done",
@@ -47,8 +54,7 @@ COMBINE_ROWS = kernel(
 )
 
 N_HALVES = 2  # of the places: experts come to one while those in the other are multiplied
-N_ROUNDS = 33  # at most: one of experts that are read where they are, the others of those brought
-_FEW_ROUNDS, _HALF_BYTES = 8, 128 << 20  # of places: rounds cost dispatches, places memory
+_FEW_ROUNDS, HALF_BYTES = 8, 128 << 20  # of places: rounds cost dispatches, places memory
 _SORT_LANES = 128  # on GPUs: all of them allow as many
 _COMBINE_LANES = 64  # on CPU drivers too, where a workgroup costs as much as some of its sums
 
@@ -122,10 +128,13 @@ class PairTiles:
         return TensorRef("brought", 4 * n_ranks)
 
 
-def places_of_round(n_experts: int, span_bytes: int) -> int:
-    """Choose how many of a layer's experts are brought at a time: an eighth, or less memory."""
+def places_of_round(n_experts: int, span_bytes: int, half_bytes: int = HALF_BYTES) -> int:
+    """Choose how many of a layer's experts are brought at a time: an eighth, or what a half holds.
+
+    More than a half holds where there would be too many rounds else.
+    """
     fewest, most = -(-n_experts // (N_ROUNDS - 1)), -(-n_experts // _FEW_ROUNDS)
-    return max(fewest, min(most, _HALF_BYTES // max(span_bytes, 1)))
+    return max(fewest, min(most, half_bytes // max(span_bytes, 1)))
 
 
 @dataclass(frozen=True)
@@ -208,14 +217,16 @@ def bring_experts(
     tiles: PairTiles,
     places: BroughtPlaces,
     round_index: int,
-    span_bytes: int,
+    part: slice,
     homes: tuple[Range, ...],
 ) -> None:
     """Append the copies of a round's experts from their homes to the places their tiles name.
 
-    `homes` are the bytes that the homes may lie in.
+    Of each span the bytes of `part` are copied. `homes` are the bytes that the homes may lie in.
     """
-    assert span_bytes % UNIT_BYTES == 0 and span_bytes <= places.place_bytes
+    n_bytes = part.stop - part.start
+    assert part.start % UNIT_BYTES == 0 and n_bytes % UNIT_BYTES == 0, part
+    assert 0 <= part.start < part.stop <= places.place_bytes, part
     assert 1 <= round_index <= places.n_rounds, round_index
     op.append(
         BRING_EXPERTS.dispatch(
@@ -223,10 +234,11 @@ def bring_experts(
             {
                 "workgroup_size": GATHER_WORKGROUP,
                 "first_rank": (round_index - 1) * places.n_places,
-                "n_units": span_bytes // UNIT_BYTES,
+                "skipped_units": part.start // UNIT_BYTES,
+                "n_units": n_bytes // UNIT_BYTES,
             },
             {"brought": tiles.brought},
-            (*workgroup_lines(-(-span_bytes // GROUP_BYTES)), places.n_places),
+            (*workgroup_lines(-(-n_bytes // GROUP_BYTES)), places.n_places),
             op.label,
             reads=homes,
             writes=(places.half(round_index),),

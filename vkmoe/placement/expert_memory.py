@@ -17,13 +17,13 @@ from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.records.profiler import Overlap
 from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, ExpertTracker
 from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
-from vkmoe.experts.store.slots import SlotManager
+from vkmoe.experts.store.slots import POISON, SlotManager
 from vkmoe.experts.store.tier import HostPool
-from vkmoe.gpu.arena import Arena, round_up
-from vkmoe.gpu.device import Device
+from vkmoe.gpu.arena import Arena
+from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
-from vkmoe.ops.prompt_experts import BroughtPlaces, places_of_round
+from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads
@@ -53,6 +53,7 @@ class ExpertMemory(Closing):
             layout = plan.layout("brought experts")
             arena = enter(closing(Arena(device, "device", "brought experts", layout)))
             self._brought = [arena.place(run.span_bytes) for run in layout.runs]
+            self._poison_brought()
             self._threads = enter(ExitStack())
             self._cleanup = cleanup.pop_all()
 
@@ -105,12 +106,23 @@ class ExpertMemory(Closing):
 
     def _brought_places(self, loaded: LoadedWeights) -> BroughtPlaces | None:
         """Describe where experts of prompts are brought to; None: they are read where they are."""
-        for place in self._brought:
-            place_bytes = round_up(max(loaded.weights.span_bytes))
-            n_experts = loaded.table.entries.shape[1]
-            n_places = places_of_round(n_experts, place_bytes)
-            return BroughtPlaces(place.address, place_bytes, n_places, n_experts)
+        plan, n_experts = self._decision.plan, loaded.table.entries.shape[1]
+        for place, run in zip(self._brought, plan.layout("brought experts").runs, strict=True):
+            place_bytes = run.span_bytes // (N_HALVES * plan.brought_places)
+            assert place_bytes >= max(loaded.weights.span_bytes), (run, plan.brought_places)
+            return BroughtPlaces(place.address, place_bytes, plan.brought_places, n_experts)
         return None
+
+    def _poison_brought(self) -> None:
+        """Fill the places that experts will be brought to, with `checks`."""
+        if not self._checks or not self._brought:
+            return
+        (run,) = self._decision.plan.layout("brought experts").runs
+        recorder = self._device.native.recorder()
+        for place in self._brought:
+            recorder.fill(place.buffer, place.offset, run.span_bytes, POISON)
+        with translate_errors("clearing the places of brought experts"):
+            self._device.native.submit(recorder.finish()).wait()
 
     def _uploads(self, overlaps: bool) -> Uploader:
         uploads = Uploads(self._device)

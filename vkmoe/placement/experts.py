@@ -47,6 +47,7 @@ class ExpertRoom:
     free: int  # bytes of the device
     pool: PoolRoom
     base: MemoryPlan
+    brings: bool  # experts of prompts to the device
 
 
 def place_experts(given: ExpertRoom, mode_of_cache: Callable[[], ExpertMode]) -> MemoryPlan:
@@ -118,7 +119,9 @@ class _PlacedExperts:
         self._device, self._shared = given.device, given.device.is_uma
         self._free, self._room, self._base = given.free, given.pool, given.base
         n_experts, spans = experts.n_experts, given.weights.spans
-        self._layout = SlotLayout(given.device, spans, n_experts, experts.n_used, mode)
+        self._layout = SlotLayout(
+            given.device, spans, n_experts, experts.n_used, mode, given.brings
+        )
         in_order = [size for size in spans for _ in range(n_experts)]
         self._whole = lay_out_spans(given.device, in_order)
         self._total = layout_bytes([self._whole])
@@ -221,6 +224,7 @@ class _PlacedExperts:
             lines=(*self._base.lines, *lines),
             host_slots=pool.slots,
             landing_slots=layout.n_landing,
+            brought_places=layout.brought_places,
         )
 
     def _all_experts(self, intent: Intent, reason: str) -> Allocation:
@@ -242,9 +246,10 @@ class _PlacedExperts:
             item = f"gathered experts, {n_gathered} at a time"
             why, gathered = "those without a slot are copied there and read", [layout.gathered]
             lines.append(allocation(device, item, "device", why, "gathered experts", gathered))
-        item = f"brought experts, {layout.n_brought} at a time"
-        why, brought = "those without a slot, while a long prompt is read", [layout.brought]
-        lines.append(allocation(device, item, "device", why, "brought experts", brought))
+        if n_brought := layout.brought_places:
+            item = f"brought experts, {n_brought} at a time and the next {n_brought}"
+            why, brought = "those without a slot, for long prompts", [layout.brought]
+            lines.append(allocation(device, item, "device", why, "brought experts", brought))
         return lines
 
     def _sizing(self, slots: Sequence[int], n_bytes: int, flag: str | None = None) -> CacheSizing:

@@ -172,6 +172,7 @@ def _scratch(workspace: Workspace, n_layers: int) -> Scratch:
         params=workspace.params.n_bytes,
         results=workspace.log.n_bytes + workspace.candidates.n_bytes + serials,
         logits=(4 * workspace.logits.row_words,) * workspace.logits.n_rows,
+        brings=workspace.brings_experts,
     )
 
 
@@ -183,6 +184,7 @@ class Scratch:
     params: int
     results: int  # routing log, candidates and serials, read back after each token, at most
     logits: tuple[int, ...]  # of each row that may want some, read back on its own
+    brings: bool = True  # some program brings experts of prompts to the device
 
 
 def plan(
@@ -219,7 +221,7 @@ def plan(
                 _smaller(config, max(parts, key=parts.__getitem__)),
             )
         pool = _pool_room(base, device, free, available_host_bytes)
-        given = ExpertRoom(config, spec.experts, weights, device, free, pool, base)
+        given = ExpertRoom(config, spec.experts, weights, device, free, pool, base, scratch.brings)
         return place_experts(given, mode_of_cache)
     except OutOfMemoryError as error:
         if growth := growth_words(weights.conversions):

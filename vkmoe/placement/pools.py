@@ -17,8 +17,8 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.facts import READ_IN_PLACE, Allocation, ArenaLayout, DeviceInfo, ExpertMode
-from vkmoe.gpu.arena import lay_out_spans, round_up
-from vkmoe.ops.prompt_experts import N_HALVES, places_of_round
+from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
+from vkmoe.ops.prompt_experts import HALF_BYTES, N_HALVES, places_of_round
 from vkmoe.placement.cache_choice import N_LANDING
 from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.span_reader import READING_BYTES
@@ -41,6 +41,7 @@ class SlotLayout:
     n_experts: int
     n_used: int
     mode: ExpertMode = READ_IN_PLACE  # of a cache
+    brings: bool = True  # experts of prompts, to places on the device
 
     # ----- on the device -----
 
@@ -75,14 +76,21 @@ class SlotLayout:
         return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
 
     @property
-    def n_brought(self) -> int:
-        """Count the places that experts of prompts are brought to, shared by all layers."""
-        return N_HALVES * places_of_round(self.n_experts, self._largest)
+    def brought_places(self) -> int:
+        """Count the places of a half that experts of prompts are brought to, shared by all layers.
+
+        0 where none are brought, or where no allocation holds two halves of so few.
+        """
+        most = min(HALF_BYTES, chunk_cap(self.device) // N_HALVES)
+        n_places = places_of_round(self.n_experts, self._largest, most)
+        fits = N_HALVES * n_places * self._largest <= chunk_cap(self.device)
+        return n_places if self.brings and fits else 0
 
     @property
     def brought(self) -> ArenaLayout:
-        """Lay out these places, behind one another, each for the largest expert."""
-        return lay_out_spans(self.device, [self._largest * self.n_brought])
+        """Lay out the places of both halves, behind one another, each for the largest expert."""
+        n_bytes = N_HALVES * self.brought_places * self._largest
+        return lay_out_spans(self.device, [n_bytes] if n_bytes else [])
 
     @property
     def _largest(self) -> int:

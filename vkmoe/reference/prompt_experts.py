@@ -1,10 +1,11 @@
-"""This module has the NumPy twins of expert_tiles.comp and combine_rows.comp.
+"""This module has the NumPy twins of expert_tiles.comp, bring_experts.comp and combine_rows.comp.
 
 A pair is one of the experts that a row chose: row * n_used + rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from vkmoe.reference.matvec import Floats
 
-__all__ = ["N_ROUNDS", "Sorted", "combine_rows", "expert_tiles"]
+__all__ = ["N_ROUNDS", "Sorted", "bring_experts", "combine_rows", "expert_tiles"]
 
 N_ROUNDS = 33  # one for experts that are read where they are, the others for those brought
 
@@ -57,6 +58,19 @@ def expert_tiles(
     marked[experts] = True
     listed = np.array(tiles, np.int64).reshape(-1, 3)
     return Sorted(listed, pairs, marked, experts[missed], np.array(round_starts))
+
+
+def bring_experts(
+    homes: NDArray[np.uint8], places: NDArray[np.uint8], to: Mapping[int, int], part: slice
+) -> NDArray[np.uint8]:
+    """Return places [n_places, span] with the bytes of `part` of the experts in `to`.
+
+    homes [n_experts, span]; `to` maps an expert to its place.
+    """
+    result = places.copy()
+    for expert, place in to.items():
+        result[place, part] = homes[expert, part]
+    return result
 
 
 def combine_rows(

@@ -295,7 +295,7 @@ def tile_lists(
 
 
 class _Experts:
-    """Draws the spans of a case's experts, their table and the lists of its pairs."""
+    """Draws the spans of a case's experts, and the lists of its pairs."""
 
     def __init__(self, case: ExpertMatmulCase, runner: Runner) -> None:
         self._case, rng = case, np.random.default_rng(case.seed)

@@ -39,7 +39,8 @@ from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
 __all__ = ["BringCase", "CombineCase", "RowsInUse", "TilesCase"]
 
 N_LAYERS, LAYER = 3, 1
-FIRST_PLACE = 0xFFFF_FF00 << 8  # places on both sides of a multiple of 4 GiB; nothing lies there
+PLACE_BYTES = 4096
+FIRST_PLACE = (1 << 40) - PLACE_BYTES  # the others lie beyond a multiple of 4 GiB; nothing is there
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class TilesCase(KernelCase):
         if not self.brings:
             return None
         n_experts = self.rows.shape.n_experts
-        return BroughtPlaces(FIRST_PLACE, 4096, -(-n_experts // 11), n_experts)
+        return BroughtPlaces(FIRST_PLACE, PLACE_BYTES, -(-n_experts // 11), n_experts)
 
     def _twin(self, entries: NDArray[np.uint64], done: NDArray[np.bool_]) -> twins.Sorted:
         used = self.rows.chosen[: self.rows.n_used_rows]
@@ -194,7 +195,8 @@ class TilesCase(KernelCase):
 class BringCase(KernelCase):
     """Checks bring_experts in a round of which all places but `idle` get an expert.
 
-    The next round's experts are named too, and stay where they are.
+    Of each span the last `part_bytes` are copied, or all. The next round's experts are named too,
+    and stay where they are.
     """
 
     tuning: Tuning
@@ -203,6 +205,7 @@ class BringCase(KernelCase):
     n_places: int
     round_index: int = 1
     idle: int = 0
+    part_bytes: int = 0
 
     def prepare(self, runner: Runner) -> Prepared:
         rng = np.random.default_rng([self.span_bytes, self.n_experts])
@@ -218,16 +221,16 @@ class BringCase(KernelCase):
         routed = RowsInUse(RouterShape(self.n_experts, 1), 1, 1).routed
         tiles, program = PairTiles(routed, columns=1), Program("bring_experts")
         ways = np.zeros((tiles.brought.n_words // 4, 2), np.uint64)
-        wanted = before.copy()
         for rank, expert in enumerate(ids):
-            place = rank % n_places
             if not last <= rank < first + places.n_places:
-                ways[rank] = from_ + int(expert) * place_bytes, to + place * place_bytes
-            if first <= rank < last:
-                wanted[place, : self.span_bytes] = homes[expert, : self.span_bytes]
+                place = to + rank % n_places * place_bytes
+                ways[rank] = from_ + int(expert) * place_bytes, place
+        part = slice(self.span_bytes - (self.part_bytes or self.span_bytes), self.span_bytes)
+        brought = {int(ids[rank]): rank % n_places for rank in range(first, last)}
+        wanted = twins.bring_experts(homes, before, brought, part)
         op = OpContext(program, self.tuning, "bring")
         memory = (memory_range(from_, homes.nbytes),)
-        bring_experts(op, tiles, places, self.round_index, self.span_bytes, memory)
+        bring_experts(op, tiles, places, self.round_index, part, memory)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             found = runner.fetch(to, before.size).reshape(before.shape)
@@ -235,7 +238,7 @@ class BringCase(KernelCase):
             checks.equal("homes", runner.fetch(from_, homes.size).reshape(homes.shape), homes)
 
         inputs = {tiles.brought: ways}
-        return Prepared(program, (), [(inputs, compare)], (last - first) * self.span_bytes)
+        return Prepared(program, (), [(inputs, compare)], len(brought) * (part.stop - part.start))
 
 
 @dataclass(frozen=True)

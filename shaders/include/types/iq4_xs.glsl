@@ -19,7 +19,7 @@ bool is_first_of_single(uint block, uint i) { return true; }
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 nibbles = chunk.own[0];
-    const uvec2 header = uvec2(chunk.of_block.single[0], chunk.of_block.single[1]);
+    const uvec2 header = uvec2(chunk.single[0], chunk.single[1]);
     const uint level = ((header.y >> (t * 4u)) & 0xFu) | (((header.x >> (16u + t * 2u)) & 3u) << 4u);
     const float d = unpackHalf2x16(header.x).x * float(int(level) - 32);
     scale = vec4(d, 0.0, d, 0.0);

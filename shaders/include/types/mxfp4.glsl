@@ -49,7 +49,7 @@ float exponent_scale(uint e) { return uintBitsToFloat(e < 2u ? 0x200000u << e : 
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 nibbles = chunk.own[0];
-    const uint exponents = chunk.of_block.single[0];
+    const uint exponents = chunk.single[0];
     const float d = exponent_scale((exponents >> ((block & 3u) * 8u)) & 0xFFu);
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {

@@ -22,8 +22,8 @@ bool is_first_of_single(uint block, uint i) { return true; }
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 pairs = chunk.part;
-    const uvec4 scales = chunk.of_block.common_words[0];
-    const vec2 d = unpackHalf2x16(chunk.of_block.single[0]);
+    const uvec4 scales = chunk.common_word;
+    const vec2 d = unpackHalf2x16(chunk.single[0]);
     const uvec2 of_half = t < 4u ? scales.xy : scales.zw;
     // Byte 0 is of the first 16 weights, byte 2 of the second.
     const uint word = ((t & 1u) == 0u ? of_half.x : of_half.y) >> (((t >> 1u) & 1u) * 8u);

@@ -17,6 +17,8 @@ bool is_first_of_part(uint t) { return (t & 1u) == 0u; }
 
 // Third bits.
 uint common_offset(uint n_blocks, uint block) { return n_blocks * 64u + block * 32u; }
+uint common_of(uint t) { return (t >> 1u) & 1u; }
+bool is_first_of_common(uint t) { return (t & ~2u) == 0u; }
 
 // Twelve bytes of scales, and d.
 uint single_offset(uint n_blocks, uint block, uint i) {
@@ -26,8 +28,8 @@ bool is_first_of_single(uint block, uint i) { return i < 3u || is_first_of_pair(
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 pairs = chunk.part;
-    const uvec4 third = (t & 2u) == 0u ? chunk.of_block.common_words[0] : chunk.of_block.common_words[1];
-    const uint header[4] = chunk.of_block.single;
+    const uvec4 third = chunk.common_word;
+    const uint header[4] = chunk.single;
     const float d = half_of_pair(header[3], block);
     const uint nibble = t & 4u, shift = (t & 1u) * 2u;  // the second half of the weights has the high nibbles
     const uint low = (((t & 1u) == 0u ? header[0] : header[1]) >> nibble) & 0x0F0F0F0Fu;
@@ -36,8 +38,8 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     scale = vec4(d * float(int(levels & 0xFFu) - 32), 0.0, d * float(int((levels >> 16u) & 0xFFu) - 32), 0.0);
     const uint bit = nibble + shift;
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-        q[i] = -4.0 + bytes_to_vec4(((pairs[i] >> (2u * shift)) & 0x03030303u) | (((third[i] >> bit) & 0x01010101u) << 2u));
-        q[i + 4u] = -4.0 + bytes_to_vec4(((pairs[i] >> (2u * shift + 2u)) & 0x03030303u) |
-                                         (((third[i] >> (bit + 1u)) & 0x01010101u) << 2u));
+        const uint low_bits = pairs[i] >> (2u * shift), high_bits = third[i] >> bit;
+        q[i] = -4.0 + bytes_to_vec4((low_bits & 0x03030303u) | ((high_bits & 0x01010101u) << 2u));
+        q[i + 4u] = -4.0 + bytes_to_vec4(((low_bits >> 2u) & 0x03030303u) | ((high_bits << 1u) & 0x04040404u));
     }
 }

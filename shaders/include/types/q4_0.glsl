@@ -9,7 +9,7 @@ bool is_first_of_single(uint block, uint i) { return is_first_of_pair(block); }
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 nibbles = chunk.own[0];
-    const float d = half_of_pair(chunk.of_block.single[0], block);
+    const float d = half_of_pair(chunk.single[0], block);
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = -8.0 + bytes_to_vec4(nibbles[i] & 0x0F0F0F0Fu);

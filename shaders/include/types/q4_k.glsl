@@ -19,7 +19,7 @@ uint common_offset(uint n_blocks, uint block) { return block * 144u; }
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 nibbles = chunk.own[0];
-    scale = k_quant_scales(chunk.of_block.common_words[0], t);
+    scale = k_quant_scales(chunk.common_word, t);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = bytes_to_vec4(nibbles[i] & 0x0F0F0F0Fu);
         q[i + 4u] = bytes_to_vec4((nibbles[i] >> 4u) & 0x0F0F0F0Fu);

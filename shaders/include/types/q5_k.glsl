@@ -23,7 +23,7 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     const uvec4 nibbles = chunk.own[0];
     const uvec4 high = chunk.part;
     const uint bit = (t >> 1u) * 2u;
-    scale = k_quant_scales(chunk.of_block.common_words[0], t);
+    scale = k_quant_scales(chunk.common_word, t);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = bytes_to_vec4((nibbles[i] & 0x0F0F0F0Fu) | (((high[i] >> bit) & 0x01010101u) << 4u));
         q[i + 4u] = bytes_to_vec4(((nibbles[i] >> 4u) & 0x0F0F0F0Fu) | (((high[i] >> (bit + 1u)) & 0x01010101u) << 4u));

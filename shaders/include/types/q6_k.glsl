@@ -23,10 +23,10 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     const uvec4 nibbles = chunk.own[0];
     const uvec4 high = chunk.part;
     const uint shift = t & 2u;  // of the low nibbles' bits: which 32 weights they are; the high ones are two further
-    const uvec4 scales = chunk.of_block.common_words[0];
+    const uvec4 scales = chunk.common_word;
     const uint of_low = t < 4u ? scales.x : scales.z, of_high = t < 4u ? scales.y : scales.w;
     const int byte_shift = int(t & 3u) * 8;
-    const float d = half_of_pair(chunk.of_block.single[0], block);
+    const float d = half_of_pair(chunk.single[0], block);
     scale = vec4(d * float(bitfieldExtract(int(of_low), byte_shift, 8)), 0.0,
                  d * float(bitfieldExtract(int(of_high), byte_shift, 8)), 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {

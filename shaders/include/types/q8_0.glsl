@@ -16,7 +16,7 @@ vec4 signed_bytes(uint word) {
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 first = chunk.own[0];
     const uvec4 second = chunk.own[1];
-    const float d = half_of_pair(chunk.of_block.single[0], block);
+    const float d = half_of_pair(chunk.single[0], block);
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         q[i] = signed_bytes(first[i]);
