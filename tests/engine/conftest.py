@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.generate.conftest import shared
 from tests.live import live_objects
 from tests.ops.tunings import ODD_LAUNCHES
 from vkmoe.gpu import _native as native
+from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
@@ -40,6 +42,23 @@ def demo() -> Iterator[LLM]:
     """The demo model, loaded once for the tests of a file that leave it as it was."""
     with LLM() as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+    """All engines of a file have one device, opened when first asked for: it keeps pipelines, which
+    take longer to make than all else that a tiny model needs. Not for tests of what is left."""
+    devices: dict[tuple[Any, ...], Device] = {}
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+
+        def lent(*asked: Any) -> AbstractContextManager[Device]:
+            if asked not in devices:
+                devices[asked] = device = stack.enter_context(Device(*asked))
+                patch.setattr(device, "finish", device.native.wait_idle)
+            return nullcontext(devices[asked])
+
+        patch.setattr("vkmoe.engine.Device", lent)
+        yield
 
 
 @pytest.fixture

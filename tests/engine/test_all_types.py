@@ -21,6 +21,8 @@ from vkmoe.gpu.device import spirv_words
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 WIDTH, N_EXPERTS, N_VOCAB = 256, 8, 300
 EMBEDDING, OUTPUT = "Q4_0", "Q4_K"
 ROLES = {  # shape of each matrix in a layer

@@ -14,6 +14,8 @@ from vkmoe.errors import VkmoeError
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import LLM
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 N_EXPERTS = 8
 PROMPT = [5, 6, 7, 8]
 # Where the scales of a block lie: bytes per block, bytes of the first f16 scale.

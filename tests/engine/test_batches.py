@@ -42,6 +42,8 @@ from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 from vkmoe.reference.prompt_experts import N_ROUNDS
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 LENGTHS = (1, 2, 31, 32, 33, 257)  # of prompts
 N_TOKENS = LENGTHS[-1]
 HALF_ROUNDING = 2e-3  # of the largest logit: prompts in tiles of f16 and of f32
@@ -87,8 +89,12 @@ def prompt(engine: Engine, tokens: Sequence[int], cuts: Sequence[int], region: i
 
 
 @pytest.fixture(scope="module", params=["demo", *ONE_OF_EACH])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    path = demo_model_path() if request.param == "demo" else model_path(request.param)
+def path(request: pytest.FixtureRequest) -> Path:
+    return demo_model_path() if request.param == "demo" else model_path(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Iterator[Engine]:
     config = EngineConfig(ctx_size=N_TOKENS + 7, parallel=3, ubatch_size=160)
     with Engine(lengthened(path, N_TOKENS + 7), config) as opened:
         yield opened
@@ -149,14 +155,14 @@ def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
             assert bool(in_slots) == (first > 0) and not set(spans) & set(homes)
 
 
-def test_brought_experts_give_the_bits_of_those_on_the_device(engine: Engine) -> None:
+def test_brought_experts_give_the_bits_of_those_on_the_device(engine: Engine, path: Path) -> None:
     """In all models: with biases, with gate and up of two types, in layers of other sizes."""
     if not engine.spec.moe_layers:
         return
     tokens, cuts = tokens_of(engine.n_vocab), [33, 64]
     wanted = prompt(engine, tokens, cuts)
     config = EngineConfig(ctx_size=100, ubatch_size=64, expert_slots=1, expert_copies="wait")
-    with Engine(engine.model.path, config, checks=True) as other:
+    with Engine(path, config, checks=True) as other:
         assert other.plan.brought_places
         assert_same_bits(prompt(other, tokens, cuts), wanted)
 

@@ -10,6 +10,8 @@ from tests.engine.tiny import model_path
 from vkmoe.config import DEFAULT_PREDICTOR
 from vkmoe.llm import LLM
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 BESIDE: dict[str, Any] = {"expert_copies": "overlap"}
 
 

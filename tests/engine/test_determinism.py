@@ -21,6 +21,8 @@ from vkmoe.gpu.program import Command, Program
 from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 MODEL = "moe_plain"
 TOKENS = expected(MODEL)["tokens"].tolist()
 CONFIG = EngineConfig(ctx_size=64)

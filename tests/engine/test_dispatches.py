@@ -10,6 +10,8 @@ from tests.engine.tiny import ONE_OF_EACH, architecture, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 JOINED = ["attention", "attention combine"]
 GROUPED = ["qkv", *JOINED, "output"]
 LATENT = ["q/kv", "absorbed", *JOINED, "values", "output"]

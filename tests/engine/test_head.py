@@ -19,6 +19,8 @@ from vkmoe.generate.regions import Regions
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 N_TOKENS = 21
 LEAST = "the least"  # that a host pool may have
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

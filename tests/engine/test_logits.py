@@ -21,6 +21,8 @@ from vkmoe.llm import LLM, demo_model_path
 from vkmoe.models import ARCHITECTURES
 from vkmoe.ops.tuning import Tuning
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 Floats = NDArray[np.float32]
 PHASES: tuple[Phase, ...] = ("decode", "prompt")
 F32 = EngineConfig(kv_type="f32")

@@ -32,6 +32,8 @@ from vkmoe.placement import expert_memory
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import expert_shape, weight_bytes
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 N_TOKENS = 14
 FACTORS: dict[str, tuple[Any, ...]] = {
     "executor": ("fused", "stepped"),

@@ -17,6 +17,8 @@ from vkmoe.engine import Engine
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 N_TOKENS = 12
 KINDS = ("mixtral_one_by_one", "qwen2moe_plain", "gptoss_mxfp4", "deepseek2_lite", "deepseek2_v3")
 WAYS: tuple[dict[str, Any], ...] = (

@@ -26,6 +26,8 @@ from vkmoe.experts.store.copies import Uploads
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import demo_model_path
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
 N_TOKENS = 15
 

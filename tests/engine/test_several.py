@@ -15,6 +15,8 @@ from vkmoe.generate.perplexity import Windows
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.llm import LLM
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 TINY = model_path("moe_plain")
 PROMPTS: list[list[int]] = [[5, 6, 7], [5, 6, 9, 1], [2], [5, 6, 7]]
 SAMPLED: dict[str, Any] = {"max_tokens": 7, "temp": 1.0, "seed": 4, "ignore_eos": True}

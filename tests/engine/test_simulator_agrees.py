@@ -23,6 +23,8 @@ from vkmoe.llm import demo_model_path
 from vkmoe.placement.cache_choice import cache_settings
 from vkmoe.placement.sizes import trace_header
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 __all__ = ["mixed"]
 
 TEXT = (Path(__file__).parent / "tiny.py").read_text()

@@ -34,8 +34,6 @@ class Allowed(NamedTuple):
     reason: str
 
 
-# Compiling takes a minute or two of a GPU: not those of which others say nearly the same.
-COMPILED = tuple(gpu for gpu in GPUS if gpu not in ("nvk-turing", "navi21"))
 SPILLS = (*COLUMNS["spilled"], *COLUMNS["scratch"])
 ALLOWED: tuple[Allowed, ...] = ()
 
@@ -45,12 +43,12 @@ def compiled(drivers: Path) -> Iterator[Mapping[str, Future[list[Compiled]]]]:
     """What each GPU's compiler says; several work at once, and a test waits for its own."""
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        yield {gpu: pool.submit(compiled_for, gpu) for gpu in COMPILED}
+        yield {gpu: pool.submit(compiled_for, gpu) for gpu in GPUS}
     finally:  # where few tests were chosen, or Ctrl-C came
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("gpu", COMPILED)
+@pytest.mark.parametrize("gpu", GPUS)
 def test_every_pipeline_compiles_and_spills_nothing(
     compiled: Mapping[str, Future[list[Compiled]]], gpu: str
 ) -> None:
@@ -87,7 +85,7 @@ def test_no_family_needs_more_than_it_did(
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("gpu", sorted({*RDNA, *GCN} & {*COMPILED}))
+@pytest.mark.parametrize("gpu", [*RDNA, *GCN])
 def test_waves_fit_and_code_is_short(
     compiled: Mapping[str, Future[list[Compiled]]], gpu: str
 ) -> None:

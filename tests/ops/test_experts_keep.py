@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ops.tunings import MAPPINGS, once_but, tuning_for
+from tests.ops.tunings import MAPPINGS, tuning_for
 from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
 from vkmoe.gpu import backend
 from vkmoe.gpu.runner import Runner
@@ -27,9 +27,7 @@ from vkmoe.selftest.inputs import WEIGHT_TYPES
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 CPU, GPU = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)
-both_mappings = pytest.mark.parametrize(
-    "tuning", once_but([CPU], [CPU, GPU]), ids=["blocks", "lanes"]
-)
+both_mappings = pytest.mark.parametrize("tuning", [CPU, GPU], ids=["blocks", "lanes"])
 ALL, NONE = Use(4, 4, kept=(0, 1, 2, 3)), Use(4, 3, kept=())
 BIASED = Use(9, 3, kept=(1,), biased=True)
 # Stands in for store.glsl: adds 1 to each word that would be stored.

@@ -12,6 +12,7 @@ from tests.ops.tunings import MAPPINGS, chosen_device, tuning_for
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import Tile
 from vkmoe.ops.tuning import Tuning
+from vkmoe.quants.types import TYPES
 from vkmoe.selftest.comparison import KernelCase
 from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
@@ -24,11 +25,7 @@ PLAIN = [
 HALF = replace(tuning_for("", 64, 4), half_tiles=True)
 TUNINGS = PLAIN + [HALF] * ("float16" in chosen_device().features)
 SHAPES = [Tile(32, 32, 8, 4), Tile(64, 64, 8, 8), Tile(128, 128, 4, 4)]  # of GPUs
-by_mapping = pytest.mark.parametrize(
-    "tuning",
-    TUNINGS,
-    ids=[tuning.tile_suffix or "lanes" for tuning in TUNINGS],
-)
+by_mapping = pytest.mark.parametrize("tuning", TUNINGS, ids=lambda t: t.tile_suffix or "lanes")
 by_type = pytest.mark.parametrize("kind", WEIGHT_TYPES)  # every mapping in every type: selftest
 Words = NDArray[np.uint32]
 
@@ -65,6 +62,16 @@ def words(runner: Runner, case: KernelCase) -> Words:
         return case.words(other)[0]
 
 
+@by_type
+def test_types(runner: Runner, kind: str) -> None:
+    """Odd heights and a batch that is not full, of several blocks."""
+    n_columns = 768 if TYPES[kind].block_weights == 256 else 224
+    case = MatmulCase(
+        tuning_of(kind, 0), ((kind, 37), (kind, 5)), n_columns, rows(*range(11), spare=2)
+    )
+    case.run(runner).verify()
+
+
 @by_mapping
 @pytest.mark.parametrize("n", [1, 4, 5, 8, 9, 31, 32, 33, 70])
 def test_numbers_of_rows(runner: Runner, tuning: Tuning, n: int) -> None:
@@ -78,9 +85,24 @@ def test_offsets_and_biases(runner: Runner, tuning: Tuning) -> None:
     MatmulCase(tuning, segments, 512, batch, biased=True, gap=8, offset=12).run(runner).verify()
 
 
+@by_type
+def test_residual(runner: Runner, kind: str) -> None:
+    case = MatmulCase(tuning_of(kind, 1), ((kind, 19),), 512, rows(3, 1, 4, spare=1), residual=True)
+    replace(case, biased=kind > "M", gap=4).run(runner).verify()
+
+
 @by_mapping
 def test_heads(runner: Runner, tuning: Tuning) -> None:
     HeadsMatmulCase(tuning, "Q8_0", 3, 41, 96, rows(*range(9), spare=2)).run(runner).verify()
+
+
+@by_type
+def test_experts(runner: Runner, kind: str) -> None:
+    """Of six experts each row uses three; one, two and three types take turns with the mappings."""
+    i = WEIGHT_TYPES.index(kind)
+    types = ((kind, kind), (kind,), (kind, WEIGHT_TYPES[i - 1]))[i // len(TUNINGS) % 3]
+    batch = rows(*range(13), spare=3)
+    ExpertMatmulCase(tuning_of(kind, 2), types, 21, 256, batch, 6, 3).run(runner).verify()
 
 
 @by_mapping

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.ops.tunings import MAPPINGS, SIZES, once_but, tuning_for
+from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
@@ -19,10 +19,6 @@ from vkmoe.selftest.matvec import EmbedCase, MatvecCase, ResidualCase
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
 GPU_TUNING = tuning_for("", 32, 4)
-FEW_TYPES = ("Q4_K", "IQ4_XS", "F32")
-both_mappings = pytest.mark.parametrize(
-    "tuning", once_but([CPU_TUNING], [CPU_TUNING, GPU_TUNING]), ids=["blocks", "lanes"]
-)
 
 
 def drawn_tuning(kind: str, suffix: str) -> Tuning:
@@ -37,7 +33,7 @@ def drawn_columns(kind: str, rng: np.random.Generator) -> int:
     return step * int(rng.integers(1, 2200 // step))
 
 
-@pytest.mark.parametrize("suffix", once_but(["+blocks"], MAPPINGS))
+@pytest.mark.parametrize("suffix", MAPPINGS)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_random_shapes(runner: Runner, kind: str, suffix: str) -> None:
     """Three stacked matrices of odd heights behind a fused norm."""
@@ -53,7 +49,7 @@ def test_random_shapes(runner: Runner, kind: str, suffix: str) -> None:
     case.run(runner).verify()
 
 
-@pytest.mark.parametrize("kind", once_but(FEW_TYPES, WEIGHT_TYPES))
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_residual(runner: Runner, kind: str) -> None:
     """The mappings take turns; vkmoe/selftest runs every one of them in every type."""
     i = WEIGHT_TYPES.index(kind)
@@ -65,7 +61,7 @@ def test_residual(runner: Runner, kind: str) -> None:
     ).verify()
 
 
-@both_mappings
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "F32"])
 def test_one_block(runner: Runner, kind: str, tuning: Tuning) -> None:
     """Most lanes have nothing to do; one row in a workgroup of several."""
@@ -93,7 +89,7 @@ def test_large_vocabularies_keep_to_the_limit_of_workgroups() -> None:
         assert n_rows <= x * y < n_rows + y
 
 
-@both_mappings
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 def test_workgroups_beyond_the_limit_go_on_in_y(
     runner: Runner, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,14 +100,14 @@ def test_workgroups_beyond_the_limit_go_on_in_y(
         ResidualCase(tuning, "Q8_0", 42, 512).run(other).verify()
 
 
-@both_mappings
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 def test_mixed_types_and_more_than_three_matrices(runner: Runner, tuning: Tuning) -> None:
     """Several dispatches write one output, each its own part of it."""
     segments = (("Q4_K", 5), ("Q6_K", 3), ("Q6_K", 4), ("Q6_K", 1), ("Q6_K", 7), ("F32", 2))
     MatvecCase(tuning, segments, 512, n_partials=7).run(runner).verify()
 
 
-@pytest.mark.parametrize("workgroup_size", once_but([32], SIZES))
+@pytest.mark.parametrize("workgroup_size", SIZES)
 def test_with_and_without_subgroups(runner: Runner, workgroup_size: int) -> None:
     """Both ways to add over lanes, in workgroups of one subgroup and of many."""
     for suffix in [suffix for suffix in MAPPINGS if suffix in ("", "+subgroup")]:
@@ -138,7 +134,7 @@ def damaged(kind: str, rows: Bytes, value: float) -> Bytes:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=["nan", "inf"])
-@pytest.mark.parametrize("kind", once_but(FEW_TYPES, WEIGHT_TYPES))
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str, value: float) -> None:
     """Rows of one workgroup share lanes and registers, but no value."""
     rows = damaged(kind, random_rows(kind, 6, 512, np.random.default_rng(3)), value)
@@ -149,7 +145,7 @@ def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str, va
     assert checks.n_left_out == 2
 
 
-@both_mappings
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 def test_every_exponent_of_mxfp4(runner: Runner, tuning: Tuning) -> None:
     """From 2, below which a device may take weights for zero, to where no sum overflows.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ops.tunings import MAPPINGS, SIZES, once_but, tuning_for
+from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
 from vkmoe.gpu.program import MEMORY, Program, Range, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.context import OpContext
@@ -14,9 +14,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.selftest.matvec import HeadsCase, MatvecCase, ResidualCase
 
 CPU_TUNING, GPU_TUNING = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)
-both_mappings = pytest.mark.parametrize(
-    "tuning", once_but([CPU_TUNING], [CPU_TUNING, GPU_TUNING]), ids=["blocks", "lanes"]
-)
+both_mappings = pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 KINDS = ("F16", "Q8_0", "Q4_K", "Q6_K")
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from functools import cache
 from itertools import product
-from typing import Any, get_args
-
-import pytest
+from typing import get_args
 
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import choose_device, list_devices
@@ -17,17 +14,9 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 from vkmoe.selftest.suite import Variant, runnable
 
-__all__ = ["MAPPINGS", "ODD_LAUNCHES", "SIZES", "chosen_device", "once_but", "tuning_for"]
+__all__ = ["MAPPINGS", "ODD_LAUNCHES", "SIZES", "chosen_device", "tuning_for"]
 
 SIZES = (8, 32, 64, 128)  # workgroup sizes
-
-
-def once_but(repeated: Iterable[object], values: Iterable[Any]) -> list[Any]:
-    """Values of a parameter, of which only some are repeated on a second driver."""
-    kept = set(repeated)
-    return [
-        value if value in kept else pytest.param(value, marks=pytest.mark.once) for value in values
-    ]
 
 
 @cache

@@ -190,11 +190,10 @@ def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:
 
 
 def _expert_down_tiles(setting: Setting) -> Iterator[Trial]:
-    """Compare routed experts and a fixed one, with biases; of one type also without."""
-    case = ExpertMatmulCase(setting.tuning, (setting.axis,), 37, 512, _BATCH, 6, 3, biased=True)
-    yield _trial(case, replace(case, n_experts=1, n_used=0))
-    if setting.axis == MIXED_TYPE:
-        yield _trial(replace(case, biased=False), what="without biases")
+    """Compare routed experts without biases and with them, and a fixed one that has some."""
+    case = ExpertMatmulCase(setting.tuning, (setting.axis,), 37, 512, _BATCH, 6, 3)
+    biased = replace(case, biased=True)
+    yield _trial(case, biased, replace(biased, n_experts=1, n_used=0))
 
 
 def _embed(setting: Setting) -> Iterator[Trial]:

@@ -142,7 +142,12 @@ void Context::create_device(const std::vector<std::string>& features) {
     info.ppEnabledExtensionNames = extensions.data();
     VkDevice handle = VK_NULL_HANDLE;
     VKMOE_CHECKED(vkCreateDevice, physical_, &info, nullptr, &handle);
-    device_ = {"device", handle, [handle] { vkDestroyDevice(handle, nullptr); }};
+    device_ = {"device", handle, [handle] {
+                   for (const VkPipeline pipeline : forget_pipelines(handle)) {
+                       vkDestroyPipeline(handle, pipeline, nullptr);
+                   }
+                   vkDestroyDevice(handle, nullptr);
+               }};
     vkGetDeviceQueue(handle, compute_.family, 0, &compute_.handle);
     if (wants_upload_) vkGetDeviceQueue(handle, upload_.family, upload_index_, &upload_.handle);
 }

@@ -47,8 +47,11 @@ Kernel::Kernel(std::shared_ptr<Context> context, const std::string& spirv,
     for (const auto& tensor : tensors_) bound.push_back(tensor->kp());
 
     if (texts && !context_->has_statistics()) throw no_statistics(name_);
-    const auto flags = context_->has_statistics() ? statistics_flags(texts) : 0;
-    const KomputeScope scope(*context_, subgroup_size, flags);
+    const VkPipelineCreateFlags flags =
+        context_->has_statistics() ? statistics_flags(texts) : 0;
+    const PipelineKey key{context_->device(), spirv,         spec, static_cast<uint32_t>(bound.size()),
+                          push_bytes,         subgroup_size, flags};
+    const KomputeScope scope(*context_, &key);
     // Built in two steps: a constructor that throws would leak what it had made.
     algorithm_ = std::make_shared<kp::Algorithm>(context_->kp_device());
     algorithm_->rebuild<uint32_t, uint32_t>(bound, words, {1, 1, 1}, spec,

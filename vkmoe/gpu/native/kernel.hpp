@@ -1,4 +1,4 @@
-// A compute pipeline with its bound tensors: kp::Algorithm.
+// A compute pipeline, which others may share, with its bound tensors: kp::Algorithm.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ class Kernel : public Resource {
     std::string name_;
     bool texts_;
     std::shared_ptr<kp::Algorithm> algorithm_;
-    VkPipeline pipeline_ = VK_NULL_HANDLE;  // of the algorithm
+    VkPipeline pipeline_ = VK_NULL_HANDLE;  // of the algorithm, shared (pipelines.hpp)
 };
 
 }  // namespace vkmoe

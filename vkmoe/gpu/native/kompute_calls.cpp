@@ -52,7 +52,6 @@ VKMOE_OBJECT(PipelineLayout, "pipeline_layout")
 VKMOE_OBJECT(PipelineCache, "pipeline_cache")
 VKMOE_OBJECT(CommandPool, "command_pool")
 VKMOE_DESTROY(vkDestroyBuffer, Buffer, "buffer")
-VKMOE_DESTROY(vkDestroyPipeline, Pipeline, "pipeline")
 
 VKAPI_ATTR VkResult VKAPI_CALL create_buffer(VkDevice device, const VkBufferCreateInfo* info,
                                              const VkAllocationCallbacks* host, VkBuffer* out) {
@@ -143,30 +142,42 @@ VKAPI_ATTR void VKAPI_CALL update_sets(VkDevice device, uint32_t n_writes,
     vkUpdateDescriptorSets(device, n_writes, writes, n_copies, copies);
 }
 
+// The kernel that Kompute makes a pipeline for may share one that is there.
 VKAPI_ATTR VkResult VKAPI_CALL create_pipelines(VkDevice device, VkPipelineCache cache, uint32_t n,
                                                 const VkComputePipelineCreateInfo* infos,
                                                 const VkAllocationCallbacks* host,
                                                 VkPipeline* out) {
     for (uint32_t i = 0; i < n; ++i) out[i] = VK_NULL_HANDLE;
     KomputeScope* const scope = KomputeScope::current();
-    std::vector<VkComputePipelineCreateInfo> ours(infos, infos + n);
+    if (n != 1 || scope == nullptr || scope->key() == nullptr) {
+        if (scope != nullptr) scope->fail("vkCreateComputePipelines", VK_ERROR_UNKNOWN);
+        return VK_SUCCESS;  // Kompute makes one at a time, and only kernels make any
+    }
+    const PipelineKey& key = *scope->key();
+    VkComputePipelineCreateInfo ours = *infos;
     VkPipelineShaderStageRequiredSubgroupSizeCreateInfo required{};
     required.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO;
-    if (scope != nullptr) required.requiredSubgroupSize = scope->subgroup_size();
-    for (auto& info : ours) {
-        if (scope != nullptr) info.flags |= scope->flags();
-        if (required.requiredSubgroupSize == 0) continue;
-        info.stage.pNext = &required;  // Kompute chains nothing of its own
-        info.stage.flags |= VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
+    required.requiredSubgroupSize = key.subgroup_size;
+    ours.flags |= key.flags;
+    if (key.subgroup_size != 0) {
+        ours.stage.pNext = &required;  // Kompute chains nothing of its own
+        ours.stage.flags |= VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
     }
-    guarded("vkCreateComputePipelines", vkCreateComputePipelines, device, cache, n, ours.data(),
-            host, out);
-    for (uint32_t i = 0; i < n; ++i) {
-        if (out[i] == VK_NULL_HANDLE) continue;
-        count_created("pipeline");
-        if (scope != nullptr) scope->made(out[i]);
-    }
+    *out = use_pipeline(key, [&]() -> VkPipeline {
+        VkPipeline made = VK_NULL_HANDLE;
+        guarded("vkCreateComputePipelines", vkCreateComputePipelines, device, cache, 1u, &ours,
+                host, &made);
+        return made;
+    });
+    scope->made(*out);
     return VK_SUCCESS;
+}
+
+VKAPI_ATTR void VKAPI_CALL destroy_pipeline(VkDevice device, VkPipeline pipeline,
+                                            const VkAllocationCallbacks* host) {
+    const VkPipeline gone =
+        pipeline == VK_NULL_HANDLE ? VK_NULL_HANDLE : leave_pipeline(device, pipeline);
+    if (gone != VK_NULL_HANDLE) vkDestroyPipeline(device, gone, host);
 }
 
 VKAPI_ATTR VkResult VKAPI_CALL allocate_commands(VkDevice device,
@@ -201,8 +212,8 @@ VKAPI_ATTR VkResult VKAPI_CALL end_commands(VkCommandBuffer buffer) {
 
 }  // namespace
 
-KomputeScope::KomputeScope(Context& context, uint32_t subgroup_size, VkPipelineCreateFlags flags)
-    : context_(context), subgroup_size_(subgroup_size), flags_(flags) {
+KomputeScope::KomputeScope(Context& context, const PipelineKey* key)
+    : context_(context), key_(key) {
     current_scope = this;
 }
 KomputeScope::~KomputeScope() { current_scope = nullptr; }
@@ -240,7 +251,7 @@ void fill_kompute_dispatch() {
     table.vkCreatePipelineCache = create_PipelineCache;
     table.vkDestroyPipelineCache = destroy_PipelineCache;
     table.vkCreateComputePipelines = create_pipelines;
-    table.vkDestroyPipeline = destroy_Pipeline;
+    table.vkDestroyPipeline = destroy_pipeline;
 
     table.vkCreateCommandPool = create_CommandPool;
     table.vkDestroyCommandPool = destroy_CommandPool;

@@ -10,16 +10,15 @@
 #include <optional>
 
 #include "context.hpp"
+#include "pipelines.hpp"
 
 namespace vkmoe {
 
 /// Encloses a piece of work done by Kompute on this thread.
 class KomputeScope {
   public:
-    /// `subgroup_size`: what its pipelines require, in full subgroups; 0: the driver's choice.
-    /// `flags`: of its pipelines.
-    explicit KomputeScope(Context& context, uint32_t subgroup_size = 0,
-                          VkPipelineCreateFlags flags = 0);
+    /// `key`: of the one pipeline that it makes, if it makes any; outlives the scope.
+    explicit KomputeScope(Context& context, const PipelineKey* key = nullptr);
     ~KomputeScope();
     KomputeScope(const KomputeScope&) = delete;
     KomputeScope& operator=(const KomputeScope&) = delete;
@@ -29,9 +28,8 @@ class KomputeScope {
 
     static KomputeScope* current();
     const Context& context() const { return context_; }
-    uint32_t subgroup_size() const { return subgroup_size_; }
-    VkPipelineCreateFlags flags() const { return flags_; }
-    /// The last pipeline that was made; Kompute owns it and does not give it away.
+    const PipelineKey* key() const { return key_; }
+    /// The pipeline that was made; Kompute owns it and does not give it away.
     VkPipeline pipeline() const { return pipeline_; }
     void made(VkPipeline pipeline) { pipeline_ = pipeline; }
     bool failed() const { return call_ != nullptr; }
@@ -39,8 +37,7 @@ class KomputeScope {
 
   private:
     Context& context_;
-    uint32_t subgroup_size_;
-    VkPipelineCreateFlags flags_;
+    const PipelineKey* key_;
     VkPipeline pipeline_ = VK_NULL_HANDLE;
     const char* call_ = nullptr;
     VkResult result_ = VK_SUCCESS;
