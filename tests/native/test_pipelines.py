@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from vkmoe.gpu import _native as native
 MOST_UNUSED = 64  # pipelines without a kernel that a device keeps, see pipelines.cpp
 
 
-def is_made(device: native.Device, *arguments: object) -> bool:
+def is_made(device: native.Device, *arguments: Any) -> bool:
     """Whether the driver is asked for the pipeline of a kernel: the call would fail."""
     native.inject_failure("vkCreateComputePipelines")
     try:
