@@ -123,7 +123,7 @@ def _ratios(texts: Mapping[str, Any], arm: str, which: str) -> str:
 def _agreeing(share: str, fewer: Mapping[str, list[str]]) -> Iterator[tuple[str, bool]]:
     """Each way of copying whose predictors were measured, and whether its default is right."""
     for mode in MODES:
-        default = EngineConfig().predictor(overlaps=mode != "waiting", stepped=False)
+        default = EngineConfig().predictor
         names = {arm: _parts(arm) for arm in fewer}
         pays = {
             names[arm][0]: len(texts) >= ENOUGH_TEXTS

@@ -98,15 +98,18 @@ def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
         tier.uploads = SlowUploads(uploads, link)
     if cache._ways.budget is not None:
         cache._ways.budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
-    after_token = tracker.after_token
+    after_run = tracker.after_run
 
     def later(
-        routing: NDArray[np.uint32], filled: NDArray[np.bool_] | None = None, n_decoded: int = 0
+        routing: NDArray[np.uint32],
+        filled: NDArray[np.bool_] | None = None,
+        n_decoded: int = 0,
+        tokens: Sequence[int | None] | None = None,
     ) -> None:
         n_misses = (~cache.residency.hits(routing)).sum(axis=(0, 2))
         missed_bytes = int((n_misses * span_bytes).sum())
         link.carry(missed_bytes)
         tracker._host_ns = int((compute_s + missed_bytes / link.bytes_per_second) * 1e9)
-        after_token(routing, filled, n_decoded)
+        after_run(routing, filled, n_decoded, tokens)
 
-    tracker.after_token = later  # type: ignore[method-assign]
+    tracker.after_run = later  # type: ignore[method-assign]

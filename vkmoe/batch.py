@@ -11,7 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchKind", "Phase", "RunResult", "TokenBatch", "TopLogits"]
+__all__ = ["MAX_LATER", "BatchKind", "Phase", "RunResult", "TokenBatch", "TopLogits"]
+
+MAX_LATER = 1024  # of `TokenBatch.later`: more would be looked at for no run
 
 Phase = Literal["decode", "prompt"]
 
@@ -36,6 +38,7 @@ class TokenBatch(NamedTuple):
     sequences: tuple[int, ...]  # [n_tokens]: the region of the KV caches that each one's has
     wants_logits: tuple[bool, ...]  # [n_tokens]
     phase: Phase = "decode"
+    later: tuple[int, ...] = ()  # tokens that are known to come in the runs after this one
 
     @classmethod
     def one(cls, token: int, position: int, with_logits: bool = True) -> TokenBatch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 __all__ = [
+    "Bookkeeping",
     "BufferName",
     "CopyTiming",
     "DraftWay",
@@ -50,5 +51,6 @@ BufferName = Literal[
 ]
 
 PolicyName = Literal["lru", "slru", "lfru"]
-PredictorName = Literal["previous", "correlation", "frequency", "none"]
+PredictorName = Literal["token", "correlation", "previous", "frequency", "none"]
+Bookkeeping = Literal["shadow", "between"]
 ResidentSelection = Literal["first_n", "frequency", "manual"]

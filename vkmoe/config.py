@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vkmoe.choices import (
+    Bookkeeping,
     CopyTiming,
     DraftWay,
     Executor,
@@ -44,7 +45,7 @@ __all__ = [
     "predictor_contradicts",
 ]
 
-DEFAULT_PREDICTOR: PredictorName = "correlation"  # where guessing pays, or was asked for
+DEFAULT_PREDICTOR: PredictorName = "token"
 MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 
 
@@ -355,15 +356,21 @@ class EngineConfig:
     )
     expert_predictor: PredictorName | None = _option(
         None,
-        "How experts are guessed before they are needed: those of the last tokens (previous), "
-        "those that used to follow them (correlation), those used most (frequency), or not at all "
-        "(none). Default: correlation; none where copies overlap tokens that run in one piece.",
+        "What tells which experts are about to be used: the next tokens themselves, by what they "
+        "used before (token); the experts of the last tokens, by what used to follow them "
+        "(correlation); those very experts (previous); those used most (frequency); or nothing "
+        "(none). Default: token, which then decides who leaves, too, rather than --expert-policy.",
     )
     moe_predict_prefetch: bool | None = _option(
         None,
-        "Whether experts are guessed before they are needed: yes is --expert-predictor correlation "
+        "Whether experts are guessed before they are needed: yes is --expert-predictor token "
         "unless that names another, no is --expert-predictor none. Default: as there.",
         "--moe-predict-prefetch/--no-moe-predict-prefetch",
+    )
+    expert_bookkeeping: Bookkeeping = _option(
+        "shadow",
+        "When the host learns from a token which experts it used: while the next token runs "
+        "(shadow), or before it does (between). What moves is decided in between in any case.",
     )
     expert_admission: bool = _option(
         True,
@@ -431,16 +438,12 @@ class EngineConfig:
         n, after = self.moe_warmpin or 0, self.moe_warmpin_after
         return Pins("use", n, after=after, again=True, flag="--moe-warmpin")
 
-    def predictor(self, overlaps: bool, stepped: bool) -> PredictorName:
-        """Name what guesses experts: the predictor that was asked for, or a default that pays.
-
-        Copies beside a token that runs in one piece are too few and too late for guesses: there
-        the default is "none" (`python -m bench.prefetch`).
-        """
+    @property
+    def predictor(self) -> PredictorName:
+        """Name what tells which experts are about to be used."""
         if self.moe_predict_prefetch is False:
             return "none"
-        guesses = self.moe_predict_prefetch or stepped or not overlaps
-        return self.expert_predictor or (DEFAULT_PREDICTOR if guesses else "none")
+        return self.expert_predictor or DEFAULT_PREDICTOR
 
 
 # ----- what makes a config wrong -----

@@ -15,10 +15,11 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import RunResult, TokenBatch, TopLogits
+from vkmoe.batch import MAX_LATER, RunResult, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.execute.recorder import TokenPrograms
+from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import ModelSpec
@@ -158,6 +159,7 @@ class Engine(Closing):
             self._ends[region] = last + 1
         self._backend.settle()
         self._programs.make_ready(batch)
+        self._experts.before_run(Upcoming(batch.tokens, batch.later))
         began = perf_counter_ns()
         result = self._programs.run(batch, self._experts)
         if self._experts.overlap is not None:
@@ -165,7 +167,7 @@ class Engine(Closing):
         decodes = batch.phase == "decode"
         landed = result.landed if self.plan.mode.promote and decodes else None
         n_decoded = len(set(batch.sequences)) if decodes else 0
-        self._experts.after_token(result.routing, landed, n_decoded)
+        self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         return result
 
     def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
@@ -189,6 +191,7 @@ class Engine(Closing):
         """
         end = self._ends[region]
         if not 0 <= end - position < self.max_decode_rows:
+            self._experts.learn()
             self._experts.residency.reset_predictions()
         self._ends[region] = min(position, end)
         return self._ends[region]
@@ -211,12 +214,20 @@ class Engine(Closing):
 
     @property
     def cache(self) -> ExpertCache | None:
-        """Return the expert cache; None where all experts are resident, or none is."""
+        """Return the expert cache; None where all experts are resident, or none is.
+
+        What the last run has left to decide, learn and count is done first.
+        """
+        self._experts.settle()
         return self._experts.cache
 
     @property
     def profiler(self) -> ExpertProfiler | None:
-        """Return the record of experts used and found on the device; None without experts."""
+        """Return the record of experts used and found on the device; None without experts.
+
+        What the last run has left to decide, learn and count is done first.
+        """
+        self._experts.settle()
         return self._experts.profiler if self.spec.experts else None
 
     @property
@@ -231,6 +242,7 @@ class Engine(Closing):
 
     def expert_counts(self) -> NDArray[np.float64]:
         """Return how often each expert was used lately, decayed: [n MoE layers * n_experts]."""
+        self._experts.learn()
         return self._experts.residency.counts.values()
 
     def program(self, with_logits: bool = True) -> Program:
@@ -240,7 +252,8 @@ class Engine(Closing):
     def run_tokens(self, tokens: Sequence[int], position: int) -> TopLogits:
         """Process tokens from `position` on; return the last one's largest logits."""
         for offset, token in enumerate(tokens[:-1]):
-            self.run_token(token, position + offset, with_logits=False)
+            later = tuple(tokens[offset + 1 : offset + 1 + MAX_LATER])
+            self.run(TokenBatch.one(token, position + offset, False)._replace(later=later))
         top = self.run_token(tokens[-1], position + len(tokens) - 1)
         assert top is not None
         return top
@@ -256,7 +269,9 @@ class Engine(Closing):
             n_rows, end = len(chunk), first + len(chunk)
             wants = (*(False for _ in chunk[1:]), end == len(tokens))
             positions = tuple(range(first, end))
-            top = self.run(TokenBatch(chunk, positions, (region,) * n_rows, wants, "prompt")).top
+            later = tuple(tokens[end : end + MAX_LATER])
+            batch = TokenBatch(chunk, positions, (region,) * n_rows, wants, "prompt", later)
+            top = self.run(batch).top
             first = end
         assert top is not None
         return top

@@ -112,7 +112,7 @@ def test_the_command_line_beats_the_variable_of_its_rival(run: Run, fake: type[F
         (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "none"}, DEFAULT_PREDICTOR),
         (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "frequency"}, "frequency"),
         ([], {"MOE_PREDICT_PREFETCH": "1"}, DEFAULT_PREDICTOR),
-        ([], {}, "none"),
+        ([], {}, DEFAULT_PREDICTOR),
     ],
 )
 def test_what_guesses_follows_the_command_line_first(
@@ -121,9 +121,7 @@ def test_what_guesses_follows_the_command_line_first(
     given = {"VKMOE_" + name: value for name, value in variables.items()}
     assert run("generate", "-p", "x", *flags, **given).code == 0
     made = fake.calls[0]["config"]
-    assert made.predictor(overlaps=True, stepped=False) == predictor
-    waiting = made.predictor(overlaps=False, stepped=False)
-    assert waiting == (predictor if flags or variables else DEFAULT_PREDICTOR)
+    assert made.predictor == predictor
 
 
 def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:

@@ -179,23 +179,15 @@ def test_malformed_variables_of_the_commands_own_options(
 
 def test_the_help_names_the_predictor_that_is_the_default() -> None:
     (item,) = (item for item in FIELDS if item.name == "expert_predictor")
-    assert f" Default: {DEFAULT_PREDICTOR}; none where copies overlap" in item.metadata["help"]
+    assert f" Default: {DEFAULT_PREDICTOR}, which" in item.metadata["help"]
 
 
-@pytest.mark.parametrize(
-    ("overlaps", "stepped", "pays"),
-    [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
-)
-def test_by_default_experts_are_guessed_where_that_pays(
-    overlaps: bool, stepped: bool, pays: bool
-) -> None:
-    modes = overlaps, stepped
-    assert EngineConfig().predictor(*modes) == (DEFAULT_PREDICTOR if pays else "none")
-    assert EngineConfig(moe_predict_prefetch=True).predictor(*modes) == DEFAULT_PREDICTOR
-    assert EngineConfig(moe_predict_prefetch=False).predictor(*modes) == "none"
+def test_experts_are_guessed_unless_that_is_unwanted() -> None:
     for switch in (None, True):
+        assert EngineConfig(moe_predict_prefetch=switch).predictor == DEFAULT_PREDICTOR
         asked = EngineConfig(expert_predictor="frequency", moe_predict_prefetch=switch)
-        assert asked.predictor(*modes) == "frequency"
+        assert asked.predictor == "frequency"
+    assert EngineConfig(moe_predict_prefetch=False).predictor == "none"
 
 
 def test_every_option_has_its_variable_and_its_help() -> None:

@@ -44,6 +44,9 @@ class NothingMoves:
         self.log.append("begin first" if first else "begin")
         return self.table.address
 
+    def meanwhile(self) -> None:
+        self.log.append("meanwhile")
+
     def end(self) -> None:
         self.log.append("end")
 
@@ -216,6 +219,9 @@ def test_a_step_tells_its_routing_before_any_expert_is_read(odd: Model) -> None:
                 self.table.set(layer, expert, int(entries[layer, expert]))
             self.table.publish()
             return self.table.address
+
+        def meanwhile(self) -> None:
+            pass
 
         def end(self) -> None:
             pass

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.errors import GpuError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.residency import PoolResidency, Residency
+from vkmoe.experts.decide.residency import NOTHING_KNOWN, PoolResidency, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache
 from vkmoe.experts.store.copies import Copy, Upload, Uploader, Uploads
@@ -185,7 +185,7 @@ class Rig(Closing):
             reader = self.begin(first=False)
             self.read(reader, routing, [layer])
             self.table.end(reader)
-        hits: NDArray[np.bool_] = self.cache.after_token(routing[None])[0]
+        hits: NDArray[np.bool_] = self.over(routing[None])[0]
         self.cache.check_integrity()
         return hits
 
@@ -198,7 +198,14 @@ class Rig(Closing):
         self.read(reader, routing)
         filled = self._land(reader, routing)[None] if self.table.landing.size else None
         self.table.end(reader)
-        hits: NDArray[np.bool_] = self.cache.after_token(routing[None], filled)[0]
+        hits: NDArray[np.bool_] = self.over(routing[None], filled)[0]
+        return hits
+
+    def over(self, routing: Routing, filled: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+        """A run [n_tokens, n_layers, n_used] is over: it is learned from and decided on."""
+        hits: NDArray[np.bool_] = self.cache.after_run(routing, filled)
+        self.cache.residency.learn()
+        self.cache.decide(NOTHING_KNOWN)
         return hits
 
     def read(self, reader: int, routing: Routing, layers: Sequence[int] | None = None) -> None:

@@ -22,4 +22,5 @@ def after_token(
 ) -> list[Move]:
     """Observe one token that used `ids` [n_layers, n_used]; return what is to move then."""
     residency.observe(ids[None])
+    residency.learn()
     return residency.decide(landed, budget_bytes)

@@ -57,6 +57,9 @@ class HostActions(Protocol):
     def begin(self, first: bool) -> int:
         """Make ready for a submit, and return the address of the expert table it shall read."""
 
+    def meanwhile(self) -> None:
+        """Do what can wait until the first submit of a run is computed."""
+
     def end(self) -> None:
         """Note that the submit is over; it is not called for one that failed."""
 
@@ -236,7 +239,7 @@ class TokenPrograms(Closing):
             for act in self._actions(then, host):
                 act()
                 self.io.send(batch, host.begin(index == 0))
-                self._run(queue)
+                self._run(queue, host.meanwhile)
                 host.end()
             then = queue[-1].then
         if batch.phase == "prompt" and n_rows == kind.n_rows:
@@ -253,7 +256,7 @@ class TokenPrograms(Closing):
         kind = self._kind(batch)
         assert kind.phase == "prompt" and kind.n_logits, kind
         self.io.send(batch, host.begin(True))
-        self._run(self.recording(kind).submits[-1:])
+        self._run(self.recording(kind).submits[-1:], host.meanwhile)
         host.end()
         return self._tops(kind, batch)
 
@@ -262,12 +265,14 @@ class TokenPrograms(Closing):
         assert n_tops <= kind.n_logits, (n_tops, kind)
         return tuple(reader.read() for reader in self._candidates[:n_tops])
 
-    def _run(self, queue: Sequence[_Submit]) -> None:
+    def _run(self, queue: Sequence[_Submit], meanwhile: Callable[[], None]) -> None:
         started = time.perf_counter_ns()
         known = sum(submit.expected_ns for submit in queue)
         expected = 0 if self._backend.device.info.is_cpu else known
         recordings = [recording for submit in queue for recording in submit.recordings]
-        self._submissions += self._backend.run(*recordings, expected_ns=expected)
+        self._submissions += self._backend.run(
+            *recordings, expected_ns=expected, meanwhile=meanwhile
+        )
         elapsed = time.perf_counter_ns() - started
         for submit in queue:
             submit.took(elapsed * submit.expected_ns / known if known else elapsed / len(queue))

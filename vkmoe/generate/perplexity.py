@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import Phase, TokenBatch, TopLogits
+from vkmoe.batch import MAX_LATER, Phase, TokenBatch, TopLogits
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner
@@ -75,6 +75,7 @@ def run_tokens(
                 (region,) * len(rows),
                 (False,) * len(rows),
                 phase,
+                tuple(tokens[rows.stop : rows.stop + MAX_LATER]),
             )
             yield from _scored_rows(runner, regions, batch, rows[max(0, first - start) :])
             start = rows.stop

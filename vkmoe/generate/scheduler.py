@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vkmoe.batch import Phase, RunResult, TokenBatch
+from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.loop import Generation
@@ -137,7 +137,8 @@ class Scheduler:
             else:
                 parts, self._n_owed = self._prompt_rows(reading), len(writing)
             if parts:
-                self._run_or_end(parts, phase)
+                later = self._later(parts, reading) if phase == "prompt" else ()
+                self._run_or_end(parts, _batch(parts, phase, later))
         except VkmoeError as error:
             return news + self._fail(error)
         return [*news, *(part.sequence.generation for part in parts)]
@@ -202,6 +203,17 @@ class Scheduler:
                     n_rows, n_ends = n_rows - len(rows), n_ends - ends
         return parts
 
+    @staticmethod
+    def _later(parts: Sequence[_Rows], reading: Sequence[_Sequence]) -> tuple[int, ...]:
+        """Return tokens of prompts that come in later batches, as far as that is known."""
+        ends = {id(part.sequence): part.position + len(part.tokens) for part in parts}
+        later: list[int] = []
+        for sequence in reading:
+            generation, first = sequence.generation, ends.get(id(sequence), 0)
+            last = min(generation.n_prompt, first + MAX_LATER - len(later))
+            later += generation.tokens[first:last]
+        return tuple(later)
+
     def _decode_rows(self, writing: Sequence[_Sequence]) -> list[_Rows]:
         """Take the next row of the sequences whose turn it is, and guesses where there is room."""
         room = self._runner.max_decode_rows
@@ -227,10 +239,10 @@ class Scheduler:
 
     # ----- running them -----
 
-    def _run_or_end(self, parts: Sequence[_Rows], phase: Phase) -> None:
+    def _run_or_end(self, parts: Sequence[_Rows], batch: TokenBatch) -> None:
         """Run a batch; where that is broken off, its replies end there."""
         try:
-            self._run(parts, phase)
+            self._run(parts, batch)
         except VkmoeError:
             raise  # which ends more than these
         except BaseException:
@@ -239,9 +251,8 @@ class Scheduler:
                 self._let_go(part.sequence)
             raise
 
-    def _run(self, parts: Sequence[_Rows], phase: Phase) -> None:
+    def _run(self, parts: Sequence[_Rows], batch: TokenBatch) -> None:
         """Run a batch, and give every sequence what it says of its rows."""
-        batch = _batch(parts, phase)
         result = self._runner.run(batch)
         self.regions.note(batch)
         if self.after_run is not None:
@@ -304,7 +315,7 @@ class Scheduler:
         return [sequence.generation for sequence in failed]
 
 
-def _batch(parts: Sequence[_Rows], phase: Phase) -> TokenBatch:
+def _batch(parts: Sequence[_Rows], phase: Phase, later: tuple[int, ...]) -> TokenBatch:
     """Put rows of several sequences one behind the other."""
     return TokenBatch(
         tokens=tuple(token for part in parts for token in part.tokens),
@@ -314,4 +325,5 @@ def _batch(parts: Sequence[_Rows], phase: Phase) -> TokenBatch:
             i >= len(part.tokens) - part.n_logits for part in parts for i in range(len(part.tokens))
         ),
         phase=phase,
+        later=later,
     )

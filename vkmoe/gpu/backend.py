@@ -5,7 +5,7 @@ Owns the tensors and buffers behind names, and the compiled kernels, for all pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
@@ -84,10 +84,16 @@ class Backend:
                 recorder.timestamp(1)
             return recorder.finish()
 
-    def run(self, *recordings: _native.Recording, expected_ns: int = 0) -> list[_native.Submission]:
+    def run(
+        self,
+        *recordings: _native.Recording,
+        expected_ns: int = 0,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[_native.Submission]:
         """Submit one behind the other, and wait for the last; every one's result is checked.
 
-        Each sees what those before it wrote. Raises DeviceLostError and other GpuErrors. Ctrl-C is
+        Each sees what those before it wrote. `meanwhile` is called before the wait; it must not
+        touch what the submits read or write. Raises DeviceLostError and other GpuErrors. Ctrl-C is
         passed on once all submits have ended: the host must not touch what they read. What does not
         end within seconds loses the device, and its memory is kept.
         """
@@ -96,6 +102,8 @@ class Backend:
         try:  # no context manager: this is the one thing done for every token
             submit = self.device.native.submit
             submissions = [submit(recording) for recording in recordings]
+            if meanwhile is not None:
+                meanwhile()
             submissions[-1].wait(expected_ns)
             for earlier in submissions[:-1]:
                 earlier.wait()

@@ -100,7 +100,11 @@ def cache_settings(
     small host pool. Raises UsageError for an id that the model does not have, for more residents
     than slots, and for a --moe-warmpin that residents leave no slot.
     """
-    settings = CacheSettings(config.expert_policy, config.expert_half_life)
+    settings = CacheSettings(
+        config.expert_policy,
+        config.expert_half_life,
+        in_shadow=config.expert_bookkeeping == "shadow" and plan.executor == "fused",
+    )
     if experts is None:
         return settings
     for expert in config.resident_ids:
@@ -119,7 +123,7 @@ def cache_settings(
         return settings
     return replace(
         settings,
-        predictor=config.predictor(overlaps, plan.executor == "stepped"),
+        predictor=config.predictor,
         executor=plan.executor,
         # A copy that begins between two tokens and overlaps one is there for the one after it.
         lag=2 if overlaps else 1,

@@ -18,6 +18,7 @@ from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
+from vkmoe.experts.decide.token_table import n_rows_of, row_bytes
 from vkmoe.experts.store.table import N_VERSIONS, TableShape
 from vkmoe.facts import (
     ON_DEVICE,
@@ -130,15 +131,23 @@ def decide(
 def predictor_lines(
     settings: CacheSettings, spec: ModelSpec, n_layers: int, device: DeviceInfo
 ) -> tuple[Allocation, ...]:
-    """Make the line for a predictor that remembers pairs of experts in `n_layers` MoE layers.
+    """Make the line for a predictor that remembers much, in `n_layers` MoE layers.
 
     Other bookkeeping takes a few words for each expert and has no line.
     """
-    if settings.predictor != "correlation" or spec.experts is None:
+    if spec.experts is None:
         return ()
-    n_bytes = Correlation.n_bytes(KeySpace(n_layers, spec.experts.n_experts))
-    reason = "how often each expert follows each other one"
-    return (allocation(device, "predictor, correlation", "host", reason, n_bytes=n_bytes),)
+    if settings.predictor == "correlation":
+        n_bytes = Correlation.n_bytes(KeySpace(n_layers, spec.experts.n_experts))
+        reason = "how often each expert follows each other one"
+    elif settings.predictor == "token":
+        n_rows = min(spec.n_vocab, n_rows_of(n_layers, spec.experts.n_used))
+        n_bytes = n_rows * row_bytes(n_layers, spec.experts.n_used)
+        reason = f"which experts each token uses, of {n_rows} tokens at most"
+    else:
+        return ()
+    name = f"predictor, {settings.predictor}"
+    return (allocation(device, name, "host", reason, n_bytes=n_bytes),)
 
 
 def _workspace(

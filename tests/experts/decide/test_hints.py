@@ -16,8 +16,9 @@ from tests.experts.pins import named, warm
 from tests.experts.tokens import after_token
 from vkmoe.choices import PredictorName
 from vkmoe.experts.decide.locations import FREE, Locations, Move
-from vkmoe.experts.decide.residency import LEARNED, Residency
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
+from vkmoe.experts.decide.worth import LEARNED
 from vkmoe.experts.study.replay import Transfers, simulate
 
 LAYERS, EXPERTS, USED = 2, 32, 4
@@ -291,14 +292,15 @@ def test_a_long_prompt_teaches_by_its_last_tokens_and_counts_whole(
     assert cache._foresight is not None
     learn = cache._foresight.after_token
 
-    def noted(ids: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
+    def noted(ids: NDArray[np.uint32], keys: NDArray[np.int64], token: int | None) -> None:
         learned.append(int(ids[0, 0]))
-        learn(ids, keys)
+        learn(ids, keys, token)
 
     monkeypatch.setattr(cache._foresight, "after_token", noted)
     routing = np.stack([round_trip(n) for n in range(100, 100 + n_tokens)])
     n_before, now, n_right = cache.n_tokens, cache.counts.now, cache.predictions.n_right
     cache.observe(routing)
+    cache.learn()
     assert learned == routing[-LEARNED:, 0, 0].tolist()
     assert cache.predictions.n_right == n_right
     assert {move.key for move in cache.decide()} <= keys_of(100 + n_tokens)

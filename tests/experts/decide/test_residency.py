@@ -248,9 +248,11 @@ def test_a_batch_is_its_tokens_observed_one_by_one(allocation: Any, predictor: A
         rows = [rng.permutation(6)[:2] for _ in range(2 * n_tokens)]
         batch = np.array(rows, np.uint32).reshape(n_tokens, 2, 2)
         keys = together.observe(batch)
+        together.learn()
         assert (keys == batch + np.array([[0], [16]])).all()
         for ids in batch:
             in_turn.observe(ids[None])
+            in_turn.learn()
         moves, others = together.decide(), in_turn.decide()
         assert moves == others and len({move.key for move in moves}) == len(moves)
         assert not {move.victim for move in moves} & set(keys.ravel().tolist())
@@ -267,6 +269,7 @@ def test_an_expert_that_two_tokens_of_a_batch_missed_is_brought_once() -> None:
     """A use of each token counts, and each is as old as its place in the batch."""
     cache = residency(half_life=1.0)
     cache.observe(np.array([[(0, 1), (0, 1)], [(0, 2), (0, 2)]], np.uint32))
+    cache.learn()
     assert [move.key for move in cache.decide()] == [0, 16, 1, 17, 2, 18]
-    assert cache.counts.values()[:4].tolist() == [0.75, 0.25, 0.5, 0.0]
+    assert cache.counts.values()[:4].tolist() == [1.5, 0.5, 1.0, 0.0]
     assert cache.decide() == [], "nothing was observed since"

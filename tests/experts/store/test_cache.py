@@ -317,7 +317,7 @@ def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
     before = rig.cache.counters.missed_bytes
     batch = np.stack([routing((0, 6), (7, 6), (4, 5)), routing((6, 1), (6, 7), (6, 5))])
     rig.table.end(rig.begin())
-    hits = rig.cache.after_token(batch)
+    hits = rig.over(batch)
     assert hits.tolist() == [[[True, False], [False, False], [True, True]],
                              [[False, True], [False, False], [False, True]]]  # fmt: skip
     assert rig.cache.counters.missed_bytes - before == 256 + 2 * 768 + 256

@@ -92,13 +92,15 @@ class Leaving:
 class Limits(NamedTuple):
     """Lets newcomers in that bid more than their victim is worth, and pinned ones anyway.
 
-    Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none.
+    Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none. With
+    `ranks` the one that is worth least leaves first, whatever the policy says.
     """
 
     bids: Values | None = None  # [n newcomers]; None: all enter
     worth: Values | None = None  # [n_keys]; with bids
     budget_bytes: float = inf
     n_landed: int = 0
+    ranks: bool = False
 
     def lets_in(self, newcomer: int, victim: int) -> bool:
         """Return whether a newcomer, by index, may take the victim's slot as far as worth goes."""
@@ -133,8 +135,12 @@ class Policy(ABC):
         Once per token, when `counts` has counted it. Returns those that are not resident, in order.
         """
         here = self.locations.are_resident(keys)
-        self._touch(keys[here])
+        self.note_use(keys[here])
         return keys[~here]
+
+    def note_use(self, keys: Keys) -> None:
+        """Note that a token used these, which were resident; otherwise as `use`."""
+        self._touch(keys)
 
     def promote(
         self, newcomers: Sequence[int] | Keys, needed: Mask, limits: Limits = NO_LIMITS
@@ -211,7 +217,7 @@ class Policy(ABC):
         limits: Limits,
     ) -> list[Move]:
         """Return which of these keys, in their turns, get a slot, and which leave for them."""
-        leaving = self._leaving_for(Counter(pools), needed)
+        leaving = self._leaving_for(Counter(pools), needed, limits.worth if limits.ranks else None)
         left = limits.budget_bytes
         closed: set[int] = set()  # pools where the others bid less, and better ones would leave
         moves: list[Move] = []
@@ -233,8 +239,13 @@ class Policy(ABC):
             moves.append(Move(pool, key, victim, landed))
         return moves
 
-    def _leaving_for(self, n_waiting: Mapping[int, int], needed: Mask) -> Mapping[int, Leaving]:
-        """Return what leaves each of these pools with fewer free slots than experts that wait."""
+    def _leaving_for(
+        self, n_waiting: Mapping[int, int], needed: Mask, worth: Values | None
+    ) -> Mapping[int, Leaving]:
+        """Return what leaves each of these pools with fewer free slots than experts that wait.
+
+        By `worth` [n_keys], the least first; None: as the policy ranks them.
+        """
         n_free = self.locations.n_free
         full = [pool for pool, n in n_waiting.items() if n > n_free(pool)]
         if not full:
@@ -242,20 +253,28 @@ class Policy(ABC):
         n_most = None  # a floor may ask for any of them
         if not any(self.pools[pool].floor for pool in full):
             n_most = max(n_waiting[pool] for pool in full) + 1  # one to choose from
-        orders = self._orders(full, needed, n_most)
+        orders = self._orders(full, needed, n_most, worth)
         return {
             pool: Leaving(n_free(pool), order, newest, self.space, self._spare(pool))
             for pool, order, newest in zip(full, orders, self._newest[full].tolist(), strict=True)
         }
 
     def _orders(
-        self, pools: Sequence[int], needed: Mask, n_most: int | None = None
+        self,
+        pools: Sequence[int],
+        needed: Mask,
+        n_most: int | None = None,
+        worth: Values | None = None,
     ) -> list[list[int]]:
         """Return the first `n_most` that may leave each pool, whatever its floor and newest are."""
         keys = self.locations.holders(pools)
         unpinned = self.locations.unpinned(keys)
         allowed = unpinned > needed.take(keys, mode="clip")
-        ranks = np.where(allowed, self._rank(keys, unpinned, pools), _NEVER)
+        if worth is None:
+            ranks = self._rank(keys, unpinned, pools)
+        else:
+            ranks = _rank_by(worth.take(keys, mode="clip"), self._last[keys])
+        ranks = np.where(allowed, ranks, _NEVER)
         first = ranks.argsort(axis=1)[:, :n_most]
         rows = keys[np.arange(len(pools))[:, None], first].tolist()
         n_allowed = allowed.sum(axis=1).tolist()
@@ -307,9 +326,9 @@ class Slru(Policy):
         sizes = [min(int(pool.capacity * share), pool.capacity - 1) for pool in self.pools]
         self._n_protected = np.array(sizes, np.int64)
 
-    def use(self, keys: Keys) -> Keys:
-        self._again[keys] = True  # also of those that will be inserted, which takes it back
-        return super().use(keys)
+    def note_use(self, keys: Keys) -> None:
+        self._again[keys] = True
+        super().note_use(keys)
 
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin as any policy does; those that had a pin stay protected, as if they were used now."""
@@ -358,9 +377,9 @@ class Lfru(Policy):
         super().__init__(locations, counts)
         self._used_at: Keys = np.zeros(self.space.n_keys + 1, np.int64)  # tokens
 
-    def use(self, keys: Keys) -> Keys:
+    def note_use(self, keys: Keys) -> None:
         self._used_at[keys] = self.counts.now
-        return super().use(keys)
+        super().note_use(keys)
 
     def _note_entry(self, keys: Keys) -> None:
         super()._note_entry(keys)

@@ -75,9 +75,9 @@ class Predictor(ABC):
 
 
 def create_predictor(
-    settings: CacheSettings, space: KeySpace, counts: DecayedCounts
+    settings: CacheSettings, space: KeySpace, counts: DecayedCounts, lag: int = 1
 ) -> Predictor | None:
-    """Make the predictor that the settings name; None for "none"."""
+    """Make the predictor that the settings name, of the token `lag` on; None for "none"."""
     name = settings.predictor
     if name == "previous":
         return Previous(space)
@@ -85,7 +85,7 @@ def create_predictor(
         return Frequency(space, counts)
     if name == "correlation":
         life = PAIRS_LIVE * settings.half_life
-        return Correlation(space, life, settings.executor, settings.lag)
+        return Correlation(space, life, settings.executor, lag)
     return None
 
 

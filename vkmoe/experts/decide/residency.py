@@ -1,4 +1,5 @@
-"""Decides which experts have a slot, from what the tokens used and without a GPU or a file.
+"""Decides which experts have a slot, from what the tokens used and from the ids that are to come,
+without a GPU or a file.
 
 The engine and the simulator ask the same object, so that their hits agree exactly. Owns the
 policies, the counts and the record of where experts are (locations.py), which it changes by giving
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +23,36 @@ from vkmoe.experts.decide.locations import NO_POOL, Locations, Move
 from vkmoe.experts.decide.pins import PinChange, Pinning
 from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Limits
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.decide.worth import COPY, GUESS, PredictionCounts, create_foresight
+from vkmoe.experts.decide.token_table import Upcoming
+from vkmoe.experts.decide.worth import (
+    COPY,
+    GUESS,
+    PredictionCounts,
+    Table,
+    TokenForesight,
+    create_foresight,
+)
 
-__all__ = ["PoolResidency", "Residency"]
+__all__ = ["NOTHING_KNOWN", "PoolResidency", "Residency"]
 
-LEARNED = 64  # tokens of a prompt's chunk: all of a long one would keep the host longer than a GPU
+NOTHING_KNOWN = Upcoming()
+
+
+class _Run(NamedTuple):
+    """Holds what is to be learned of a run of tokens."""
+
+    routing: NDArray[np.uint32]  # [n_tokens, n_layers, n_used]
+    keys: Keys  # alike
+    resident: Mask  # alike: which had a slot
+    tokens: Sequence[int | None]  # their own ids
 
 
 class Residency:
-    """Orders experts into slots: `observe` learns of tokens, `decide` says what moves.
+    """Orders experts into slots: `observe` notes what tokens used, `decide` says what moves.
 
-    Experts that were observed since the last decision, and those that are arriving, are never
-    victims.
+    `learn` draws the conclusions from what was observed, for later decisions: the one on those very
+    tokens too, unless that was made before. Experts that were observed since the last decision, and
+    those that are arriving, are never victims.
     """
 
     def __init__(
@@ -41,8 +61,12 @@ class Residency:
         pools: Sequence[PoolSpec],
         settings: CacheSettings,
         seed: NDArray[np.float64] | None = None,
+        table: Table | None = None,
     ) -> None:
-        """Begin with empty slots; with a `seed`, decayed counts [n_keys], the start is warm."""
+        """Begin with empty slots; with a `seed`, decayed counts [n_keys], the start is warm.
+
+        `table` is what is known of tokens by their ids; None: nothing yet.
+        """
         self.space, self.settings = space, settings
         self.locations = Locations(space, pools)
         self.counts = DecayedCounts(space.n_keys, settings.half_life)
@@ -52,12 +76,13 @@ class Residency:
         self._pools = self.locations.pools
         # The MoE layers that have slots, in rows of their keys.
         self._layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
-        self._foresight = create_foresight(space, pools, self.counts, settings)
+        self._foresight = create_foresight(space, pools, self.counts, settings, table)
         self._policy = POLICIES[settings.policy](self.locations, self.counts)
         self._pinning = Pinning(self.locations, settings)
         self.n_tokens = 0
-        self._is_undecided = False  # whether a token was observed and not decided on
-        # What such tokens used, if there are slots at all: keys, and those without a slot, by rank.
+        self._observed: list[_Run] = []  # and not learned from
+        self._is_undecided = False  # whether tokens were observed that were not decided on
+        # Of tokens that were not decided on: keys, and those without a slot, by rank.
         self._used: list[Keys] = []
         self._missing: list[Keys] = []
         # The host pool where it does not hold all experts: only those in it can be copied.
@@ -101,53 +126,62 @@ class Residency:
         """Return which of `routing` [..., n_layers, n_used] the next token would find in a slot."""
         return self.locations.are_present(self.space.keys_of(routing))
 
-    def observe(self, routing: NDArray[np.uint32]) -> Keys:
-        """Learn that tokens used `routing` [n_tokens, n_layers, n_used]; return their keys.
+    def observe(
+        self, routing: NDArray[np.uint32], tokens: Sequence[int | None] | None = None
+    ) -> Keys:
+        """Note that a run used `routing` [n_tokens, n_layers, n_used]; return their keys.
 
-        All that follows is the same if they come in several calls, with no decision between; but
-        what experts are worth is learned from the last LEARNED tokens of a call alone.
+        `tokens` are the ids of its tokens, None where they are not known.
         """
         keys = self.space.keys_of(routing)
-        n_passed = max(0, len(keys) - LEARNED)
-        if n_passed:
-            self.reset_predictions()  # which were about the first of these
-        for row, (ids, used) in enumerate(zip(routing, keys, strict=True)):
-            if self._is_undecided:
-                self.counts.advance()  # the token before it was not decided on
-            self._is_undecided = True
-            self.counts.use(used)
-            self._pinning.note(used)
-            self.n_tokens += 1
-            if self._foresight is not None and row >= n_passed:
-                self._foresight.after_token(ids, used)
-            if self._pools:
-                slotted = used if len(self._layers) == len(used) else used[self._layers]
-                self._missing.append(self._policy.use(slotted.T.reshape(-1)))
-                self._used.append(used)
+        resident = self.locations.are_resident(keys)
+        self._observed.append(_Run(routing, keys, resident, tokens or [None] * len(keys)))
+        self._is_undecided = True
+        if self._pools:
+            layers = slice(None) if len(self._layers) == keys.shape[1] else self._layers
+            self._used.append(keys)
+            slotted = keys[:, layers].transpose(0, 2, 1)  # by rank, then by layer
+            self._missing.append(slotted[~resident[:, layers].transpose(0, 2, 1)])
         return keys
 
-    def decide(self, landed: Sequence[int] = (), budget_bytes: float = inf) -> list[Move]:
-        """Return what to move before the next token, now that some were observed.
+    def learn(self) -> None:
+        """Draw the conclusions from what was observed; where nothing was, do nothing.
 
-        `landed` are missed experts that lie in landing slots now. Those worth most come first;
-        while that is not known, those that landed, then those missed, by token and rank. Copies
-        fill at most `budget_bytes`, up to the first that does not fit.
+        What experts are worth is learned from the last tokens of a run alone, where that is long.
+        """
+        observed, self._observed = self._observed, []
+        for run in observed:
+            self._learn_run(run)
+
+    def decide(
+        self,
+        landed: Sequence[int] = (),
+        budget_bytes: float = inf,
+        upcoming: Upcoming = NOTHING_KNOWN,
+    ) -> list[Move]:
+        """Return what to move before the next run, now that some tokens were observed.
+
+        `landed` are missed experts that lie in landing slots now; `upcoming` are ids that are known
+        to come. Those worth most come first; while that is not known, those that landed, then those
+        missed, by token and rank. Copies fill at most `budget_bytes`, up to the first that does not
+        fit.
         """
         if not self._is_undecided:
             return []
-        moves: list[Move] = []
-        if self._pools:
-            used, missing = np.concatenate(self._used), np.concatenate(self._missing)
-            if len(self._missing) > 1:  # more than one token may have missed an expert
-                missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
-                missing = missing[~self.locations.are_resident(missing)]
-            moves = self._bring(missing, set(landed), used, budget_bytes)
-            if self._pinning.is_due:
-                left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
-                moves += self._pin(self._pinning.choose(self.counts.values()), used, left)
-            self._used, self._missing = [], []
         self._is_undecided = False
-        self.counts.advance()
+        if self._foresight is not None:
+            self._foresight.expect(upcoming)
+        if not self._pools:
+            return []
+        used, missing = np.concatenate(self._used), np.concatenate(self._missing)
+        if len(used) > 1:  # more than one token may have missed an expert
+            missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
+            missing = missing[~self.locations.are_resident(missing)]
+        moves = self._bring(missing, set(landed), used, budget_bytes)
+        if self._pinning.is_due:
+            left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
+            moves += self._pin(self._pinning.choose(self.counts.values()), used, left)
+        self._used, self._missing = [], []
         return moves
 
     def hint(
@@ -163,10 +197,21 @@ class Residency:
         absent = ~self.locations.are_resident(found) & (self.locations.pool_of[found] != NO_POOL)
         guessed = self._copyable(found[absent])
         bids = self._foresight.worth[guessed] / GUESS
-        limits = Limits(bids, self._foresight.held_worth, budget_bytes)
+        limits = Limits(bids, self._foresight.held_worth, budget_bytes, ranks=self._foresight.ranks)
         moves = self._promote(guessed, needed, limits)
         self._note_guesses(moves, guessed)
         return moves
+
+    @property
+    def token_table(self) -> Table | None:
+        """Return what is known of tokens by their ids; None where nothing goes by them."""
+        return self._foresight.table if isinstance(self._foresight, TokenForesight) else None
+
+    def guess_first_layer(self) -> Keys:
+        """Guess which experts without a slot the first layer of the next run will use."""
+        if not isinstance(self._foresight, TokenForesight):
+            return NO_KEYS
+        return self._foresight.of_first_layer(~self.locations.are_resident(self.space.keys(0)))
 
     def guess_next_layer(self, layer: int, experts: NDArray[np.uint32]) -> Keys:
         """Guess which experts without a slot the next layer will use: keys, likeliest first.
@@ -193,6 +238,24 @@ class Residency:
 
     # ----- inside -----
 
+    def _learn_run(self, run: _Run) -> None:
+        first_learned = 0
+        if self._foresight is not None:
+            first_learned = max(0, len(run.keys) - self._foresight.n_learned)
+            if first_learned:
+                self._foresight.reset()  # what it knows is about the first of these
+            self._foresight.after_run(run.keys)
+        for row, (ids, used, resident) in enumerate(zip(*run[:3], strict=True)):
+            if self.n_tokens:
+                self.counts.advance()
+            self.counts.use(used)
+            self._pinning.note(used)
+            self.n_tokens += 1
+            if self._foresight is not None and row >= first_learned:
+                self._foresight.after_token(ids, used, run.tokens[row])
+            if self._pools:
+                self._policy.note_use(used.T[resident.T])
+
     def _bring(
         self, missing: Keys, landed: Set[int], used: Keys, budget_bytes: float
     ) -> list[Move]:
@@ -218,7 +281,8 @@ class Residency:
         else:
             bids[:n_missed] = inf
         bids[n_missed:] /= GUESS
-        limits = Limits(bids, self._foresight.held_worth, budget_bytes, n_landed)
+        held_worth, ranks = self._foresight.held_worth, self._foresight.ranks
+        limits = Limits(bids, held_worth, budget_bytes, n_landed, ranks)
         moves = self._promote(newcomers, used, limits)
         self._note_guesses(moves, guessed)
         return moves

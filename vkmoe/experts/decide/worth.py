@@ -1,13 +1,16 @@
 """Learns what each expert is worth to a cache, and which ones to fetch before they are needed.
 
-Owns the predictor, the chances that are learned from use and from its guesses, and the count of how
-often it was right. Decides nothing: residency.py does.
+Owns the table of tokens or another predictor, the chances that are learned from use and from its
+guesses, and the count of how often these were right. Decides nothing: residency.py does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +19,7 @@ from vkmoe.experts import _sums
 from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask, Values
 from vkmoe.experts.decide.predict import create_predictor
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
+from vkmoe.experts.decide.token_table import TokenTable, Upcoming
 
 __all__ = [
     "COPY",
@@ -24,7 +28,10 @@ __all__ = [
     "LEAST",
     "Chances",
     "Foresight",
+    "LearnedForesight",
     "PredictionCounts",
+    "Table",
+    "TokenForesight",
     "create_foresight",
 ]
 
@@ -32,12 +39,27 @@ __all__ = [
 # link, those of a guess whether it is used or not. From traces of the demo model (bench/results).
 COPY = 1.5
 GUESS = 2.0
+LIKELY = 0.7  # chance of an expert from which it is fetched before it is used
+NEARER = 0.8  # what a use is worth, beside one in the run before
+AHEAD = 16  # runs that are looked at
+LOOKED_AT = 64  # tokens of each: more would keep the host longer than they tell
+LEARNED = 64  # tokens of a prompt's chunk: all of a long one would keep the host longer than a GPU
 SHORT = (1.0, 8.0)  # half-lives in tokens, beside that of the counts
 EVERY = 4  # tokens; a fit looks at one in so many
 KEPT = 0.95  # of what was learned, from one look to the next
 LEAST = 8  # looks before there is an answer
 NOTHING = 1e-20  # beside any use; products of far smaller numbers take ten times as long
 RIDGE = 1e-4  # of the mean square, so that counts that hardly differ do not fight
+
+
+class Table(Protocol):
+    """Says which experts tokens use, by their ids: a `TokenTable`, or in studies more than that."""
+
+    def learn(self, token: int, ids: NDArray[np.uint32]) -> None:
+        """Learn that the token of an id used `ids` [n_layers, n_used]."""
+
+    def expect(self, tokens: Iterable[int], usual: Values) -> Values:
+        """Return how many tokens of these ids use each expert, on average: [n_keys]."""
 
 
 @dataclass
@@ -50,42 +72,184 @@ class PredictionCounts:
 
 
 def create_foresight(
-    space: KeySpace, pools: Sequence[PoolSpec], counts: DecayedCounts, settings: CacheSettings
+    space: KeySpace,
+    pools: Sequence[PoolSpec],
+    counts: DecayedCounts,
+    settings: CacheSettings,
+    table: Table | None = None,
 ) -> Foresight | None:
     """Make what weighs and guesses, if that can change anything: only when slots are scarce.
 
-    Without any slots guesses may still serve a host pool.
+    Without any slots guesses may still serve a host pool. `table` stands in for one that learns.
     """
     pressed = any(pool.capacity < len(pool.layers) * space.n_experts for pool in pools)
     guesses = settings.predictor != "none" and (pressed or not pools)
     if not guesses and not (settings.admission and pressed):
         return None
-    return Foresight(space, counts, settings)
+    if settings.predictor == "token":
+        return TokenForesight(space, counts, settings, table)
+    return LearnedForesight(space, counts, settings)
 
 
-class Foresight:
-    """Learns from every token what experts are worth, and which ones to fetch on a guess."""
+class Foresight(ABC):
+    """Says what experts are worth to the tokens to come, and which ones to fetch on a guess.
 
-    def __init__(self, space: KeySpace, counts: DecayedCounts, settings: CacheSettings) -> None:
+    `n_learned`: the last so many tokens of a run are learned from. `ranks`: of those in slots, the
+    one that is worth least leaves first, whatever the policy says.
+    """
+
+    n_learned = LEARNED
+    ranks = False
+
+    def __init__(self, space: KeySpace, settings: CacheSettings) -> None:
         self._space, self._stepped = space, settings.executor == "stepped"
+        # The run that a copy is there for, counted from the one that was decided on, and from the
+        # one that was learned of last, which in its shadow is the one before.
         self._lag = 1 if self._stepped else settings.lag
-        self.predictor = create_predictor(settings, space, counts)
-        self._chances = Chances(counts, settings.half_life, self._lag)
-        self._scores: Values | None = None  # [n_keys], of the token that guesses are about
-        self._due: dict[int, list[int]] = {}  # what guesses fetched, by the token they were about
-        self._n_used = self._n_tokens = 0
+        self._learned_lag = self._lag + settings.in_shadow
+        self._scores: Values | None = None  # [n_keys], of what guesses are about
+        self._due: dict[int, list[int]] = {}  # what guesses fetched, by the run they were about
+        self._n_used = self._n_runs = 0
         # What newcomers are worth [n_keys]; None while too little is known.
         self.worth: Values | None = None
         # What experts in slots are worth. They do not leave for what one token lets expect.
         self.held_worth: Values | None = None
         self.counts = PredictionCounts()
 
-    def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
-        """Learn that a token used `ids` [n_layers, n_used], these `keys`; counts know of it."""
-        self._n_tokens += 1
-        if due := self._due.pop(self._n_tokens, None):
-            self.counts.n_right += len(set(due).intersection(keys.reshape(-1).tolist()))
+    def after_run(self, used: Keys) -> None:
+        """Note that a run used these experts, before `after_token` is told of its tokens."""
+        self._n_runs += 1
+        if due := self._due.pop(self._n_runs, None):
+            self.counts.n_right += len(set(due).intersection(used.reshape(-1).tolist()))
+
+    def after_token(self, ids: NDArray[np.uint32], keys: Keys, token: int | None) -> None:
+        """Learn that a token used `ids` [n_layers, n_used], these `keys`; counts know of it.
+
+        `token` is its own id, None where that is not known.
+        """
         self._n_used = ids.shape[1]
+
+    @abstractmethod
+    def expect(self, upcoming: Upcoming) -> None:
+        """Learn what comes, before something is decided."""
+
+    @property
+    def guesses(self) -> bool:
+        """Return whether `wanted` has scores of a run to come to go by."""
+        return not self._stepped and self._scores is not None and self.worth is not None
+
+    @abstractmethod
+    def wanted(self, absent: Mask) -> Keys:
+        """Return which `absent` [n_keys] to fetch now that a token is over, likeliest first."""
+
+    @abstractmethod
+    def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:
+        """Return which `absent` [n_experts] to fetch for the layer after this, likeliest first.
+
+        The token at hand uses `ids` [n_used] of this layer. Afterwards `worth` knows of it. Must
+        hold: there is a layer after it.
+        """
+
+    def fetched(self, keys: list[int], n_bytes: int) -> None:
+        """Note that these are fetched on a guess, into slots of so many bytes."""
+        self._due.setdefault(self._n_runs + self._learned_lag, []).extend(keys)
+        self.counts.n_hinted += len(keys)
+        self.counts.hinted_bytes += n_bytes
+
+    def reset(self) -> None:
+        """Forget the guesses, as a new text begins."""
+        self._scores = None
+        self._due.clear()
+
+
+class TokenForesight(Foresight):
+    """Goes by the ids that are known to come: a table says which experts each of them uses.
+
+        worth = share of late tokens that used it + sum over runs ahead: NEARER^i * chance in run i
+
+    Of a run, chances are summed up over its tokens, to 1 at most. The formula and its constants are
+    of `python -m bench.residency`: fits to other sums of counts and chances had no more hits.
+    """
+
+    n_learned = sys.maxsize
+    ranks = True
+
+    def __init__(
+        self,
+        space: KeySpace,
+        counts: DecayedCounts,
+        settings: CacheSettings,
+        table: Table | None = None,
+    ) -> None:
+        super().__init__(space, settings)
+        self._counts, self._share = counts, 1 - 0.5 ** (1 / settings.half_life)
+        self.table = table
+
+    def after_token(self, ids: NDArray[np.uint32], keys: Keys, token: int | None) -> None:
+        super().after_token(ids, keys, token)
+        if self.table is None:
+            self.table = TokenTable(self._space, self._n_used)
+        if token is not None:
+            self.table.learn(token, ids)
+
+    def expect(self, upcoming: Upcoming) -> None:
+        usual = self._counts.values()
+        usual *= self._share
+        self.worth = self.held_worth = worth = usual.copy()
+        self._scores, nearness = None, 1.0
+        for ahead, tokens in enumerate(_steps(upcoming) if self.table is not None else (), 1):
+            assert self.table is not None
+            chances = self.table.expect(tokens, usual)
+            if len(tokens) > 1:
+                np.minimum(chances, 1.0, out=chances)
+            if ahead == self._lag:
+                self._scores = chances
+            worth += chances if ahead == 1 else nearness * chances
+            nearness *= NEARER
+
+    def wanted(self, absent: Mask) -> Keys:
+        assert self._scores is not None, "there is nothing to guess by"
+        (found,) = (absent & (self._scores > LIKELY)).nonzero()
+        order = (-self._scores[found]).argsort(kind="stable")
+        return found[order[: self._space.n_layers * self._n_used]]
+
+    def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:
+        return self._of_layer(layer + 1, absent)
+
+    def of_first_layer(self, absent: Mask) -> Keys:
+        """Return which `absent` [n_experts] of the first layer to fetch for the next run."""
+        return self._of_layer(0, absent)
+
+    def _of_layer(self, layer: int, absent: Mask) -> Keys:
+        if self._scores is None:
+            return NO_KEYS
+        keys = self._space.keys(layer)
+        scores = self._scores[keys]
+        found = np.flatnonzero(absent & (scores > self._n_used / self._space.n_experts))
+        order = np.argsort(-scores[found], kind="stable")
+        return keys[found[order[: self._n_used]]]
+
+
+def _steps(upcoming: Upcoming) -> Iterator[Sequence[int]]:
+    """Split ids that are known to come into runs, as long as the next one is, and looked at."""
+    ids, later = upcoming
+    if not ids:
+        return
+    yield ids[:LOOKED_AT]
+    for first in range(0, min(len(later), (AHEAD - 1) * len(ids)), len(ids)):
+        yield later[first : first + min(len(ids), LOOKED_AT)]
+
+
+class LearnedForesight(Foresight):
+    """Learns from every token what experts are worth, from their uses and a predictor's scores."""
+
+    def __init__(self, space: KeySpace, counts: DecayedCounts, settings: CacheSettings) -> None:
+        super().__init__(space, settings)
+        self.predictor = create_predictor(settings, space, counts, self._learned_lag)
+        self._chances = Chances(counts, settings.half_life, self._learned_lag)
+
+    def after_token(self, ids: NDArray[np.uint32], keys: Keys, token: int | None) -> None:
+        super().after_token(ids, keys, token)
         guessed = guess = None
         informed = self.predictor is not None and self.predictor.informs
         if self.predictor is not None:
@@ -98,13 +262,10 @@ class Foresight:
         if informed and self.worth is not None and steady is not None:
             self.held_worth = np.maximum(self.worth, steady)
 
-    @property
-    def guesses(self) -> bool:
-        """Return whether `wanted` has scores of a token to come to go by."""
-        return not self._stepped and self._scores is not None and self.worth is not None
+    def expect(self, upcoming: Upcoming) -> None:
+        """Do nothing: this goes by what was."""
 
     def wanted(self, absent: Mask) -> Keys:
-        """Return which `absent` [n_keys] to fetch now that a token is over, likeliest first."""
         assert self._scores is not None and self.worth is not None, "there is nothing to guess by"
         (found,) = (absent & (self.worth > self._average)).nonzero()
         found = found[self._scores[found] > 0]
@@ -112,11 +273,6 @@ class Foresight:
         return found[order[: self._space.n_layers * self._n_used]]
 
     def of_next_layer(self, layer: int, ids: NDArray[np.uint32], absent: Mask) -> Keys:
-        """Return which `absent` [n_experts] to fetch for the layer after this, likeliest first.
-
-        The token at hand uses `ids` [n_used] of this layer. Afterwards `worth` knows of it. Must
-        hold: there is a layer after it.
-        """
         if self.predictor is None or self.worth is None:
             return NO_KEYS
         scores = self.predictor.after_layer(layer, ids)
@@ -133,16 +289,8 @@ class Foresight:
         order = np.argsort(-worth[found], kind="stable")
         return keys[found[order[: self._n_used]]]
 
-    def fetched(self, keys: list[int], n_bytes: int) -> None:
-        """Note that these are fetched on a guess, into slots of so many bytes."""
-        self._due.setdefault(self._n_tokens + self._lag, []).extend(keys)
-        self.counts.n_hinted += len(keys)
-        self.counts.hinted_bytes += n_bytes
-
     def reset(self) -> None:
-        """Forget the guesses, as a new text begins."""
-        self._scores = None
-        self._due.clear()
+        super().reset()
         if self.predictor is not None:
             self.predictor.reset()
 

@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "sums.hpp"
 
 namespace py = pybind11;
@@ -60,6 +62,47 @@ Array<double> follow_pairs(Array<float> counts, Array<float> seen, const Ids& id
     return shares;
 }
 
+Shares shares_of(Array<uint16_t>& experts, Array<uint16_t>& shares) {
+    require(experts.ndim() == 3, "experts are not [n_rows, n_layers, width]");
+    require(shares.ndim() == 3 && std::equal(experts.shape(), experts.shape() + 3, shares.shape()),
+            "shares are not shaped like experts");
+    return {experts.mutable_data(), shares.mutable_data(), static_cast<size_t>(experts.shape(1)),
+            static_cast<size_t>(experts.shape(2))};
+}
+
+void learn_one_token(Array<uint16_t> experts, Array<uint16_t> shares, size_t row, const Ids& ids,
+                     unsigned n) {
+    const Shares known = shares_of(experts, shares);
+    require(row < static_cast<size_t>(experts.shape(0)), "there is no such row");
+    require(ids.ndim() == 2 && static_cast<size_t>(ids.shape(0)) == known.n_layers,
+            "ids are not [n_layers, n_used]");
+    require(static_cast<size_t>(ids.shape(1)) <= std::min(known.width, kMostUsed),
+            "a row has no room for what a token uses");
+    require(n >= 1 && n <= kWhole, "n is not from 1 to 65535");
+    const uint32_t* const all = ids.data();
+    require(std::all_of(all, all + ids.size(), [](uint32_t id) { return id <= kWhole; }),
+            "an id does not fit in 16 bits");
+    learn_token(known, row, used(ids), n);
+}
+
+Array<double> expected_shares(Array<uint16_t> experts, Array<uint16_t> shares,
+                              const std::vector<size_t>& rows, const std::vector<double>& factors,
+                              size_t n_experts) {
+    const Shares known = shares_of(experts, shares);
+    require(factors.size() == rows.size(), "not one factor for each row");
+    const size_t n_entries = known.n_layers * known.width;
+    for (const size_t row : rows) {
+        require(row < static_cast<size_t>(experts.shape(0)), "there is no such row");
+        const uint16_t* const ids = known.experts + row * n_entries;
+        require(std::all_of(ids, ids + n_entries, [=](uint16_t id) { return id < n_experts; }),
+                "an expert is not below n_experts");
+    }
+    Array<double> sums({known.n_layers, n_experts});
+    std::fill_n(sums.mutable_data(), sums.size(), 0.0);
+    add_shares(known, rows, factors, n_experts, sums.mutable_data());
+    return sums;
+}
+
 Rows rows_of(const std::vector<Array<double>>& arrays) {
     require(!arrays.empty(), "no rows");
     Rows rows;
@@ -95,6 +138,9 @@ PYBIND11_MODULE(_sums, module) {
     const auto pairs = "pairs"_a.noconvert(), seen = "seen"_a.noconvert();
     module.def("learn", learn_pairs, pairs, seen, "before"_a, "after"_a, "first"_a, "weight"_a);
     module.def("follow", follow_pairs, pairs, seen, "ids"_a, "first"_a, "weight"_a);
+    const auto experts = "experts"_a.noconvert(), shares = "shares"_a.noconvert();
+    module.def("learn_token", learn_one_token, experts, shares, "row"_a, "ids"_a, "n"_a);
+    module.def("expect", expected_shares, experts, shares, "rows"_a, "factors"_a, "n_experts"_a);
     module.def("blend", blend_rows, "rows"_a, "factors"_a);
     module.def("products", products_of_rows, "rows"_a);
 }

@@ -73,6 +73,53 @@ void follow(const Pairs& pairs, const Used& used, float weight, double* shares) 
     }
 }
 
+void learn_token(const Shares& known, size_t row, const Used& used, unsigned n) {
+    for (size_t layer = 0; layer < known.n_layers; ++layer) {
+        const size_t first = (row * known.n_layers + layer) * known.width;
+        uint16_t* const experts = known.experts + first;
+        uint16_t* const shares = known.shares + first;
+        const uint32_t* const ids = used.ids + layer * used.n_used;
+        std::array<bool, kMostUsed> has_entry{};
+        for (size_t i = 0; i < known.width; ++i) {
+            const unsigned share = shares[i];
+            if (share == 0) continue;
+            const uint32_t* const end = ids + used.n_used;
+            const uint32_t* const found = std::find(ids, end, experts[i]);
+            if (found == end) {
+                shares[i] = static_cast<uint16_t>(share - (share + n - 1) / n);
+            } else {
+                has_entry[static_cast<size_t>(found - ids)] = true;
+                shares[i] = static_cast<uint16_t>(share + (kWhole - share) / n);
+            }
+        }
+        const unsigned part = kWhole / n;
+        for (size_t k = 0; k < used.n_used; ++k) {
+            if (has_entry[k]) continue;
+            uint16_t* const smallest = std::min_element(shares, shares + known.width);
+            if (*smallest >= part) break;
+            experts[smallest - shares] = static_cast<uint16_t>(ids[k]);
+            *smallest = static_cast<uint16_t>(part);
+        }
+    }
+}
+
+void add_shares(const Shares& known, const std::vector<size_t>& rows,
+                const std::vector<double>& factors, size_t n_experts, double* sums) {
+    const size_t n_entries = known.n_layers * known.width;
+    for (size_t k = 0; k < rows.size(); ++k) {
+        const uint16_t* const experts = known.experts + rows[k] * n_entries;
+        const uint16_t* const shares = known.shares + rows[k] * n_entries;
+        const double factor = factors[k] / kWhole;
+        for (size_t layer = 0; layer < known.n_layers; ++layer) {
+            double* const of_layer = sums + layer * n_experts;
+            const size_t first = layer * known.width;
+            for (size_t i = first; i < first + known.width; ++i) {
+                of_layer[experts[i]] += factor * shares[i];
+            }
+        }
+    }
+}
+
 void blend(const Rows& rows, const std::vector<double>& factors, size_t n, double* sums) {
     add_rows(rows, factors, n, sums);
 }

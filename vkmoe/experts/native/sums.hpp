@@ -1,4 +1,5 @@
-// Sums over rows of numbers, added up in a fixed order: the same bits on every machine.
+// Sums over rows of numbers, added up in a fixed order: the same bits on every machine. Shares are
+// whole numbers.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,26 @@ void learn(const Pairs& pairs, const Used& before, const Used& after, float weig
 
 /// How often each expert followed these, averaged over them: `shares` [layer, n_experts].
 void follow(const Pairs& pairs, const Used& used, float weight, double* shares);
+
+/// What is known of tokens by their ids: for each, in each layer, `width` experts and what share of
+/// the token's occurrences used them, in parts of kWhole. A share of 0: no expert.
+struct Shares {
+    uint16_t* experts;  // [row, layer, width]
+    uint16_t* shares;   // [row, layer, width]
+    size_t n_layers;
+    size_t width;
+};
+
+constexpr unsigned kWhole = 65535;
+constexpr size_t kMostUsed = 256;  // experts of a layer that a token uses, at most
+
+/// The token of a row used these, and that counts one part in `n`. An expert that has no entry takes
+/// that of the smallest share, if it is smaller than its own.
+void learn_token(const Shares& known, size_t row, const Used& used, unsigned n);
+
+/// The sum of the shares in these rows, each times its factor, is added to `sums` [layer, n_experts].
+void add_shares(const Shares& known, const std::vector<size_t>& rows,
+                const std::vector<double>& factors, size_t n_experts, double* sums);
 
 using Rows = std::vector<const double*>;  // [n_rows][n]
 

@@ -1,7 +1,9 @@
 """Runs the expert cache; only this module knows policy, slots, host pool, table and copies.
 
-A submit begins with `begin`, a token ends with `after_token`; where a token is several submits,
-`need` makes a layer's experts available between them. While a submit reads a version of the table,
+A run of tokens goes through `before_run`, where it is decided what moves after the run before it,
+submits that begin with `begin`, and `after_run`. What is learned from a run waits for the next one:
+until it is submitted, where that happens in its shadow. Where a run is several submits, `need`
+makes a layer's experts available between them. While a submit reads a version of the table,
 nothing that version leads to is written, except landing slots, by that submit alone.
 `ExpertTracker` counts what the tokens used, there also where nothing moves. Does not decide which
 experts have slots (decide/residency.py), and owns no memory.
@@ -18,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.decide.keys import Keys, Mask
+from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
+from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.profiler import (
     CacheCounters,
     ExpertProfiler,
@@ -66,6 +69,14 @@ class CacheWays:
 PLAIN = CacheWays()
 
 
+class _Owed(NamedTuple):
+    """Holds what is to be learned and counted of the last run."""
+
+    routing: NDArray[np.uint32]  # [n_tokens, n_layers, n_used]
+    hits: NDArray[np.bool_] | bool  # alike, or of all
+    n_decoded: int  # sequences
+
+
 class ExpertTracker:
     """Does what the host has to do about experts round the submits of a run (`HostActions`)."""
 
@@ -85,12 +96,17 @@ class ExpertTracker:
         self._host_ns = 0  # of the last token
         self._began_ns = 0  # the last submit
         self._reader = 0  # the number that the table gave to it
+        self._owed: _Owed | None = None
         self._note_pins()
 
     @property
     def overlap(self) -> Overlap | None:
         """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
         return self.cache.overlap if self.cache is not None else None
+
+    def meanwhile(self) -> None:
+        """Learn from the last run while the first submit of the next one is computed."""
+        self.learn()
 
     def begin(self, first: bool = True) -> int:
         """Return the address of the table for the next submit, a run's `first` or a later one.
@@ -112,7 +128,7 @@ class ExpertTracker:
     def timed(self, submits: Sequence[Interval], host: Interval) -> None:
         """Note when a token ran: its submits by the device's clock, begin and end by the host's.
 
-        Comes before `after_token`.
+        Comes before `after_run`.
         """
         self._host_ns = host[1] - host[0]
         if self.overlap is not None:
@@ -145,34 +161,58 @@ class ExpertTracker:
         if self.cache is not None:
             self.cache.need(layer, experts[None], guess=False)
 
-    def after_token(
+    def after_run(
         self,
         routing: NDArray[np.uint32],
         filled: NDArray[np.bool_] | None = None,
         n_decoded: int = 0,
+        tokens: Sequence[int | None] | None = None,
     ) -> None:
-        """Count tokens that are over: they used `routing` [n_tokens, n MoE layers, n_used].
+        """Note tokens that are over: they used `routing` [n_tokens, n MoE layers, n_used].
 
         It is kept. `filled`, alike, marks experts that kernels stored whole where they were to
         land; None: none. `n_decoded`: the sequences that were decoded; 0 if these were prompts.
+        `tokens` are their ids. What follows from it is done before the next run, or in its shadow.
         """
+        if self._owed is not None:
+            self.settle()
+        hits: NDArray[np.bool_] | bool = self._on_device
         if self.cache is not None:
             # Chunks of prompts take much longer than the tokens that copies run beside.
-            hits = self.cache.after_token(routing, filled, self._host_ns if n_decoded else 0)
-            n_hits = int(np.count_nonzero(hits))
-            for ids, found in zip(routing, hits, strict=True):
-                self.profiler.record(ids, found)
+            host_ns = self._host_ns if n_decoded else 0
+            hits = self.cache.after_run(routing, filled, host_ns, tokens)
         else:
-            self.residency.observe(routing)
-            self.residency.decide()
-            n_hits = routing.size * self._on_device
-            for ids in routing:
-                self.profiler.record(ids, self._on_device)
+            self.residency.observe(routing, tokens)
+        self._owed = _Owed(routing, hits, n_decoded)
+
+    def before_run(self, upcoming: Upcoming) -> None:
+        """Decide what moves after the last run, now that the ids `upcoming` are known."""
+        if not self.residency.settings.in_shadow:
+            self.learn()
+        if self.cache is not None:
+            self.cache.decide(upcoming)
+
+    def learn(self) -> None:
+        """Learn from the last run and count it, unless that was done."""
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return
+        self.residency.learn()
+        routing, hits, n_decoded = owed
+        for row, ids in enumerate(routing):
+            self.profiler.record(ids, hits if isinstance(hits, bool) else hits[row])
         if n_decoded:
-            self.profiler.note_together(n_decoded, Tally(routing.size, n_hits))
+            n_hits = routing.size * hits if isinstance(hits, bool) else np.count_nonzero(hits)
+            self.profiler.note_together(n_decoded, Tally(routing.size, int(n_hits)))
         self._note_pins()
         if self._checks and self.cache is not None:
             self.cache.check_integrity()
+
+    def settle(self) -> None:
+        """Do what the last run has left to do, where no next one is known."""
+        self.learn()
+        if self.cache is not None:
+            self.cache.decide(NOTHING_KNOWN)
 
     def _note_pins(self) -> None:
         if self.residency.warm_at == self.residency.n_tokens:
@@ -217,6 +257,7 @@ class ExpertCache:
         self._lands = memory.slots.n_landing > 0
         self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
         self._missed_bytes = self._n_landed = 0
+        self._landed: list[int] = []  # of the last run
 
     @property
     def counters(self) -> CacheCounters:
@@ -288,36 +329,47 @@ class ExpertCache:
         """
         self._steps.need(layer, experts, guess)
 
-    def after_token(
+    def after_run(
         self,
         routing: NDArray[np.uint32],
         filled: NDArray[np.bool_] | None = None,
         host_ns: int = 0,
+        tokens: Sequence[int | None] | None = None,
     ) -> Mask:
-        """Decide what moves after tokens, as of `ExpertTracker.after_token`; copies begin.
+        """Note what tokens used, as `ExpertTracker.after_run` says.
 
         The host waited for them for `host_ns`; 0: they tell nothing of how long a token takes.
         Returns which uses were served from slots.
         """
-        keys, budget = self.residency.observe(routing), self._ways.budget
+        keys, budget = self.residency.observe(routing, tokens), self._ways.budget
         hits = self._steps.hits(keys)
         missed = ~hits
         n_missed = _count_misses(keys, missed, self._space.n_experts)
         missed_bytes = int(n_missed.dot(self._span_bytes))
         self._missed_bytes += missed_bytes
-        landed: list[int] = []
+        self._landed = []
         if filled is not None and self._lands:
             # Misses that may land are of one row; those of the others are not filled.
-            landed = self._landings.landed(keys, missed.cumsum(axis=2), missed & filled)
+            self._landed = self._landings.landed(keys, missed.cumsum(axis=2), missed & filled)
         if self._tier.is_copying and not self._ways.wait:
             used = np.zeros(self._space.n_keys, np.bool_)
             used[keys] = True
             self._tier.cancel(used)
-        n_bytes = inf if budget is None else budget.n_bytes - self._tier.pending_bytes
-        self._carry_out(self.residency.decide(landed, n_bytes))
         if budget is not None and host_ns:
             budget.token(host_ns / 1e9, missed_bytes)
         return hits
+
+    def decide(self, upcoming: Upcoming) -> None:
+        """Decide what moves after the tokens noted last, if that was not done; copies begin.
+
+        The ids `upcoming` are known to come.
+        """
+        budget, landed = self._ways.budget, self._landed
+        self._landed = []
+        n_bytes = inf if budget is None else budget.n_bytes - self._tier.pending_bytes
+        self._carry_out(self.residency.decide(landed, n_bytes, upcoming))
+        if self.residency.settings.executor == "stepped" and upcoming.ids:
+            self._steps.guess_first()
 
     def settle(self) -> None:
         """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
@@ -411,6 +463,12 @@ class _LayerSteps:
             guessed = self._residency.guess_next_layer(layer, ids)
             if guessed.size:
                 self._hint(guessed, used)
+
+    def guess_first(self) -> None:
+        """Begin to move what the first layer of the next run is expected to use."""
+        guessed = self._residency.guess_first_layer()
+        if guessed.size:
+            self._hint(guessed, NO_KEYS)
 
     def fetch(self, keys: Keys) -> None:
         """Ensure that experts are in a slot or in the host pool. Raises ModelFileError."""

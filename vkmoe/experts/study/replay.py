@@ -152,6 +152,7 @@ class _Replay:
             hits = residency.hits(routing)
         missed = self._missed(routing, hits) if transfers.n_landing else []
         residency.observe(routing[None])
+        residency.learn()
         moves = residency.decide(missed)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
