@@ -294,7 +294,8 @@ class EngineConfig:
     moe_warmpin: int | None = _option(
         None,
         "Experts of each layer to keep on the device once their uses are known: the most used, in "
-        "at most half of the slots; 0: none. Default: as many as a token uses, where not all fit.",
+        "at most half of the slots; 0: none. Default: as many as a token uses, where not all fit; "
+        "none where tokens tell which experts they use (--expert-predictor token).",
         minimum=0,
     )
     moe_warmpin_after: int = _option(
@@ -359,7 +360,8 @@ class EngineConfig:
         "What tells which experts are about to be used: the next tokens themselves, by what they "
         "used before (token); the experts of the last tokens, by what used to follow them "
         "(correlation); those very experts (previous); those used most (frequency); or nothing "
-        "(none). Default: token, which then decides who leaves, too, rather than --expert-policy.",
+        "(none). Default: token, which then chooses what leaves the device, too, rather than "
+        "--expert-policy.",
     )
     moe_predict_prefetch: bool | None = _option(
         None,
@@ -433,7 +435,7 @@ class EngineConfig:
     @property
     def warm_pins(self) -> Pins | None:
         """Return the pins of those used most of late, or None where `moe_warmpin` is 0."""
-        if self.moe_warmpin == 0:
+        if self.moe_warmpin == 0 or (self.moe_warmpin is None and self.predictor == "token"):
             return None
         n, after = self.moe_warmpin or 0, self.moe_warmpin_after
         return Pins("use", n, after=after, again=True, flag="--moe-warmpin")

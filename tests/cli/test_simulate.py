@@ -21,6 +21,7 @@ import pytest
 from tests.engine.tiny import model_path
 from tests.experts.invented_traces import drifting, header, trace_of
 from tests.experts.pins import first_n, most_used, named, warm
+from vkmoe.choices import SlotSharing
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study.replay import Transfers, simulate
@@ -32,13 +33,18 @@ TRACE = trace_of(drifting(120, 3, 16, 4), 16, n_prompt=40)
 
 
 # What the engine does besides without being asked.
-MOVING: dict[str, Any] = {"admission": True, "predictor": DEFAULT_PREDICTOR}
+MOVING: dict[str, Any] = {
+    "admission": True, "predictor": DEFAULT_PREDICTOR, "in_shadow": True,
+}  # fmt: skip
 
 
-def write(path: Path, trace: Trace = TRACE) -> str:
-    with TraceWriter(path, trace.header) as writer:
-        for routing, is_prompt in zip(trace.routing, trace.is_prompt, strict=True):
-            writer.write(routing, bool(is_prompt))
+def write(path: Path, trace: Trace = TRACE, salt: bytes = b"salt") -> str:
+    named = trace.ids is not None
+    ids = trace.ids if trace.ids is not None else np.zeros(trace.n_tokens, np.int64)
+    with TraceWriter(path, trace.header, salt if named else None) as writer:
+        tokens = zip(trace.routing, trace.is_prompt.tolist(), ids.tolist(), strict=True)
+        for routing, is_prompt, token in tokens:
+            writer.write(routing, is_prompt, token)
     return str(path)
 
 
@@ -70,6 +76,10 @@ def rows(text: str) -> dict[int, list[str]]:
     return found
 
 
+def percent(values: dict[str, Any]) -> str:
+    return f"{100 * values['hit_rate']:.1f}"
+
+
 def test_values_are_those_of_the_simulator_with_the_engines_defaults(run: Run, path: str) -> None:
     found = document(run, path)
     assert (found["n_experts"], found["n_used"], found["n_tokens"]) == (16, 4, 120)
@@ -78,25 +88,24 @@ def test_values_are_those_of_the_simulator_with_the_engines_defaults(run: Run, p
     default = EngineConfig()
     for rung in found["slots"][:-1]:
         slots = [rung["slots"]] * 3
-        choices = CacheSettings(
-            "slru", default.expert_half_life, (warm(4, default.moe_warmpin_after),), **MOVING
-        )
-        for allocation in ("layer", "global"):
+        choices = CacheSettings("slru", default.expert_half_life, **MOVING)
+        shared = rung["global"]["chosen"]
+        kinds: dict[SlotSharing, Any] = {"layer": rung["chosen"], "global": shared}
+        for allocation, values in kinds.items():
             pools = make_pools(slots, TRACE.header.span_bytes, 4, allocation)
             result = simulate(TRACE, choices, pools)
-            values = rung[allocation]["slru"]
             assert values["hits_per_layer"] == result.layer_hits.tolist()
             assert values["hit_rate"] == pytest.approx(result.hit_rate)
             assert values["worst_layer_hit_rate"] == pytest.approx(result.worst_rate)
             assert values["read_bytes_per_token"] == pytest.approx(result.read_bytes)
             n_missed = 120 * 4 * 3 - result.layer_hits.sum()
             assert sum(values["misses"].values()) == n_missed
-    everything = found["slots"][-1]["layer"]
+    everything = found["slots"][-1]["layer"] | found["slots"][-1]["predictors"]
     assert {item["hit_rate"] for item in everything.values()} == {1.0}
 
 
-def test_the_best_is_above_every_policy_without_pins(run: Run, path: str) -> None:
-    for rung in document(run, path, "--moe-warmpin", "0")["slots"]:
+def test_the_best_is_above_every_policy(run: Run, path: str) -> None:
+    for rung in document(run, path)["slots"]:
         for results in (rung["layer"], rung["global"]):
             best = results["belady"]["hit_rate"]
             assert all(values["hit_rate"] <= best for values in results.values())
@@ -109,16 +118,18 @@ def test_the_table_says_the_same(run: Run, path: str) -> None:
     lines = done.out.splitlines()
     assert lines[0] == "invented: 3 MoE layers, 4 of 16 experts per token"
     assert lines[1] == "120 tokens: 40 of prompts, 80 of replies"
-    table = rows(done.out)
+    policies, predictors, chosen = map(rows, done.out.split("\n\n")[1:4])
     for rung in found["slots"]:
-        layer, slru = rung["layer"], rung["layer"]["slru"]
-        rates = [layer[name]["hit_rate"] for name in ("lru", "slru", "lfru", "belady")]
-        rates.append(rung["global"]["slru"]["hit_rate"])
-        cells = [f"{100 * rate:.1f}" for rate in rates]
-        cells += [
-            f"{slru[f'{name}_bytes_per_token'] / 1024:.1f} KiB" for name in ("read", "copied")
-        ]
-        assert table[rung["slots"]] == [f"{100 * rung['slots'] / 16:.0f} %", *cells]
+        n, best, share = rung["slots"], rung["layer"]["belady"], rung["slots"] / 16
+        by_policy = [rung["layer"][name] for name in ("lru", "slru", "lfru")]
+        assert policies[n] == [f"{100 * share:.0f} %", *map(percent, [*by_policy, best])]
+        assert predictors[n] == [*map(percent, [*rung["predictors"].values(), best])]
+        sizes = [f"{rung['chosen'][f'{name}_bytes_per_token'] / 1024:.1f} KiB"
+                 for name in ("read", "copied")]  # fmt: skip
+        hits = [percent(rung["chosen"]), percent(rung["global"]["chosen"])]
+        assert chosen[n] == [*hits, *sizes]
+    assert list(rung["predictors"]) == ["none", "frequency", "previous", "correlation", "exact"]
+    assert "No token predictor: these traces do not name" in done.out
     assert "* twice the experts" in done.out and "  *   8  " in done.out
     assert done.err == ""
     assert "*" not in run("simulate", path, "--slots", "9").out
@@ -136,12 +147,12 @@ def test_lines_fit_on_a_terminal(run: Run, long_path: str) -> None:
 def test_the_suggestion_is_the_same_whatever_sizes_are_tried(run: Run, long_path: str) -> None:
     path = long_path
     whole = document(run, path)
-    by_slots = {rung["slots"]: rung["layer"]["slru"]["hit_rate"] for rung in whole["slots"]}
+    by_slots = {rung["slots"]: rung["chosen"]["hit_rate"] for rung in whole["slots"]}
     bend = max(by_slots, key=lambda n: by_slots[n] - n / 16)
     assert bend == whole["bend_of_curve"] == 4
     for slots in ("4", "15,16"):
         text = " ".join(run("simulate", path, "--slots", slots).out.split())
-        rate = f"{100 * by_slots[bend]:.0f} % hits with slru"
+        rate = f"{100 * by_slots[bend]:.0f} % hits with slru, by frequency of use"
         assert f"Suggested by this trace: --expert-slots 4 (11.7 KiB), {rate}." in text
 
 
@@ -171,7 +182,7 @@ def test_the_engines_variables_are_read(run: Run, path: str) -> None:
     assert json.loads(done.out) == plain
     assert plain["main_policy"] == "lfru"
     assert set(plain["slots"][0]["layer"]) == {"belady", "lru", "slru", "lfru"}
-    assert list(plain["slots"][0]["global"]) == ["belady", "lfru"]
+    assert list(plain["slots"][0]["global"]) == ["belady", "chosen"]
 
 
 def test_quiet_prints_the_result_alone(run: Run, path: str) -> None:
@@ -213,17 +224,19 @@ def test_options_of_the_cache_reach_it(run: Run, path: str) -> None:
             "slru", pins=(most_used(5, 20),), **MOVING
         ),
         ("--moe-warmpin", "0", "--no-moe-predict-prefetch"): CacheSettings(
-            "slru", admission=True
+            "slru", **(MOVING | {"predictor": "none"})
         ),
-        ("--no-expert-admission",): CacheSettings("slru", predictor=DEFAULT_PREDICTOR),
-        ("--executor", "stepped"): CacheSettings("slru", **MOVING, executor="stepped"),
+        ("--no-expert-admission",): CacheSettings("slru", **(MOVING | {"admission": False})),
+        ("--expert-bookkeeping", "between"): CacheSettings(
+            "slru", **(MOVING | {"in_shadow": False})
+        ),
     }  # fmt: skip
     pools = make_pools([8] * 3, TRACE.header.span_bytes, 4, "layer")
     for words, choices in changed.items():
         found = document(run, path, *fixed, *words)
-        hits = found["slots"][0]["layer"]["slru"]["hits_per_layer"]
+        hits = found["slots"][0]["chosen"]["hits_per_layer"]
         assert hits == simulate(TRACE, choices, pools).layer_hits.tolist(), words
-        assert hits != plain["slots"][0]["layer"]["slru"]["hits_per_layer"], words
+        assert hits != plain["slots"][0]["chosen"]["hits_per_layer"], words
 
 
 def test_copies_can_be_late_and_experts_land_while_they_are_read(run: Run, path: str) -> None:
@@ -231,14 +244,28 @@ def test_copies_can_be_late_and_experts_land_while_they_are_read(run: Run, path:
              "--promote-on-read")  # fmt: skip
     found = document(run, path, *words)["slots"][0]
     pools = make_pools([8] * 3, TRACE.header.span_bytes, 4, "layer")
-    choices = CacheSettings("slru", admission=True, lag=2)  # so late nothing is guessed
+    choices = CacheSettings("slru", lag=2, **MOVING)
     result = simulate(TRACE, choices, pools, transfers=Transfers(late=True, n_landing=2))
-    assert found["layer"]["slru"]["hits_per_layer"] == result.layer_hits.tolist()
-    assert found["layer"]["slru"]["n_landed"] == result.n_landed > 0
-    asked = document(run, path, *words, "--moe-predict-prefetch")["slots"][0]
-    guessing = replace(choices, predictor=DEFAULT_PREDICTOR)
-    result = simulate(TRACE, guessing, pools, transfers=Transfers(late=True, n_landing=2))
-    assert asked["layer"]["slru"]["hits_per_layer"] == result.layer_hits.tolist()
+    assert found["chosen"]["hits_per_layer"] == result.layer_hits.tolist()
+    assert found["chosen"]["n_landed"] == result.n_landed > 0
+
+
+def test_traces_that_name_their_tokens_tell_what_knowing_them_is_worth(
+    run: Run, tmp_path: Path
+) -> None:
+    """Names differ between salts, and mean the same."""
+    ids = np.arange(120) % 7
+    routing = np.stack([TRACE.routing[n] for n in ids])
+    named = replace(trace_of(routing, 16, n_prompt=40), ids=ids)
+    (eight,) = document(run, write(tmp_path / "n.jsonl", named), "--slots", "6")["slots"]
+    (other,) = document(run, write(tmp_path / "o.jsonl", named, b"p"), "--slots", "6")["slots"]
+    assert eight == other
+    pools = make_pools([6] * 3, TRACE.header.span_bytes, 4, "layer")
+    chosen = simulate(named, CacheSettings("slru", **MOVING), pools)
+    assert eight["chosen"]["hits_per_layer"] == chosen.layer_hits.tolist()
+    rates = {name: values["hit_rate"] for name, values in eight["predictors"].items()}
+    assert rates["none"] < rates["token"] <= rates["exact"]
+    assert "token" in run("simulate", str(tmp_path / "n.jsonl"), "--slots", "6").out
 
 
 def test_slots_and_policies_can_be_chosen(run: Run, path: str) -> None:
@@ -266,7 +293,8 @@ def test_several_traces_are_one_run(run: Run, tmp_path: Path) -> None:
     first = trace_of(TRACE.routing[:50], 16, 10)
     second = trace_of(TRACE.routing[50:], 16)
     paths = [write(tmp_path / "1.jsonl", first), write(tmp_path / "2.jsonl", second)]
-    alone = ("--expert-predictor", "none")  # guesses begin anew with each
+    # Guesses begin anew with each, and what is owed is learned before.
+    alone = ("--expert-predictor", "none", "--expert-bookkeeping", "between")
     found = document(run, *paths, *alone)
     whole = document(run, write(tmp_path / "whole.jsonl"), *alone)
     assert (found["n_sequences"], found["n_prompt_tokens"], found["n_tokens"]) == (2, 10, 120)

@@ -1,4 +1,4 @@
-"""Who guesses unless told: by what the device can do, and by how tokens run."""
+"""What tells which experts come, unless that is chosen."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ BESIDE: dict[str, Any] = {"expert_copies": "overlap"}
     ("options", "guesses", "lag"),
     [
         ({"expert_copies": "wait"}, DEFAULT_PREDICTOR, 1),
-        (BESIDE, "none", 2),
-        (BESIDE | {"executor": "stepped"}, DEFAULT_PREDICTOR, 2),
-        (BESIDE | {"moe_predict_prefetch": True}, DEFAULT_PREDICTOR, 2),
+        (BESIDE, DEFAULT_PREDICTOR, 2),
         ({"expert_copies": "wait", "moe_predict_prefetch": False}, "none", 1),
     ],
-    ids=["waited for", "beside tokens", "stepped", "asked for", "turned off"],
+    ids=["waited for", "beside tokens", "turned off"],
 )
 def test_who_guesses_by_default_is_in_the_statistics(
     options: dict[str, Any], guesses: str, lag: int
@@ -34,10 +32,3 @@ def test_who_guesses_by_default_is_in_the_statistics(
         made = llm.engine.cache.residency.settings
         assert (made.predictor, made.lag) == (guesses, lag)
         assert llm.expert_statistics.setup.predictor == (None if guesses == "none" else guesses)
-
-
-def test_without_a_queue_for_copies_the_next_token_waits_and_experts_are_guessed() -> None:
-    with LLM(model_path("moe_plain"), ctx_size=32, expert_slots=4) as llm:
-        has_queue = llm.engine.device.native.has_upload_queue
-        expected = None if has_queue else DEFAULT_PREDICTOR
-        assert llm.expert_statistics.setup.predictor == expected

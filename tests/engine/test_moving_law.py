@@ -38,7 +38,8 @@ N_TOKENS = 14
 FACTORS: dict[str, tuple[Any, ...]] = {
     "executor": ("fused", "stepped"),
     "slots": ("one", "top-k", "half", "all but one"),
-    "predictor": ("previous", "correlation", "frequency", "none"),
+    "predictor": ("token", "previous", "correlation", "frequency", "none"),
+    "bookkeeping": ("shadow", "between"),
     "miss": ("read", "gather"),
     "promote": (False, True),
     "pool": ("all", "half", "top-k"),
@@ -105,6 +106,7 @@ def config_of(row: Row, model: Path, pools: dict[str, str | None]) -> EngineConf
         executor=asked["executor"],
         expert_slots=slots[asked["slots"]],
         expert_predictor=asked["predictor"],
+        expert_bookkeeping=asked["bookkeeping"],
         miss=asked["miss"],
         promote_on_read=asked["promote"],
         host_pool=pools[asked["pool"]],
@@ -202,7 +204,9 @@ def test_what_landed_is_its_home_byte_for_byte(
     model: Path, miss: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When an expert keeps its landing slot, every byte of its weights is there."""
-    config = EngineConfig(ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss)
+    config = EngineConfig(
+        ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss, expert_admission=False
+    )
     kept: list[int] = []
     real = Landings.keep
     with Engine(model, config, checks=True) as engine, Transfer(engine.device) as transfer:

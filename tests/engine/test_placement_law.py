@@ -145,7 +145,8 @@ def test_memory_that_is_not_mapped_does_not_matter(
     model: Path, wanted: Rows, everything_staged: list[int]
 ) -> None:
     """Slots, homes and table as on a card whose memory the host cannot write."""
-    with Engine(model, EngineConfig(ctx_size=64, expert_slots=3), checks=True) as engine:
+    config = EngineConfig(ctx_size=64, expert_slots=3, expert_admission=False)
+    with Engine(model, config, checks=True) as engine:
         n_staged = len(everything_staged)
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
         assert engine.cache is not None and engine.cache.counters.n_table_writes > 3

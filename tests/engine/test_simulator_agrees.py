@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
 from tests.experts.pins import first_n, most_used, named, warm
-from vkmoe.choices import PolicyName, SlotSharing
+from vkmoe.batch import Phase, TokenBatch
+from vkmoe.choices import Bookkeeping, PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
@@ -33,10 +35,10 @@ PROFILE = 2.0 ** -(np.arange(6 * 32) % 13)  # counts of some earlier run
 
 def record(engine: Engine, tokens: Sequence[int], path: Path) -> Trace:
     """The trace of a sequence, by way of a file."""
-    with TraceWriter(path, trace_header(engine.spec, engine.model.tensors)) as writer:
+    with TraceWriter(path, trace_header(engine.spec, engine.model.tensors), b"salt") as writer:
         for position, token in enumerate(tokens):
             engine.run_token(token, position, with_logits=False)
-            writer.write(engine.routing(), is_prompt=True)
+            writer.write(engine.routing(), is_prompt=False, token=token)
     return read_trace(path)
 
 
@@ -67,8 +69,13 @@ def assert_agrees(engine: Engine, result: SimulationResult) -> None:
           "expert_policy": "lru"}, None),
         ({"expert_slots": 8, "expert_half_life": 16.0, "moe_warmpin": 0}, PROFILE),
         ({"expert_slots": 32}, None),
+        ({"expert_slots": 6, "expert_bookkeeping": "between"}, None),
+        ({"expert_slots": 6, "expert_predictor": "correlation"}, None),
+        ({"expert_slots": 6, "expert_predictor": "none"}, PROFILE),
+        ({"expert_slots": 6, "executor": "stepped"}, None),
     ],
-    ids=["layer", "global", "uneven", "manual", "profile", "all"],
+    ids=["layer", "global", "uneven", "manual", "profile", "all",
+         "between", "correlation", "none", "stepped"],
 )  # fmt: skip
 def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any], seed: Any) -> None:
     """Two prompts one after the other through one cache."""
@@ -84,6 +91,48 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
         result = simulate(trace, settings, pools, seed)
         assert_agrees(engine, result)
         assert result.hit_rate == 1 or 0.1 < result.hit_rate < 0.95
+
+
+@pytest.mark.parametrize("n_rows", [1, 5])
+@pytest.mark.parametrize("bookkeeping", ["shadow", "between"])
+def test_with_prompts_whose_tokens_are_known_ahead(
+    n_rows: int, bookkeeping: Bookkeeping, n_slots: int = 6
+) -> None:
+    """Token by token, the hits of every single one; and in chunks, where the last has fewer rows.
+
+    Then two tokens that are known one by one, as in a reply.
+    """
+    config = EngineConfig(ctx_size=64, expert_slots=n_slots, expert_bookkeeping=bookkeeping)
+    with Engine(demo_model_path(), config) as engine:
+        tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)[:34]
+        n_prompt = len(tokens) - 2
+        runs = [*range(0, n_prompt, n_rows), n_prompt, n_prompt + 1]
+        routing, n_hits = [], []
+        for first, end in pairwise([*runs, len(tokens)]):
+            rows = range(first, end)
+            later = tuple(tokens[end:n_prompt])
+            phase: Phase = "prompt" if n_rows > 1 and first < n_prompt else "decode"
+            wants, alone = (False,) * len(rows), (0,) * len(rows)
+            chunk = tuple(tokens[first:end])
+            routing.append(
+                engine.run(TokenBatch(chunk, tuple(rows), alone, wants, phase, later)).routing
+            )
+            n_hits.append(engine._experts._owed.hits.sum())  # type: ignore[union-attr]
+        trace = Trace(
+            trace_header(engine.spec, engine.model.tensors),
+            np.concatenate(routing),
+            np.arange(len(tokens)) < n_prompt,
+            ids=np.array(tokens),
+            runs=tuple(runs),
+        )
+        settings = cache_settings(config, engine.spec.name, engine.spec.experts, engine.plan)
+        pools = make_pools((n_slots,) * 6, trace.header.span_bytes, 4, "layer")
+        result = simulate(trace, settings, pools)
+        ends = np.array([*runs, len(tokens)])
+        assert n_hits == [result.hits[a:b].sum() for a, b in pairwise(ends)]
+        engine.settle()
+        assert engine.cache is not None
+        assert engine.cache.counters.n_uploads == result.n_promoted.sum() > 0
 
 
 # ----- every policy and choice, in an engine opened once -----

@@ -165,10 +165,11 @@ def test_the_host_acts_between_segments_where_it_is_asked_to(
     steps: TokenPrograms, split: TokenPrograms, odd: Model
 ) -> None:
     expected = {
-        steps: ["begin first", "end", "bring 0", "begin", "end", "bring 1", "begin", "end"],
-        split: ["begin first", "end"],
-        odd.fused: ["begin first", "end"],
-    }
+        steps: ["begin first", "meanwhile", "end", "bring 0", "begin", "end",
+                "bring 1", "begin", "end"],
+        split: ["begin first", "meanwhile", "end"],
+        odd.fused: ["begin first", "meanwhile", "end"],
+    }  # fmt: skip
     assert odd.n_moe_layers == 2
     for programs, wanted in expected.items():
         host = NothingMoves(odd.table)

@@ -44,7 +44,8 @@ def test_options_become_settings() -> None:
         expert_resident_selection="frequency", expert_num_resident=4, expert_warmup_tokens=77,
         expert_admission=False, expert_predictor="frequency",
     )  # fmt: skip
-    assert made == CacheSettings("lfru", 100, (most_used(4, 77), warm(3, 5)), False, "frequency")
+    pins = (most_used(4, 77), warm(3, 5))
+    assert made == CacheSettings("lfru", 100, pins, False, "frequency", in_shadow=True)
 
 
 def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
@@ -55,14 +56,15 @@ def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
     assert settings(replace(UNEVEN, executor="stepped")).executor == "stepped"
 
 
-def test_copies_beside_tokens_come_later_and_without_guesses() -> None:
-    made = settings_of(EngineConfig(), UNEVEN, overlaps=True)
-    assert (made.predictor, made.lag) == ("none", 2)
+def test_copies_beside_tokens_come_later() -> None:
+    assert settings_of(EngineConfig(), UNEVEN, overlaps=True).lag == 2
     assert settings().lag == 1
-    stepped = replace(UNEVEN, executor="stepped")
-    assert settings_of(EngineConfig(), stepped, overlaps=True).predictor != "none"
-    guessing = EngineConfig(moe_predict_prefetch=True)
-    assert settings_of(guessing, UNEVEN, overlaps=True).predictor == DEFAULT_PREDICTOR
+
+
+def test_the_host_learns_in_the_shadow_of_tokens_that_run_whole() -> None:
+    assert settings().in_shadow and settings(RESIDENT).in_shadow
+    assert not settings(expert_bookkeeping="between").in_shadow
+    assert not settings(replace(UNEVEN, executor="stepped")).in_shadow
 
 
 def test_copies_overlap_tokens_where_there_is_a_queue_unless_told_otherwise() -> None:
@@ -79,16 +81,17 @@ def test_guesses_serve_a_small_host_pool_without_slots() -> None:
     assert settings(AT_HOME, expert_predictor="correlation").predictor == "none"
 
 
-def test_what_a_token_uses_is_pinned_unless_told_otherwise() -> None:
-    assert settings().pins == (warm(N_USED),)
-    assert settings(moe_warmpin=0).pins == ()
+def test_what_a_token_uses_is_pinned_where_tokens_do_not_tell_or_told_otherwise() -> None:
+    assert settings().pins == ()
+    assert settings(expert_predictor="none").pins == (warm(N_USED),)
+    assert settings(expert_predictor="none", moe_warmpin=0).pins == ()
     assert settings(moe_warmpin=2).pins == (warm(2),)
 
 
 @pytest.mark.parametrize("plan", [RESIDENT, AT_HOME], ids=["device", "host"])
 def test_without_slots_nothing_is_pinned(plan: MemoryPlan) -> None:
     config = EngineConfig(expert_policy="lru", expert_half_life=9, moe_warmpin=2)
-    assert settings_of(config, plan) == CacheSettings("lru", 9)
+    assert settings_of(config, plan) == CacheSettings("lru", 9, in_shadow=True)
     assert cache_pools(config, SPEC, plan, (SPAN,) * 3) == ()
 
 
@@ -100,7 +103,7 @@ def test_residents_take_all_slots_of_the_smallest_layer_by_default(selection: An
 
 def test_ids_alone_are_a_manual_selection() -> None:
     made = settings(expert_resident_ids="7, 2,,7,")
-    assert made.pins == (named(7, 2), warm(N_USED))
+    assert made.pins == (named(7, 2),)
     assert made == settings(expert_resident_ids="7,2", expert_resident_selection="manual")
     assert made == settings(expert_resident_ids="7,2", expert_num_resident=2)
 
@@ -116,7 +119,7 @@ def test_an_id_the_model_does_not_have_is_named(plan: MemoryPlan) -> None:
 
 def test_ids_of_a_model_without_experts_do_not_matter() -> None:
     config = EngineConfig(expert_resident_ids="500", expert_slots=3)
-    assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings()
+    assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings(in_shadow=True)
     assert cache_pools(config, DENSE, RESIDENT, ()) == ()
 
 
@@ -134,7 +137,7 @@ def test_more_residents_than_slots(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=f"{words} do not fit in the 3 slots of a layer"):
         settings(cached(4, 3), **asked)
     assert settings(cached(4, 4), **asked).pins[0].n == 4
-    assert settings(RESIDENT, **asked) == CacheSettings()
+    assert settings(RESIDENT, **asked) == CacheSettings(in_shadow=True)
     with pytest.raises(UsageError, match="do not fit in the 0 slots") as caught:
         settings(AT_HOME, **asked)
     assert caught.value.hint == "there are no slots: leave that out"
@@ -176,7 +179,8 @@ def test_one_slot_leaves_nothing_to_pin_unless_it_is_shared() -> None:
     with pytest.raises(UsageError, match="--moe-warmpin 2 has no slots left"):
         settings(cached(1, 1), moe_warmpin=2)
     assert settings(cached(1, 1), moe_warmpin=2, expert_allocation="global").pins == (warm(2),)
-    assert settings(cached(1, 1)).pins == (warm(N_USED),), "by default it simply finds no room"
+    by_default = settings(cached(1, 1), expert_predictor="none")
+    assert by_default.pins == (warm(N_USED),), "by default it simply finds no room"
 
 
 def test_layers_have_pools_of_their_own_or_share_those_of_their_size() -> None:

@@ -32,7 +32,7 @@ _DECIDING = (
     "expert_policy", "expert_half_life", "moe_warmpin", "moe_warmpin_after",
     "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
     "expert_resident_ids", "executor", "promote_on_read", "expert_predictor",
-    "moe_predict_prefetch", "expert_admission", "expert_copies",
+    "moe_predict_prefetch", "expert_admission", "expert_copies", "expert_bookkeeping",
 )  # fmt: skip
 
 
@@ -68,18 +68,19 @@ def simulate(
 ) -> None:
     """Replay traces of `vkmoe trace` through the expert cache, without a model or a GPU.
 
-    Shows hit rates by slots and policy beside the best any cache could do (Belady's optimum), what
-    sharing slots among layers changes, the bytes that are read and copied, and how many slots to
-    give; --plot and --json also tell what misses come from. Several traces of one model count as
-    one run after another.
+    Shows hit rates by slots, policy and predictor beside the best any cache could do (Belady's
+    optimum), what sharing slots among layers changes, the bytes that are read and copied, and how
+    many slots to give; --plot and --json also tell what misses come from. Several traces of one
+    model count as one run after another. What the predictor by tokens is worth, traces tell that
+    were made with --with-ids; without, it goes by how often experts were used.
 
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
     profile (--expert-profile) nor of layers that have different numbers of slots, as
     --expert-cache may give them. Both ways of --expert-allocation are shown, and --slots stands
     for --expert-slots. By default copies are in place before the next token, and nothing lands
-    while it is read. --expert-copies overlap stands for copies that take a token longer; beside
-    them no expert is guessed unless a predictor is named.
+    while it is read. --expert-copies overlap stands for copies that take a token longer. Every
+    token counts as one that runs alone.
     """
     from vkmoe.cli.simulate_report import as_document, as_text, draw
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.records.report import table
-from vkmoe.experts.study.replay import Rung, SimulationResult, Sweep, bend_of_curve, misses
+from vkmoe.experts.study.replay import (
+    EXACT,
+    Rung,
+    SimulationResult,
+    Sweep,
+    bend_of_curve,
+    misses,
+)
 from vkmoe.experts.study.trace import Trace
 
 if TYPE_CHECKING:
@@ -56,24 +63,85 @@ def _trace_lines(trace: Trace) -> Iterator[str]:
 
 def _hit_lines(sweep: Sweep) -> Iterator[str]:
     policies, header = list(sweep.rungs[0].own), sweep.trace.header
+    predictors = list(sweep.rungs[0].predicted)
     twice = 2 * header.n_used
     yield from _wrapped(
-        "Hit rate in %, each layer with slots of its own; best is Belady's optimum, which knows "
-        f"the future. With {sweep.main}: if layers with experts of one size share their slots "
-        "(--expert-allocation global); bytes per token read in place, and copied into slots."
+        "Hit rate in %, each layer with slots of its own, by policy where nothing tells which "
+        "tokens come; best is Belady's optimum, which knows the future."
     )
-    titles = ["slots", "of all", *policies, "best", "shared", "read", "copied"]
-    rows = []
-    for rung in sweep.rungs:
-        main, best = rung.own[sweep.main], rung.own_best.sum() / sweep.trace.routing.size
-        rates = [*(result.hit_rate for result in rung.own.values()), best, rung.shared.hit_rate]
-        marked = "* " if rung.slots == twice else ""
-        coverage = f"{100 * rung.slots / header.n_experts:.0f} %"
-        cells = [f"{marked}{rung.slots:3}", coverage, *(f"{100 * rate:.1f}" for rate in rates)]
-        rows.append([*cells, _size(main.read_bytes), _size(main.copied_bytes)])
-    yield from (f"  {line}" for line in table([titles, *rows]))
+    yield from _columns(
+        ["slots", "of all", *policies, "best"],
+        (
+            [
+                _slots(rung, twice),
+                f"{100 * rung.slots / header.n_experts:.0f} %",
+                *(_percent(result) for result in rung.own.values()),
+                _best(rung, sweep),
+            ]
+            for rung in sweep.rungs
+        ),
+    )
+    yield ""
+    yield from _wrapped(
+        f"By what tells which experts come (--expert-predictor), with {sweep.main}; {EXACT}: the "
+        "experts of each next token known before it runs."
+    )
+    yield from _columns(
+        ["slots", *predictors, "best"],
+        (
+            [_slots(rung, twice), *map(_percent, rung.predicted.values()), _best(rung, sweep)]
+            for rung in sweep.rungs
+        ),
+    )
+    if "token" not in predictors:
+        yield from _wrapped(
+            "No token predictor: these traces do not name their tokens. `vkmoe trace --with-ids` "
+            "makes such that do."
+        )
+    yield ""
+    yield from _wrapped(
+        f"As chosen, with {_chosen(sweep)}: hits, and those if layers with experts of one size "
+        "share their slots (--expert-allocation global); bytes per token read in place, and copied "
+        "into slots."
+    )
+    yield from _columns(
+        ["slots", "hits", "shared", "read", "copied"],
+        (
+            [
+                _slots(rung, twice),
+                _percent(rung.chosen),
+                _percent(rung.shared),
+                _size(rung.chosen.read_bytes),
+                _size(rung.chosen.copied_bytes),
+            ]
+            for rung in sweep.rungs
+        ),
+    )
     if twice in (rung.slots for rung in sweep.rungs):
         yield "* twice the experts of a token: a rule of thumb for any text (arXiv:2505.16056)"
+
+
+def _columns(titles: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    yield from (f"  {line}" for line in table([titles, *rows]))
+
+
+def _slots(rung: Rung, twice: int) -> str:
+    return f"{'* ' if rung.slots == twice else ''}{rung.slots:3}"
+
+
+def _percent(result: SimulationResult) -> str:
+    return f"{100 * result.hit_rate:.1f}"
+
+
+def _best(rung: Rung, sweep: Sweep) -> str:
+    return f"{100 * rung.own_best.sum() / sweep.trace.routing.size:.1f}"
+
+
+def _chosen(sweep: Sweep) -> str:
+    """Name what decides: the policy, and what tells which experts come."""
+    if sweep.predictor == "token" and sweep.trace.ids is None:
+        return f"{sweep.main}, by frequency of use"
+    return sweep.main if sweep.predictor == "none" else f"{sweep.main} and {sweep.predictor}"
 
 
 def _advice_lines(sweep: Sweep) -> Iterator[str]:
@@ -92,8 +160,8 @@ def _advice_lines(sweep: Sweep) -> Iterator[str]:
         size = _size(slots * sum(header.span_bytes))
         advice = (
             f"Suggested by this trace: --expert-slots {slots} ({size}), "
-            f"{100 * sweep.curve[slots].hit_rate:.0f} % hits with {sweep.main}. Up to there a slot "
-            "brings more than an average one, beyond it less."
+            f"{100 * sweep.curve[slots].hit_rate:.0f} % hits with {_chosen(sweep)}. Up to there a "
+            "slot brings more than an average one, beyond it less."
         )
     yield from _wrapped(advice)
 
@@ -130,6 +198,8 @@ def as_document(sweep: Sweep) -> dict[str, Any]:
         "n_prompt_tokens": int(trace.is_prompt.sum()),
         "n_sequences": len(trace.starts),
         "main_policy": sweep.main,
+        "predictor": sweep.predictor,
+        "names_tokens": trace.ids is not None,
         "bend_of_curve": bend_of_curve(sweep),
         "slots": [_rung_values(sweep, rung) for rung in sweep.rungs],
     }
@@ -144,9 +214,13 @@ def _rung_values(sweep: Sweep, rung: Rung) -> dict[str, Any]:
             "belady": _hit_values(rung.own_best, trace),
             **{policy: _result_values(item, rung.own_best) for policy, item in rung.own.items()},
         },
+        "chosen": _result_values(rung.chosen, rung.own_best),
+        "predictors": {
+            name: _result_values(item, rung.own_best) for name, item in rung.predicted.items()
+        },
         "global": {
             "belady": _hit_values(rung.shared_best, trace),
-            sweep.main: _result_values(rung.shared, rung.shared_best),
+            "chosen": _result_values(rung.shared, rung.shared_best),
         },
     }
 
@@ -173,11 +247,11 @@ def _hit_values(hits: Counts, trace: Trace) -> dict[str, Any]:
 # ----- the picture -----
 
 # Colours that differ to any colour vision (Okabe and Ito's palette).
-COLOURS = {"lru": "#0072B2", "slru": "#D55E00", "lfru": "#009E73"}
+COLOURS = {"lru": "#0072B2", "slru": "#D55E00", "lfru": "#009E73", "chosen": "#CC79A7"}
 CAUSES = {  # fields of Misses: label and colour
     "compulsory": ("first use", "#999999"),
     "capacity": ("too few slots", "#56B4E9"),
-    "policy": ("policy", "#D55E00"),
+    "policy": ("what was decided", "#D55E00"),
 }
 
 
@@ -209,11 +283,13 @@ def _hit_rates(axes: Axes, sweep: Sweep) -> None:
     for policy in rungs[0].own:
         rates = [100 * rung.own[policy].hit_rate for rung in rungs]
         axes.plot(slots, rates, "o-", color=COLOURS[policy], label=policy, markersize=4)
-    main = COLOURS[sweep.main]
-    worst = [100 * rung.own[sweep.main].worst_rate for rung in rungs]
+    chosen = [100 * rung.chosen.hit_rate for rung in rungs]
+    worst = [100 * rung.chosen.worst_rate for rung in rungs]
     shared = [100 * rung.shared.hit_rate for rung in rungs]
-    axes.plot(slots, worst, "v:", color=main, label=f"{sweep.main}, worst layer", markersize=4)
-    axes.plot(slots, shared, "+-.", color=main, label=f"{sweep.main}, slots shared", alpha=0.7)
+    name, colour = _chosen(sweep), COLOURS["chosen"]
+    axes.plot(slots, chosen, "s-", color=colour, label=name, markersize=4)
+    axes.plot(slots, worst, "v:", color=colour, label=f"{name}, worst layer", markersize=4)
+    axes.plot(slots, shared, "+-.", color=colour, label=f"{name}, slots shared", alpha=0.7)
     axes.plot([0, header.n_experts], [0, 100], color="0.6", lw=0.8, label="experts picked blindly")
     axes.axvline(2 * header.n_used, color="0.4", lw=0.8, ls=(0, (1, 2)))
     axes.annotate(
@@ -236,9 +312,9 @@ def _hit_rates(axes: Axes, sweep: Sweep) -> None:
 
 
 def _causes(axes: Axes, sweep: Sweep) -> None:
-    """Draw the misses of the main policy by cause, as stacked bars."""
+    """Draw the misses of what was chosen by cause, as stacked bars."""
     n_uses = sweep.trace.routing.size
-    splits = [misses(rung.own[sweep.main], rung.own_best) for rung in sweep.rungs]
+    splits = [misses(rung.chosen, rung.own_best) for rung in sweep.rungs]
     places, bottom = np.arange(len(splits)), np.zeros(len(splits))
     for name, (label, colour) in CAUSES.items():
         heights = np.array([100 * getattr(split, name) / n_uses for split in splits])
@@ -249,7 +325,7 @@ def _causes(axes: Axes, sweep: Sweep) -> None:
     axes.set(
         xlabel="slots per layer",
         ylabel="misses (% of expert uses)",
-        title=f"Why {sweep.main} misses",
+        title=f"Why {_chosen(sweep)} misses",
     )
     axes.grid(axis="y", alpha=0.25)
     axes.legend(fontsize=8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -53,6 +55,25 @@ def trace(
     overwrite: Annotated[
         bool, option("--overwrite", kind=bool, help="Replace a file that is there already.")
     ] = False,
+    with_ids: Annotated[
+        bool,
+        option(
+            "--with-ids",
+            kind=bool,
+            help="Record a name for each token too, so that `vkmoe simulate` can tell what its "
+            "predictor by tokens is worth: a hash with a salt that is not written down. The "
+            "file shows which places have the same token, from which text might be guessed.",
+        ),
+    ] = False,
+    salt: Annotated[
+        str | None,
+        option(
+            "--salt",
+            metavar="TEXT",
+            help="Salt of --with-ids: give the same for traces that are to be simulated together, "
+            "and keep it secret. Default: random, and forgotten.",
+        ),
+    ] = None,
     max_tokens: MaxTokens = 256,
     stop: Stop = None,
     ignore_eos: IgnoreEos = False,
@@ -63,7 +84,8 @@ def trace(
 ) -> None:
     """Generate, and record which experts every token of prompt and reply uses.
 
-    `vkmoe simulate` reads the file, which holds neither the text nor any weights. What was
+    `vkmoe simulate` reads the file, which holds neither the text nor any weights, nor, without
+    --with-ids, anything about which tokens there were. What was
     recorded before Ctrl-C stays usable. A file that is there already is replaced only with
     --overwrite. A long prompt of your own subject tells more than a long reply: the trace of a
     reply depends on the sampling options.
@@ -79,13 +101,24 @@ def trace(
             f"--draft {engine.draft} runs tokens that the reply may not have",
             "trace without it: the reply is the same",
         )
+    if salt is not None and not with_ids:
+        raise UsageError("--salt has no meaning without --with-ids", "give both, or neither")
     path = _free_path(output, overwrite, file, engine)
     with (
         _open(chosen) as source,
         opened(chosen, engine, verbose, quiet, file=source) as llm,
-        _recording(llm, path, trace_header(source.spec, source.tensors), text, quiet),
+        _recording(
+            llm, path, trace_header(source.spec, source.tensors), text, _key(salt, with_ids), quiet
+        ),
     ):
         write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
+
+
+def _key(salt: str | None, with_ids: bool) -> bytes | None:
+    """Return the salt of tokens' names; None: they are not recorded."""
+    if not with_ids:
+        return None
+    return secrets.token_bytes(64) if salt is None else hashlib.sha512(salt.encode()).digest()
 
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
@@ -130,7 +163,7 @@ def _open(model: str | None) -> ModelFile:
 
 @contextmanager
 def _recording(
-    llm: LLM, path: Path, header: TraceHeader, prompt: str, quiet: bool
+    llm: LLM, path: Path, header: TraceHeader, prompt: str, salt: bytes | None, quiet: bool
 ) -> Iterator[None]:
     """Write the routing of every token the model runs; at the end say what there is."""
     from vkmoe.experts.study.trace import TraceWriter
@@ -142,9 +175,10 @@ def _recording(
         def record(batch: TokenBatch, result: RunResult) -> None:
             nonlocal writer
             if writer is None:  # an error before the first token leaves an older file alone
-                writer = stack.enter_context(TraceWriter(path, header))
-            for position, routing in zip(batch.positions, result.routing, strict=True):
-                writer.write(routing, position < n_prompt)
+                writer = stack.enter_context(TraceWriter(path, header, salt))
+            rows = zip(batch.positions, result.routing, batch.tokens, strict=True)
+            for position, routing, token in rows:
+                writer.write(routing, position < n_prompt, token)
 
         llm.scheduler.after_run = record
         stack.callback(setattr, llm.scheduler, "after_run", None)

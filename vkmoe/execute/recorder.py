@@ -58,7 +58,7 @@ class HostActions(Protocol):
         """Make ready for a submit, and return the address of the expert table it shall read."""
 
     def meanwhile(self) -> None:
-        """Do what can wait until the first submit of a run is computed."""
+        """Do what can wait until the first submit of a run is under way."""
 
     def end(self) -> None:
         """Note that the submit is over; it is not called for one that failed."""
@@ -239,7 +239,7 @@ class TokenPrograms(Closing):
             for act in self._actions(then, host):
                 act()
                 self.io.send(batch, host.begin(index == 0))
-                self._run(queue, host.meanwhile)
+                self._run(queue, host.meanwhile if index == 0 else None)
                 host.end()
             then = queue[-1].then
         if batch.phase == "prompt" and n_rows == kind.n_rows:
@@ -265,7 +265,7 @@ class TokenPrograms(Closing):
         assert n_tops <= kind.n_logits, (n_tops, kind)
         return tuple(reader.read() for reader in self._candidates[:n_tops])
 
-    def _run(self, queue: Sequence[_Submit], meanwhile: Callable[[], None]) -> None:
+    def _run(self, queue: Sequence[_Submit], meanwhile: Callable[[], None] | None) -> None:
         started = time.perf_counter_ns()
         known = sum(submit.expected_ns for submit in queue)
         expected = 0 if self._backend.device.info.is_cpu else known

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.study import replay as module
 from vkmoe.experts.study.replay import (
     ENOUGH_TOKENS,
+    EXACT,
+    KnowsNext,
     Transfers,
     Wanted,
     belady_hits,
@@ -342,7 +345,8 @@ def test_every_result_is_that_of_its_own_replay(
         TRACE, Wanted((8, 5, 8), POLICIES, plain), lambda *counts: done.append(counts)
     )
     assert [rung.slots for rung in found.rungs] == [5, 8]
-    n_all = 2 * (1 + 3)  # shared, and a policy each
+    # Of each number of slots: shared, a policy each, and the predictors but "none" and "token".
+    n_all = 2 * (1 + 3 + 3 + 1)
     assert done == [(n, n_all) for n in range(1, n_all + 1)]
     for rung in found.rungs:
         own, shared = (
@@ -353,6 +357,12 @@ def test_every_result_is_that_of_its_own_replay(
             alone = simulate(TRACE, plain(policy, rung.slots), own)
             assert np.array_equal(rung.own[policy].hits, alone.hits)
             assert np.array_equal(rung.own[policy].n_promoted, alone.n_promoted)
+        for name, result in rung.predicted.items():
+            predictor: Any = "token" if name == EXACT else name
+            settings = replace(plain("slru", rung.slots), predictor=predictor)
+            table = KnowsNext(TRACE) if name == EXACT else None
+            assert np.array_equal(result.hits, simulate(TRACE, settings, own, table=table).hits)
+        assert np.array_equal(rung.chosen.hits, rung.own["slru"].hits)
         alone = simulate(TRACE, plain("slru", rung.slots), shared)
         assert np.array_equal(rung.shared.hits, alone.hits)
         assert np.array_equal(rung.own_best, ceiling(TRACE, own))

@@ -21,7 +21,7 @@ __all__ = ["MAX_BYTES", "TokenRows", "TokenTable", "Upcoming", "n_rows_of", "row
 MAX_BYTES = 32 << 20  # of a table; rows of the ids that occurred last
 WIDTH = 2  # entries of a row and layer, times the experts that a token uses in a layer
 SLOWEST = 32  # occurrences that are averaged over: an id means other things in another text
-DOUBT = 1.0  # occurrences with which what was seen counts as much as what all tokens use
+DOUBT = 0.5  # occurrences that would count as much as what all tokens use
 
 
 class Upcoming(NamedTuple):
@@ -84,7 +84,7 @@ class TokenTable:
         """Return how many of the tokens of these ids use each expert, on average: [n_keys].
 
         `usual` [n_keys] is the share of all tokens that use it. It stands for ids that were never
-        seen, and for half of what is expected of one that was seen once.
+        seen, and for a third of what is expected of one that was seen once.
         """
         rows, factors, doubts = [], [], 0.0
         for token in tokens:

@@ -40,7 +40,7 @@ __all__ = [
 COPY = 1.5
 GUESS = 2.0
 LIKELY = 0.7  # chance of an expert from which it is fetched before it is used
-NEARER = 0.8  # what a use is worth, beside one in the run before
+NEARER = 0.75  # what a use is worth, beside one in the run before
 AHEAD = 16  # runs that are looked at
 LOOKED_AT = 64  # tokens of each: more would keep the host longer than they tell
 LEARNED = 64  # tokens of a prompt's chunk: all of a long one would keep the host longer than a GPU
@@ -117,7 +117,7 @@ class Foresight(ABC):
         self.counts = PredictionCounts()
 
     def after_run(self, used: Keys) -> None:
-        """Note that a run used these experts, before `after_token` is told of its tokens."""
+        """Note that a run used these experts, before its tokens are learned from."""
         self._n_runs += 1
         if due := self._due.pop(self._n_runs, None):
             self.counts.n_right += len(set(due).intersection(used.reshape(-1).tolist()))

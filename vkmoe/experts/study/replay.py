@@ -10,25 +10,30 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing import resource_tracker
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.choices import PolicyName, SlotSharing
-from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.choices import PolicyName, PredictorName, SlotSharing
+from vkmoe.experts.decide.keys import NO_KEYS, KeySpace, Values
+from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
+from vkmoe.experts.decide.token_table import Upcoming
+from vkmoe.experts.decide.worth import AHEAD, Table
 from vkmoe.experts.study.trace import Trace
 
 __all__ = [
     "ENOUGH_TOKENS",
+    "EXACT",
     "PLAIN",
+    "KnowsNext",
     "Misses",
     "Rung",
     "SimulationResult",
@@ -45,6 +50,7 @@ __all__ = [
     "simulate",
 ]
 
+_PREDICTORS: dict[str, PredictorName] = {name: name for name in reversed(get_args(PredictorName))}
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
 Progress = Callable[[int, int], None]  # replays done, replays in all
@@ -57,9 +63,13 @@ class Transfers(NamedTuple):
 
     late: bool = False  # copies are not there for the next submit, but for the one after it
     n_landing: int = 0  # missed experts of a layer that are in a slot for having been read
+    # What is decided after a run holds for the one after the next: the engine does not do that, as
+    # it costs more hits than it saves time (`python -m bench.residency`).
+    is_published_late: bool = False
 
 
 PLAIN = Transfers()
+EXACT = "exact"  # in place of a predictor: the experts of the next run are known exactly
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,28 +118,74 @@ def simulate(
     pools: Sequence[PoolSpec],
     seed: NDArray[np.float64] | None = None,
     transfers: Transfers = PLAIN,
+    table: Table | None = None,
 ) -> SimulationResult:
     """Replay a trace on an empty cache; `seed` is a profile's counts, as `Residency` takes them.
 
     In stepped mode a layer is a submit, so that guesses of the next one are there in time.
     All sequences go through one cache. One with room for all experts of all layers is none: they
-    are resident in place, and every use is a hit.
+    are resident in place, and every use is a hit. Each run of the trace is one, a token where it
+    has none. `table` is what is known of tokens at the start; a `KnowsNext` makes all of it known.
     """
     space, n_used = trace.space, trace.header.n_used
     if _holds_all(trace, pools):
         hits = np.full((trace.n_tokens, space.n_layers), n_used, np.int64)
         everything = np.ones((space.n_layers, space.n_experts), np.bool_)
         return SimulationResult(trace, hits, np.zeros(space.n_layers, np.int64), everything)
-    replay = _Replay(Residency(space, pools, settings, seed), transfers)
+    replay = _Replay(Residency(space, pools, settings, seed, table), transfers)
     start = replay.residency.present
     hits = np.empty((trace.n_tokens, space.n_layers), np.int64)
-    for token, routing in enumerate(trace.routing):
-        if token in trace.starts:
-            replay.residency.reset_predictions()
-        hits[token] = replay.token(routing)
+    ids = np.arange(trace.n_tokens) if isinstance(table, KnowsNext) else trace.ids
+    known = _Known(trace, ids)
+    for run in known.runs:
+        if run.start in trace.starts:
+            replay.begin_text()
+        replay.decide(known.upcoming(run))
+        tokens = None if ids is None else ids[run.start : run.stop].tolist()
+        lands = len(run) == 1 and not (trace.runs and trace.is_prompt[run.start])
+        hits[run.start : run.stop] = replay.run(trace.routing[run.start : run.stop], tokens, lands)
+    replay.settle()
     layers = np.array(replay.copied, np.int64) // space.n_experts
     n_copied = np.bincount(layers, minlength=space.n_layers)
     return SimulationResult(trace, hits, n_copied, start, replay.n_landed)
+
+
+class KnowsNext:
+    """Knows what each token of a trace uses, by its number: the most that a `Table` can know."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._keys, self._n_keys = trace.space.keys_of(trace.routing), trace.space.n_keys
+
+    def learn(self, token: int, ids: NDArray[np.uint32]) -> None:
+        """Do nothing: it knows all."""
+
+    def expect(self, tokens: Iterable[int], usual: Values) -> Values:
+        """Return how many of these tokens use each expert: [n_keys]."""
+        found = np.bincount(self._keys[[*tokens]].ravel(), minlength=self._n_keys)
+        return found.astype(np.float64)
+
+
+class _Known:
+    """Says of each run of a trace what an engine knows to come when it is about to begin."""
+
+    def __init__(self, trace: Trace, ids: NDArray[np.int64] | None) -> None:
+        firsts = [*(trace.runs or range(trace.n_tokens)), trace.n_tokens]
+        self.runs = [range(a, b) for a, b in pairwise(firsts)]
+        self._ids = ids
+        # Up to where tokens are known: all of a prompt is, and of a reply the one that was sampled.
+        self._ends = np.array([run.stop for run in self.runs for _ in run])
+        starts = np.array([*trace.starts, trace.n_tokens])
+        for token in range(trace.n_tokens - 2, -1, -1):
+            if trace.is_prompt[token] and trace.is_prompt[token + 1] and token + 1 not in starts:
+                self._ends[token] = self._ends[token + 1]
+
+    def upcoming(self, run: range) -> Upcoming:
+        """Return what is known before a run: its tokens, and those behind it."""
+        if self._ids is None:
+            return NOTHING_KNOWN
+        end = min(int(self._ends[run.start]), run.stop + AHEAD * len(run))
+        ids: list[int] = self._ids[run.start : end].tolist()
+        return Upcoming(tuple(ids[: len(run)]), tuple(ids[len(run) :]))
 
 
 class _Replay:
@@ -138,22 +194,29 @@ class _Replay:
     def __init__(self, residency: Residency, transfers: Transfers) -> None:
         self.residency, self._transfers = residency, transfers
         self._n_experts = residency.space.n_experts
+        self._stepped = residency.settings.executor == "stepped"
         self._late = residency.start()
         self.copied = [move.key for move in self._late]
         self.n_landed = 0
+        self._missed: list[int] = []  # of the last run, in places to land in
         self._arrive()
+        self._shown = residency.present
 
-    def token(self, routing: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Run a token; returns its hits [n_layers]."""
-        residency, transfers = self.residency, self._transfers
-        if residency.settings.executor == "stepped":
-            hits = np.stack([self._layer(layer, ids) for layer, ids in enumerate(routing)])
-        else:
-            hits = residency.hits(routing)
-        missed = self._missed(routing, hits) if transfers.n_landing else []
-        residency.observe(routing[None])
-        residency.learn()
-        moves = residency.decide(missed)
+    def begin_text(self) -> None:
+        """Note that the next run begins another text."""
+        self.residency.learn()
+        self.residency.reset_predictions()
+
+    def decide(self, upcoming: Upcoming) -> None:
+        """Decide what moves after the last run, if there was one, now that it is known what comes.
+
+        Then learn from it.
+        """
+        residency = self.residency
+        self._shown = residency.present
+        if not residency.settings.in_shadow:
+            residency.learn()
+        moves = residency.decide(self._missed, upcoming=upcoming)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
         residency.arrived(kept)
@@ -161,26 +224,54 @@ class _Replay:
         self.copied += [move.key for move in copies]
         residency.arrived(self._late)
         self._late = copies
-        if not transfers.late:
+        if not self._transfers.late:
             self._arrive()
-        return np.asarray(np.count_nonzero(hits, axis=1), np.int64)
+        if self._stepped and upcoming.ids:
+            self._hint(residency.guess_first_layer(), NO_KEYS)
+        if not self._transfers.is_published_late:
+            self._shown = residency.present
+        residency.learn()
+
+    def settle(self) -> None:
+        """Learn from the last run, and decide what moves, where no next one is known."""
+        self.residency.learn()
+        self.decide(NOTHING_KNOWN)
+
+    def run(
+        self, routing: NDArray[np.uint32], tokens: Sequence[int] | None, lands: bool
+    ) -> NDArray[np.int64]:
+        """Run tokens that use `routing` [n_tokens, n_layers, n_used]; returns their hits.
+
+        `lands`: what is missed may land. Hits are [n_tokens, n_layers].
+        """
+        if self._stepped:
+            assert len(routing) == 1, "no runs of several tokens are replayed layer by layer"
+            hits = np.stack([self._layer(layer, ids) for layer, ids in enumerate(routing[0])])[None]
+        else:
+            hits = self._shown.reshape(-1)[self.residency.space.keys_of(routing)]
+        lands = lands and self._transfers.n_landing > 0
+        self._missed = self._landed(routing[0], hits[0]) if lands else []
+        self.residency.observe(routing, tokens)
+        return np.asarray(np.count_nonzero(hits, axis=2), np.int64)
 
     def _layer(self, layer: int, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return the hits [n_used] of a layer; fetches what they let expect of the next."""
         hits: NDArray[np.bool_] = self.residency.present[layer, ids]
         keys = ids.astype(np.int64) + layer * self._n_experts
         self._arrive()
-        guessed = self.residency.guess_next_layer(layer, ids)
-        moves = self.residency.hint(guessed, keys)
+        self._hint(self.residency.guess_next_layer(layer, ids), keys)
+        return hits
+
+    def _hint(self, guessed: NDArray[np.int64], needed: NDArray[np.int64]) -> None:
+        moves = self.residency.hint(guessed, needed)
         self.copied += [move.key for move in moves]
         self.residency.arrived(moves)
-        return hits
 
     def _arrive(self) -> None:
         self.residency.arrived(self._late)
         self._late = []
 
-    def _missed(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> list[int]:
+    def _landed(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> list[int]:
         """Return the first misses of each layer, by rank, as many as have a place to land."""
         missed = ~hits
         lands = missed & (missed.cumsum(axis=1) <= self._transfers.n_landing)
@@ -319,8 +410,11 @@ class Rung:
     """Holds the results for one number of slots per layer."""
 
     slots: int
-    own: dict[PolicyName, SimulationResult]  # each layer with slots of its own
-    shared: SimulationResult  # slots shared by layers of one size, the sweep's main policy
+    # Each layer with slots of its own, as all but `shared`; here no token to come is known.
+    own: dict[PolicyName, SimulationResult]
+    predicted: dict[str, SimulationResult]  # by predictor, and EXACT, with the main policy
+    chosen: SimulationResult  # with all that was chosen
+    shared: SimulationResult  # likewise, but slots are shared by layers of one size
     own_best: NDArray[np.int64]  # [n_layers]: hits of Belady's optimum
     shared_best: NDArray[np.int64]
 
@@ -331,8 +425,10 @@ class Sweep:
 
     trace: Trace
     main: PolicyName
+    predictor: PredictorName  # that was chosen
     rungs: tuple[Rung, ...]  # by rising slots
-    curve: dict[int, SimulationResult]  # of `main` by slots, whatever the rungs; empty: too short
+    # Of all that was chosen, by slots, whatever the rungs; empty: too short a trace.
+    curve: dict[int, SimulationResult]
 
 
 class _Job(NamedTuple):
@@ -340,6 +436,7 @@ class _Job(NamedTuple):
     allocation: SlotSharing
     settings: CacheSettings
     transfers: Transfers
+    knows_next: bool = False
 
 
 @dataclass(frozen=True)
@@ -370,14 +467,30 @@ def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) ->
     """Replay `trace` for each number of slots and policy."""
     main = wanted.main if wanted.main in wanted.policies else wanted.policies[0]
 
-    def job(n_slots: int, policy: PolicyName = main, sharing: SlotSharing = "layer") -> _Job:
-        return _Job(n_slots, sharing, wanted.settings(policy, n_slots), wanted.transfers)
+    def job(n_slots: int, sharing: SlotSharing = "layer") -> _Job:
+        return _Job(n_slots, sharing, wanted.settings(main, n_slots), wanted.transfers)
 
+    def by_policy(n_slots: int, policy: PolicyName) -> _Job:
+        settings = wanted.settings(policy, n_slots)
+        if settings.predictor == "token":  # by which they are all alike
+            settings = replace(settings, predictor="none")
+        return job(n_slots)._replace(settings=settings)
+
+    def by_predictor(n_slots: int, name: str) -> _Job:
+        predictor = _PREDICTORS.get(name, "token")
+        plain = job(n_slots)
+        settings = replace(plain.settings, predictor=predictor)
+        return plain._replace(settings=settings, knows_next=name == EXACT)
+
+    predictors = [
+        name for name in (*_PREDICTORS, EXACT) if trace.ids is not None or name != "token"
+    ]
     slots = sorted(set(wanted.slots))
     curve = sorted(wanted.curve) if trace.n_tokens >= ENOUGH_TOKENS else []
-    jobs = [job(n, sharing="global") for n in slots]  # the slowest first
-    jobs += [job(n, policy) for n in slots for policy in wanted.policies]
-    jobs = list(dict.fromkeys([*jobs, *map(job, curve)]))
+    jobs = [job(n, "global") for n in slots]  # the slowest first
+    jobs += [by_policy(n, policy) for n in slots for policy in wanted.policies]
+    jobs += [by_predictor(n, name) for n in slots for name in predictors]
+    jobs = list(dict.fromkeys([*jobs, *map(job, slots), *map(job, curve)]))
     results: dict[_Job, SimulationResult] = {}
     with _replays(trace, jobs) as replies:
         for done, result in replies:
@@ -386,12 +499,14 @@ def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) ->
                 progress(len(results), len(jobs))
     rungs = []
     for n in slots:
-        own = {policy: results[job(n, policy)] for policy in wanted.policies}
-        shared = results[job(n, sharing="global")]
-        own_best = ceiling(trace, _pools(trace, n, "layer"), own[main].start)
+        own = {policy: results[by_policy(n, policy)] for policy in wanted.policies}
+        predicted = {name: results[by_predictor(n, name)] for name in predictors}
+        chosen, shared = results[job(n)], results[job(n, "global")]
+        own_best = ceiling(trace, _pools(trace, n, "layer"), chosen.start)
         shared_best = ceiling(trace, _pools(trace, n, "global"), shared.start)
-        rungs.append(Rung(n, own, shared, own_best, shared_best))
-    return Sweep(trace, main, tuple(rungs), {n: results[job(n)] for n in curve})
+        rungs.append(Rung(n, own, predicted, chosen, shared, own_best, shared_best))
+    predictor = job(slots[0]).settings.predictor
+    return Sweep(trace, main, predictor, tuple(rungs), {n: results[job(n)] for n in curve})
 
 
 def bend_of_curve(sweep: Sweep) -> int | None:
@@ -412,7 +527,8 @@ def _pools(trace: Trace, n_slots: int, allocation: SlotSharing) -> tuple[PoolSpe
 
 def _replay(trace: Trace, job: _Job) -> tuple[_Job, SimulationResult]:
     pools = _pools(trace, job.slots, job.allocation)
-    return job, simulate(trace, job.settings, pools, transfers=job.transfers)
+    table = KnowsNext(trace) if job.knows_next else None
+    return job, simulate(trace, job.settings, pools, transfers=job.transfers, table=table)
 
 
 @contextmanager

@@ -4,14 +4,18 @@ The first line is a header (the model's shape), then comes one line per token:
 
     {"phase": "prompt", "experts": [[3, 17], [0, 9]]}
 
-with the ids of each MoE layer's experts, the most important first. Owns the format, writing,
+with the ids of each MoE layer's experts, the most important first. Where that was asked for, a line
+has a name for its token too, "token": a hash of its id and of a salt that is not in the file, the
+same wherever the token occurs. Owns the format, writing,
 joining and reading. Files may be damaged, or made up to do harm: every line is checked before it is
 used. A last line that is cut short, as a killed recording leaves it, is left out with a note.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -26,7 +30,7 @@ from vkmoe.closing import Closing
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
 
-__all__ = ["Trace", "TraceHeader", "TraceWriter", "joined", "read_trace"]
+__all__ = ["Trace", "TraceHeader", "TraceWriter", "joined", "read_trace", "token_name"]
 
 FORMAT, VERSION = "vkmoe-trace", 1
 # No model is near these; they keep a few bytes of a made-up header from asking for gigabytes.
@@ -70,6 +74,9 @@ class Trace:
     starts: tuple[int, ...] = (0,)  # the first token of each sequence
     notes: tuple[str, ...] = ()  # what a reader should know of the file
     source: str = "a trace"  # the file, for messages
+    ids: NDArray[np.int64] | None = None  # [n_tokens]: names of the tokens; None: not recorded
+    # The first token of each run, where tokens of a prompt are processed together; (): each alone.
+    runs: tuple[int, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -95,6 +102,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
                     f"{item.name} {_shown(ours)} in one, {_shown(theirs)} in the other",
                     "simulate the traces of one model at a time",
                 )
+    named = [trace.ids for trace in traces if trace.ids is not None]
     offsets = np.cumsum([0, *(trace.n_tokens for trace in traces[:-1])])
     starts = zip(traces, offsets.tolist(), strict=True)
     return Trace(
@@ -103,6 +111,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
         np.concatenate([trace.is_prompt for trace in traces]),
         tuple(offset + start for trace, offset in starts for start in trace.starts),
         tuple(note for trace in traces for note in trace.notes),
+        ids=np.concatenate(named) if len(named) == len(traces) else None,
     )
 
 
@@ -113,20 +122,23 @@ class TraceWriter(Closing):
     where it cannot be written.
     """
 
-    def __init__(self, path: Path, header: TraceHeader) -> None:
+    def __init__(self, path: Path, header: TraceHeader, salt: bytes | None = None) -> None:
+        """Write the header; with a `salt`, of 64 bytes at most, tokens will be named."""
+        self._salt = salt
         self._path, self._shape = path, (header.n_layers, header.n_used)
         self.n_tokens = 0
         try:
             self._file = path.open("w", buffering=1, encoding="utf-8")
         except OSError as error:
             raise self._failed(error) from error
-        self._line(header.document())
+        self._line(header.document() | ({"names_tokens": True} if salt is not None else {}))
 
-    def write(self, routing: NDArray[np.uint32], is_prompt: bool) -> None:
-        """Add a token: ids [n_layers, n_used]."""
+    def write(self, routing: NDArray[np.uint32], is_prompt: bool, token: int = -1) -> None:
+        """Add a token: ids [n_layers, n_used], and its own, which is named if there is a salt."""
         assert routing.shape == self._shape, (routing.shape, self._shape)
         phase = "prompt" if is_prompt else "decode"
-        self._line({"phase": phase, "experts": routing.tolist()})
+        named = {"token": token_name(token, self._salt)} if self._salt is not None else {}
+        self._line({"phase": phase, **named, "experts": routing.tolist()})
         self.n_tokens += 1
 
     def close(self) -> None:
@@ -145,6 +157,11 @@ class TraceWriter(Closing):
             f"the trace {self._path} cannot be written: {error.strerror or error}",
             "make room, or write it elsewhere with --output",
         )
+
+
+def token_name(token: int, salt: bytes) -> str:
+    """Name a token by its id: 16 hexadecimal digits that tell nothing of it without the salt."""
+    return hashlib.blake2b(str(token).encode(), digest_size=8, key=salt).hexdigest()
 
 
 def read_trace(path: Path) -> Trace:
@@ -173,7 +190,9 @@ class _Reader:
         line = self._next_line(MAX_HEADER_BYTES)
         if not line.strip():
             raise VkmoeError(f"{self._path}: the trace is empty", _HINT)
-        header = self._header(self._record(line))
+        record = self._record(line)
+        header, names = self._header(record), record.get("names_tokens") is True
+        ids: list[int] = []
         limit = MAX_HEADER_BYTES + header.n_layers * (header.n_used + 1) * 32
         routing, is_prompt, notes = [], [], []
         while line := self._next_line(limit):
@@ -185,10 +204,15 @@ class _Reader:
                 self._refuse(f"has no phase {' or '.join(_PHASES)}")
             is_prompt.append(record["phase"] == "prompt")
             routing.append(self._token(record.get("experts"), header))
+            if names:
+                ids.append(self._name(record.get("token")))
         if not routing:
             raise VkmoeError(f"{self._path}: the trace holds no tokens", "record it again")
         source = str(self._path)
-        return Trace(header, np.stack(routing), np.array(is_prompt), (0,), tuple(notes), source)
+        named = np.array(ids, np.uint64).view(np.int64) if names else None
+        return Trace(
+            header, np.stack(routing), np.array(is_prompt), (0,), tuple(notes), source, named
+        )
 
     def _next_line(self, limit: int) -> bytes:
         self._line += 1
@@ -243,6 +267,12 @@ class _Reader:
         if any(len(set(row)) != header.n_used for row in rows):
             self._refuse("names an expert twice in a layer")
         return np.array(rows, np.uint32)
+
+    def _name(self, name: Any) -> int:
+        """Return the checked name of a token as a number."""
+        if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{16}", name):
+            self._refuse(f"has no name of its token but {_shown(name)}")
+        return int(name, 16)
 
     def _numbers(self, record: dict[str, Any], name: str, low: int, high: int) -> tuple[int, ...]:
         """Return a number for each layer."""
