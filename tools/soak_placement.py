@@ -35,6 +35,7 @@ from tools.soak_cases import RESIDENTS, Case, ModelFacts, Step, disturbed, draw,
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
+from vkmoe.experts.decide.token_table import History
 from vkmoe.llm import demo_model_path
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.placement.sizes import weight_bytes
@@ -135,7 +136,8 @@ def _judge(right: Right, case: Case, number: int, again: str) -> bool:
 def _differ(right: Right, case: Case, number: int) -> str:
     """Run a script in a case; what moved. Exits at the first logits that differ."""
     steps, wanted = right.scripts[number], right.digests[number]
-    with Engine(right.model, case.config(CTX_SIZE), checks=case.checks, seed=case.warm) as engine:
+    seed = None if case.warm is None else History(case.warm)
+    with Engine(right.model, case.config(CTX_SIZE), checks=case.checks, seed=seed) as engine:
         for index, found in enumerate(_digests(engine, steps)):
             if found != wanted[index]:
                 sys.exit(f"DIFFERENT at step {index} of script {number}: {steps[index]}")

@@ -19,7 +19,7 @@ from vkmoe.batch import MAX_LATER, RunResult, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.execute.recorder import TokenPrograms
-from vkmoe.experts.decide.token_table import Upcoming
+from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import ModelSpec
@@ -54,12 +54,12 @@ class Engine(Closing):
         progress: Progress | None = None,
         tuning: Tuning | None = None,
         *,
-        seed: NDArray[np.float64] | None = None,
+        seed: History | None = None,
         checks: bool = False,
     ) -> None:
         """Load `model`, which is closed with the engine, or when that cannot be made.
 
-        `seed` are the counts of an earlier run, as `expert_counts()` gave them: a warm start.
+        `seed` is what an earlier run left, as `history()` gave it: a warm start.
 
         `checks` makes a wrong read of an expert visible, and looks for contradictions after every
         token (slow; for tests).
@@ -82,10 +82,11 @@ class Engine(Closing):
         self,
         decision: Decision,
         progress: Progress | None,
-        seed: NDArray[np.float64] | None,
+        seed: History | None,
         checks: bool,
     ) -> None:
         """Take the memory that was decided, fill it, and record the programs."""
+        self._seed = seed
         # ----- memory -----
         plan, enter = self.plan, self._cleanup.enter_context
         kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
@@ -240,10 +241,13 @@ class Engine(Closing):
         if self.cache is not None:
             self.cache.settle()
 
-    def expert_counts(self) -> NDArray[np.float64]:
-        """Return how often each expert was used lately, decayed: [n MoE layers * n_experts]."""
+    def history(self) -> History:
+        """Return what this run leaves to the next one, what it was left itself included."""
+        table = self._experts.residency.token_table
+        tokens = self._seed.tokens if self._seed is not None else None
         self._experts.learn()
-        return self._experts.residency.counts.values()
+        counts = self._experts.residency.counts.values()
+        return History(counts, table.rows() if isinstance(table, TokenTable) else tokens)
 
     def program(self, with_logits: bool = True) -> Program:
         """Return the program a token replays."""

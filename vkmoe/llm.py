@@ -281,7 +281,7 @@ class LLM(Closing):
         records, self._records = self._records, None
         try:
             if records is not None:
-                records.write(self.expert_statistics, self.engine.expert_counts())
+                records.write(self.expert_statistics, self.engine.history())
         finally:
             self.engine.close()
 

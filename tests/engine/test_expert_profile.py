@@ -12,6 +12,7 @@ from tests.engine.test_expert_stats import GREEDY, TINY, generate, opened
 from tests.engine.test_faults import without_frames
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
+from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.records.profile import profile_text, profiled_model
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
@@ -57,7 +58,7 @@ def test_a_profile_goes_on_where_it_ended_and_changes_no_reply(tmp_path: Path) -
     for _ in range(2):
         with opened("cache", expert_profile=str(profile)) as llm:
             replies.append(generate(llm))
-            sums.append(llm.engine.expert_counts().sum())
+            sums.append(llm.engine.history().counts.sum())
     assert sums[1] > 1.8 * sums[0], "it is one memory over runs"
     assert replies[0] == replies[1]
     ended = profile.read_bytes()
@@ -69,7 +70,9 @@ def test_the_profile_of_another_model_is_refused_before_anything_is_loaded(tmp_p
     profile = tmp_path / "profile"
     with open_model(TINY) as file:
         tensors = [tensor for layer in file.expert_tensors for tensor in layer]
-        profile.write_text(profile_text(profiled_model(file.spec, 2, tensors), np.ones(16)))
+        profile.write_text(
+            profile_text(profiled_model(file.spec, 2, tensors), History(np.ones(16)))
+        )
     sound = profile.read_bytes()
 
     def never(done: int, total: int) -> None:

@@ -131,6 +131,6 @@ def test_a_profile_of_single_experts_is_written_and_taken(single: Path, tmp_path
         llm.generate(TOKENS, max_tokens=4, ignore_eos=True)
     with LLM(single, **options) as llm:
         llm.engine.run_token(TOKENS[0], 0)
-        assert llm.engine.expert_counts().sum() > 2
+        assert llm.engine.history().counts.sum() > 2
     with pytest.raises(VkmoeError, match="belongs to another model"):
         LLM(model_path("mixtral_plain"), **options)

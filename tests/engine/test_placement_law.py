@@ -157,8 +157,8 @@ def test_a_warm_start_does_not_matter(model: Path, wanted: Rows) -> None:
     config = EngineConfig(ctx_size=64, expert_slots=4)
     with Engine(model, config, checks=True) as engine:
         rows(engine, tokens_of(engine.n_vocab))
-        counts = engine.expert_counts()
-    with Engine(model, config, seed=counts, checks=True) as engine:
+        left = engine.history()
+    with Engine(model, config, seed=left, checks=True) as engine:
         assert engine.cache is not None and engine.profiler is not None
         first = rows(engine, tokens_of(engine.n_vocab)[:1])
         assert engine.profiler.counts[1].sum() > 0, "the first token found nothing"

@@ -18,6 +18,7 @@ from vkmoe.choices import Bookkeeping, PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.study.replay import SimulationResult, simulate
 from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.tokenizer import Tokenizer
@@ -80,7 +81,7 @@ def assert_agrees(engine: Engine, result: SimulationResult) -> None:
 def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any], seed: Any) -> None:
     """Two prompts one after the other through one cache."""
     config, model = EngineConfig(ctx_size=64, **options), demo_model_path()
-    with Engine(model, config, seed=seed) as engine:
+    with Engine(model, config, seed=None if seed is None else History(seed)) as engine:
         tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)
         parts = [tokens[:34], tokens[200:224]]
         trace = joined([record(engine, part, tmp_path / "t.jsonl") for part in parts])

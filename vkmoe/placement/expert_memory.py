@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vkmoe.closing import Closing
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import PoolResidency, Residency
+from vkmoe.experts.decide.token_table import History, TokenTable
 from vkmoe.experts.records.profiler import Overlap
 from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, ExpertTracker
 from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
@@ -63,15 +61,17 @@ class ExpertMemory(Closing):
         places = self._brought_places(loaded)
         return with_slots(loaded.weights, self._ranges, self._landing_ranges, n_landing, places)
 
-    def follow(self, loaded: LoadedWeights, seed: NDArray[np.float64] | None) -> ExpertTracker:
+    def follow(self, loaded: LoadedWeights, seed: History | None) -> ExpertTracker:
         """Make the tracker that counts and moves the experts used; experts begin where they belong.
 
-        `seed` are the counts of an earlier run. Where copies overlap tokens a thread copies, as
+        `seed` is what an earlier run left. Where copies overlap tokens a thread copies, as
         many bytes as the link allows. Raises GpuErrors, ModelFileError.
         """
         decision, weights, table = self._decision, loaded.weights, loaded.table
         space = KeySpace(len(weights.moe_layers), table.entries.shape[1])
-        residency = Residency(space, decision.pools, decision.cache_settings, seed)
+        counts, tokens = seed if seed is not None else (None, None)
+        known = TokenTable.of(space, tokens) if tokens is not None else None
+        residency = Residency(space, decision.pools, decision.cache_settings, counts, known)
         overlaps = decision.overlaps
         cache = budget = overlap = None
         if overlaps and decision.pools:

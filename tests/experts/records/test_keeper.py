@@ -15,10 +15,11 @@ import pytest
 
 from tests.cli.conftest import DEVICE
 from tests.engine.tiny import model_path
-from tests.experts.records.test_profile import COUNTS, MODEL, SPEC, TENSORS
+from tests.experts.records.test_profile import COUNTS, LEFT, MODEL, SPEC, TENSORS
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.records.keeper import (
     RecordKeeper,
     check_outputs,
@@ -51,7 +52,7 @@ def report(n_tokens: int = 1) -> ExpertReport:
 
 
 def write(records: RecordKeeper) -> None:
-    records.write(report(), COUNTS)
+    records.write(report(), LEFT)
 
 
 @pytest.mark.parametrize(
@@ -84,21 +85,21 @@ def test_both_files_are_written_and_the_profile_comes_back(tmp_path: Path) -> No
     assert (tmp_path / "stats.txt").read_text().startswith("vkmoe expert statistics\n")
     assert json.loads((tmp_path / "stats.json").read_text())["model"] == "toy"
     seed = keeper(tmp_path, profile="profile.json").seed
-    assert seed is not None and np.array_equal(seed, COUNTS)
+    assert seed is not None and np.array_equal(seed.counts, COUNTS)
 
 
 def test_a_run_without_tokens_replaces_no_statistics(tmp_path: Path) -> None:
     for n_tokens, kept in ((0, 0), (3, 3), (0, 3)):
         records = keeper(tmp_path, "stats.txt")
-        records.write(report(n_tokens), COUNTS)
+        records.write(report(n_tokens), LEFT)
         assert json.loads((tmp_path / "stats.json").read_text())["n_tokens"] == kept
 
 
 def test_without_a_token_no_profile_is_begun_or_changed(tmp_path: Path) -> None:
     records = keeper(tmp_path, "stats", "p")
-    records.write(report(0), np.zeros_like(COUNTS))
+    records.write(report(0), History(np.zeros_like(COUNTS)))
     assert sorted(os.listdir(tmp_path)) == ["stats", "stats.json"]
-    (tmp_path / "p").write_text(profile_text(MODEL, COUNTS))
+    (tmp_path / "p").write_text(profile_text(MODEL, LEFT))
     kept = (tmp_path / "p").read_bytes() + b"\n\n"  # as we do not write it
     (tmp_path / "p").write_bytes(kept)
     records = keeper(tmp_path, profile="p")
@@ -126,12 +127,12 @@ def test_a_pipe_gets_what_its_name_says_and_nothing_lies_beside_it(
 
 
 def test_a_dense_model_keeps_no_profile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "p").write_text(profile_text(MODEL, COUNTS))
+    (tmp_path / "p").write_text(profile_text(MODEL, LEFT))
     before = (tmp_path / "p").read_bytes()
     config = EngineConfig(expert_profile=str(tmp_path / "p"), expert_stats=str(tmp_path / "stats"))
     records = RecordKeeper(config, SPEC, [])
     assert records.seed is None and "has no experts" in caplog.text
-    records.write(make_report(SETUP, None), np.zeros(0))
+    records.write(make_report(SETUP, None), History(np.zeros(0)))
     assert (tmp_path / "p").read_bytes() == before
     assert "the model is dense" in (tmp_path / "stats").read_text()
 
@@ -217,7 +218,7 @@ def test_a_folder_without_permission_is_told_at_the_start(
 
 
 def test_a_good_path_is_not_worth_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "p").write_text(profile_text(MODEL, COUNTS))
+    (tmp_path / "p").write_text(profile_text(MODEL, LEFT))
     (tmp_path / "stats").write_text("older")
     write(keeper(tmp_path, "stats", "p"))
     assert caplog.text == ""
@@ -275,7 +276,7 @@ def test_only_the_named_file_may_be_anything(tmp_path: Path, asked: str, other: 
     write(keeper(tmp_path, asked))
     first = [(tmp_path / name).read_text() for name in (asked, other)]
     records = keeper(tmp_path, asked)  # both are ours now
-    records.write(report(2), COUNTS)
+    records.write(report(2), LEFT)
     second = [(tmp_path / name).read_text() for name in (asked, other)]
     assert first[0] != second[0] and first[1] != second[1]
     document = tmp_path / "a.json"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tests.models.changed_specs import with_experts
 from vkmoe.errors import VkmoeError
+from vkmoe.experts.decide.token_table import History, TokenRows
 from vkmoe.experts.records.profile import (
     MAX_COUNT,
     ProfiledModel,
@@ -37,10 +38,17 @@ TENSORS = [
 MODEL = profiled_model(SPEC, 3, TENSORS)
 COUNTS = np.random.default_rng(1).random(3 * 8) * 100
 COUNTS[3] = 0.0
+LEFT = History(COUNTS)
+TOKENS = TokenRows(
+    np.array([70, 3, 12]),
+    np.array([1, 32, 2], np.uint16),
+    np.arange(3 * 3 * 4, dtype=np.uint16).reshape(3, 3, 4) % 8,
+    np.arange(3 * 3 * 4, dtype=np.uint16).reshape(3, 3, 4) * 1820,
+)
 
 
 def save_profile(path: Path, model: ProfiledModel, counts: NDArray[np.float64]) -> None:
-    path.write_text(profile_text(model, counts))
+    path.write_text(profile_text(model, History(counts)))
 
 
 @pytest.fixture
@@ -75,8 +83,68 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 
 def test_counts_come_back_bit_for_bit(path: Path) -> None:
     loaded = load_profile(path, MODEL)
-    assert loaded is not None and loaded.dtype == np.float64
-    assert np.array_equal(loaded, COUNTS)
+    assert loaded is not None and loaded.tokens is None
+    assert loaded.counts.dtype == np.float64 and np.array_equal(loaded.counts, COUNTS)
+
+
+def test_what_is_known_of_tokens_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    path.write_text(profile_text(MODEL, History(COUNTS, TOKENS)))
+    loaded = load_profile(path, MODEL)
+    assert loaded is not None and loaded.tokens is not None
+    for name in TokenRows._fields:
+        ours, theirs = getattr(loaded.tokens, name), getattr(TOKENS, name)
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), name
+
+
+def test_a_profile_that_knows_no_tokens_yet_stays_good(path: Path) -> None:
+    """As version 1 was written."""
+
+    def older(document: dict[str, Any]) -> None:
+        document["version"] = 1
+        del document["tokens"]
+
+    loaded = load_profile(edit(path, older), MODEL)
+    assert loaded is not None and loaded.tokens is None
+    assert np.array_equal(loaded.counts, COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ([], "no object"),
+        ({"ids": [70, 3, 3]}, "distinct"),
+        ({"ids": [70, 3]}, "more than"),
+        ({"ids": [70, 3, -1]}, "no ids"),
+        ({"ids": [70, 3, 10**400]}, "no ids"),
+        ({"ids": [70, 3, 1.0]}, "no ids"),
+        ({"ids": None}, "no ids"),
+        ({"seen": [1, 33, 2]}, "how often"),
+        ({"seen": [1, 0, 2]}, "how often"),
+        ({"seen": [1, True, 2]}, "how often"),
+        ({"experts": "A" * 96}, None),
+        ({"experts": "CAAI" * 24}, "needs experts"),
+        ({"experts": "A" * 92}, "needs experts"),
+        ({"experts": "*" * 96}, "needs experts"),
+        ({"shares": 7}, "needs experts"),
+        ({"shares": "A" * 100}, "needs experts"),
+    ],
+)
+def test_what_is_said_of_tokens_is_checked(tmp_path: Path, change: Any, words: str | None) -> None:
+    path = tmp_path / "p"
+    path.write_text(profile_text(MODEL, History(COUNTS, TOKENS)))
+
+    def damage(document: dict[str, Any]) -> None:
+        if isinstance(change, dict):
+            document["tokens"].update(change)
+        else:
+            document["tokens"] = change
+
+    edit(path, damage)
+    if words is None:
+        assert load_profile(path, MODEL) is not None, "the damage is what is refused"
+    else:
+        assert words in refusal(path)
 
 
 def test_a_missing_file_is_a_beginning(tmp_path: Path) -> None:
@@ -87,7 +155,7 @@ def test_a_missing_file_is_a_beginning(tmp_path: Path) -> None:
 def test_counts_above_the_bound_are_saved_as_it(tmp_path: Path) -> None:
     save_profile(tmp_path / "p", MODEL, np.full_like(COUNTS, 1e200))
     loaded = load_profile(tmp_path / "p", MODEL)
-    assert loaded is not None and set(loaded.tolist()) == {MAX_COUNT}
+    assert loaded is not None and set(loaded.counts.tolist()) == {MAX_COUNT}
 
 
 # ----- other models -----
@@ -164,7 +232,7 @@ def test_every_truncation_is_refused(path: Path) -> None:
         refusal(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, 1.5, "1", None, [[1]], 10**4000])
+@pytest.mark.parametrize("version", [0, 3, 1.5, True, "1", None, [[1]], 10**4000])
 def test_another_version_is_refused(path: Path, version: Any) -> None:
     assert "version" in refusal(edit(path, lambda d: d.update(version=version)))
 

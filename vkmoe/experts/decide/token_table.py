@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from vkmoe.experts import _sums
 from vkmoe.experts.decide.keys import KeySpace, Values
 
-__all__ = ["MAX_BYTES", "TokenRows", "TokenTable", "Upcoming", "n_rows_of", "row_bytes"]
+__all__ = [
+    "MAX_BYTES",
+    "SLOWEST",
+    "WIDTH",
+    "History",
+    "TokenRows",
+    "TokenTable",
+    "Upcoming",
+    "n_rows_of",
+    "row_bytes",
+]
 
 MAX_BYTES = 32 << 20  # of a table; rows of the ids that occurred last
 WIDTH = 2  # entries of a row and layer, times the experts that a token uses in a layer
@@ -38,6 +48,13 @@ class TokenRows(NamedTuple):
     seen: NDArray[np.uint16]  # [n]: occurrences, at most SLOWEST
     experts: NDArray[np.uint16]  # [n, n_layers, width]
     shares: NDArray[np.uint16]  # alike; 0: no entry, 65535: used at each occurrence
+
+
+class History(NamedTuple):
+    """Holds what a run leaves to the next one."""
+
+    counts: Values  # [n_keys]: decayed uses
+    tokens: TokenRows | None = None  # None: nothing is known of tokens by their ids
 
 
 def row_bytes(n_layers: int, n_used: int) -> int:
@@ -109,8 +126,18 @@ class TokenTable:
         rows = np.array([*self._row_of.values()], np.int64)
         return TokenRows(ids, self._seen[rows], self._experts[rows], self._shares[rows])
 
+    @classmethod
+    def of(cls, space: KeySpace, rows: TokenRows) -> TokenTable:
+        """Begin from what an earlier run knew."""
+        table = cls(space, rows.experts.shape[2] // WIDTH)
+        table.restore(rows)
+        return table
+
     def restore(self, rows: TokenRows) -> None:
-        """Begin from what an earlier run knew; of too many ids, from those that occurred last."""
+        """Know what an earlier run knew; of too many ids, those that occurred last. *Mutates*.
+
+        Must hold: nothing was learned before.
+        """
         last = slice(max(0, len(rows.ids) - self._n_rows), None)
         ids = rows.ids[last].tolist()
         self._seen[: len(ids)] = rows.seen[last]

@@ -15,11 +15,9 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.records.profile import load_profile, profile_text, profiled_model
 from vkmoe.experts.records.report import FORMAT, ExpertReport, as_document, as_text
 from vkmoe.facts import ModelSpec
@@ -41,7 +39,7 @@ _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # what a plain file is called tha
 class RecordKeeper:
     """Reads the profile before the model is loaded, and writes both files at the end.
 
-    `seed` are the counts of the profile [n_keys]; None without one, and for a dense model.
+    `seed` is what the profile holds; None without one, and for a dense model.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class RecordKeeper:
         damaged or of another model. A path that cannot be written is a warning in the log.
         """
         self._outputs = record_outputs(config)
-        self.seed: NDArray[np.float64] | None = None
+        self.seed: History | None = None
         check_outputs(self._outputs)
         _refuse_foreign(self._outputs)
         stats, profile = config.expert_stats, config.expert_profile
@@ -65,14 +63,14 @@ class RecordKeeper:
             tensors = [tensor for layer in expert_layers for tensor in layer]
             self._model = profiled_model(spec, len(expert_layers), tensors)
             self.seed = load_profile(Path(profile), self._model)
-            if self.seed is not None and self.seed.any():
+            if self.seed is not None and self.seed.counts.any():
                 log.info("expert profile %s: the most used experts come first", profile)
         for what, asked in (("statistics", stats), ("profile", profile)):
             if asked is not None and (reason := reason_against_writing(Path(asked))):
                 log.warning("the expert %s will not be written at the end: %s", what, reason)
 
-    def write(self, report: ExpertReport, counts: NDArray[np.float64]) -> None:
-        """Write the statistics, and the decayed counts [n_keys]; one that fails stops no other.
+    def write(self, report: ExpertReport, history: History) -> None:
+        """Write the statistics, and what the run leaves; one that fails stops no other.
 
         A run without a token replaces no statistics, and neither begins nor changes a profile.
         Raises VkmoeError naming what failed; while another exception is being handled, that is
@@ -83,7 +81,7 @@ class RecordKeeper:
             if not report.n_tokens and (option == PROFILE or path.is_file()):
                 continue
             if option == PROFILE:
-                what, text = "profile", profile_text(self._model, counts)
+                what, text = "profile", profile_text(self._model, history)
             else:
                 what = "statistics"
                 text = as_text(report)

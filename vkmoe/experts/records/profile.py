@@ -1,31 +1,46 @@
-"""Reads and formats the profile of `--expert-profile`: decayed uses of experts, kept between runs.
+"""Reads and formats the profile of `--expert-profile`: what is known of experts, kept between runs.
 
-Owns the file's format, a JSON document, and the fingerprint that ties it to a model. Does not
-decide what the counts are used for, nor write the file.
+That is their decayed uses, and which of them each token used, by its id. Owns the file's format, a
+JSON document, and the fingerprint that ties it to a model. Does not decide what is made of it, nor
+write the file.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.errors import VkmoeError
+from vkmoe.experts.decide.token_table import (
+    MAX_BYTES,
+    SLOWEST,
+    WIDTH,
+    History,
+    TokenRows,
+    n_rows_of,
+)
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
 
 __all__ = ["ProfiledModel", "load_profile", "profile_text", "profiled_model"]
 
-FORMAT, VERSION = "vkmoe expert profile", 1
+FORMAT, VERSION = "vkmoe expert profile", 2
+WITHOUT_TOKENS = 1  # the version before, which knows nothing of tokens
 MAX_COUNT = 1e15  # more tokens than any run sees; keeps sums and weighted counts finite
-_BYTES_PER_COUNT, _BYTES_BESIDE = 64, 1 << 16  # what a sound file needs at most
+# What a sound file needs at most: for a count, beside all, and for the numbers of a token.
+_BYTES_PER_COUNT, _BYTES_BESIDE, _BYTES_PER_TOKEN = 64, 1 << 16, 32
+MAX_ID = 1 << 31
 _WORDS = {
     "n_moe_layers": "number of MoE layers",
     "n_experts": "number of experts",
@@ -76,28 +91,45 @@ def profiled_model(
     )
 
 
-def profile_text(model: ProfiledModel, counts: NDArray[np.float64]) -> str:
-    """Return the file of the decayed counts [n_keys]."""
-    rows = np.minimum(counts, MAX_COUNT).reshape(model.n_moe_layers, model.n_experts).tolist()
-    document = {"format": FORMAT, "version": VERSION, "model": asdict(model), "counts": rows}
+def profile_text(model: ProfiledModel, history: History) -> str:
+    """Return the file of what a run leaves."""
+    counts = np.minimum(history.counts, MAX_COUNT).reshape(model.n_moe_layers, model.n_experts)
+    document = {"format": FORMAT, "version": VERSION, "model": asdict(model)}
+    document |= {"counts": counts.tolist(), "tokens": None}
+    if history.tokens is not None:
+        ids, seen, experts, shares = history.tokens
+        document["tokens"] = {
+            "ids": ids.tolist(),
+            "seen": seen.tolist(),
+            "experts": _text_of(experts),
+            "shares": _text_of(shares),
+        }
     return json.dumps(document, allow_nan=False) + "\n"
 
 
-def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None:
-    """Return the decayed counts [n_keys] of an earlier run; None if there is no such file.
+def _text_of(values: NDArray[np.uint16]) -> str:
+    """Write whole numbers as base64 of two bytes each, the lower one first."""
+    return base64.b64encode(values.astype("<u2").tobytes()).decode("ascii")
+
+
+def load_profile(path: Path, model: ProfiledModel) -> History | None:
+    """Return what an earlier run left; None if there is no such file.
 
     Raises VkmoeError for a file that cannot be read, is damaged or belongs to another model.
     """
     limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.n_moe_layers * model.n_experts
+    limit += MAX_BYTES * 4 // 3 + _BYTES_PER_TOKEN * n_rows_of(model.n_moe_layers, model.n_used)
     try:
         with open(path, "rb") as stream:
-            data = stream.read(limit + 1)
+            # One that is too large is not read: its size says so, if it has any.
+            is_too_large = os.fstat(stream.fileno()).st_size > limit
+            data = b"" if is_too_large else stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         reason = error.strerror or error
         raise VkmoeError(f"the expert profile {path} cannot be read: {reason}", _REMEDY) from error
-    if len(data) > limit:
+    if is_too_large or len(data) > limit:
         _refuse(path, f"is larger than the {limit} bytes a profile of this model can have")
     try:
         document = json.loads(data)
@@ -105,11 +137,12 @@ def load_profile(path: Path, model: ProfiledModel) -> NDArray[np.float64] | None
         document = None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "is not an expert profile, or damaged")
-    if document.get("version") != VERSION:
-        found = shown(str(document.get("version")))
-        _refuse(path, f"has format version {found}, this vkmoe reads {VERSION}")
+    version = document.get("version")
+    if type(version) is not int or version not in (WITHOUT_TOKENS, VERSION):
+        _refuse(path, f"has format version {shown(str(version))}, this vkmoe reads {VERSION}")
     _check_model(path, document.get("model"), model)
-    return _counts(path, document.get("counts"), (model.n_moe_layers, model.n_experts))
+    counts = _counts(path, document.get("counts"), (model.n_moe_layers, model.n_experts))
+    return History(counts, _token_rows(path, document.get("tokens"), model))
 
 
 def _check_model(path: Path, found: Any, model: ProfiledModel) -> None:
@@ -135,6 +168,45 @@ def _counts(path: Path, rows: Any, shape: tuple[int, int]) -> NDArray[np.float64
     if counts.shape != shape or not ((counts >= 0) & (counts <= MAX_COUNT)).all():
         _refuse(path, f"is damaged: it needs {shape[0]} layers of {shape[1]} counts from 0")
     return counts.reshape(-1)
+
+
+def _token_rows(path: Path, found: Any, model: ProfiledModel) -> TokenRows | None:
+    """Return what is known of tokens, checked."""
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        _refuse(path, "is damaged: what it says of tokens is no object")
+    ids, seen = found.get("ids"), found.get("seen")
+    if not _are_numbers(ids, 0, MAX_ID) or not _are_numbers(seen, 1, SLOWEST):
+        _refuse(path, "is damaged: what it says of tokens has no ids, or not how often they came")
+    if len(ids) != len(seen) or len(set(ids)) != len(ids):
+        _refuse(path, "is damaged: ids of tokens are not distinct, or more than their numbers")
+    shape = (len(ids), model.n_moe_layers, WIDTH * model.n_used)
+    experts, shares = (_values_of(found.get(name), shape) for name in ("experts", "shares"))
+    if experts is None or shares is None or (experts >= model.n_experts).any():
+        _refuse(path, f"is damaged: it needs experts and shares of {len(ids)} tokens")
+    return TokenRows(np.array(ids, np.int64), np.array(seen, np.uint16), experts, shares)
+
+
+def _are_numbers(values: Any, low: int, high: int) -> TypeGuard[list[int]]:
+    """Return whether these are whole numbers within bounds."""
+    return isinstance(values, list) and all(
+        type(value) is int and low <= value <= high for value in values
+    )
+
+
+def _values_of(text: Any, shape: tuple[int, ...]) -> NDArray[np.uint16] | None:
+    """Return what `_text_of` wrote; None where it is not of this shape."""
+    n_bytes = 2 * math.prod(shape)
+    if not isinstance(text, str) or len(text) != 4 * -(-n_bytes // 3):
+        return None
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+    if len(data) != n_bytes:
+        return None
+    return np.frombuffer(data, "<u2").astype(np.uint16).reshape(shape)
 
 
 def _refuse(path: Path, message: str, remedy: str = _REMEDY) -> NoReturn:

@@ -189,8 +189,7 @@ class ExpertTracker:
         """Decide what moves after the last run, now that the ids `upcoming` are known."""
         if not self.residency.settings.in_shadow:
             self.learn()
-        if self.cache is not None:
-            self.cache.decide(upcoming)
+        self._decide(upcoming)
 
     def learn(self) -> None:
         """Learn from the last run and count it, unless that was done."""
@@ -204,15 +203,18 @@ class ExpertTracker:
         if n_decoded:
             n_hits = routing.size * hits if isinstance(hits, bool) else np.count_nonzero(hits)
             self.profiler.note_together(n_decoded, Tally(routing.size, int(n_hits)))
-        self._note_pins()
         if self._checks and self.cache is not None:
             self.cache.check_integrity()
 
     def settle(self) -> None:
         """Do what the last run has left to do, where no next one is known."""
         self.learn()
+        self._decide(NOTHING_KNOWN)
+
+    def _decide(self, upcoming: Upcoming) -> None:
         if self.cache is not None:
-            self.cache.decide(NOTHING_KNOWN)
+            self.cache.decide(upcoming)
+            self._note_pins()
 
     def _note_pins(self) -> None:
         if self.residency.warm_at == self.residency.n_tokens:
