@@ -4,13 +4,14 @@ python -m bench.host_time
 
 A qwen3moe model with 48 layers of 128 experts, 8 used, whose matrices are as small as its kernels
 allow (hidden 32), so that the program has its full number of commands and next to no arithmetic.
-`time.thread_time()` around `Engine.run_token` counts the CPU time of this thread only: on a CPU
-device the driver's own threads do not count. Once with all experts in place (target under 0.3 ms),
-and three times with the expert cache at work (under 1 ms), which takes in the choice of what moves:
-as on a device with one queue (a predictor learns, and the next token waits for copies that are
-recorded for it), as on a GPU with a queue for copies (no expert is guessed, experts stay where they
-land, and copies are handed to a thread), and with everything on (that, and a predictor). How much
-moves is measured too: tokens are drawn by Zipf's law, as in text, and routed by random weights.
+`time.thread_time()` around `Engine.run_token` and the sampler counts the CPU time of this thread
+only: on a CPU device the driver's own threads do not count. What is done while the GPU runs (the
+engine's `meanwhile`) is taken off: the rest is on the critical path, under 0.3 ms if all is well.
+Once with all experts in place, and four times with the expert cache at work and everything on, as
+by default: on a device with one queue (the next token waits for copies that are recorded for it)
+and on a GPU with a queue for copies (experts stay where they land, and copies are handed to a
+thread), each with the bookkeeping in the shadow of tokens and between them. How much moves is
+measured too: tokens are drawn by Zipf's law, as in text, and routed by random weights.
 
 On a CPU device the kernels run on the host's own cores and leave nothing of the host's data in
 their caches. So the same tokens are run twice: with their kernels, and then, as a GPU leaves the
@@ -32,23 +33,29 @@ from numpy.typing import NDArray
 
 from bench.command import command_line, finish, run_main
 from bench.models import custom_model, default_cache, shape_of
-from vkmoe.batch import BatchKind
+from vkmoe.batch import BatchKind, TopLogits
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import MIN_REPEATS, Row, percentile, summarise
-from vkmoe.config import EngineConfig
+from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
 from vkmoe.execute.recorder import Recorded
 from vkmoe.experts.records.profiler import Tally
+from vkmoe.generate.sampler import Sampler
 from vkmoe.gpu.program import Program
 
-IN_PLACE, CACHED, BESIDE = "in place", "with the cache", "with copies beside tokens"
-ALL_ON = "with everything on"
+IN_PLACE = "in place"
+CACHED, CACHED_BETWEEN = "with one queue, shadow", "with one queue, between"
+BESIDE, BESIDE_BETWEEN = "with copies beside tokens, shadow", "with copies beside tokens, between"
 WITH_KERNELS, EMPTY = "with its kernels", "with empty programs"
-TARGETS_MS = {IN_PLACE: 0.3, CACHED: 1.0, BESIDE: 1.0, ALL_ON: 1.0}
+TARGET_MS = 0.3  # on the critical path
 # The defaults of a device with one queue, and of a GPU with a queue for copies.
 ONE_QUEUE: dict[str, Any] = {"expert_copies": "wait", "promote_on_read": False}
 OWN_QUEUE: dict[str, Any] = {"expert_copies": "overlap", "promote_on_read": True}
 CONTEXT = 256
+# Largest logits to sample by where programs are empty, and leave none.
+NUMBERS = TopLogits(
+    np.arange(64, dtype=np.int32), np.linspace(9, 1, 64, dtype=np.float32), 320, 12.0
+)
 N_TOKENS = 320  # vocabulary
 N_WARM = 5
 SMALLEST = {
@@ -67,6 +74,7 @@ SMALLEST = {
 class _Times(NamedTuple):
     """Of one token, in milliseconds; and the experts that were uploaded for it."""
 
+    critical: float  # of the thread, but for what is done while the GPU runs
     thread: float
     wall: float
     n_uploads: int
@@ -126,14 +134,18 @@ def _engines(options: argparse.Namespace) -> dict[str, Engine]:
     shape = shape_of("tiny", n_layers=options.layers, **SMALLEST)
     model = custom_model(f"smallest-{options.layers}", shape, "q8_0", options.cache)
     cached: dict[str, Any] = {"expert_slots": options.expert_slots}
-    asked: tuple[dict[str, Any], ...] = (
-        {},
-        cached | ONE_QUEUE,
-        cached | OWN_QUEUE,
-        cached | OWN_QUEUE | {"moe_predict_prefetch": True},
-    )
-    configs = [EngineConfig(options.device, CONTEXT, **choices) for choices in asked]
-    return dict(zip(TARGETS_MS, (Engine(model, config) for config in configs), strict=True))
+    between: dict[str, Any] = {"expert_bookkeeping": "between"}
+    asked: dict[str, dict[str, Any]] = {
+        IN_PLACE: {},
+        CACHED: cached | ONE_QUEUE,
+        CACHED_BETWEEN: cached | ONE_QUEUE | between,
+        BESIDE: cached | OWN_QUEUE,
+        BESIDE_BETWEEN: cached | OWN_QUEUE | between,
+    }
+    return {
+        name: Engine(model, EngineConfig(options.device, CONTEXT, **choices))
+        for name, choices in asked.items()
+    }
 
 
 def _empty(engine: Engine) -> None:
@@ -162,6 +174,7 @@ def _measure(
 ) -> _Run:
     """Engines in turns; `routing` is what to believe of each token, where no kernel reports it."""
     cached, profiler = engines[CACHED], engines[CACHED].profiler
+    sampler = Sampler(SamplingConfig(), seed=0)
     assert profiler is not None
     repeats: dict[str, list[list[_Times]]] = {name: [] for name in engines}
     used: list[NDArray[np.uint32]] = []
@@ -173,7 +186,7 @@ def _measure(
             for position, token in enumerate(text):
                 if routing:
                     _believe(engine, routing[first + position])
-                times.append(_token(engine, token, position % CONTEXT, bool(routing)))
+                times.append(_token(engine, sampler, token, position % CONTEXT, bool(routing)))
                 if engine is cached:
                     used.append(engine.routing())
             if number:
@@ -198,18 +211,31 @@ def _text(random: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:
     return random.choice(N_TOKENS, n_tokens, p=weights / weights.sum())
 
 
-def _token(engine: Engine, token: int, position: int, empty: bool) -> _Times:
+def _token(engine: Engine, sampler: Sampler, token: int, position: int, empty: bool) -> _Times:
     """Runs one token, which must have been computed, but by an `empty` program."""
-    before = _n_uploads(engine)
+    before, hidden = _n_uploads(engine), 0.0
+    meanwhile = engine._experts.meanwhile
+
+    def timed() -> None:
+        nonlocal hidden
+        began = time.thread_time()
+        meanwhile()
+        hidden += time.thread_time() - began
+
+    engine._experts.meanwhile = timed  # type: ignore[method-assign]
     wall, thread = time.perf_counter(), time.thread_time()
     top = engine.run_token(token, position)
+    assert top is not None
+    sampler.sample(NUMBERS if empty else top, engine.full_logits)
     thread, wall = time.thread_time() - thread, time.perf_counter() - wall
-    assert top is not None and (empty or not top.has_nan), "the token was not computed"
-    return _Times(1e3 * thread, 1e3 * wall, _n_uploads(engine) - before)
+    engine._experts.meanwhile = meanwhile  # type: ignore[method-assign]
+    assert empty or not top.has_nan, "the token was not computed"
+    return _Times(1e3 * (thread - hidden), 1e3 * thread, 1e3 * wall, _n_uploads(engine) - before)
 
 
 def _n_uploads(engine: Engine) -> int:
-    return engine.cache.counters.n_uploads if engine.cache is not None else 0
+    cache = engine._experts.cache  # the engine's own would have it settled
+    return cache.counters.n_uploads if cache is not None else 0
 
 
 def _results(runs: Mapping[str, _Run]) -> dict[str, Any]:
@@ -219,21 +245,23 @@ def _results(runs: Mapping[str, _Run]) -> dict[str, Any]:
         print(f"----- {kind} -----\n")
         for name, found in run.repeats.items():
             rows += _rows(f"{name}, {kind}", found)
-            print(*rows[-2:], sep="\n")
-            met[name] = rows[-2].value.median < TARGETS_MS[name]
+            print(*rows[-3:], sep="\n")
+            met[name] = rows[-3].value.median < TARGET_MS
             verdict = "met" if met[name] else "MISSED"
-            print(f"target: under {TARGETS_MS[name]} ms {verdict}\n" if kind == EMPTY else "")
+            print(f"target: under {TARGET_MS} ms {verdict}\n" if kind == EMPTY else "")
     uploads = [times.n_uploads for tokens in runs[EMPTY].repeats[CACHED] for times in tokens]
     return {"rows": rows, "targets_met": met, "uploads_per_token": float(np.mean(uploads))}
 
 
 def _rows(name: str, found: Sequence[Sequence[_Times]]) -> list[Row]:
-    every = [times.thread for tokens in found for times in tokens]
-    per_repeat = [percentile([times.thread for times in tokens], 50) for tokens in found]
+    every = [times.critical for tokens in found for times in tokens]
+    per_repeat = [percentile([times.critical for times in tokens], 50) for tokens in found]
+    threads = [percentile([times.thread for times in tokens], 50) for tokens in found]
     walls = [percentile([times.wall for times in tokens], 50) for tokens in found]
     tail = f"of single tokens p50 {percentile(every, 50):.3f} p99 {percentile(every, 99):.3f}"
     return [
         Row(f"host time per token {name}", summarise(per_repeat), "ms", "thread_time", tail),
+        Row("the same and what is hidden", summarise(threads), "ms", "thread_time"),
         Row("the same tokens by the wall clock", summarise(walls), "ms", "host_wall"),
     ]
 

@@ -105,7 +105,7 @@ def draw(seed: int, facts: ModelFacts) -> Case:
     options: dict[str, Any] = {
         "executor": "stepped" if pool else rng.choice(["fused", "stepped"]),
         "host_pool": str(pool) if pool else None,
-        "expert_predictor": rng.choice(["previous", "correlation", "frequency", "none"]),
+        "expert_predictor": rng.choice(["token", "correlation", "previous", "frequency", "none"]),
         "miss": rng.choice(["read", "gather", "auto"]),
         "expert_policy": rng.choice(["lru", "slru", "lfru"]),
         "expert_allocation": rng.choice(["layer", "layer", "global"]),
