@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from unittest.mock import PropertyMock, patch
 
 import numpy as np
 
 from vkmoe.choices import PolicyName
 from vkmoe.experts.decide.keys import DecayedCounts, Keys, KeySpace, Mask
 from vkmoe.experts.decide.locations import FREE, Locations
-from vkmoe.experts.decide.policies import POLICIES, Leaving, Policy
+from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
 __all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "order", "random_tokens"]
@@ -22,7 +23,11 @@ MakePolicy = Callable[[Locations, DecayedCounts], Policy]
 
 def order(policy: Policy, pool: int) -> list[int]:
     """The residents of a pool: those that would leave first in front, pinned ones last."""
-    found = policy._orders([pool], np.zeros(policy.space.n_keys, np.bool_))[0]
+    keys = policy.locations.holders([pool])
+    unpinned = policy.locations.unpinned(keys)
+    values = policy._value(keys, unpinned, [pool]).astype(np.float32)
+    by_value = np.lexsort((policy._last[keys[0]], values[0]))
+    found = [int(key) for key in keys[0, by_value[unpinned[0, by_value]]]]
     newest, residents = int(policy._newest[pool]), policy.locations.of(pool)
     found.sort(key=lambda key: key == newest)  # it leaves only if no other may
     return [*found, *residents[policy.locations.pins[residents] != 0].tolist()]
@@ -49,10 +54,10 @@ class OnePool:
 
     def victim(self, newcomer: int, needed: Iterable[int]) -> int | None:
         """Who would leave for `newcomer` were the pool full; None if nobody may."""
-        others = self.all._orders([0], self.mask(needed))[0]
-        spare = self.all._spare(0)
-        leaving = Leaving(0, others, int(self.all._newest[0]), self.all.space, spare)
-        return leaving.first_for(newcomer)
+        full = PropertyMock(return_value=np.zeros(1, np.int64))
+        with patch.object(Locations, "n_free_of_all", full):
+            moves = self.all._admit(_keys(newcomer), self.mask(needed), NO_LIMITS)
+        return moves[0].victim if moves else None
 
     def insert(self, key: int) -> None:
         self.all.enter(_keys(key), _keys(FREE))

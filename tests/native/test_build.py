@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools import compile_shaders
-from vkmoe.experts import _sums
+from vkmoe.experts import _residency
 from vkmoe.gpu import _native as native
 
 SHADER = """#version 450
@@ -36,7 +36,7 @@ defines = { MORE = 2 }
 RUNTIME = ("libstdc++.so", "libm.so", "libgcc_s.so", "libc.so", "ld-linux")
 
 
-@pytest.mark.parametrize(("extension", "more"), [(native, {"libvulkan.so.1"}), (_sums, set())])
+@pytest.mark.parametrize(("extension", "more"), [(native, {"libvulkan.so.1"}), (_residency, set())])
 def test_the_extension_needs_vulkan_and_the_runtime_only(extension, more):
     """That of the experts needs no Vulkan either."""
     listed = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.experts.interrupts import ctrl_c_after
-from vkmoe.experts import _sums
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import DecayedCounts
 from vkmoe.experts.decide.worth import EVERY, LEAST, Chances
 
@@ -106,13 +106,13 @@ def test_the_chances_of_a_layer_follow_from_what_is_said_of_it() -> None:
 def test_the_fit_multiplies_no_tiny_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of experts not used for long; products below 1e-308 take ten times as long."""
     looked_at: list[NDArray[np.float64]] = []
-    products = _sums.products
+    products = _residency.products
 
     def noting(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         looked_at.extend(rows)
         return products(rows)
 
-    monkeypatch.setattr(_sums, "products", noting)
+    monkeypatch.setattr(_residency, "products", noting)
     learner = Learner()
     for n in range(700):
         learner.token([n % N if n < 100 else n % 3])

@@ -170,7 +170,7 @@ def protected(policy: OnePool) -> set[int]:
     assert isinstance(policy.all, Slru)
     slru, locations = policy.all, policy.locations
     keys = locations.holders([0])
-    found = slru._protected(keys, locations.unpinned(keys), [0], slru._last[keys])
+    found = slru._protected(keys, locations.unpinned(keys), [0])
     residents = locations.of(0)
     return {*keys[found].tolist(), *residents[locations.pins[residents] != 0].tolist()}
 

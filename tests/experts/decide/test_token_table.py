@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vkmoe.experts import _sums
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.token_table import (
     DOUBT,
@@ -179,15 +179,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         "ids": np.array([[0, 1, 2, 3]] * 3, np.uint32), "n": 1,
     }  # fmt: skip
     with pytest.raises(ValueError, match=words):
-        _sums.learn_token(**(fine | arguments))  # type: ignore[arg-type]
+        _residency.learn_token(**(fine | arguments))  # type: ignore[arg-type]
     assert not experts.any() and not shares.any()
 
 
 def test_rows_that_name_strange_experts_are_refused() -> None:
     experts, shares = np.full((1, 3, 8), 16, np.uint16), np.zeros((1, 3, 8), np.uint16)
     with pytest.raises(ValueError, match="not below n_experts"):
-        _sums.expect(experts, shares, [0], [1.0], 16)
+        _residency.expect(experts, shares, [0], [1.0], 16)
     with pytest.raises(ValueError, match="no such row"):
-        _sums.expect(experts, shares, [1], [1.0], 17)
+        _residency.expect(experts, shares, [1], [1.0], 17)
     with pytest.raises(ValueError, match="one factor"):
-        _sums.expect(experts, shares, [0], [], 17)
+        _residency.expect(experts, shares, [0], [], 17)

@@ -159,7 +159,7 @@ class Locations:
         """Return the experts with slots of a pool, ascending."""
         return np.flatnonzero(self.resident & (self.pool_of == pool))
 
-    def holders(self, pools: Sequence[int]) -> Keys:
+    def holders(self, pools: Sequence[int] | Keys) -> Keys:
         """Return the keys in the slots of these pools, n_keys where none is: [n, widest pool]."""
         return self._view().holders[pools]
 
@@ -171,6 +171,16 @@ class Locations:
     def n_free(self, pool: int) -> int:
         """Return how many slots of a pool are free."""
         return len(self._view().free[pool])
+
+    @property
+    def all_unpinned(self) -> Mask:
+        """Return which experts have a slot and no pin, with an entry more [n_keys + 1]; a view."""
+        return self._view().unpinned
+
+    @property
+    def n_free_of_all(self) -> Keys:
+        """Return how many slots of each pool are free [n_pools]."""
+        return np.array([len(free) for free in self._view().free], np.int64)
 
     @property
     def n_pinned(self) -> Keys:

@@ -8,7 +8,6 @@ and a line in POLICIES. Which experts should enter is decided in residency.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
@@ -17,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.choices import PolicyName
-from vkmoe.experts.decide.keys import DecayedCounts, Keys, KeySpace, Mask, Values
+from vkmoe.experts import _residency
+from vkmoe.experts.decide.keys import DecayedCounts, Keys, Mask, Values
 from vkmoe.experts.decide.locations import FREE, Locations, Move
 
 __all__ = [
     "NO_LIMITS",
     "POLICIES",
     "PROTECTED_SHARE",
-    "Leaving",
     "Lfru",
     "Limits",
     "Lru",
@@ -36,57 +35,9 @@ __all__ = [
 # smaller ones hardly more; where the subject changes, a share keeps what is in use now.
 PROTECTED_SHARE = 0.25
 
-Ranks = NDArray[np.int64]
-_NEVER = np.iinfo(np.int64).max  # the rank of those that may not leave
+_ROOMY = -1  # in place of a pool: it has a free slot for each newcomer
 _MAX_CLOCK = (1 << 31) - 2  # recency is an int32
 _NO_RECENCY = np.iinfo(np.int32).max  # a recency that no expert has
-
-
-class Leaving:
-    """Gives a pool's slots to newcomers, one by one: free ones first, then in order of leaving.
-
-    The expert inserted last leaves only if no other may, and none of a layer that has none to
-    spare, unless for an expert of the same layer.
-    """
-
-    def __init__(
-        self,
-        n_free: int,
-        order: list[int],
-        newest: int,
-        space: KeySpace,
-        spare: list[int] | None = None,
-    ) -> None:
-        """List those that may leave in `order`, and how many each layer can spare; None: all."""
-        self._n_free, self._order, self._newest = n_free, order, newest
-        self._space, self._spare = space, spare
-
-    def first_for(self, newcomer: int) -> int | None:
-        """Return the key whose slot the newcomer takes; FREE: a free one; None: there is none."""
-        if self._n_free:
-            return FREE
-        last, spare, layer_of = None, self._spare, self._space.layer
-        for key in self._order:
-            if spare is not None:
-                layer = layer_of(key)
-                if spare[layer] <= 0 and layer != layer_of(newcomer):
-                    continue
-            if key != self._newest:
-                return key
-            last = key
-        return last
-
-    def take(self, victim: int, newcomer: int) -> None:
-        """Let the newcomer take the slot that `first_for` answered."""
-        self._newest = FREE  # it is the newcomer now, which cannot leave
-        if victim == FREE:
-            self._n_free -= 1
-        else:
-            self._order.remove(victim)
-        if self._spare is not None:
-            self._spare[self._space.layer(newcomer)] += 1
-            if victim != FREE:
-                self._spare[self._space.layer(victim)] -= 1
 
 
 class Limits(NamedTuple):
@@ -101,12 +52,6 @@ class Limits(NamedTuple):
     budget_bytes: float = inf
     n_landed: int = 0
     ranks: bool = False
-
-    def lets_in(self, newcomer: int, victim: int) -> bool:
-        """Return whether a newcomer, by index, may take the victim's slot as far as worth goes."""
-        if self.bids is None or self.worth is None:
-            return True
-        return self.bids.item(newcomer) > self.worth.item(victim)
 
 
 NO_LIMITS = Limits()
@@ -128,6 +73,8 @@ class Policy(ABC):
         self._last: NDArray[np.int32] = np.zeros(self.space.n_keys + 1, np.int32)
         self._clock = 1  # 0 stands for experts that were never used
         self._newest: Keys = np.full(len(self.pools), FREE, np.int64)  # inserted last
+        self._floors: Keys = np.array([pool.floor for pool in self.pools], np.int64)
+        self._slot_bytes: Keys = np.array([pool.slot_bytes for pool in self.pools], np.int64)
 
     def use(self, keys: Keys) -> Keys:
         """Note that a token used these keys, all in pools, the most important first.
@@ -152,13 +99,10 @@ class Policy(ABC):
         and never newcomers.
         """
         keys = np.array(newcomers, np.int64)
-        turns = range(len(keys))
         if limits.bids is not None:
             bids = np.where(self.locations.pins[keys] != 0, inf, limits.bids)
-            turns = np.argsort(-bids, kind="stable").tolist()
             limits = limits._replace(bids=bids)
-        pools = self.locations.pool_of[keys].tolist()
-        moves = self._admit(keys.tolist(), pools, turns, needed, limits)
+        moves = self._admit(keys, needed, limits)
         if moves:
             entering = np.array([move.key for move in moves], np.int64)
             self.enter(entering, np.array([move.victim for move in moves], np.int64))
@@ -185,11 +129,12 @@ class Policy(ABC):
     # ----- what a policy adds -----
 
     @abstractmethod
-    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
-        """Rank residents: [n_pools, n], the lowest leaves first, and no two in a row are equal.
+    def _value(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Values:
+        """Value residents: [n_pools, n], the lowest leaves first, of equals the least recent.
 
         `keys` [n_pools, n] are in the slots of these pools, n_keys where one is free; `unpinned`
-        are those without a pin. The ranks of the others mean nothing.
+        are those without a pin. The values of the others mean nothing. Those are equal that are as
+        float32.
         """
 
     def _note_entry(self, keys: Keys) -> None:
@@ -208,85 +153,44 @@ class Policy(ABC):
         self._clock += len(keys)  # first: no recency is given twice
         self._last[keys] = np.arange(first, self._clock)
 
-    def _admit(
-        self,
-        keys: Sequence[int],
-        pools: Sequence[int],
-        turns: Sequence[int],
-        needed: Mask,
-        limits: Limits,
-    ) -> list[Move]:
+    def _admit(self, keys: Keys, needed: Mask, limits: Limits) -> list[Move]:
         """Return which of these keys, in their turns, get a slot, and which leave for them."""
-        leaving = self._leaving_for(Counter(pools), needed, limits.worth if limits.ranks else None)
-        left = limits.budget_bytes
-        closed: set[int] = set()  # pools where the others bid less, and better ones would leave
-        moves: list[Move] = []
-        for turn in turns:
-            key, pool = keys[turn], pools[turn]
-            victim = leaving[pool].first_for(key) if pool in leaving else FREE
-            if victim is None or pool in closed:
-                continue
-            if victim != FREE and not limits.lets_in(turn, victim):
-                closed.add(pool)
-                continue
-            landed = turn < limits.n_landed
-            if not landed:
-                left -= self.pools[pool].slot_bytes
-                if left < 0:  # and stays so
-                    continue
-            if pool in leaving:
-                leaving[pool].take(victim, key)
-            moves.append(Move(pool, key, victim, landed))
-        return moves
-
-    def _leaving_for(
-        self, n_waiting: Mapping[int, int], needed: Mask, worth: Values | None
-    ) -> Mapping[int, Leaving]:
-        """Return what leaves each of these pools with fewer free slots than experts that wait.
-
-        By `worth` [n_keys], the least first; None: as the policy ranks them.
-        """
-        n_free = self.locations.n_free
-        full = [pool for pool, n in n_waiting.items() if n > n_free(pool)]
-        if not full:
-            return {}
-        n_most = None  # a floor may ask for any of them
-        if not any(self.pools[pool].floor for pool in full):
-            n_most = max(n_waiting[pool] for pool in full) + 1  # one to choose from
-        orders = self._orders(full, needed, n_most, worth)
-        return {
-            pool: Leaving(n_free(pool), order, newest, self.space, self._spare(pool))
-            for pool, order, newest in zip(full, orders, self._newest[full].tolist(), strict=True)
-        }
-
-    def _orders(
-        self,
-        pools: Sequence[int],
-        needed: Mask,
-        n_most: int | None = None,
-        worth: Values | None = None,
-    ) -> list[list[int]]:
-        """Return the first `n_most` that may leave each pool, whatever its floor and newest are."""
-        keys = self.locations.holders(pools)
-        unpinned = self.locations.unpinned(keys)
-        allowed = unpinned > needed.take(keys, mode="clip")
-        if worth is None:
-            ranks = self._rank(keys, unpinned, pools)
+        if not keys.size:
+            return []
+        pools = self.locations.pool_of[keys]
+        n_waiting = np.bincount(pools, minlength=len(self.pools))
+        n_free = self.locations.n_free_of_all
+        (full,) = (n_waiting > n_free).nonzero()
+        rows = np.full(len(self.pools), _ROOMY, np.int64)
+        rows[full] = np.arange(len(full))
+        holders = self.locations.holders(full)
+        if limits.ranks and limits.worth is not None:
+            values = limits.worth.take(holders, mode="clip")
         else:
-            ranks = _rank_by(worth.take(keys, mode="clip"), self._last[keys])
-        ranks = np.where(allowed, ranks, _NEVER)
-        first = ranks.argsort(axis=1)[:, :n_most]
-        rows = keys[np.arange(len(pools))[:, None], first].tolist()
-        n_allowed = allowed.sum(axis=1).tolist()
-        return [row[:n] for row, n in zip(rows, n_allowed, strict=True)]
-
-    def _spare(self, pool: int) -> list[int] | None:
-        """Return how many residents each layer has above the pool's floor, if that has one."""
-        if not (floor := self.pools[pool].floor):
-            return None
-        layers = self.locations.of(pool) // self.space.n_experts
-        n_spare: list[int] = (np.bincount(layers, minlength=self.space.n_layers) - floor).tolist()
-        return n_spare
+            values = self._value(holders, self.locations.unpinned(holders), full.tolist())
+        found = _residency.admit(
+            keys,
+            limits.bids,
+            rows[pools],
+            self._slot_bytes[pools],
+            limits.n_landed,
+            limits.budget_bytes,
+            holders,
+            values,
+            n_free[full],
+            self._newest[full],
+            self._floors[full],
+            self.locations.all_unpinned,
+            needed,
+            self._last,
+            limits.worth,
+            self.space.n_experts,
+        )
+        taken, of_pool = keys.tolist(), pools.tolist()
+        return [
+            Move(of_pool[turn], taken[turn], victim, turn < limits.n_landed)
+            for turn, victim in found
+        ]
 
 
 class Lru(Policy):
@@ -295,8 +199,8 @@ class Lru(Policy):
     An insertion counts as a use; a pinned key keeps its place in the order.
     """
 
-    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
-        return self._last[keys].astype(np.int64)
+    def _value(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Values:
+        return np.zeros(keys.shape)
 
 
 class Slru(Policy):
@@ -342,22 +246,15 @@ class Slru(Policy):
         super()._note_entry(keys)
         self._again[keys] = False
 
-    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
-        last = self._last[keys]
+    def _value(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Values:
         values = self.counts.of(keys) if self.frequency else np.zeros(keys.shape)
-        values[self._protected(keys, unpinned, pools, last)] = np.inf
-        return _rank_by(values, last)
+        values[self._protected(keys, unpinned, pools)] = np.inf
+        return values
 
-    def _protected(
-        self,
-        keys: Keys,
-        unpinned: Mask,
-        pools: Sequence[int],
-        last: NDArray[np.int32],
-    ) -> Mask:
-        """Return which are protected, [n_pools, n]; arguments as for `_rank`, and their recency."""
+    def _protected(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Mask:
+        """Return which are protected, [n_pools, n]; arguments as for `_value`."""
         room = (self._n_protected - self.locations.n_pinned)[pools]
-        recency = last * (self._again[keys] & unpinned)  # 0: cannot be protected
+        recency = self._last[keys] * (self._again[keys] & unpinned)  # 0: cannot be protected
         column = keys.shape[1] - np.maximum(1, room)
         lowest = np.maximum(1, np.sort(recency, axis=1)[np.arange(len(pools)), column])
         lowest[room <= 0] = _NO_RECENCY
@@ -385,19 +282,10 @@ class Lfru(Policy):
         super()._note_entry(keys)
         self._used_at[keys] = self.counts.now
 
-    def _rank(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Ranks:
+    def _value(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Values:
         since = self.counts.now - self._used_at[keys]
-        return _rank_by(self.counts.of(keys) / (1 + since), self._last[keys])
-
-
-def _rank_by(values: Values, recency: NDArray[np.int32]) -> Ranks:
-    """Join values and recency in one rank: the lowest value first, of equals the least recent.
-
-    The bits of a float32, as an integer, rise with it where it is not negative; values are equal
-    if they are as float32.
-    """
-    bits = values.astype(np.float32).view(np.int32).astype(np.int64)
-    return (bits << 32) | recency
+        values: Values = self.counts.of(keys) / (1 + since)
+        return values
 
 
 POLICIES: Mapping[PolicyName, type[Policy]] = {"lru": Lru, "slru": Slru, "lfru": Lfru}

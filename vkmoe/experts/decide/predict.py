@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.choices import Executor
-from vkmoe.experts import _sums
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.settings import CacheSettings
 
@@ -202,8 +202,8 @@ class Correlation(Predictor):
                 counts /= self._weight
                 counts[counts < LEAST] = 0
             self._weight = 1.0
-        _sums.learn(self._pairs, self._seen, before, after, first, self._weight)
+        _residency.learn(self._pairs, self._seen, before, after, first, self._weight)
 
     def _follow(self, ids: Ids, first: int) -> Scores:
         """Score what follows `ids` [n, n_used] in the n layers from `first` on: [n, n_experts]."""
-        return _sums.follow(self._pairs, self._seen, ids, first, self._weight)
+        return _residency.follow(self._pairs, self._seen, ids, first, self._weight)

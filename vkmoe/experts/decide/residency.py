@@ -152,6 +152,8 @@ class Residency:
         observed, self._observed = self._observed, []
         for run in observed:
             self._learn_run(run)
+        if observed and self._foresight is not None:
+            self._foresight.learned()
 
     def decide(
         self,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts import _sums
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import KeySpace, Values
 
 __all__ = [
@@ -95,7 +95,7 @@ class TokenTable:
         self._row_of[token] = row
         n_seen = min(self._seen.item(row) + 1, SLOWEST)
         self._seen[row] = n_seen
-        _sums.learn_token(self._experts, self._shares, row, ids, n_seen)
+        _residency.learn_token(self._experts, self._shares, row, ids, n_seen)
 
     def expect(self, tokens: Iterable[int], usual: Values) -> Values:
         """Return how many of the tokens of these ids use each expert, on average: [n_keys].
@@ -113,7 +113,7 @@ class TokenTable:
             rows.append(row)
             factors.append(n_seen / (n_seen + DOUBT))
             doubts += DOUBT / (n_seen + DOUBT)
-        found = _sums.expect(self._experts, self._shares, rows, factors, self._space.n_experts)
+        found = _residency.expect(self._experts, self._shares, rows, factors, self._space.n_experts)
         expected: Values = found.reshape(-1)
         expected += doubts * usual
         return expected

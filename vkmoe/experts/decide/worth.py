@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts import _sums
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask, Values
 from vkmoe.experts.decide.predict import create_predictor
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
@@ -129,6 +129,10 @@ class Foresight(ABC):
         """
         self._n_used = ids.shape[1]
 
+    def learned(self) -> None:
+        """Draw together what tokens were learned from since the last call."""
+        return
+
     @abstractmethod
     def expect(self, upcoming: Upcoming) -> None:
         """Learn what comes, before something is decided."""
@@ -184,6 +188,11 @@ class TokenForesight(Foresight):
         super().__init__(space, settings)
         self._counts, self._share = counts, 1 - 0.5 ** (1 / settings.half_life)
         self.table = table
+        self._usual: Values = np.zeros(space.n_keys)  # the share of late tokens that used each
+
+    def learned(self) -> None:
+        self._usual = self._counts.values()
+        self._usual *= self._share
 
     def after_token(self, ids: NDArray[np.uint32], keys: Keys, token: int | None) -> None:
         super().after_token(ids, keys, token)
@@ -193,19 +202,17 @@ class TokenForesight(Foresight):
             self.table.learn(token, ids)
 
     def expect(self, upcoming: Upcoming) -> None:
-        usual = self._counts.values()
-        usual *= self._share
-        self.worth = self.held_worth = worth = usual.copy()
-        self._scores, nearness = None, 1.0
+        worth, nearness, self._scores = self._usual, 1.0, None
         for ahead, tokens in enumerate(_steps(upcoming) if self.table is not None else (), 1):
             assert self.table is not None
-            chances = self.table.expect(tokens, usual)
+            chances = self.table.expect(tokens, self._usual)
             if len(tokens) > 1:
                 np.minimum(chances, 1.0, out=chances)
             if ahead == self._lag:
                 self._scores = chances
-            worth += chances if ahead == 1 else nearness * chances
+            worth = worth + (chances if ahead == 1 else nearness * chances)
             nearness *= NEARER
+        self.worth = self.held_worth = worth
 
     def wanted(self, absent: Mask) -> Keys:
         assert self._scores is not None, "there is nothing to guess by"
@@ -363,7 +370,7 @@ class Chances:
     def _look(self, known: list[Values], guessed: Values | None, keys: NDArray[np.int64]) -> None:
         """Fit the uses of a token to what was known before it."""
         known.append(np.zeros(len(known[0])) if guessed is None else guessed)
-        products = _sums.products(known) * (self._scale[:, None] * self._scale)
+        products = _residency.products(known) * (self._scale[:, None] * self._scale)
         self._products = KEPT * self._products + products
         used = np.array([row[keys].sum() for row in known])
         self._sums = KEPT * self._sums + used * self._scale
@@ -386,4 +393,4 @@ class Chances:
         if guess is not None:
             rows.append(guess)
             factors.append(weights[-1])
-        return _sums.blend(rows, factors)
+        return _residency.blend(rows, factors)

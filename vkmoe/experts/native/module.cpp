@@ -1,10 +1,13 @@
-// The Python module vkmoe.experts._sums: what arrays must look like, no arithmetic.
+// The Python module vkmoe.experts._residency: what arrays must look like, no arithmetic.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
+#include "admit.hpp"
 #include "sums.hpp"
 
 namespace py = pybind11;
@@ -103,6 +106,63 @@ Array<double> expected_shares(Array<uint16_t> experts, Array<uint16_t> shares,
     return sums;
 }
 
+template <class Number>
+const Number* values_of(const Array<Number>& array, size_t n, const char* what) {
+    require(array.ndim() == 1 && static_cast<size_t>(array.size()) == n, what);
+    return array.data();
+}
+
+std::vector<std::pair<size_t, int64_t>> admit_newcomers(
+    const Array<int64_t>& keys, const std::optional<Array<double>>& bids,
+    const Array<int64_t>& pools, const Array<int64_t>& slot_bytes, size_t n_landed,
+    double budget_bytes, const Array<int64_t>& holders, const Array<double>& values,
+    const Array<int64_t>& n_free, const Array<int64_t>& newest, const Array<int64_t>& floors,
+    const Array<bool>& may_leave, const Array<bool>& needed, const Array<int32_t>& recency,
+    const std::optional<Array<double>>& worth, size_t n_experts) {
+    const auto n = static_cast<size_t>(keys.size()), n_keys = static_cast<size_t>(needed.size());
+    require(holders.ndim() == 2 && values.ndim() == 2 && holders.shape(0) == values.shape(0) &&
+                holders.shape(1) == values.shape(1),
+            "holders and values are not [n_pools, n_slots]");
+    require(n_experts > 0 && n_keys % n_experts == 0, "needed is not [n_layers * n_experts]");
+    const auto n_pools = static_cast<size_t>(holders.shape(0));
+    const Newcomers newcomers{values_of(keys, n, "keys are not [n]"),
+                              bids ? values_of(*bids, n, "bids are not [n]") : nullptr,
+                              values_of(pools, n, "pools are not [n]"),
+                              values_of(slot_bytes, n, "slot_bytes are not [n]"),
+                              n,
+                              n_landed,
+                              budget_bytes};
+    const Residents residents{holders.data(),
+                              values.data(),
+                              values_of(n_free, n_pools, "n_free is not [n_pools]"),
+                              values_of(newest, n_pools, "newest is not [n_pools]"),
+                              values_of(floors, n_pools, "floors are not [n_pools]"),
+                              n_pools,
+                              static_cast<size_t>(holders.shape(1)),
+                              values_of(may_leave, n_keys + 1, "may_leave is not [n_keys + 1]"),
+                              values_of(needed, n_keys, "needed is not [n_keys]"),
+                              values_of(recency, n_keys + 1, "recency is not [n_keys + 1]"),
+                              worth ? values_of(*worth, n_keys, "worth is not [n_keys]") : nullptr,
+                              n_keys,
+                              n_experts};
+    const auto are_keys = [=](const int64_t* first, size_t count) {
+        return std::all_of(first, first + count, [=](int64_t key) {
+            return key >= 0 && static_cast<size_t>(key) <= n_keys;
+        });
+    };
+    require(are_keys(keys.data(), n) && are_keys(holders.data(), static_cast<size_t>(holders.size())),
+            "a key is not one");
+    require(std::all_of(pools.data(), pools.data() + n, [=](int64_t pool) {
+                return pool == kRoomy || (pool >= 0 && static_cast<size_t>(pool) < n_pools);
+            }),
+            "a newcomer is of no pool");
+    std::vector<std::pair<size_t, int64_t>> found;
+    for (const Admitted& one : admit(newcomers, residents)) {
+        found.emplace_back(one.newcomer, one.victim);
+    }
+    return found;
+}
+
 Rows rows_of(const std::vector<Array<double>>& arrays) {
     require(!arrays.empty(), "no rows");
     Rows rows;
@@ -132,8 +192,8 @@ Array<double> products_of_rows(const std::vector<Array<double>>& arrays) {
 
 }  // namespace
 
-PYBIND11_MODULE(_sums, module) {
-    module.doc() = "The sums behind what experts are worth.";
+PYBIND11_MODULE(_residency, module) {
+    module.doc() = "The sums behind what experts are worth, and which of them get slots.";
     // Without a conversion, which would be a copy: what is learned stays in them.
     const auto pairs = "pairs"_a.noconvert(), seen = "seen"_a.noconvert();
     module.def("learn", learn_pairs, pairs, seen, "before"_a, "after"_a, "first"_a, "weight"_a);
@@ -141,6 +201,9 @@ PYBIND11_MODULE(_sums, module) {
     const auto experts = "experts"_a.noconvert(), shares = "shares"_a.noconvert();
     module.def("learn_token", learn_one_token, experts, shares, "row"_a, "ids"_a, "n"_a);
     module.def("expect", expected_shares, experts, shares, "rows"_a, "factors"_a, "n_experts"_a);
+    module.def("admit", admit_newcomers, "keys"_a, "bids"_a, "pools"_a, "slot_bytes"_a,
+               "n_landed"_a, "budget_bytes"_a, "holders"_a, "values"_a, "n_free"_a, "newest"_a,
+               "floors"_a, "may_leave"_a, "needed"_a, "recency"_a, "worth"_a, "n_experts"_a);
     module.def("blend", blend_rows, "rows"_a, "factors"_a);
     module.def("products", products_of_rows, "rows"_a);
 }

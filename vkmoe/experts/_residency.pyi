@@ -1,4 +1,4 @@
-"""Typed face of the native extension that adds up what experts are worth: sums, no decisions.
+"""Typed face of the native extension that adds up what experts are worth, and who leaves for whom.
 
 Each sum has a fixed order. Functions raise TypeError for arrays of another type (those that are
 written to must be contiguous too), ValueError for shapes and ids that do not fit; then nothing was
@@ -59,6 +59,38 @@ def expect(
     """Return the sum of the shares in `rows`, from 0 to 1 and each times its row's factor.
 
     It is [n_layers, n_experts]; `experts` and `shares` are those of `learn_token`.
+    """
+
+def admit(
+    keys: NDArray[np.int64],
+    bids: NDArray[np.float64] | None,
+    pools: NDArray[np.int64],
+    slot_bytes: NDArray[np.int64],
+    n_landed: int,
+    budget_bytes: float,
+    holders: NDArray[np.int64],
+    values: NDArray[np.float64],
+    n_free: NDArray[np.int64],
+    newest: NDArray[np.int64],
+    floors: NDArray[np.int64],
+    may_leave: NDArray[np.bool_],
+    needed: NDArray[np.bool_],
+    recency: NDArray[np.int32],
+    worth: NDArray[np.float64] | None,
+    n_experts: int,
+) -> list[tuple[int, int]]:
+    """Choose which newcomers get slots, and who leaves: (index of the newcomer, victim), in turn.
+
+    Newcomers [n] are `keys`, in slots of `slot_bytes` of one of `pools`, an index; -1: of a pool
+    with a free slot for each of them. The highest of `bids` comes first; None: they do not bid. All
+    but the first `n_landed` are copied, as long as `budget_bytes` last. A victim is a key, or -1: a
+    free slot. Residents are the `holders` [n_pools, n_slots], n_keys where a slot has none; of
+    those that `may_leave` [n_keys + 1] and are not `needed` [n_keys] the one of the lowest of
+    `values` [n_pools, n_slots] leaves first, of equals as float32 the least in `recency`
+    [n_keys + 1]. One whose `worth` [n_keys] is not below the bid stays, and its pool is closed. The
+    `newest` [n_pools] of a pool leaves only if no other may, and none of a layer that has no more
+    residents than the pool's floor [n_pools], unless for one of that layer. `n_free` [n_pools]
+    slots are given first.
     """
 
 def blend(rows: Sequence[NDArray[np.float64]], factors: Sequence[float]) -> NDArray[np.float64]:
