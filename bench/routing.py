@@ -1,4 +1,4 @@
-"""Routing to replay: that of the demo model on three prompts, recorded as `vkmoe trace` does, and
+"""Routing to replay: that of the demo model on six texts, recorded as `vkmoe trace` does, and
 invented routing whose experts are liked very unequally.
 
 Owns the prompts (bench/prompts/) and how routing is recorded and invented. Simulates nothing.
@@ -16,9 +16,10 @@ from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trac
 from vkmoe.llm import LLM
 from vkmoe.placement.sizes import trace_header
 
-__all__ = ["PROMPTS", "prompt_text", "record_trace", "skewed_trace"]
+__all__ = ["OTHERS", "PROMPTS", "prompt_text", "record_trace", "skewed_trace"]
 
 PROMPTS = ("code", "prose", "structured")
+OTHERS = ("letter", "orders", "german")  # another prose, other JSON, another language
 _FOLDER = Path(__file__).resolve().parent / "prompts"
 SEED = 1  # of the replies
 PASSING_EVERY = 4  # tokens; then a whole token goes to experts nobody likes
@@ -32,16 +33,18 @@ def prompt_text(name: str) -> str:
 def record_trace(llm: LLM, tokens: Sequence[int], n_reply: int, path: Path) -> Trace:
     """Run a prompt and a reply of `n_reply` tokens; the routing, by way of a trace file at `path`.
 
-    The last token of the reply is drawn but not run, so it is not in the trace.
+    The last token of the reply is drawn but not run, so it is not in the trace. Tokens are named,
+    the same in all traces.
     """
     n_prompt = len(tokens)
     llm.logits(tokens[-1:])  # or the beginning that the prompts share would not be run again
     header = trace_header(llm.spec, llm.engine.model.tensors)
-    with TraceWriter(path, header) as writer:
+    with TraceWriter(path, header, b"bench") as writer:
 
         def note(batch: TokenBatch, result: RunResult) -> None:
-            for position, routing in zip(batch.positions, result.routing, strict=True):
-                writer.write(routing, position < n_prompt)
+            rows = zip(batch.positions, result.routing, batch.tokens, strict=True)
+            for position, routing, token in rows:
+                writer.write(routing, position < n_prompt, token)
 
         llm.scheduler.after_run = note
         try:

@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from vkmoe.bench.clock import MIB, WrongResultError, clock_of, time_recording
 from vkmoe.bench.environment import link_under_load
 from vkmoe.bench.measure import MIN_REPEATS, Row, percentile, summarise
+from vkmoe.bench.reads import measure_in_place
+from vkmoe.config import EngineConfig
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.link_speed import measure_link
+from vkmoe.gpu.link_speed import LinkSpeed, measure_link
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.placement.cache_choice import cache_mode
 from vkmoe.placement.link import measure_gather
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fit_line", "measure_copies", "measure_link_speeds"]
 
+MATRIX_MIB = 16.0  # of a matvec: some experts at once, as a layer has them
+EXPERT_BYTES = 2_654_208  # of Qwen3-30B-A3B in Q4_K_M, in half of its layers
 PEAK_SHARE = 0.9  # the prefetch chunk is the smallest size that reaches this share of the peak
 
 
@@ -120,7 +126,10 @@ def fit_line(n_bytes: Sequence[float], seconds: Sequence[float]) -> Fit:
 
 
 def measure_link_speeds(device: Device, settings: Settings) -> dict[str, Any]:
-    """Measure GB/s of three ways over the link; each repeat measures all."""
+    """Measure GB/s of the ways over the link, and say how it favours a miss to be served.
+
+    Each repeat measures all but the matvecs.
+    """
     kernels, uploads = clock_of(device), clock_of(device, "upload")
     speeds, gathers = [], []
     for _ in range(max(settings.repeats, MIN_REPEATS)):
@@ -128,10 +137,18 @@ def measure_link_speeds(device: Device, settings: Settings) -> dict[str, Any]:
         gathers.append(measure_gather(device) / 1e9)
     reads = summarise([speed.read_bytes_per_second / 1e9 for speed in speeds])
     copies = summarise([speed.copy_bytes_per_second / 1e9 for speed in speeds])
-    return {
-        "rows": [
-            Row("reads of host memory in place", reads, "GB/s", kernels),
-            Row("copies host -> device, upload queue", copies, "GB/s", uploads),
-            Row("copies host -> device, gather kernel", summarise(gathers), "GB/s", kernels),
-        ]
-    }
+    rows = [
+        Row("plain loads of host memory in place", reads, "GB/s", kernels),
+        *measure_in_place(device, MATRIX_MIB, max(settings.repeats, MIN_REPEATS)),
+        Row("copies host -> device, upload queue", copies, "GB/s", uploads),
+        Row("copies host -> device, gather kernel", summarise(gathers), "GB/s", kernels),
+    ]
+    speed = LinkSpeed(1e9 * reads.median, 1e9 * copies.median, 1e9 * summarise(gathers).median)
+    return {"rows": rows, "favours": _favoured(device.info, speed)}
+
+
+def _favoured(info: DeviceInfo, speed: LinkSpeed) -> str:
+    """Say by the engine's own rule how experts without a slot are served at this speed."""
+    mode = cache_mode(EngineConfig(), info, speed, EXPERT_BYTES)
+    way = "gathered ahead of the matvec" if mode.gathers else "read in place"
+    return f"a miss of {EXPERT_BYTES / 1e6:.1f} MB is {way}: {mode.reason}"

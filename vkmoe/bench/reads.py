@@ -35,7 +35,7 @@ from vkmoe.selftest.inputs import random_rows
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings
 
-__all__ = ["distinct_types", "measure_mapped", "measure_reads"]
+__all__ = ["distinct_types", "measure_in_place", "measure_mapped", "measure_reads"]
 
 ALIGNMENT = 256
 MAPPED_BYTES = 4 * MIB
@@ -47,6 +47,7 @@ REFUSED = (
 )
 Bytes = NDArray[np.uint8]
 
+READ_TYPES = ("Q4_K", "Q6_K")
 N_COLUMNS = 2048
 PATTERN_ROWS = 512  # random rows, repeated down the matrix
 TOLERANCE = 1e-5  # of sum |w x|, as the kernels' tests allow
@@ -150,12 +151,32 @@ def measure_reads(device: Device, settings: Settings) -> dict[str, Any]:
     flush = recorder.finish()
     rows: list[Row] = []
     left_out: list[str] = []
-    for type_name in ("Q4_K", "Q6_K"):
+    for type_name in READ_TYPES:
         for mib in settings.read_mib:
             weights = _make_weights(type_name, mib)
             _measure_weights(device, tuning, weights, flush, settings.repeats, rows, left_out)
     scratch.close()
     return {"rows": rows, "left_out": left_out, "tuning": str(tuning)}
+
+
+def measure_in_place(device: Device, mib: float, repeats: int) -> Iterator[Row]:
+    """Measure GB/s at which the matvec reads matrices of `mib` MiB where experts are at home."""
+    tuning, timed = choose_tuning(device.info), device.native.has_timestamps()
+    for type_name in READ_TYPES:
+        weights, backend = _make_weights(type_name, mib), Backend(device)
+        home = device.allocate("host", weights.laid_out.size + ALIGNMENT, "expert's home")
+        memory = TypedMemory(home, weights.laid_out.size)
+        try:
+            memory.fill(device, weights.laid_out)
+            program = _program(tuning, weights, memory.address)
+            _check(device, backend, program, weights, "host memory")
+            read = backend.record(program, timed=timed)
+            what = f"a matvec of {type_name} that reads host memory in place"
+            arm = _Arm(what, weights.laid_out.size, read)
+            times = time_recording(device, read, repeats, timed)
+            yield _rows(arm, times)[0]
+        finally:
+            memory.close()
 
 
 def _make_weights(type_name: str, mib: float) -> _Weights:

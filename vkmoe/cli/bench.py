@@ -209,7 +209,7 @@ def transfer(
     dispatch  a dispatch of one workgroup, with and without a barrier
     copies    host to device on each queue, and back, by size
     homes     a submit, by the host memory that it can reach
-    link      loads of host memory in place, beside copies of it
+    link      reads of host memory in place beside copies, and what that favours
     reads     the matvec with its weights in each type of memory
     mapped    the CPU reading and writing each type of memory
 
