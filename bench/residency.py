@@ -2,9 +2,9 @@
 
 python -m bench.residency --record
 
-Records which experts the demo model uses on six texts (bench/prompts/: code, prose, structured text,
-a letter, orders as JSON, German prose), token by token: as a prompt, whose tokens are known, as a
-text of which only the next token is, and as a reply that the model draws itself after the text's
+Records which experts the demo model uses on six texts (bench/prompts/: code, prose, structured
+text, a letter, orders as JSON, German prose), token by token: as a prompt, whose tokens are known,
+as a text of which only the next token is, and as a reply that the model draws itself after the text's
 first tokens. Replays that with the engine's own decisions, with a table that begins empty and with
 one that has seen other text before (vkmoe's own sources), for several numbers of slots: hits, bytes
 read in place and copied, the host's time to decide and to learn, bytes of the table, and how many
@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from vkmoe.bench.measure import Row, summarise
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import TokenRows, TokenTable, Upcoming, row_bytes
+from vkmoe.experts.decide.worth import Table
 from vkmoe.experts.records.report import table
 from vkmoe.experts.study.replay import KnowsNext, Transfers, ceiling, simulate
 from vkmoe.experts.study.trace import Trace, joined
@@ -94,16 +95,18 @@ def main() -> None:
     used = n_bytes_used(warm)
     print(f"the warm table: {len(warm.ids)} ids, {used / 2**20:.2f} MiB in use")
     results |= {"table_ids": len(warm.ids), "table_bytes": used}
-    results["rows"] = [
-        Row(f"hits of {arm}, {kind}, {n} slots, {begins}", summarise(rates), "%", "count")
-        for begins, kinds in results["rates"].items()
-        for kind, by_slots in kinds.items()
-        for n, arms in by_slots.items()
-        for arm, rates in (
-            (name, [x["hits"] for x in found.values()]) for name, found in arms.items()
-        )
-    ]
+    results["rows"] = list(_rows(results["rates"]))
     finish("residency", card, results, options.record)
+
+
+def _rows(rates: Mapping[str, Any]) -> Iterator[Row]:
+    for begins, kinds in rates.items():
+        for kind, by_slots in kinds.items():
+            for n_slots, arms in by_slots.items():
+                for arm, by_text in arms.items():
+                    hits = summarise([values["hits"] for values in by_text.values()])
+                    what = f"hits of {arm}, {kind}, {n_slots} slots, a table that begins {begins}"
+                    yield Row(what, hits, "%", "count")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -134,10 +137,8 @@ def _record(llm: LLM, path: Path, options: argparse.Namespace) -> dict[str, dict
 def _sources(llm: LLM, path: Path, n_tokens: int) -> Trace | None:
     """The routing of vkmoe's own sources, in pieces that fit in the context."""
     files = sorted((Path(__file__).resolve().parent.parent / "vkmoe").rglob("*.py"))
-    tokens = llm.tokenizer.encode(
-        "\n".join(file.read_text() for file in files[:: len(files) // 40])
-    )
-    tokens = tokens[:n_tokens]
+    text = "\n".join(file.read_text() for file in files[:: len(files) // 40])
+    tokens = llm.tokenizer.encode(text)[:n_tokens]
     pieces = [tokens[first : first + CONTEXT - 1] for first in range(0, len(tokens), CONTEXT - 1)]
     traces = [record_trace(llm, piece, 1, path) for piece in pieces]
     return joined(traces) if traces else None
@@ -183,7 +184,8 @@ MOVED = ("read", "copied")
 
 
 def _replay(trace: Trace, n_slots: int, name: str, warm: TokenRows | None) -> dict[str, float]:
-    arm, known = ARMS[name], None
+    arm = ARMS[name]
+    known: Table | None = None
     if name == EXACT:
         known = KnowsNext(trace)
     elif arm.settings.predictor == "token" and warm is not None:
@@ -220,9 +222,7 @@ def _verdict(rates: Mapping[str, Any], n_slots: int = 8) -> dict[str, Any]:
                 found[f"{name}, {kind}, {begins}"] = {
                     "points": float(np.mean(gains)), "least": min(gains), "bytes": max(moved)
                 }  # fmt: skip
-    print(
-        f"\nover {BASE} at {n_slots} slots: points on average, the least of the texts; most bytes"
-    )
+    print(f"\nover {BASE} at {n_slots} slots: points, the least of the texts; bytes, at most")
     for what, values in found.items():
         print(f"  {what}: {values['points']:+.1f}, {values['least']:+.1f}; {values['bytes']:.2f}")
     return found
@@ -230,7 +230,8 @@ def _verdict(rates: Mapping[str, Any], n_slots: int = 8) -> dict[str, Any]:
 
 def _recall(traces: Mapping[str, Mapping[str, Trace]], warm: TokenRows | None) -> list[float]:
     """Which part of a token's experts the table names, had it to name as many, by layer, in %."""
-    right, n_tokens = 0, 0
+    n_layers = next(iter(traces["text"].values())).header.n_layers
+    right, n_tokens = np.zeros(n_layers, np.int64), 0
     for trace in traces["text"].values():
         space, n_used = trace.space, trace.header.n_used
         known = TokenTable(space, n_used) if warm is None else TokenTable.of(space, warm)
@@ -239,7 +240,7 @@ def _recall(traces: Mapping[str, Mapping[str, Trace]], warm: TokenRows | None) -
         for token, ids in zip(trace.ids.tolist(), trace.routing, strict=True):
             expected = known.expect([token], counts / max(1.0, counts.sum() / space.n_layers))
             named = np.argsort(-expected.reshape(space.n_layers, -1), axis=1)[:, :n_used]
-            right = right + np.array([np.isin(a, b).sum() for a, b in zip(named, ids, strict=True)])
+            right += np.array([np.isin(a, b).sum() for a, b in zip(named, ids, strict=True)])
             counts[space.keys_of(ids)] += 1
             known.learn(token, ids)
         n_tokens += trace.n_tokens * n_used
