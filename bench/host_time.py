@@ -119,7 +119,7 @@ def main() -> None:
     with ExitStack() as stack:
         engines = {name: stack.enter_context(engine) for name, engine in _engines(options).items()}
         for engine in engines.values():
-            _empty(engine)
+            empty(engine)
         runs[EMPTY] = _measure(engines, _texts(options), runs[WITH_KERNELS].routing)
     assert runs[EMPTY].hits == hits, "not the same experts moved"
     results = _results(runs)
@@ -148,7 +148,7 @@ def _engines(options: argparse.Namespace) -> dict[str, Engine]:
     }
 
 
-def _empty(engine: Engine) -> None:
+def empty(engine: Engine) -> None:
     """Leave of the program with logits its copies and the serial number that the host checks."""
     programs = engine._programs
     program = Program("empty")
@@ -164,7 +164,7 @@ def _texts(options: argparse.Namespace) -> list[list[int]]:
     """The tokens before the measurement, then those of each repeat."""
     random = np.random.default_rng(0)
     lengths = [max(N_WARM, options.warm), *[options.tokens] * options.repeats]
-    return [_text(random, n_tokens).tolist() for n_tokens in lengths]
+    return [zipf_text(random, n_tokens).tolist() for n_tokens in lengths]
 
 
 def _measure(
@@ -185,7 +185,7 @@ def _measure(
             times = []
             for position, token in enumerate(text):
                 if routing:
-                    _believe(engine, routing[first + position])
+                    believe(engine, routing[first + position])
                 times.append(_token(engine, sampler, token, position % CONTEXT, bool(routing)))
                 if engine is cached:
                     used.append(engine.routing())
@@ -198,14 +198,14 @@ def _measure(
     return _Run(repeats, used, hits)
 
 
-def _believe(engine: Engine, routing: NDArray[np.uint32]) -> None:
+def believe(engine: Engine, routing: NDArray[np.uint32]) -> None:
     """Let the token's report say this, and that all could land; costs the measurement a call."""
     engine._programs.routing = routing[None].copy  # type: ignore[method-assign]
     stored = np.stack([routing[None] + 1] * 2, axis=-1)
     engine._programs.filled = stored.copy  # type: ignore[method-assign]
 
 
-def _text(random: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:
+def zipf_text(random: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:
     """Tokens drawn by Zipf's law: the second is half as frequent as the first."""
     weights = 1 / np.arange(1, N_TOKENS + 1)
     return random.choice(N_TOKENS, n_tokens, p=weights / weights.sum())

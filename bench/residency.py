@@ -4,14 +4,14 @@ python -m bench.residency --record
 
 Records which experts the demo model uses on six texts (bench/prompts/: code, prose, structured
 text, a letter, orders as JSON, German prose), token by token: as a prompt, whose tokens are known,
-as a text of which only the next token is, and as a reply that the model draws itself after the text's
-first tokens. Replays that with the engine's own decisions, with a table that begins empty and with
-one that has seen other text before (vkmoe's own sources), for several numbers of slots: hits, bytes
-read in place and copied, the host's time to decide and to learn, bytes of the table, and how many
-of a token's experts the table names, layer by layer. The rivals: slru as it was before newcomers
-were weighed, the other predictors, decisions that are published a token late (what deciding while
-the GPU runs would come to), a cache that knows exactly what the next token uses, and Belady's
-optimum. Times apart, no clock takes part.
+as a text of which only the next token is, and as a reply that the model draws itself after the
+text's first tokens. Replays that with the engine's own decisions, with a table that begins empty
+and with one that has seen other text before (vkmoe's own sources), for several numbers of slots:
+hits, bytes read in place and copied, the host's time to decide and to learn, bytes of the table,
+and how many of a token's experts the table names, layer by layer. The rivals: slru as it was before
+newcomers were weighed, the other predictors, decisions that are published a token late (what
+deciding while the GPU runs would come to), a cache that knows exactly what the next token uses, and
+Belady's optimum. Times apart, no clock takes part.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ ARMS: dict[str, Arm] = {
     "token, between": Arm(replace(WEIGHED, predictor="token", in_shadow=False)),
     "token, copies beside tokens": Arm(replace(WEIGHED, predictor="token", lag=2), BESIDE),
     "token, published late": Arm(
-        replace(WEIGHED, predictor="token"), Transfers(n_landing=N_LANDING, is_published_late=True)
+        replace(WEIGHED, predictor="token", lag=2),
+        Transfers(n_landing=N_LANDING, is_published_late=True),
     ),
     EXACT: Arm(replace(WEIGHED, predictor="token")),
 }
