@@ -390,7 +390,7 @@ class EngineConfig:
     expert_profile: str | None = _option(
         None,
         "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
-        "written at the end.",
+        "written at the end. It tells which tokens there were, and which experts each used.",
         metavar="FILE",
     )
     expert_stats: str | None = _option(

@@ -96,9 +96,45 @@ def test_host_time(cache: list[str]) -> None:
     results = document("host_time", *cache, *few, "--expert-slots", "8")["results"]
     assert positive(results["rows"]) and results["dispatches"] > 2 * 5
     assert set(results["targets_met"]) == {
-        "in place", "with the cache", "with copies beside tokens", "with everything on"
+        "in place", "with one queue, shadow", "with one queue, between",
+        "with copies beside tokens, shadow", "with copies beside tokens, between",
     }  # fmt: skip
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
+
+
+def test_shadow(cache: list[str]) -> None:
+    few = ["--layers", "2", "--links", "50", "--compute-ms", "1", "--expert-slots", "8"]
+    turns = ["--warm", "3", "--tokens", "2", "--repeats", "2"]
+    results = document("shadow", *cache, *few, *turns)["results"]
+    (found,) = results["links"].values()
+    assert set(found) == {
+        f"{predictor}, {bookkeeping}"
+        for predictor in ("none", "correlation", "token")
+        for bookkeeping in ("shadow", "between")
+    }
+    for values in found.values():
+        assert len(values["speeds"]) == 2 and 0 < max(values["speeds"]) < 1000 / 1
+        assert 0 <= values["hits"] <= 1
+
+
+def test_residency() -> None:
+    few = ["--tokens", "12", "--begin", "4", "--reply", "4", "--warm", "30", "--slots", "8"]
+    results = document("residency", *few)["results"]
+    assert set(results["rates"]) == {"empty", "warm"} and results["table_ids"] > 0
+    for kinds in results["rates"].values():
+        assert set(kinds) == {"prompt", "text", "reply"}
+        for by_slots in kinds.values():
+            arms = by_slots["8"]
+            assert set(arms["token"]) == {
+                "code",
+                "prose",
+                "structured",
+                "letter",
+                "orders",
+                "german",
+            }
+            assert all(arms["exact"][text]["hits"] >= 0 for text in arms["exact"])
+    assert len(results["recall, warm"]) == 6 and results["host"]["decide_us"] > 0
 
 
 def test_expert_cache() -> None:
