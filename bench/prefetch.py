@@ -47,13 +47,16 @@ LANDINGS = {"expert_copies": "overlap", "promote_on_read": True}
 WAITING = {"expert_copies": "wait", "promote_on_read": False}
 ARMS: dict[str, dict[str, Any]] = {
     BASE: {"expert_predictor": "none", **COPIES},
+    "token": {"expert_predictor": "token", **COPIES},
     "previous": {"expert_predictor": "previous", **COPIES},
     "correlation": {"expert_predictor": "correlation", **COPIES},
     "frequency": {"expert_predictor": "frequency", **COPIES},
     "none, promoting": {"expert_predictor": "none", **LANDINGS},
+    "token, promoting": {"expert_predictor": "token", **LANDINGS},
     "correlation, promoting": {"expert_predictor": "correlation", **LANDINGS},
     "none, gathering": {"expert_predictor": "none", "miss": "gather", **LANDINGS},
     "none, waiting": {"expert_predictor": "none", **WAITING},
+    "token, waiting": {"expert_predictor": "token", **WAITING},
     "correlation, waiting": {"expert_predictor": "correlation", **WAITING},
 }
 

@@ -50,24 +50,22 @@ def test_ratios_of_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prose", "structured", "overlapping", "waiting"),
-    [(LESS, UNSURE, False, True), (UNSURE, UNSURE, True, False)],
+    ("prose", "structured", "agrees"), [(LESS, UNSURE, True), (UNSURE, UNSURE, False)]
 )
 def test_a_predictor_that_reads_less_on_two_texts_ought_to_be_the_default(
-    prose: Summary, structured: Summary, overlapping: bool, waiting: bool
+    prose: Summary, structured: Summary, agrees: bool
 ) -> None:
     def arms(found: Summary) -> dict[str, Any]:
         ratios = {"relative_read_bytes": found, "relative_moved_bytes": UNSURE}
-        return {"none": {}, "frequency": ratios, "none, waiting": ratios,
-                "correlation, waiting": ratios}  # fmt: skip
+        return {"none": {}, "token": ratios, "none, waiting": ratios, "token, waiting": ratios}
 
     texts = {"code": arms(LESS), "prose": arms(prose), "structured": arms(structured)}
     said = verdict({"25 %": {"texts": texts}})
     where = [name for name, found in zip(texts, (LESS, prose, structured), strict=True)
              if found is LESS]  # fmt: skip
-    assert said["fewer_bytes_read"]["25 %"]["frequency"] == where
-    assert said["fewer_bytes_in_all"]["25 %"]["frequency"] == []
-    assert said["default_agrees"] == {"25 %": {"overlapping": overlapping, "waiting": waiting}}
+    assert said["fewer_bytes_read"]["25 %"]["token"] == where
+    assert said["fewer_bytes_in_all"]["25 %"]["token"] == []
+    assert said["default_agrees"] == {"25 %": {"overlapping": agrees, "waiting": agrees}}
 
 
 def test_prefetch_refuses_arms_that_are_none() -> None:

@@ -28,7 +28,7 @@ def test_every_choice_is_drawn() -> None:
     for name, choices in {
         "executor": {"fused", "stepped"},
         "expert_slots": {None, 1, 2, 4, 8, 15, 16},
-        "expert_predictor": {"previous", "correlation", "frequency", "none"},
+        "expert_predictor": {"token", "correlation", "previous", "frequency", "none"},
         "miss": {"read", "gather", "auto"},
         "promote_on_read": {None, False, True},
         "host_pool": {None, "24000", "12000", "9000"},

@@ -188,7 +188,8 @@ class TokenForesight(Foresight):
         super().__init__(space, settings)
         self._counts, self._share = counts, 1 - 0.5 ** (1 / settings.half_life)
         self.table = table
-        self._usual: Values = np.zeros(space.n_keys)  # the share of late tokens that used each
+        self._usual: Values  # the share of late tokens that used each, [n_keys]
+        self.learned()
 
     def learned(self) -> None:
         self._usual = self._counts.values()

@@ -1,0 +1,162 @@
+"""What experts are worth where the tokens to come are known, and what follows for slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
+from vkmoe.experts.decide.locations import Move
+from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.token_table import TokenTable, Upcoming
+from vkmoe.experts.decide.worth import AHEAD, LIKELY, LOOKED_AT, NEARER, TokenForesight
+
+SPACE = KeySpace(2, 8)
+SETTINGS = CacheSettings(admission=True, predictor="token")
+A, B, C = 11, 22, 33  # tokens
+USES = {A: (0, 1), B: (2, 3), C: (4, 5)}
+
+
+def ids(token: int) -> NDArray[np.uint32]:
+    return np.array([USES[token]] * 2, np.uint32)
+
+
+def learned(n_times: int = 60) -> TokenTable:
+    """A table that has seen each token often enough to be sure."""
+    table = TokenTable(SPACE, 2)
+    for token in (A, B, C) * n_times:
+        table.learn(token, ids(token))
+    return table
+
+
+def foresight(settings: CacheSettings = SETTINGS) -> TokenForesight:
+    return TokenForesight(SPACE, DecayedCounts(SPACE.n_keys, 64.0), settings, learned())
+
+
+def worth(upcoming: Upcoming) -> list[float]:
+    """Of the experts of the first layer; nothing was used of late."""
+    made = foresight()
+    made.expect(upcoming)
+    assert made.worth is not None and (made.worth == made.held_worth).all()
+    assert (made.worth[:8] == made.worth[8:]).all()
+    found: list[float] = made.worth[:8].tolist()
+    return found
+
+
+def test_the_next_token_counts_most_and_later_ones_less_and_less() -> None:
+    sure = 32 / 32.5  # as far as an id is believed
+    found = worth(Upcoming((A,), (B, C, B)))
+    assert found[0] == pytest.approx(sure)
+    assert found[2] == pytest.approx(sure * (NEARER + NEARER**3))
+    assert found[4] == pytest.approx(sure * NEARER**2)
+    assert found[6] == 0
+
+
+def test_only_so_many_runs_are_looked_at() -> None:
+    far = worth(Upcoming((A,), (A,) * (AHEAD - 2) + (B, C)))
+    assert far[2] > 0 and far[4] == 0
+
+
+def test_an_expert_counts_once_for_a_run_however_many_rows_use_it() -> None:
+    """Its bytes cross the link once. Later tokens make runs as long as the next one."""
+    together = worth(Upcoming((A, A, B), (C, C, C, B)))
+    assert together[0] == 1.0 and together[2] == pytest.approx(32 / 32.5 * (1 + NEARER**2))
+    assert together[4] == pytest.approx(NEARER)
+
+
+def test_of_a_long_run_the_first_tokens_are_looked_at() -> None:
+    found = worth(Upcoming((A,) * LOOKED_AT + (B,)))
+    assert found[0] == 1.0 and found[2] == 0
+
+
+def test_where_nothing_is_known_the_share_of_late_tokens_counts() -> None:
+    made = foresight()
+    for _ in range(3):
+        made._counts.use(np.array([6, 14]))
+        made._counts.advance()
+    made.learned()
+    for upcoming in (Upcoming(), Upcoming((999,))):
+        made.expect(upcoming)
+        assert made.worth is not None
+        assert np.flatnonzero(made.worth).tolist() == [6, 14]
+
+
+def cache(**changes: object) -> Residency:
+    """Two slots a layer; the counts know nothing."""
+    settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    pools = make_pools([2, 2], [100, 100], 2, "layer")
+    return Residency(SPACE, pools, settings, table=learned())
+
+
+def run(residency: Residency, token: int, *upcoming: int) -> list[Move]:
+    residency.observe(ids(token)[None], [token])
+    residency.learn()
+    moves = residency.decide(upcoming=Upcoming(upcoming[:1], upcoming[1:]))
+    residency.arrived(moves)
+    residency.check_integrity()
+    return moves
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+def test_the_one_worth_least_leaves_whatever_the_policy(policy: str) -> None:
+    """Which experts of two tokens have slots follows from the token that comes."""
+    residency = cache(policy=policy)
+    run(residency, A, A)
+    assert residency.present[0].nonzero()[0].tolist() == [0, 1]
+    assert run(residency, B, A) == [], "what comes next keeps its slots"
+    moves = run(residency, B, B)
+    assert {(move.key, move.victim) for move in moves} <= {
+        (key, victim) for key in (2, 3, 10, 11) for victim in (0, 1, 8, 9)
+    }
+    assert len(moves) == 4
+
+
+def test_what_is_all_but_sure_is_fetched_before_it_is_missed() -> None:
+    residency = cache()
+    run(residency, A, A)
+    assert LIKELY < 32 / 32.5
+    moves = run(residency, A, C)
+    assert {move.key for move in moves} == set(), "what was used just now does not leave"
+    residency.observe(ids(B)[None], [B])
+    residency.learn()
+    moves = residency.decide(upcoming=Upcoming((C,)))
+    assert {move.key for move in moves} == {4, 5, 12, 13}
+    residency.arrived(moves)
+    assert residency.hits(ids(C)).all()
+    run(residency, C)
+    assert residency.predictions.n_hinted == residency.predictions.n_right == 4
+
+
+def test_a_copy_that_comes_a_token_too_late_is_not_begun() -> None:
+    """Beside tokens copies are there for the one after the next, which a reply does not know."""
+    residency = cache(lag=2)
+    run(residency, A, A)
+    assert run(residency, B, C) == []
+    assert {move.key for move in run(residency, B, 999, C)} >= {4, 5, 12, 13}, "a prompt does"
+
+
+@pytest.mark.parametrize("in_shadow", [False, True])
+def test_what_a_run_used_is_known_to_its_decision_only_in_between(in_shadow: bool) -> None:
+    """Nobody says which token it was: the counts are all there is."""
+    residency = cache(in_shadow=in_shadow)
+    seen = []
+    decide = residency._policy.promote
+
+    def noted(*arguments: object) -> list[Move]:
+        seen.append(float(residency.counts.values()[0]))
+        return decide(*arguments)  # type: ignore[arg-type]
+
+    residency._policy.promote = noted  # type: ignore[method-assign,assignment]
+    residency.observe(ids(A)[None])
+    if not in_shadow:
+        residency.learn()
+    residency.decide()
+    residency.learn()
+    assert seen == [0.0 if in_shadow else 1.0]
+    assert residency.counts.values()[0] == 1.0 and residency.n_tokens == 1
+    residency.learn()
+    assert residency.n_tokens == 1, "once is enough"
