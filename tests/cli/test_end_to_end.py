@@ -33,7 +33,6 @@ VALUES: dict[str, Any] = {
     "max_tokens": 4,
     "stop": "no such text",
     "seed": 11,
-    "with_ids": True,
     "salt": "pepper",
     "device": "0",
     "ctx_size": 64,

@@ -79,6 +79,28 @@ def test_the_text_is_that_of_generate(run: Run, demo_llm: LLM, path: Path) -> No
     assert "ended by" in traced.err
 
 
+def test_tokens_are_named_only_where_that_is_asked_for(
+    run: Run, demo_llm: LLM, path: Path, tmp_path: Path
+) -> None:
+    """The same token has one name in a file, and under one salt; no name tells the token."""
+    ids = demo_llm.tokenizer.encode(PROMPT)
+    found = []
+    for words in ((), ("--with-ids",), ("--with-ids",), ("--salt", "s"), ("--salt", "s")):
+        demo_llm.forget()
+        options = ("-p", PROMPT, "-n", "1", "-q", "--overwrite", "-o", str(path))
+        assert run("trace", *options, *words).code == 0
+        found.append(read_trace(path).ids)
+        assert ("token" in path.read_text()) == bool(words)
+    plain, one, other, salted, again = found
+    assert plain is None
+    names = [each.tolist() for each in (one, other, salted, again) if each is not None]
+    for these in names:
+        assert len(these) == len(ids) and len(set(these)) == len(set(ids))
+        assert len(set(zip(these, ids, strict=True))) == len(set(ids)), "one name for each token"
+        assert not set(these) & set(range(demo_llm.spec.n_vocab))
+    assert names[2] == names[3] and names[0] != names[1] and names[0] != names[2]
+
+
 def test_every_prompt_source_gives_the_same_trace(
     run: Run, demo_llm: LLM, path: Path, tmp_path: Path
 ) -> None:

@@ -70,8 +70,8 @@ def trace(
         option(
             "--salt",
             metavar="TEXT",
-            help="Salt of --with-ids: give the same for traces that are to be simulated together, "
-            "and keep it secret. Default: random, and forgotten.",
+            help="Salt of --with-ids, which it implies: give the same for traces that are to be "
+            "simulated together, and keep it secret. Default: random, and forgotten.",
         ),
     ] = None,
     max_tokens: MaxTokens = 256,
@@ -101,8 +101,6 @@ def trace(
             f"--draft {engine.draft} runs tokens that the reply may not have",
             "trace without it: the reply is the same",
         )
-    if salt is not None and not with_ids:
-        raise UsageError("--salt has no meaning without --with-ids", "give both, or neither")
     path = _free_path(output, overwrite, file, engine)
     with (
         _open(chosen) as source,
@@ -116,7 +114,7 @@ def trace(
 
 def _key(salt: str | None, with_ids: bool) -> bytes | None:
     """Return the salt of tokens' names; None: they are not recorded."""
-    if not with_ids:
+    if salt is None and not with_ids:
         return None
     return secrets.token_bytes(64) if salt is None else hashlib.sha512(salt.encode()).digest()
 

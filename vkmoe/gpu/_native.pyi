@@ -118,9 +118,7 @@ class Device:
     def submit(self, recording: Recording, queue: str = "compute") -> Submission:
         """Submit a recording, which must not be in flight."""
 
-    def upload(
-        self, copies: Sequence[tuple[Place, Place, int]], timed: bool = False
-    ) -> Submission:
+    def upload(self, copies: Sequence[tuple[Place, Place, int]], timed: bool = False) -> Submission:
         """Copy between (buffer, offset, address) and another such place, so many bytes each.
 
         As a recording of `Recorder.copy` for each, submitted to the upload queue. `timed` gives the
