@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--links", type=_numbers, default=(4.0, 12.0, 24.0), help="GB/s: 4,12,24")
     parser.add_argument("--compute-ms", type=float, default=6.0, help="of a token (6)")
     parser.add_argument("--expert-mb", type=float, default=2.65, help="of an expert (2.65)")
-    parser.add_argument("--expert-slots", type=int, default=64, help="of 128 (default: 64)")
+    parser.add_argument("--expert-slots", type=int, default=16, help="of 128 (default: 16)")
     parser.add_argument("--warm", type=int, default=300, help="tokens before (default: 300)")
     parser.add_argument("--tokens", type=int, default=40, help="in each turn (default: 40)")
     parser.add_argument("--cache", type=Path, default=default_cache())
