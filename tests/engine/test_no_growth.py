@@ -37,7 +37,7 @@ def test_two_hundred_tokens_leave_the_process_as_it_was(way: str) -> None:
             samples = list(soak(llm, N_TOKENS, N_SAMPLES))
             assert llm.engine.cache is not None
             counters = llm.engine.cache.counters
-            assert counters.n_evictions > N_TOKENS / 7
+            assert counters.n_evictions > N_TOKENS / 6
             assert (counters.n_landed > N_TOKENS / 6) == (way == "pool")
             pool = llm.engine.cache.pool
             assert (pool is not None) == (way == "pool")

@@ -62,63 +62,58 @@ def _trace_lines(trace: Trace) -> Iterator[str]:
 
 
 def _hit_lines(sweep: Sweep) -> Iterator[str]:
-    policies, header = list(sweep.rungs[0].own), sweep.trace.header
-    predictors = list(sweep.rungs[0].predicted)
-    twice = 2 * header.n_used
+    twice = 2 * sweep.trace.header.n_used
+    yield from _policy_lines(sweep, twice)
+    yield ""
+    yield from _predictor_lines(sweep, twice)
+    yield ""
+    yield from _chosen_lines(sweep, twice)
+    if twice in (rung.slots for rung in sweep.rungs):
+        yield "* twice the experts of a token: a rule of thumb for any text (arXiv:2505.16056)"
+
+
+def _policy_lines(sweep: Sweep, twice: int) -> Iterator[str]:
     yield from _wrapped(
         "Hit rate in %, each layer with slots of its own, by policy where nothing tells which "
         "tokens come; best is Belady's optimum, which knows the future."
     )
-    yield from _columns(
-        ["slots", "of all", *policies, "best"],
-        (
-            [
-                _slots(rung, twice),
-                f"{100 * rung.slots / header.n_experts:.0f} %",
-                *(_percent(result) for result in rung.own.values()),
-                _best(rung, sweep),
-            ]
-            for rung in sweep.rungs
-        ),
-    )
-    yield ""
+    rows = []
+    for rung in sweep.rungs:
+        share = f"{100 * rung.slots / sweep.trace.header.n_experts:.0f} %"
+        rates = map(_percent, rung.own.values())
+        rows.append([_slots(rung, twice), share, *rates, _best(rung, sweep)])
+    yield from _columns(["slots", "of all", *sweep.rungs[0].own, "best"], rows)
+
+
+def _predictor_lines(sweep: Sweep, twice: int) -> Iterator[str]:
+    predictors = list(sweep.rungs[0].predicted)
     yield from _wrapped(
         f"By what tells which experts come (--expert-predictor), with {sweep.main}; {EXACT}: the "
         "experts of each next token known before it runs."
     )
-    yield from _columns(
-        ["slots", *predictors, "best"],
-        (
-            [_slots(rung, twice), *map(_percent, rung.predicted.values()), _best(rung, sweep)]
-            for rung in sweep.rungs
-        ),
-    )
+    rows = []
+    for rung in sweep.rungs:
+        rates = map(_percent, rung.predicted.values())
+        rows.append([_slots(rung, twice), *rates, _best(rung, sweep)])
+    yield from _columns(["slots", *predictors, "best"], rows)
     if "token" not in predictors:
         yield from _wrapped(
             "No token predictor: these traces do not name their tokens. `vkmoe trace --with-ids` "
             "makes such that do."
         )
-    yield ""
+
+
+def _chosen_lines(sweep: Sweep, twice: int) -> Iterator[str]:
     yield from _wrapped(
         f"As chosen, with {_chosen(sweep)}: hits, and those if layers with experts of one size "
         "share their slots (--expert-allocation global); bytes per token read in place, and copied "
         "into slots."
     )
-    yield from _columns(
-        ["slots", "hits", "shared", "read", "copied"],
-        (
-            [
-                _slots(rung, twice),
-                _percent(rung.chosen),
-                _percent(rung.shared),
-                _size(rung.chosen.read_bytes),
-                _size(rung.chosen.copied_bytes),
-            ]
-            for rung in sweep.rungs
-        ),
-    )
-    if twice in (rung.slots for rung in sweep.rungs):
-        yield "* twice the experts of a token: a rule of thumb for any text (arXiv:2505.16056)"
+    rows = []
+    for rung in sweep.rungs:
+        sizes = _size(rung.chosen.read_bytes), _size(rung.chosen.copied_bytes)
+        rows.append([_slots(rung, twice), _percent(rung.chosen), _percent(rung.shared), *sizes])
+    yield from _columns(["slots", "hits", "shared", "read", "copied"], rows)
 
 
 def _columns(titles: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
