@@ -7,11 +7,11 @@ allow (hidden 32), so that the program has its full number of commands and next 
 `time.thread_time()` around `Engine.run_token` and the sampler counts the CPU time of this thread
 only: on a CPU device the driver's own threads do not count. What is done while the GPU runs (the
 engine's `meanwhile`) is taken off: the rest is on the critical path, under 0.3 ms if all is well.
-Once with all experts in place, and four times with the expert cache at work and everything on, as
-by default: on a device with one queue (the next token waits for copies that are recorded for it)
-and on a GPU with a queue for copies (experts stay where they land, and copies are handed to a
-thread), each with the bookkeeping in the shadow of tokens and between them. How much moves is
-measured too: tokens are drawn by Zipf's law, as in text, and routed by random weights.
+Once with all experts in place, and twice with the expert cache at work and everything on, as by
+default: on a device with one queue (the next token waits for copies that are recorded for it) and
+on a GPU with a queue for copies (experts stay where they land, and copies are handed to a thread).
+How much moves is measured too: tokens are drawn by Zipf's law, as in text, and routed by random
+weights.
 
 On a CPU device the kernels run on the host's own cores and leave nothing of the host's data in
 their caches. So the same tokens are run twice: with their kernels, and then, as a GPU leaves the
@@ -44,8 +44,7 @@ from vkmoe.generate.sampler import Sampler
 from vkmoe.gpu.program import Program
 
 IN_PLACE = "in place"
-CACHED, CACHED_BETWEEN = "with one queue, shadow", "with one queue, between"
-BESIDE, BESIDE_BETWEEN = "with copies beside tokens, shadow", "with copies beside tokens, between"
+CACHED, BESIDE = "with one queue", "with copies beside tokens"
 WITH_KERNELS, EMPTY = "with its kernels", "with empty programs"
 TARGET_MS = 0.3  # on the critical path
 # The defaults of a device with one queue, and of a GPU with a queue for copies.
@@ -134,13 +133,10 @@ def _engines(options: argparse.Namespace) -> dict[str, Engine]:
     shape = shape_of("tiny", n_layers=options.layers, **SMALLEST)
     model = custom_model(f"smallest-{options.layers}", shape, "q8_0", options.cache)
     cached: dict[str, Any] = {"expert_slots": options.expert_slots}
-    between: dict[str, Any] = {"expert_bookkeeping": "between"}
     asked: dict[str, dict[str, Any]] = {
         IN_PLACE: {},
         CACHED: cached | ONE_QUEUE,
-        CACHED_BETWEEN: cached | ONE_QUEUE | between,
         BESIDE: cached | OWN_QUEUE,
-        BESIDE_BETWEEN: cached | OWN_QUEUE | between,
     }
     return {
         name: Engine(model, EngineConfig(options.device, CONTEXT, **choices))

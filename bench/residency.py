@@ -45,7 +45,7 @@ TEXTS = (*PROMPTS, *OTHERS)
 KINDS = ("prompt", "text", "reply")
 BASE, EXACT, BEST = "slru", "exact", "belady"
 WAITING, BESIDE = Transfers(), Transfers(late=True, n_landing=N_LANDING)
-WEIGHED = CacheSettings(admission=True, in_shadow=True)
+WEIGHED = CacheSettings(admission=True)
 
 
 class Arm(NamedTuple):
@@ -62,7 +62,6 @@ ARMS: dict[str, Arm] = {
     "previous": Arm(replace(WEIGHED, predictor="previous")),
     "correlation": Arm(replace(WEIGHED, predictor="correlation")),
     "token": Arm(replace(WEIGHED, predictor="token")),
-    "token, between": Arm(replace(WEIGHED, predictor="token", in_shadow=False)),
     "token, copies beside tokens": Arm(replace(WEIGHED, predictor="token", lag=2), BESIDE),
     "token, published late": Arm(
         replace(WEIGHED, predictor="token", lag=2),

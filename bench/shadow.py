@@ -1,4 +1,4 @@
-"""Tokens per second by predictor and bookkeeping, on a modelled GPU behind a modelled link.
+"""Tokens per second by predictor, on a modelled GPU behind a modelled link.
 
 python -m bench.shadow --record
 
@@ -8,7 +8,7 @@ and the link are modelled (bench/slow_link.py): a token takes --compute-ms and t
 misses take over the link, experts counted as --expert-mb each. What the host does beside a token is
 hidden, and what it does between two of them is not; copies beside tokens share the link with the
 reads of misses, and copies that are waited for keep the next token waiting. Said of each predictor,
-with the bookkeeping in the shadow of tokens and between them, for three speeds of the link.
+for three speeds of the link.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from bench.models import custom_model, default_cache, shape_of
 from bench.slow_link import SlowGpu, SlowLink
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import Row, summarise
-from vkmoe.choices import Bookkeeping, PredictorName
+from vkmoe.choices import PredictorName
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu.device import choose_device, list_devices
 
 CONTEXT = 256
 PREDICTORS: tuple[PredictorName, ...] = ("none", "correlation", "token")
-BOOKKEEPINGS: tuple[Bookkeeping, ...] = ("shadow", "between")
 
 
 def main() -> None:
@@ -104,21 +103,19 @@ def _measure(
 ) -> dict[str, Any]:
     """Tokens per second of each turn, and hits, by arm."""
     with ExitStack() as stack:
-        arms = {}
+        arms: dict[str, _Arm] = {}
         for predictor in PREDICTORS:
-            for bookkeeping in BOOKKEEPINGS:
-                config = EngineConfig(
-                    options.device,
-                    CONTEXT,
-                    expert_slots=options.expert_slots,
-                    expert_predictor=predictor,
-                    expert_bookkeeping=bookkeeping,
-                    **OWN_QUEUE,
-                )
-                engine = stack.enter_context(Engine(model, config))
-                link = SlowLink(speed * 1e9)
-                gpu = SlowGpu(engine, link, options.compute_ms / 1e3, options.expert_mb * 1e6)
-                arms[f"{predictor}, {bookkeeping}"] = _Arm(gpu, tokens, routing, options)
+            config = EngineConfig(
+                options.device,
+                CONTEXT,
+                expert_slots=options.expert_slots,
+                expert_predictor=predictor,
+                **OWN_QUEUE,
+            )
+            engine = stack.enter_context(Engine(model, config))
+            link = SlowLink(speed * 1e9)
+            gpu = SlowGpu(engine, link, options.compute_ms / 1e3, options.expert_mb * 1e6)
+            arms[predictor] = _Arm(gpu, tokens, routing, options)
         speeds = take_turns(
             {name: arm.turn for name, arm in arms.items()}, options.repeats, "tok/s"
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal
 
 __all__ = [
-    "Bookkeeping",
     "BufferName",
     "CopyTiming",
     "DraftWay",
@@ -52,5 +51,4 @@ BufferName = Literal[
 
 PolicyName = Literal["lru", "slru", "lfru"]
 PredictorName = Literal["token", "correlation", "previous", "frequency", "none"]
-Bookkeeping = Literal["shadow", "between"]
 ResidentSelection = Literal["first_n", "frequency", "manual"]

@@ -17,7 +17,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vkmoe.choices import (
-    Bookkeeping,
     CopyTiming,
     DraftWay,
     Executor,
@@ -368,11 +367,6 @@ class EngineConfig:
         "Whether experts are guessed before they are needed: yes is --expert-predictor token "
         "unless that names another, no is --expert-predictor none. Default: as there.",
         "--moe-predict-prefetch/--no-moe-predict-prefetch",
-    )
-    expert_bookkeeping: Bookkeeping = _option(
-        "shadow",
-        "When the host learns from a token which experts it used: while the next token runs "
-        "(shadow), or before it does (between). What moves is decided in between in any case.",
     )
     expert_admission: bool = _option(
         True,

@@ -192,7 +192,6 @@ class Engine(Closing):
         """
         end = self._ends[region]
         if not 0 <= end - position < self.max_decode_rows:
-            self._experts.learn()
             self._experts.residency.reset_predictions()
         self._ends[region] = min(position, end)
         return self._ends[region]
@@ -243,9 +242,9 @@ class Engine(Closing):
 
     def history(self) -> History:
         """Return what this run leaves to the next one, what it was left itself included."""
+        self._experts.residency.learn()
         table = self._experts.residency.token_table
         tokens = self._seed.tokens if self._seed is not None else None
-        self._experts.learn()
         counts = self._experts.residency.counts.values()
         return History(counts, table.rows() if isinstance(table, TokenTable) else tokens)
 

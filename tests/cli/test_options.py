@@ -48,7 +48,6 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "promote_on_read": ("Disabled", False, "2"),
     "expert_predictor": ("correlation", "correlation", "oracle"),
     "moe_predict_prefetch": ("off", False, "maybe"),
-    "expert_bookkeeping": ("between", "between", "later"),
     "expert_admission": ("no", False, "never"),
     "expert_copies": ("wait", "wait", "later"),
     "expert_profile": ("uses.npz", "uses.npz", None),

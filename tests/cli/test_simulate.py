@@ -33,9 +33,7 @@ TRACE = trace_of(drifting(120, 3, 16, 4), 16, n_prompt=40)
 
 
 # What the engine does besides without being asked.
-MOVING: dict[str, Any] = {
-    "admission": True, "predictor": DEFAULT_PREDICTOR, "in_shadow": True,
-}  # fmt: skip
+MOVING: dict[str, Any] = {"admission": True, "predictor": DEFAULT_PREDICTOR}
 
 
 def write(path: Path, trace: Trace = TRACE, salt: bytes = b"salt") -> str:
@@ -227,9 +225,6 @@ def test_options_of_the_cache_reach_it(run: Run, path: str) -> None:
             "slru", **(MOVING | {"predictor": "none"})
         ),
         ("--no-expert-admission",): CacheSettings("slru", **(MOVING | {"admission": False})),
-        ("--expert-bookkeeping", "between"): CacheSettings(
-            "slru", **(MOVING | {"in_shadow": False})
-        ),
     }  # fmt: skip
     pools = make_pools([8] * 3, TRACE.header.span_bytes, 4, "layer")
     for words, choices in changed.items():
@@ -293,8 +288,7 @@ def test_several_traces_are_one_run(run: Run, tmp_path: Path) -> None:
     first = trace_of(TRACE.routing[:50], 16, 10)
     second = trace_of(TRACE.routing[50:], 16)
     paths = [write(tmp_path / "1.jsonl", first), write(tmp_path / "2.jsonl", second)]
-    # Guesses begin anew with each, and what is owed is learned before.
-    alone = ("--expert-predictor", "none", "--expert-bookkeeping", "between")
+    alone = ("--expert-predictor", "none")  # guesses begin anew with each
     found = document(run, *paths, *alone)
     whole = document(run, write(tmp_path / "whole.jsonl"), *alone)
     assert (found["n_sequences"], found["n_prompt_tokens"], found["n_tokens"]) == (2, 10, 120)

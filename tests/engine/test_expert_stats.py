@@ -29,8 +29,7 @@ GREEDY: dict[str, Any] = {"temp": 0, "ignore_eos": True}
 MODES: dict[str, dict[str, Any]] = {
     "device": {},
     "host": {"expert_cache": "1"},
-    "cache": {"expert_slots": 4, "moe_warmpin": 2, "moe_warmpin_after": 5,
-              "expert_bookkeeping": "between"},
+    "cache": {"expert_slots": 4, "moe_warmpin": 2, "moe_warmpin_after": 5},
 }  # fmt: skip
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -14,9 +14,10 @@ from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
 from tests.experts.pins import first_n, most_used, named, warm
 from vkmoe.batch import Phase, TokenBatch
-from vkmoe.choices import Bookkeeping, PolicyName, SlotSharing
+from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.experts.decide.keys import Mask
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.study.replay import SimulationResult, simulate
@@ -70,13 +71,12 @@ def assert_agrees(engine: Engine, result: SimulationResult) -> None:
           "expert_policy": "lru"}, None),
         ({"expert_slots": 8, "expert_half_life": 16.0, "moe_warmpin": 0}, PROFILE),
         ({"expert_slots": 32}, None),
-        ({"expert_slots": 6, "expert_bookkeeping": "between"}, None),
         ({"expert_slots": 6, "expert_predictor": "correlation"}, None),
         ({"expert_slots": 6, "expert_predictor": "none"}, PROFILE),
         ({"expert_slots": 6, "executor": "stepped"}, None),
     ],
     ids=["layer", "global", "uneven", "manual", "profile", "all",
-         "between", "correlation", "none", "stepped"],
+         "correlation", "none", "stepped"],
 )  # fmt: skip
 def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any], seed: Any) -> None:
     """Two prompts one after the other through one cache."""
@@ -95,20 +95,26 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
 
 
 @pytest.mark.parametrize("n_rows", [1, 5])
-@pytest.mark.parametrize("bookkeeping", ["shadow", "between"])
-def test_with_prompts_whose_tokens_are_known_ahead(
-    n_rows: int, bookkeeping: Bookkeeping, n_slots: int = 6
-) -> None:
+def test_with_prompts_whose_tokens_are_known_ahead(n_rows: int, n_slots: int = 6) -> None:
     """Token by token, the hits of every single one; and in chunks, where the last has fewer rows.
 
     Then two tokens that are known one by one, as in a reply.
     """
-    config = EngineConfig(ctx_size=64, expert_slots=n_slots, expert_bookkeeping=bookkeeping)
+    config = EngineConfig(ctx_size=64, expert_slots=n_slots)
     with Engine(demo_model_path(), config) as engine:
         tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)[:34]
         n_prompt = len(tokens) - 2
         runs = [*range(0, n_prompt, n_rows), n_prompt, n_prompt + 1]
-        routing, n_hits = [], []
+        routing, n_hits, cache = [], [], engine._experts.cache
+        assert cache is not None
+        after_run = cache.after_run
+
+        def noted(*arguments: Any) -> Mask:
+            hits = after_run(*arguments)
+            n_hits.append(int(hits.sum()))
+            return hits
+
+        cache.after_run = noted  # type: ignore[method-assign,assignment]
         for first, end in pairwise([*runs, len(tokens)]):
             rows = range(first, end)
             later = tuple(tokens[end:n_prompt])
@@ -118,7 +124,6 @@ def test_with_prompts_whose_tokens_are_known_ahead(
             routing.append(
                 engine.run(TokenBatch(chunk, tuple(rows), alone, wants, phase, later)).routing
             )
-            n_hits.append(engine._experts._owed.hits.sum())  # type: ignore[union-attr]
         trace = Trace(
             trace_header(engine.spec, engine.model.tensors),
             np.concatenate(routing),

@@ -45,7 +45,7 @@ def test_options_become_settings() -> None:
         expert_admission=False, expert_predictor="frequency",
     )  # fmt: skip
     pins = (most_used(4, 77), warm(3, 5))
-    assert made == CacheSettings("lfru", 100, pins, False, "frequency", in_shadow=True)
+    assert made == CacheSettings("lfru", 100, pins, False, "frequency")
 
 
 def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
@@ -59,12 +59,6 @@ def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
 def test_copies_beside_tokens_come_later() -> None:
     assert settings_of(EngineConfig(), UNEVEN, overlaps=True).lag == 2
     assert settings().lag == 1
-
-
-def test_the_host_learns_in_the_shadow_of_tokens_that_run_whole() -> None:
-    assert settings().in_shadow and settings(RESIDENT).in_shadow
-    assert not settings(expert_bookkeeping="between").in_shadow
-    assert not settings(replace(UNEVEN, executor="stepped")).in_shadow
 
 
 def test_copies_overlap_tokens_where_there_is_a_queue_unless_told_otherwise() -> None:
@@ -91,7 +85,7 @@ def test_what_a_token_uses_is_pinned_where_tokens_do_not_tell_or_told_otherwise(
 @pytest.mark.parametrize("plan", [RESIDENT, AT_HOME], ids=["device", "host"])
 def test_without_slots_nothing_is_pinned(plan: MemoryPlan) -> None:
     config = EngineConfig(expert_policy="lru", expert_half_life=9, moe_warmpin=2)
-    assert settings_of(config, plan) == CacheSettings("lru", 9, in_shadow=True)
+    assert settings_of(config, plan) == CacheSettings("lru", 9)
     assert cache_pools(config, SPEC, plan, (SPAN,) * 3) == ()
 
 
@@ -119,7 +113,7 @@ def test_an_id_the_model_does_not_have_is_named(plan: MemoryPlan) -> None:
 
 def test_ids_of_a_model_without_experts_do_not_matter() -> None:
     config = EngineConfig(expert_resident_ids="500", expert_slots=3)
-    assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings(in_shadow=True)
+    assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings()
     assert cache_pools(config, DENSE, RESIDENT, ()) == ()
 
 
@@ -137,7 +131,7 @@ def test_more_residents_than_slots(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=f"{words} do not fit in the 3 slots of a layer"):
         settings(cached(4, 3), **asked)
     assert settings(cached(4, 4), **asked).pins[0].n == 4
-    assert settings(RESIDENT, **asked) == CacheSettings(in_shadow=True)
+    assert settings(RESIDENT, **asked) == CacheSettings()
     with pytest.raises(UsageError, match="do not fit in the 0 slots") as caught:
         settings(AT_HOME, **asked)
     assert caught.value.hint == "there are no slots: leave that out"

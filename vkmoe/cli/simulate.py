@@ -32,7 +32,7 @@ _DECIDING = (
     "expert_policy", "expert_half_life", "moe_warmpin", "moe_warmpin_after",
     "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
     "expert_resident_ids", "executor", "promote_on_read", "expert_predictor",
-    "moe_predict_prefetch", "expert_admission", "expert_copies", "expert_bookkeeping",
+    "moe_predict_prefetch", "expert_admission", "expert_copies",
 )  # fmt: skip
 
 

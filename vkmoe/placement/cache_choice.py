@@ -100,11 +100,7 @@ def cache_settings(
     small host pool. Raises UsageError for an id that the model does not have, for more residents
     than slots, and for a --moe-warmpin that residents leave no slot.
     """
-    settings = CacheSettings(
-        config.expert_policy,
-        config.expert_half_life,
-        in_shadow=config.expert_bookkeeping == "shadow" and plan.executor == "fused",
-    )
+    settings = CacheSettings(config.expert_policy, config.expert_half_life)
     if experts is None:
         return settings
     for expert in config.resident_ids:

@@ -40,7 +40,7 @@ def weigh(cache: Residency, missed: float, held: float) -> None:
     worth[MISSED], worth[list(HELD)] = missed, held
 
     foresight.worth = foresight.held_worth = worth
-    foresight.after_token = lambda ids, keys, token: None  # type: ignore[method-assign]
+    foresight.expect = lambda upcoming: None  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

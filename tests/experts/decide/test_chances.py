@@ -22,23 +22,26 @@ class Learner:
         self.counts = DecayedCounts(N, 64.0)
         self.chances = Chances(self.counts, 64.0, lag)
 
-    def token(self, keys: object, said: object = None, says: object = None) -> None:
+    def token(self, keys: object, said: object = None) -> None:
+        if self.chances._n_tokens:
+            self.counts.advance()
         used = np.array(keys, np.int64)
         self.counts.use(used)
-        self.chances.update(used, said, says)  # type: ignore[arg-type]
-        self.counts.advance()
+        self.chances.update(used, said)  # type: ignore[arg-type]
+        self.chances.learn()
 
     @property
     def all(self) -> NDArray[np.float64]:
-        assert self.chances.all is not None
-        return self.chances.all
+        steady = self.chances.steady()
+        assert steady is not None
+        return steady
 
 
 def test_nothing_is_said_while_too_little_is_known() -> None:
     learner = Learner()
     for n in range(EVERY * LEAST + 4):
         learner.token([n % N])
-        assert (learner.chances.all is None) == (n + 1 < EVERY * LEAST), n
+        assert (learner.chances.steady() is None) == (n + 1 < EVERY * LEAST), n
     assert learner.all.shape == (N,)
 
 
@@ -80,17 +83,19 @@ def test_a_predictor_that_is_right_is_believed() -> None:
     learner, following = Learner(), random.integers(0, N, 400)
     says = [np.eye(N)[each] * 0.25 for each in following]
     for n in range(399):
-        learner.token([following[n]], says[n], says[n + 1])
-    assert learner.all.argmax() == following[399]
-    assert learner.all[following[399]] > 0.8, "a quarter said always meant a use"
+        learner.token([following[n]], says[n])
+    chances = learner.chances.informed(says[399])
+    assert chances.argmax() == following[399]
+    assert chances[following[399]] > 0.8, "a quarter said always meant a use"
 
 
 def test_a_predictor_that_guesses_blindly_is_not() -> None:
     random = np.random.default_rng(5)
     learner = Learner()
     for _ in range(400):
-        learner.token([random.integers(8)], np.eye(N)[random.integers(N)], np.eye(N)[60])
-    assert learner.all[60] < learner.all[:8].min()
+        learner.token([random.integers(8)], np.eye(N)[random.integers(N)])
+    chances = learner.chances.informed(np.eye(N)[60])
+    assert chances[60] < chances[:8].min()
 
 
 def test_the_chances_of_a_layer_follow_from_what_is_said_of_it() -> None:
@@ -98,9 +103,10 @@ def test_the_chances_of_a_layer_follow_from_what_is_said_of_it() -> None:
     learner, following = Learner(), random.integers(0, N, 300)
     for n in range(299):
         learner.token([following[n]], np.eye(N)[following[n]])
-    row = learner.chances.given(16, np.eye(16)[5])
-    assert row is not None and row.shape == (16,) and row.argmax() == 5
-    assert Learner().chances.given(16, np.eye(16)[5]) is None
+    chances = learner.chances
+    row = chances.informed(None)[16:32] + chances.weight_of_scores * np.eye(16)[5]
+    assert row.argmax() == 5
+    assert row == pytest.approx(chances.informed(np.eye(N)[21])[16:32])
 
 
 def test_the_fit_multiplies_no_tiny_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +146,7 @@ def test_ctrl_c_at_any_line_leaves_what_can_learn(lag: int, phase: int) -> None:
             learner.token([N - 1])
         ended = len(ran) < n_lines
         n_lines += 1
+        learner.chances.learn()
         before = learner.chances._n_looks
         for n in range(2 * EVERY):
             learner.token([n])

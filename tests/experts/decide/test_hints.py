@@ -292,9 +292,9 @@ def test_a_long_prompt_teaches_by_its_last_tokens_and_counts_whole(
     assert cache._foresight is not None
     learn = cache._foresight.after_token
 
-    def noted(ids: NDArray[np.uint32], keys: NDArray[np.int64], token: int | None) -> None:
+    def noted(ids: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
         learned.append(int(ids[0, 0]))
-        learn(ids, keys, token)
+        learn(ids, keys)
 
     monkeypatch.setattr(cache._foresight, "after_token", noted)
     routing = np.stack([round_trip(n) for n in range(100, 100 + n_tokens)])

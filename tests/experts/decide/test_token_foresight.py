@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import TokenTable, Upcoming
 from vkmoe.experts.decide.worth import AHEAD, LIKELY, LOOKED_AT, NEARER, TokenForesight
+from vkmoe.experts.study.replay import simulate
 
 SPACE = KeySpace(2, 8)
 SETTINGS = CacheSettings(admission=True, predictor="token")
@@ -73,12 +75,26 @@ def test_of_a_long_run_the_first_tokens_are_looked_at() -> None:
     assert found[0] == 1.0 and found[2] == 0
 
 
+def test_the_more_runs_are_known_the_less_what_is_usual_counts() -> None:
+    """It stands for all runs that are not: together they weigh as much as the last that is."""
+    found = []
+    for upcoming in (Upcoming(), Upcoming((A,)), Upcoming((A,), (A,)), Upcoming((A,), (A, A))):
+        made = foresight()
+        made._counts.use(np.array([6]))
+        made.expect(upcoming)
+        assert made.worth is not None
+        found.append(made.worth[6] / (made._counts.values()[6] * made._share))
+    doubt = 0.5 / 32.5  # an id that was seen so often is believed so far
+    known = [sum(NEARER**i for i in range(n)) for n in range(4)]
+    rest = [sum(NEARER**i for i in range(n, 60)) for n in range(4)]
+    assert found == pytest.approx([doubt * a + b for a, b in zip(known, rest, strict=True)])
+
+
 def test_where_nothing_is_known_the_share_of_late_tokens_counts() -> None:
     made = foresight()
     for _ in range(3):
         made._counts.use(np.array([6, 14]))
         made._counts.advance()
-    made.learned()
     for upcoming in (Upcoming(), Upcoming((999,))):
         made.expect(upcoming)
         assert made.worth is not None
@@ -139,10 +155,9 @@ def test_a_copy_that_comes_a_token_too_late_is_not_begun() -> None:
     assert {move.key for move in run(residency, B, 999, C)} >= {4, 5, 12, 13}, "a prompt does"
 
 
-@pytest.mark.parametrize("in_shadow", [False, True])
-def test_what_a_run_used_is_known_to_its_decision_only_in_between(in_shadow: bool) -> None:
-    """Nobody says which token it was: the counts are all there is."""
-    residency = cache(in_shadow=in_shadow)
+def test_what_a_run_used_is_counted_for_its_decision_and_the_rest_learned_later() -> None:
+    """Its id is learned when the next run is under way, and once, however often that is asked."""
+    residency = cache()
     seen = []
     decide = residency._policy.promote
 
@@ -151,12 +166,27 @@ def test_what_a_run_used_is_known_to_its_decision_only_in_between(in_shadow: boo
         return decide(*arguments)  # type: ignore[arg-type]
 
     residency._policy.promote = noted  # type: ignore[method-assign,assignment]
-    residency.observe(ids(A)[None])
-    if not in_shadow:
-        residency.learn()
+    table = residency.token_table
+    assert isinstance(table, TokenTable)
+    before = table.rows().seen.tolist()
+    residency.observe(ids(A)[None], [999])
     residency.decide()
-    residency.learn()
-    assert seen == [0.0 if in_shadow else 1.0]
+    assert seen == [1.0] and residency.n_tokens == 1
+    assert table.rows().seen.tolist() == before
+    for _ in range(2):
+        residency.learn()
+        assert table.rows().seen.tolist() == [*before, 1]
     assert residency.counts.values()[0] == 1.0 and residency.n_tokens == 1
-    residency.learn()
-    assert residency.n_tokens == 1, "once is enough"
+
+
+def test_where_ids_say_nothing_of_routing_no_hits_are_lost_to_them() -> None:
+    """Routing drifts whatever the token is, as that of random weights does."""
+    routing = drifting(1500, 3, 32, 4, seed=2, persistence=3)
+    tokens = np.random.default_rng(2).zipf(1.3, len(routing)).astype(np.int64) % 500
+    trace = replace(trace_of(routing, 32), ids=tokens)
+    pools = make_pools([8] * 3, trace.header.span_bytes, 4, "layer")
+    hits = {}
+    for predictor in ("none", "token"):
+        settings = CacheSettings(admission=True, predictor=predictor)
+        hits[predictor] = simulate(trace, settings, pools).hit_rate
+    assert hits["token"] > hits["none"] - 0.005, hits

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.decide.worth import (
     COPY,
     GUESS,
+    LEARNED,
     PredictionCounts,
     Table,
     TokenForesight,
@@ -38,21 +38,12 @@ __all__ = ["NOTHING_KNOWN", "PoolResidency", "Residency"]
 NOTHING_KNOWN = Upcoming()
 
 
-class _Run(NamedTuple):
-    """Holds what is to be learned of a run of tokens."""
-
-    routing: NDArray[np.uint32]  # [n_tokens, n_layers, n_used]
-    keys: Keys  # alike
-    resident: Mask  # alike: which had a slot
-    tokens: Sequence[int | None]  # their own ids
-
-
 class Residency:
     """Orders experts into slots: `observe` notes what tokens used, `decide` says what moves.
 
-    `learn` draws the conclusions from what was observed, for later decisions: the one on those very
-    tokens too, unless that was made before. Experts that were observed since the last decision, and
-    those that are arriving, are never victims.
+    `learn` draws those conclusions from what was observed that the next decision can do without: it
+    may be called after that, while the tokens that were decided on run. Experts that were observed
+    since the last decision, and those that are arriving, are never victims.
     """
 
     def __init__(
@@ -80,7 +71,6 @@ class Residency:
         self._policy = POLICIES[settings.policy](self.locations, self.counts)
         self._pinning = Pinning(self.locations, settings)
         self.n_tokens = 0
-        self._observed: list[_Run] = []  # and not learned from
         self._is_undecided = False  # whether tokens were observed that were not decided on
         # Of tokens that were not decided on: keys, and those without a slot, by rank.
         self._used: list[Keys] = []
@@ -135,7 +125,7 @@ class Residency:
         """
         keys = self.space.keys_of(routing)
         resident = self.locations.are_resident(keys)
-        self._observed.append(_Run(routing, keys, resident, tokens or [None] * len(keys)))
+        self._count(routing, keys, resident, tokens or [None] * len(keys))
         self._is_undecided = True
         if self._pools:
             layers = slice(None) if len(self._layers) == keys.shape[1] else self._layers
@@ -145,15 +135,9 @@ class Residency:
         return keys
 
     def learn(self) -> None:
-        """Draw the conclusions from what was observed; where nothing was, do nothing.
-
-        What experts are worth is learned from the last tokens of a run alone, where that is long.
-        """
-        observed, self._observed = self._observed, []
-        for run in observed:
-            self._learn_run(run)
-        if observed and self._foresight is not None:
-            self._foresight.learned()
+        """Learn from what was observed, if that was not done: the ids of tokens, and fits."""
+        if self._foresight is not None:
+            self._foresight.learn()
 
     def decide(
         self,
@@ -240,23 +224,27 @@ class Residency:
 
     # ----- inside -----
 
-    def _learn_run(self, run: _Run) -> None:
-        first_learned = 0
+    def _count(
+        self,
+        routing: NDArray[np.uint32],
+        keys: Keys,
+        resident: Mask,
+        tokens: Sequence[int | None],
+    ) -> None:
+        """Note a run, as `observe` does; `resident` marks which of the keys had a slot."""
         if self._foresight is not None:
-            first_learned = max(0, len(run.keys) - self._foresight.n_learned)
-            if first_learned:
-                self._foresight.reset()  # what it knows is about the first of these
-            self._foresight.after_run(run.keys)
-        for row, (ids, used, resident) in enumerate(zip(*run[:3], strict=True)):
+            self._foresight.after_run(routing, keys, tokens)
+        first_noted = max(0, len(keys) - LEARNED)
+        for row, (ids, used, had_slot) in enumerate(zip(routing, keys, resident, strict=True)):
             if self.n_tokens:
                 self.counts.advance()
             self.counts.use(used)
             self._pinning.note(used)
             self.n_tokens += 1
-            if self._foresight is not None and row >= first_learned:
-                self._foresight.after_token(ids, used, run.tokens[row])
+            if self._foresight is not None and row >= first_noted:
+                self._foresight.after_token(ids, used)
             if self._pools:
-                self._policy.note_use(used.T[resident.T])
+                self._policy.note_use(used.T[had_slot.T])
 
     def _bring(
         self, missing: Keys, landed: Set[int], used: Keys, budget_bytes: float

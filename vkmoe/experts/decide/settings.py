@@ -52,8 +52,6 @@ class CacheSettings:
     executor: Executor = "fused"  # what the predictor guesses: a token to come, or the next layer
     # Fused: the token to come that a copy begun now is there for; 2 if it overlaps one.
     lag: int = 1
-    # What a run used is learned while the next one runs, when that was decided on already.
-    in_shadow: bool = False
 
 
 def make_pools(

@@ -6,7 +6,6 @@ guesses, and the count of how often these were right. Decides nothing: residency
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ __all__ = [
     "COPY",
     "EVERY",
     "GUESS",
+    "LEARNED",
     "LEAST",
     "Chances",
     "Foresight",
@@ -40,8 +40,8 @@ __all__ = [
 COPY = 1.5
 GUESS = 2.0
 LIKELY = 0.7  # chance of an expert from which it is fetched before it is used
-NEARER = 0.75  # what a use is worth, beside one in the run before
-AHEAD = 16  # runs that are looked at
+NEARER = 0.5  # what a use is worth, beside one in the run before
+AHEAD = 8  # runs that are looked at
 LOOKED_AT = 64  # tokens of each: more would keep the host longer than they tell
 LEARNED = 64  # tokens of a prompt's chunk: all of a long one would keep the host longer than a GPU
 SHORT = (1.0, 8.0)  # half-lives in tokens, beside that of the counts
@@ -94,19 +94,15 @@ def create_foresight(
 class Foresight(ABC):
     """Says what experts are worth to the tokens to come, and which ones to fetch on a guess.
 
-    `n_learned`: the last so many tokens of a run are learned from. `ranks`: of those in slots, the
-    one that is worth least leaves first, whatever the policy says.
+    `ranks`: of those in slots, the one that is worth least leaves first, whatever the policy says.
     """
 
-    n_learned = LEARNED
     ranks = False
 
     def __init__(self, space: KeySpace, settings: CacheSettings) -> None:
         self._space, self._stepped = space, settings.executor == "stepped"
-        # The run that a copy is there for, counted from the one that was decided on, and from the
-        # one that was learned of last, which in its shadow is the one before.
+        # The run that a copy is there for, counted from the one that was noted last.
         self._lag = 1 if self._stepped else settings.lag
-        self._learned_lag = self._lag + settings.in_shadow
         self._scores: Values | None = None  # [n_keys], of what guesses are about
         self._due: dict[int, list[int]] = {}  # what guesses fetched, by the run they were about
         self._n_used = self._n_runs = 0
@@ -116,22 +112,34 @@ class Foresight(ABC):
         self.held_worth: Values | None = None
         self.counts = PredictionCounts()
 
-    def after_run(self, used: Keys) -> None:
-        """Note that a run used these experts, before its tokens are learned from."""
+    def after_run(
+        self, routing: NDArray[np.uint32], keys: Keys, tokens: Sequence[int | None]
+    ) -> None:
+        """Note that a run used `routing` [n_tokens, n_layers, n_used], these `keys`.
+
+        `tokens` are the ids of its tokens, None where they are not known.
+        """
+        self._n_used = routing.shape[2]
+        if len(keys) > LEARNED:
+            self._leave_out()
         self._n_runs += 1
         if due := self._due.pop(self._n_runs, None):
-            self.counts.n_right += len(set(due).intersection(used.reshape(-1).tolist()))
+            self.counts.n_right += len(set(due).intersection(keys.reshape(-1).tolist()))
 
-    def after_token(self, ids: NDArray[np.uint32], keys: Keys, token: int | None) -> None:
-        """Learn that a token used `ids` [n_layers, n_used], these `keys`; counts know of it.
+    @abstractmethod
+    def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
+        """Note that a token used `ids` [n_layers, n_used], these `keys`; counts know of it.
 
-        `token` is its own id, None where that is not known.
+        Called for the last `LEARNED` tokens of a run, after `after_run`.
         """
-        self._n_used = ids.shape[1]
 
-    def learned(self) -> None:
-        """Draw together what tokens were learned from since the last call."""
+    def _leave_out(self) -> None:
+        """Note that the first tokens of a run are not among them."""
         return
+
+    @abstractmethod
+    def learn(self) -> None:
+        """Learn from what was noted what the next decision can do without."""
 
     @abstractmethod
     def expect(self, upcoming: Upcoming) -> None:
@@ -156,7 +164,7 @@ class Foresight(ABC):
 
     def fetched(self, keys: list[int], n_bytes: int) -> None:
         """Note that these are fetched on a guess, into slots of so many bytes."""
-        self._due.setdefault(self._n_runs + self._learned_lag, []).extend(keys)
+        self._due.setdefault(self._n_runs + self._lag, []).extend(keys)
         self.counts.n_hinted += len(keys)
         self.counts.hinted_bytes += n_bytes
 
@@ -169,13 +177,16 @@ class Foresight(ABC):
 class TokenForesight(Foresight):
     """Goes by the ids that are known to come: a table says which experts each of them uses.
 
-        worth = share of late tokens that used it + sum over runs ahead: NEARER^i * chance in run i
+    An expert is worth the uses that are expected of it, each run ahead counting half as much as the
+    one before. Of the n runs that are known, the table says the chance; of all others, what late
+    tokens used lets expect the same:
 
-    Of a run, chances are summed up over its tokens, to 1 at most. The formula and its constants are
-    of `python -m bench.residency`: fits to other sums of counts and chances had no more hits.
+        worth = sum over known runs i: NEARER^(i - 1) * chance_i  +  NEARER^n / (1 - NEARER) * usual
+
+    Of a run, chances are summed up over its tokens, to 1 at most. The constants are of
+    `python -m bench.residency`.
     """
 
-    n_learned = sys.maxsize
     ranks = True
 
     def __init__(
@@ -187,32 +198,44 @@ class TokenForesight(Foresight):
     ) -> None:
         super().__init__(space, settings)
         self._counts, self._share = counts, 1 - 0.5 ** (1 / settings.half_life)
+        self._chances = Chances(counts, settings.half_life, self._lag)
         self.table = table
-        self._usual: Values  # the share of late tokens that used each, [n_keys]
-        self.learned()
+        self._noted: list[tuple[NDArray[np.uint32], Sequence[int | None]]] = []  # runs
 
-    def learned(self) -> None:
-        self._usual = self._counts.values()
-        self._usual *= self._share
+    def after_run(
+        self, routing: NDArray[np.uint32], keys: Keys, tokens: Sequence[int | None]
+    ) -> None:
+        super().after_run(routing, keys, tokens)
+        self._noted.append((routing, tokens))
 
-    def after_token(self, ids: NDArray[np.uint32], keys: Keys, token: int | None) -> None:
-        super().after_token(ids, keys, token)
-        if self.table is None:
+    def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
+        self._chances.update(keys.reshape(-1))
+
+    def learn(self) -> None:
+        self._chances.learn()
+        noted, self._noted = self._noted, []
+        if self.table is None and noted:
             self.table = TokenTable(self._space, self._n_used)
-        if token is not None:
-            self.table.learn(token, ids)
+        for routing, tokens in noted:
+            for token, ids in zip(tokens, routing, strict=True):
+                if token is not None and self.table is not None:
+                    self.table.learn(token, ids)
 
     def expect(self, upcoming: Upcoming) -> None:
-        worth, nearness, self._scores = self._usual, 1.0, None
+        usual = self._chances.steady()
+        if usual is None:  # too little is known for a fit: the share of late tokens that used each
+            usual = self._counts.values() * self._share
+        worth, weight, self._scores = np.zeros_like(usual), 1.0, None
         for ahead, tokens in enumerate(_steps(upcoming) if self.table is not None else (), 1):
             assert self.table is not None
-            chances = self.table.expect(tokens, self._usual)
+            chances = self.table.expect(tokens, usual)
             if len(tokens) > 1:
                 np.minimum(chances, 1.0, out=chances)
             if ahead == self._lag:
                 self._scores = chances
-            worth = worth + (chances if ahead == 1 else nearness * chances)
-            nearness *= NEARER
+            worth += weight * chances
+            weight *= NEARER
+        worth += weight / (1 - NEARER) * usual
         self.worth = self.held_worth = worth
 
     def wanted(self, absent: Mask) -> Keys:
@@ -253,25 +276,32 @@ class LearnedForesight(Foresight):
 
     def __init__(self, space: KeySpace, counts: DecayedCounts, settings: CacheSettings) -> None:
         super().__init__(space, settings)
-        self.predictor = create_predictor(settings, space, counts, self._learned_lag)
-        self._chances = Chances(counts, settings.half_life, self._learned_lag)
+        self.predictor = create_predictor(settings, space, counts, self._lag)
+        self._informs = self.predictor is not None and self.predictor.informs
+        self._chances = Chances(counts, settings.half_life, self._lag)
+        self._before_guess: Values | None = None  # chances less what a guess may add, [n_keys]
 
-    def after_token(self, ids: NDArray[np.uint32], keys: Keys, token: int | None) -> None:
-        super().after_token(ids, keys, token)
-        guessed = guess = None
-        informed = self.predictor is not None and self.predictor.informs
+    def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
+        guessed = None
         if self.predictor is not None:
             self._scores = self.predictor.after_token(ids)
-            if informed:
-                guessed, guess = self.predictor.guessed, self._scores
-        self._chances.update(keys.reshape(-1), guessed, guess)
-        self.worth = self.held_worth = self._chances.all
-        steady = self._chances.steady
-        if informed and self.worth is not None and steady is not None:
-            self.held_worth = np.maximum(self.worth, steady)
+            if self._informs:
+                guessed = self.predictor.guessed
+        self._chances.update(keys.reshape(-1), guessed)
+
+    def learn(self) -> None:
+        self._chances.learn()
 
     def expect(self, upcoming: Upcoming) -> None:
-        """Do nothing: this goes by what was."""
+        """Go by what was: no id tells anything."""
+        self.worth = self.held_worth = steady = self._chances.steady()
+        if steady is None or not self._informs:
+            return
+        if self._stepped:  # the layers' turn comes
+            self.worth, self._before_guess = steady.copy(), self._chances.informed(None)
+        elif self._scores is not None:
+            self.worth = self._chances.informed(self._scores)
+            self.held_worth = np.maximum(self.worth, steady)
 
     def wanted(self, absent: Mask) -> Keys:
         assert self._scores is not None and self.worth is not None, "there is nothing to guess by"
@@ -287,11 +317,10 @@ class LearnedForesight(Foresight):
         if scores is None:
             return NO_KEYS
         keys = self._space.keys(layer + 1)
-        if self.predictor.informs:
-            chances = self._chances.given(int(keys[0]), scores)
-            if chances is not None and self.held_worth is not None:
-                self.worth[keys] = chances
-                self.held_worth[keys] = np.maximum(self.held_worth[keys], chances)
+        if self._before_guess is not None and self.held_worth is not None:
+            chances = self._before_guess[keys] + self._chances.weight_of_scores * scores
+            self.worth[keys] = chances
+            self.held_worth[keys] = np.maximum(self.held_worth[keys], chances)
         worth = self.worth[keys]
         found = np.flatnonzero(absent & (scores > 0) & (worth > self._average))
         order = np.argsort(-worth[found], kind="stable")
@@ -301,6 +330,9 @@ class LearnedForesight(Foresight):
         super().reset()
         if self.predictor is not None:
             self.predictor.reset()
+
+    def _leave_out(self) -> None:
+        self.reset()  # what it guessed is about the first of them
 
     @property
     def _average(self) -> float:
@@ -329,46 +361,57 @@ class Chances:
         # The token to look at, and the counts [n - 1][n_keys] of `lag` tokens before it. With its
         # number, because Ctrl-C may leave out what was to be kept, or to be looked at.
         self._kept: tuple[int, list[Values]] | None = None
+        # What is to be looked at: such counts, what the token used, what was guessed of it.
+        self._seen: tuple[list[Values], Keys, Values | None] | None = None
         n = len(self._scale)
         self._products, self._sums, self._eye = np.zeros((n, n)), np.zeros(n), np.eye(n)
         self._fits: dict[bool, list[float]] = {}  # since the last look
         self._n_tokens = self._n_looks = 0
-        self.all: Values | None = None  # [n_keys]; None while too little is known
-        self.steady: Values | None = None  # the same from the counts alone
-        self._before_guess: Values | None = None  # the same, less what a guess may add
 
-    def update(self, keys: NDArray[np.int64], guessed: Values | None, guess: Values | None) -> None:
-        """Learn that a token used `keys` [n_used], which `counts` has counted.
+    def update(self, keys: Keys, guessed: Values | None = None) -> None:
+        """Note that a token used `keys` [n_used], which `counts` has counted.
 
-        `guessed` [n_keys] are the predictor's scores of this token, `guess` those of one to come;
-        None: it has none.
+        `guessed` [n_keys] are the predictor's scores of this token; None: it has none.
         """
+        self.learn()
+        for short in self._short:
+            if self._n_tokens:
+                short.advance()
+            short.use(keys)
         self._n_tokens += 1
         if self._kept is not None and self._kept[0] == self._n_tokens:
-            self._look(self._kept[1], guessed, keys)
-        for short in self._short:
-            short.use(keys)
+            self._seen = self._kept[1], keys, guessed
         if (self._n_tokens + self._lag) % EVERY == 0:
             known = [each.values() + NOTHING for each in self._counts]
             self._kept = self._n_tokens + self._lag, known
-        if self._n_looks >= LEAST:
-            self.steady = self.all = self._sum(self._fit(informed=False), None)
-            if guess is not None:
-                self.all = self._sum(self._fit(informed=True), guess)
-            if guess is None and guessed is not None:
-                self._before_guess = self._sum(self._fit(informed=True), None)
-        for short in self._short:
-            short.advance()
 
-    def given(self, first: int, guess: Values) -> Values | None:
-        """Return the chances of experts from key `first` on, given their scores `guess` [n]."""
-        if self._before_guess is None:
+    def learn(self) -> None:
+        """Learn from what was noted, if that is still to be done."""
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            self._look(*seen)
+
+    def steady(self) -> Values | None:
+        """Return the chances [n_keys] by the counts alone; None while too little is known."""
+        if self._n_looks < LEAST:
             return None
-        return self._before_guess[first : first + len(guess)] + self._fit(informed=True)[-1] * guess
+        return self._sum(self._fit(informed=False), None)
+
+    def informed(self, scores: Values | None) -> Values:
+        """Return the chances [n_keys] by counts and scores; None: but for what scores may add.
+
+        Must hold: `steady` is known.
+        """
+        return self._sum(self._fit(informed=True), scores)
+
+    @property
+    def weight_of_scores(self) -> float:
+        """Return what a score of 1 adds to `informed`."""
+        return self._fit(informed=True)[-1]
 
     # ----- inside -----
 
-    def _look(self, known: list[Values], guessed: Values | None, keys: NDArray[np.int64]) -> None:
+    def _look(self, known: list[Values], keys: Keys, guessed: Values | None) -> None:
         """Fit the uses of a token to what was known before it."""
         known.append(np.zeros(len(known[0])) if guessed is None else guessed)
         products = _residency.products(known) * (self._scale[:, None] * self._scale)

@@ -1,10 +1,10 @@
 """Runs the expert cache; only this module knows policy, slots, host pool, table and copies.
 
 A run of tokens goes through `before_run`, where it is decided what moves after the run before it,
-submits that begin with `begin`, and `after_run`. What is learned from a run waits for the next one:
-until it is submitted, where that happens in its shadow. Where a run is several submits, `need`
-makes a layer's experts available between them. While a submit reads a version of the table,
-nothing that version leads to is written, except landing slots, by that submit alone.
+submits that begin with `begin`, and `after_run`. What the next decision can do without is learned
+in `meanwhile`, when the next run is submitted. Where a run is several submits, `need` makes a
+layer's experts available between them. While a submit reads a version of the table, nothing that
+version leads to is written, except landing slots, by that submit alone.
 `ExpertTracker` counts what the tokens used, there also where nothing moves. Does not decide which
 experts have slots (decide/residency.py), and owns no memory.
 """
@@ -69,14 +69,6 @@ class CacheWays:
 PLAIN = CacheWays()
 
 
-class _Owed(NamedTuple):
-    """Holds what is to be learned and counted of the last run."""
-
-    routing: NDArray[np.uint32]  # [n_tokens, n_layers, n_used]
-    hits: NDArray[np.bool_] | bool  # alike, or of all
-    n_decoded: int  # sequences
-
-
 class ExpertTracker:
     """Does what the host has to do about experts round the submits of a run (`HostActions`)."""
 
@@ -96,7 +88,6 @@ class ExpertTracker:
         self._host_ns = 0  # of the last token
         self._began_ns = 0  # the last submit
         self._reader = 0  # the number that the table gave to it
-        self._owed: _Owed | None = None
         self._note_pins()
 
     @property
@@ -106,7 +97,7 @@ class ExpertTracker:
 
     def meanwhile(self) -> None:
         """Learn from the last run while the first submit of the next one is computed."""
-        self.learn()
+        self.residency.learn()
 
     def begin(self, first: bool = True) -> int:
         """Return the address of the table for the next submit, a run's `first` or a later one.
@@ -172,10 +163,8 @@ class ExpertTracker:
 
         It is kept. `filled`, alike, marks experts that kernels stored whole where they were to
         land; None: none. `n_decoded`: the sequences that were decoded; 0 if these were prompts.
-        `tokens` are their ids. What follows from it is done before the next run, or in its shadow.
+        `tokens` are their ids.
         """
-        if self._owed is not None:
-            self.settle()
         hits: NDArray[np.bool_] | bool = self._on_device
         if self.cache is not None:
             # Chunks of prompts take much longer than the tokens that copies run beside.
@@ -183,38 +172,24 @@ class ExpertTracker:
             hits = self.cache.after_run(routing, filled, host_ns, tokens)
         else:
             self.residency.observe(routing, tokens)
-        self._owed = _Owed(routing, hits, n_decoded)
-
-    def before_run(self, upcoming: Upcoming) -> None:
-        """Decide what moves after the last run, now that the ids `upcoming` are known."""
-        if not self.residency.settings.in_shadow:
-            self.learn()
-        self._decide(upcoming)
-
-    def learn(self) -> None:
-        """Learn from the last run and count it, unless that was done."""
-        owed, self._owed = self._owed, None
-        if owed is None:
-            return
-        self.residency.learn()
-        routing, hits, n_decoded = owed
         for row, ids in enumerate(routing):
             self.profiler.record(ids, hits if isinstance(hits, bool) else hits[row])
         if n_decoded:
             n_hits = routing.size * hits if isinstance(hits, bool) else np.count_nonzero(hits)
             self.profiler.note_together(n_decoded, Tally(routing.size, int(n_hits)))
-        if self._checks and self.cache is not None:
-            self.cache.check_integrity()
 
-    def settle(self) -> None:
-        """Do what the last run has left to do, where no next one is known."""
-        self.learn()
-        self._decide(NOTHING_KNOWN)
-
-    def _decide(self, upcoming: Upcoming) -> None:
+    def before_run(self, upcoming: Upcoming) -> None:
+        """Decide what moves after the last run, now that the ids `upcoming` are known."""
         if self.cache is not None:
             self.cache.decide(upcoming)
             self._note_pins()
+            if self._checks:
+                self.cache.check_integrity()
+
+    def settle(self) -> None:
+        """Do what the last run has left to do, where no next one is known."""
+        self.before_run(NOTHING_KNOWN)
+        self.residency.learn()
 
     def _note_pins(self) -> None:
         if self.residency.warm_at == self.residency.n_tokens:

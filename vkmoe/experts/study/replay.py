@@ -144,7 +144,7 @@ def simulate(
         tokens = None if ids is None else ids[run.start : run.stop].tolist()
         lands = len(run) == 1 and not (trace.runs and trace.is_prompt[run.start])
         hits[run.start : run.stop] = replay.run(trace.routing[run.start : run.stop], tokens, lands)
-    replay.settle()
+    replay.decide(NOTHING_KNOWN)
     layers = np.array(replay.copied, np.int64) // space.n_experts
     n_copied = np.bincount(layers, minlength=space.n_layers)
     return SimulationResult(trace, hits, n_copied, start, replay.n_landed)
@@ -204,7 +204,6 @@ class _Replay:
 
     def begin_text(self) -> None:
         """Note that the next run begins another text."""
-        self.residency.learn()
         self.residency.reset_predictions()
 
     def decide(self, upcoming: Upcoming) -> None:
@@ -214,8 +213,6 @@ class _Replay:
         """
         residency = self.residency
         self._shown = residency.present
-        if not residency.settings.in_shadow:
-            residency.learn()
         moves = residency.decide(self._missed, upcoming=upcoming)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
@@ -224,18 +221,13 @@ class _Replay:
         self.copied += [move.key for move in copies]
         residency.arrived(self._late)
         self._late = copies
-        if not self._transfers.late:
-            self._arrive()
         if self._stepped and upcoming.ids:
             self._hint(residency.guess_first_layer(), NO_KEYS)
+        if not self._transfers.late:
+            self._arrive()
         if not self._transfers.is_published_late:
             self._shown = residency.present
         residency.learn()
-
-    def settle(self) -> None:
-        """Learn from the last run, and decide what moves, where no next one is known."""
-        self.residency.learn()
-        self.decide(NOTHING_KNOWN)
 
     def run(
         self, routing: NDArray[np.uint32], tokens: Sequence[int] | None, lands: bool
