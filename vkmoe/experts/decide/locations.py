@@ -46,11 +46,13 @@ class _Derived(NamedTuple):
     holders: Keys  # key by pool and slot, n_keys where no expert has it [n_pools, widest]
     unpinned: Mask  # experts with a slot and no pin, with an entry more [n_keys + 1]
     free: list[list[int]]  # free slots of each pool, the next to be given last [n_pools]
+    n_free: Keys  # their numbers [n_pools]
     n_pinned: Keys  # experts with a slot and a pin [n_pools]
 
     def take_free(self, pool: int) -> int:
         """Return a slot that is free, and no longer."""
         assert self.free[pool], "no slot is free"
+        self.n_free[pool] -= 1
         return self.free[pool].pop()
 
 
@@ -180,7 +182,7 @@ class Locations:
     @property
     def n_free_of_all(self) -> Keys:
         """Return how many slots of each pool are free [n_pools]."""
-        return np.array([len(free) for free in self._view().free], np.int64)
+        return self._view().n_free
 
     @property
     def n_pinned(self) -> Keys:
@@ -295,6 +297,6 @@ class Locations:
         is_free = holders.reshape(-1)[self._entry_of] == n_keys
         is_free[self.landing[self.landing != NO_SLOT]] = False
         numbers = np.flatnonzero(is_free)
-        borders = np.searchsorted(numbers, self._firsts).tolist()
-        free = [numbers[a:b].tolist()[::-1] for a, b in itertools.pairwise(borders)]
-        return _Derived(holders, unpinned, free, n_pinned)
+        borders = np.searchsorted(numbers, self._firsts)
+        free = [numbers[a:b].tolist()[::-1] for a, b in itertools.pairwise(borders.tolist())]
+        return _Derived(holders, unpinned, free, np.diff(borders), n_pinned)

@@ -7,7 +7,7 @@ guesses, and the count of how often these were right. Decides nothing: residency
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -199,13 +199,15 @@ class TokenForesight(Foresight):
         super().__init__(space, settings)
         self._counts, self._share = counts, 1 - 0.5 ** (1 / settings.half_life)
         self._chances = Chances(counts, settings.half_life, self._lag)
-        self.table = table
+        self.table = table  # None: nothing was noted
         self._noted: list[tuple[NDArray[np.uint32], Sequence[int | None]]] = []  # runs
 
     def after_run(
         self, routing: NDArray[np.uint32], keys: Keys, tokens: Sequence[int | None]
     ) -> None:
         super().after_run(routing, keys, tokens)
+        if self.table is None:
+            self.table = TokenTable(self._space, self._n_used)
         self._noted.append((routing, tokens))
 
     def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
@@ -214,28 +216,26 @@ class TokenForesight(Foresight):
     def learn(self) -> None:
         self._chances.learn()
         noted, self._noted = self._noted, []
-        if self.table is None and noted:
-            self.table = TokenTable(self._space, self._n_used)
         for routing, tokens in noted:
+            assert self.table is not None
             for token, ids in zip(tokens, routing, strict=True):
-                if token is not None and self.table is not None:
+                if token is not None:
                     self.table.learn(token, ids)
 
     def expect(self, upcoming: Upcoming) -> None:
         usual = self._chances.steady()
         if usual is None:  # too little is known for a fit: the share of late tokens that used each
             usual = self._counts.values() * self._share
-        worth, weight, self._scores = np.zeros_like(usual), 1.0, None
-        for ahead, tokens in enumerate(_steps(upcoming) if self.table is not None else (), 1):
-            assert self.table is not None
+        assert self.table is not None, "nothing was noted"
+        runs = _runs(upcoming)
+        worth, self._scores = NEARER ** len(runs) / (1 - NEARER) * usual, None
+        for ahead, tokens in enumerate(runs, 1):
             chances = self.table.expect(tokens, usual)
             if len(tokens) > 1:
                 np.minimum(chances, 1.0, out=chances)
             if ahead == self._lag:
                 self._scores = chances
-            worth += weight * chances
-            weight *= NEARER
-        worth += weight / (1 - NEARER) * usual
+            worth += NEARER ** (ahead - 1) * chances
         self.worth = self.held_worth = worth
 
     def wanted(self, absent: Mask) -> Keys:
@@ -261,14 +261,14 @@ class TokenForesight(Foresight):
         return keys[found[order[: self._n_used]]]
 
 
-def _steps(upcoming: Upcoming) -> Iterator[Sequence[int]]:
+def _runs(upcoming: Upcoming) -> list[Sequence[int]]:
     """Split ids that are known to come into runs, as long as the next one is, and looked at."""
     ids, later = upcoming
     if not ids:
-        return
-    yield ids[:LOOKED_AT]
-    for first in range(0, min(len(later), (AHEAD - 1) * len(ids)), len(ids)):
-        yield later[first : first + min(len(ids), LOOKED_AT)]
+        return []
+    end, n_looked_at = min(len(later), (AHEAD - 1) * len(ids)), min(len(ids), LOOKED_AT)
+    firsts = range(0, end, len(ids))
+    return [ids[:LOOKED_AT], *(later[first : first + n_looked_at] for first in firsts)]
 
 
 class LearnedForesight(Foresight):
