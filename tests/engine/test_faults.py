@@ -304,7 +304,9 @@ def test_ctrl_c_at_any_time_leaves_the_model_usable(options: dict[str, Any]) -> 
             assert llm.generate(prompt, max_tokens=4, **GREEDY).text == right
 
 
-@pytest.mark.parametrize("at", ["receive", "routing", "begin", "end", "after_run"])
+@pytest.mark.parametrize(
+    "at", ["receive", "routing", "before_run", "begin", "meanwhile", "end", "after_run"]
+)
 @pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
 def test_ctrl_c_around_the_bookkeeping_costs_nothing_for_good(
     at: str, before: bool, monkeypatch: pytest.MonkeyPatch

@@ -145,13 +145,12 @@ std::vector<std::pair<size_t, int64_t>> admit_newcomers(
                               worth ? values_of(*worth, n_keys, "worth is not [n_keys]") : nullptr,
                               n_keys,
                               n_experts};
-    const auto are_keys = [=](const int64_t* first, size_t count) {
-        return std::all_of(first, first + count, [=](int64_t key) {
-            return key >= 0 && static_cast<size_t>(key) <= n_keys;
+    const auto are_below = [](const Array<int64_t>& numbers, size_t end) {
+        return std::all_of(numbers.data(), numbers.data() + numbers.size(), [=](int64_t number) {
+            return number >= 0 && static_cast<size_t>(number) < end;
         });
     };
-    require(are_keys(keys.data(), n) && are_keys(holders.data(), static_cast<size_t>(holders.size())),
-            "a key is not one");
+    require(are_below(keys, n_keys) && are_below(holders, n_keys + 1), "a key is not one");
     require(std::all_of(pools.data(), pools.data() + n, [=](int64_t pool) {
                 return pool == kRoomy || (pool >= 0 && static_cast<size_t>(pool) < n_pools);
             }),
