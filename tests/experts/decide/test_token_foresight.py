@@ -132,17 +132,19 @@ def test_the_one_worth_least_leaves_whatever_the_policy(policy: str) -> None:
 
 
 def test_what_is_all_but_sure_is_fetched_before_it_is_missed() -> None:
-    residency = cache()
-    run(residency, A, A)
+    """Of a prompt: the token after the next is known, and copies beside the next are there."""
+    residency = cache(lag=2)
+    run(residency, A, A, A)
     assert LIKELY < 32 / 32.5
-    moves = run(residency, A, C)
+    moves = run(residency, A, A, C)
     assert {move.key for move in moves} == set(), "what was used just now does not leave"
     residency.observe(ids(B)[None], [B])
     residency.learn()
-    moves = residency.decide(upcoming=Upcoming((C,)))
+    moves = residency.decide(upcoming=Upcoming((999,), (C,)))
     assert {move.key for move in moves} == {4, 5, 12, 13}
     residency.arrived(moves)
     assert residency.hits(ids(C)).all()
+    run(residency, B, C)
     run(residency, C)
     assert residency.predictions.n_hinted == residency.predictions.n_right == 4
 

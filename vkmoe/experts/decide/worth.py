@@ -147,8 +147,12 @@ class Foresight(ABC):
 
     @property
     def guesses(self) -> bool:
-        """Return whether `wanted` has scores of a run to come to go by."""
-        return not self._stepped and self._scores is not None and self.worth is not None
+        """Return whether `wanted` has scores of a run to come to go by.
+
+        Where a token waits for copies, one made ahead of a miss costs as much as the miss.
+        """
+        hides = not self._stepped and self._lag > 1
+        return hides and self._scores is not None and self.worth is not None
 
     @abstractmethod
     def wanted(self, absent: Mask) -> Keys:
