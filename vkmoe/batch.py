@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = ["MAX_LATER", "BatchKind", "Phase", "RunResult", "TokenBatch", "TopLogits"]
 
-MAX_LATER = 1024  # of `TokenBatch.later`: more would be looked at for no run
+MAX_LATER = 1024  # of `TokenBatch.later`: what comes behind them hardly counts any more
 
 Phase = Literal["decode", "prompt"]
 

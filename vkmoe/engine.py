@@ -214,20 +214,12 @@ class Engine(Closing):
 
     @property
     def cache(self) -> ExpertCache | None:
-        """Return the expert cache; None where all experts are resident, or none is.
-
-        What the last run has left to decide, learn and count is done first.
-        """
-        self._experts.settle()
+        """Return the expert cache; None where all experts are resident, or none is."""
         return self._experts.cache
 
     @property
     def profiler(self) -> ExpertProfiler | None:
-        """Return the record of experts used and found on the device; None without experts.
-
-        What the last run has left to decide, learn and count is done first.
-        """
-        self._experts.settle()
+        """Return the record of experts used and found on the device; None without experts."""
         return self._experts.profiler if self.spec.experts else None
 
     @property

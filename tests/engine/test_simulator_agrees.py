@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
 from tests.experts.pins import first_n, most_used, named, warm
-from vkmoe.batch import Phase, TokenBatch
+from vkmoe.batch import Phase, RunResult, TokenBatch
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -23,7 +24,7 @@ from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.study.replay import SimulationResult, simulate
 from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.tokenizer import Tokenizer
-from vkmoe.llm import demo_model_path
+from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement.cache_choice import cache_settings
 from vkmoe.placement.sizes import trace_header
 
@@ -139,6 +140,47 @@ def test_with_prompts_whose_tokens_are_known_ahead(n_rows: int, n_slots: int = 6
         engine.settle()
         assert engine.cache is not None
         assert engine.cache.counters.n_uploads == result.n_promoted.sum() > 0
+
+
+def test_with_replies_one_after_the_other() -> None:
+    """What moves after a reply is decided when the next prompt is known. Runs are of one row."""
+    config = EngineConfig(ctx_size=64, expert_slots=8, ubatch_size=1)
+    with LLM(config=config) as llm:
+        routing: list[NDArray[np.uint32]] = []
+        tokens: list[int] = []
+        is_prompt: list[bool] = []
+        starts: list[int] = []
+        n_hits: list[int] = []
+        cache = llm.engine.cache
+        assert cache is not None
+        after_run = cache.after_run
+
+        def noted(*arguments: Any) -> Mask:
+            hits = after_run(*arguments)
+            n_hits.append(int(hits.sum()))
+            return hits
+
+        def record(batch: TokenBatch, result: RunResult) -> None:
+            if batch.positions == (0,):
+                starts.append(len(tokens))
+            routing.append(result.routing)
+            tokens.extend(batch.tokens)
+            is_prompt.append(batch.positions[0] < 9)
+
+        cache.after_run = noted  # type: ignore[method-assign,assignment]
+        llm.scheduler.after_run = record
+        text = llm.tokenizer.encode(TEXT)
+        for first in (0, 40, 80, 120):
+            llm.forget()
+            llm.generate(text[first : first + 9], max_tokens=6, ignore_eos=True, seed=1)
+        assert len(starts) == 4 and len(tokens) == len(n_hits) == 4 * 14
+        engine = llm.engine
+        header = trace_header(engine.spec, engine.model.tensors)
+        trace = Trace(header, np.concatenate(routing), np.array(is_prompt), tuple(starts),
+                      ids=np.array(tokens))  # fmt: skip
+        settings = cache_settings(config, engine.spec.name, engine.spec.experts, engine.plan)
+        result = simulate(trace, settings, make_pools((8,) * 6, header.span_bytes, 4, "layer"))
+        assert n_hits == result.hits.sum(axis=1).tolist()
 
 
 # ----- every policy and choice, in an engine opened once -----

@@ -14,21 +14,26 @@ from vkmoe.experts.decide.locations import FREE, Locations
 from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "order", "random_tokens"]
+__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "held_of", "order", "random_tokens"]
 
 N_USED = 4
 
 MakePolicy = Callable[[Locations, DecayedCounts], Policy]
 
 
+def held_of(locations: Locations, pool: int) -> Keys:
+    """The experts with slots of a pool, ascending."""
+    return np.flatnonzero(locations.resident & (locations.pool_of == pool))
+
+
 def order(policy: Policy, pool: int) -> list[int]:
     """The residents of a pool: those that would leave first in front, pinned ones last."""
     keys = policy.locations.holders([pool])
-    unpinned = policy.locations.unpinned(keys)
+    unpinned = policy.locations.all_unpinned[keys]
     values = policy._value(keys, unpinned, [pool]).astype(np.float32)
     by_value = np.lexsort((policy._last[keys[0]], values[0]))
     found = [int(key) for key in keys[0, by_value[unpinned[0, by_value]]]]
-    newest, residents = int(policy._newest[pool]), policy.locations.of(pool)
+    newest, residents = int(policy._newest[pool]), held_of(policy.locations, pool)
     found.sort(key=lambda key: key == newest)  # it leaves only if no other may
     return [*found, *residents[policy.locations.pins[residents] != 0].tolist()]
 
@@ -79,7 +84,7 @@ class OnePool:
 
     def check_integrity(self) -> None:
         self.all.check_integrity()
-        assert sorted(self) == self.locations.of(0).tolist()
+        assert sorted(self) == held_of(self.locations, 0).tolist()
 
     def mask(self, keys: Iterable[int]) -> Mask:
         mask = np.zeros(self._n_keys, np.bool_)

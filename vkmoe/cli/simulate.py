@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from vkmoe.choices import PolicyName
+from vkmoe.choices import PolicyName, PredictorName
 from vkmoe.cli.notes import counting, dependent_notes, note
 from vkmoe.cli.options import Json, Quiet, check_plot, config_options, option
 from vkmoe.config import EngineConfig
@@ -169,8 +169,13 @@ def _replay(
     from vkmoe.experts.study.replay import Transfers, Wanted, run_sweep
     from vkmoe.placement.cache_choice import N_LANDING, copies_overlap
 
-    def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
-        return _settings_of(trace.header, replace(config, expert_policy=policy), n_slots)
+    def settings(
+        policy: PolicyName, n_slots: int, predictor: PredictorName | None
+    ) -> CacheSettings:
+        asked = replace(config, expert_policy=policy)
+        if predictor is not None:
+            asked = replace(asked, expert_predictor=predictor, moe_predict_prefetch=None)
+        return _settings_of(trace.header, asked, n_slots)
 
     late = copies_overlap(config, has_queue=False)  # only where that is asked for
     wanted = Wanted(

@@ -84,11 +84,11 @@ def trace(
 ) -> None:
     """Generate, and record which experts every token of prompt and reply uses.
 
-    `vkmoe simulate` reads the file, which holds neither the text nor any weights, nor, without
-    --with-ids, anything about which tokens there were. What was
-    recorded before Ctrl-C stays usable. A file that is there already is replaced only with
-    --overwrite. A long prompt of your own subject tells more than a long reply: the trace of a
-    reply depends on the sampling options.
+    `vkmoe simulate` reads the file, which holds neither the text nor any weights. Without
+    --with-ids it does not name tokens either; but experts follow the token, so places that use the
+    same ones most likely have the same token. What was recorded before Ctrl-C stays usable. A file
+    that is there already is replaced only with --overwrite. A long prompt of your own subject tells
+    more than a long reply: the trace of a reply depends on the sampling options.
     """
     from vkmoe.placement.sizes import trace_header
 

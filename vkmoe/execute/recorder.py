@@ -256,7 +256,7 @@ class TokenPrograms(Closing):
         kind = self._kind(batch)
         assert kind.phase == "prompt" and kind.n_logits, kind
         self.io.send(batch, host.begin(True))
-        self._run(self.recording(kind).submits[-1:], host.meanwhile)
+        self._run(self.recording(kind).submits[-1:], None)
         host.end()
         return self._tops(kind, batch)
 

@@ -1,4 +1,4 @@
-"""Typed face of the native extension that adds up what experts are worth, and who leaves for whom.
+"""Typed face of the native extension: sums of what experts are worth, and which one leaves.
 
 Each sum has a fixed order. Functions raise TypeError for arrays of another type (those that are
 written to must be contiguous too), ValueError for shapes and ids that do not fit; then nothing was
@@ -79,7 +79,7 @@ def admit(
     worth: NDArray[np.float64] | None,
     n_experts: int,
 ) -> list[tuple[int, int]]:
-    """Choose which newcomers get slots, and who leaves: (index of the newcomer, victim), in turn.
+    """Choose which newcomers get slots: (index of the newcomer, the expert that leaves), in turn.
 
     Newcomers [n] are `keys`, in slots of `slot_bytes` of one of `pools`, an index; -1: of a pool
     with a free slot for each of them. The highest of `bids` comes first; None: they do not bid. All

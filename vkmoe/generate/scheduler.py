@@ -203,13 +203,13 @@ class Scheduler:
                     n_rows, n_ends = n_rows - len(rows), n_ends - ends
         return parts
 
-    @staticmethod
-    def _later(parts: Sequence[_Rows], reading: Sequence[_Sequence]) -> tuple[int, ...]:
+    def _later(self, parts: Sequence[_Rows], reading: Sequence[_Sequence]) -> tuple[int, ...]:
         """Return tokens of prompts that come in later batches, as far as that is known."""
         ends = {id(part.sequence): part.position + len(part.tokens) for part in parts}
         later: list[int] = []
-        for sequence in reading:
-            generation, first = sequence.generation, ends.get(id(sequence), 0)
+        for sequence in sorted(reading, key=lambda each: id(each) in ends):  # whose turn it is next
+            generation = sequence.generation
+            first = ends.get(id(sequence), self.regions.n_rows(sequence.region))
             last = min(generation.n_prompt, first + MAX_LATER - len(later))
             later += generation.tokens[first:last]
         return tuple(later)

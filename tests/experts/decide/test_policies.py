@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.experts.policy_pool import MakePolicy, OnePool, PolicyPool, random_tokens
+from tests.experts.policy_pool import MakePolicy, OnePool, PolicyPool, held_of, random_tokens
 from vkmoe.experts.decide.policies import PROTECTED_SHARE, Slru
 
 CAPACITY = 8
@@ -170,8 +170,8 @@ def protected(policy: OnePool) -> set[int]:
     assert isinstance(policy.all, Slru)
     slru, locations = policy.all, policy.locations
     keys = locations.holders([0])
-    found = slru._protected(keys, locations.unpinned(keys), [0])
-    residents = locations.of(0)
+    found = slru._protected(keys, locations.all_unpinned[keys], [0])
+    residents = held_of(locations, 0)
     return {*keys[found].tolist(), *residents[locations.pins[residents] != 0].tolist()}
 
 

@@ -172,7 +172,7 @@ def test_every_failure_is_told_and_the_other_file_is_written(tmp_path: Path) -> 
     records = keeper(tmp_path, "stats.txt", "p.json")
     with pytest.raises(VkmoeError):
         write(records)
-    assert load_profile(tmp_path / "p.json", MODEL) is not None
+    assert load_profile(tmp_path / "p.json", MODEL, SPEC.n_vocab) is not None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the first"), SystemExit(3)])

@@ -36,6 +36,7 @@ TENSORS = [
     for part in ("gate", "up", "down")
 ]
 MODEL = profiled_model(SPEC, 3, TENSORS)
+N_VOCAB = SPEC.n_vocab
 COUNTS = np.random.default_rng(1).random(3 * 8) * 100
 COUNTS[3] = 0.0
 LEFT = History(COUNTS)
@@ -61,7 +62,7 @@ def path(tmp_path: Path) -> Path:
 def refusal(path: Path, model: Any = MODEL) -> str:
     """What is said of a file that must not be taken: one line, naming it, and a remedy."""
     with pytest.raises(VkmoeError) as caught:
-        load_profile(path, model)
+        load_profile(path, model, N_VOCAB)
     message = str(caught.value)
     assert str(path) in message and "\n" not in message and message.isprintable()
     assert len(message) < len(str(path)) + 250
@@ -82,7 +83,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 
 
 def test_counts_come_back_bit_for_bit(path: Path) -> None:
-    loaded = load_profile(path, MODEL)
+    loaded = load_profile(path, MODEL, N_VOCAB)
     assert loaded is not None and loaded.tokens is None
     assert loaded.counts.dtype == np.float64 and np.array_equal(loaded.counts, COUNTS)
 
@@ -90,7 +91,7 @@ def test_counts_come_back_bit_for_bit(path: Path) -> None:
 def test_what_is_known_of_tokens_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_text(profile_text(MODEL, History(COUNTS, TOKENS)))
-    loaded = load_profile(path, MODEL)
+    loaded = load_profile(path, MODEL, N_VOCAB)
     assert loaded is not None and loaded.tokens is not None
     for name in TokenRows._fields:
         ours, theirs = getattr(loaded.tokens, name), getattr(TOKENS, name)
@@ -104,7 +105,7 @@ def test_a_profile_that_knows_no_tokens_yet_stays_good(path: Path) -> None:
         document["version"] = 1
         del document["tokens"]
 
-    loaded = load_profile(edit(path, older), MODEL)
+    loaded = load_profile(edit(path, older), MODEL, N_VOCAB)
     assert loaded is not None and loaded.tokens is None
     assert np.array_equal(loaded.counts, COUNTS)
 
@@ -142,19 +143,19 @@ def test_what_is_said_of_tokens_is_checked(tmp_path: Path, change: Any, words: s
 
     edit(path, damage)
     if words is None:
-        assert load_profile(path, MODEL) is not None, "the damage is what is refused"
+        assert load_profile(path, MODEL, N_VOCAB) is not None, "the damage is what is refused"
     else:
         assert words in refusal(path)
 
 
 def test_a_missing_file_is_a_beginning(tmp_path: Path) -> None:
-    assert load_profile(tmp_path / "none.json", MODEL) is None
-    assert load_profile(tmp_path / "no" / "folder.json", MODEL) is None
+    assert load_profile(tmp_path / "none.json", MODEL, N_VOCAB) is None
+    assert load_profile(tmp_path / "no" / "folder.json", MODEL, N_VOCAB) is None
 
 
 def test_counts_above_the_bound_are_saved_as_it(tmp_path: Path) -> None:
     save_profile(tmp_path / "p", MODEL, np.full_like(COUNTS, 1e200))
-    loaded = load_profile(tmp_path / "p", MODEL)
+    loaded = load_profile(tmp_path / "p", MODEL, N_VOCAB)
     assert loaded is not None and set(loaded.counts.tolist()) == {MAX_COUNT}
 
 
@@ -278,7 +279,7 @@ def test_a_sound_profile_is_far_below_the_bound_on_size(tmp_path: Path) -> None:
     save_profile(tmp_path / "p", MODEL, counts)
     big = replace(MODEL, n_moe_layers=48, n_experts=128)
     save_profile(tmp_path / "big", big, np.full(48 * 128, 1 / 3e-7))
-    assert load_profile(tmp_path / "big", big) is not None
+    assert load_profile(tmp_path / "big", big, N_VOCAB) is not None
     assert (tmp_path / "big").stat().st_size < 48 * 128 * 64
 
 

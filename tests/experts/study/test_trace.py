@@ -151,7 +151,7 @@ BAD: list[tuple[Sequence[Any], int, str]] = [
     ([changed(model=7)], 1, "has no text model"),
     ([changed(layer_numbers=[])], 1, "needs a number of each layer as layer_numbers"),
     ([changed(layer_numbers=[1] * 5000)], 1, "needs a number of each layer as layer_numbers"),
-    ([changed(n_experts=1 << 22)], 1, "has n_experts 4194304, not a whole number from 1 to 2097"),
+    ([changed(n_experts=1 << 22)], 1, "has n_experts 4194304, not a whole number from 1 to 65536"),
     ([changed(n_experts=True)], 1, "has n_experts True"),
     ([changed(n_experts=8.0)], 1, "has n_experts 8.0"),
     ([json.dumps(changed()).replace('"n_experts": 8', f'"n_experts": {HUGE}')], 1, "99..."),

@@ -157,18 +157,9 @@ class Locations:
         """Return the slots that these experts have."""
         return self._slot_of[keys]
 
-    def of(self, pool: int) -> Keys:
-        """Return the experts with slots of a pool, ascending."""
-        return np.flatnonzero(self.resident & (self.pool_of == pool))
-
     def holders(self, pools: Sequence[int] | Keys) -> Keys:
         """Return the keys in the slots of these pools, n_keys where none is: [n, widest pool]."""
         return self._view().holders[pools]
-
-    def unpinned(self, keys: Keys) -> Mask:
-        """Return which of `holders` are experts without a pin."""
-        found: Mask = self._view().unpinned[keys]
-        return found
 
     def n_free(self, pool: int) -> int:
         """Return how many slots of a pool are free."""

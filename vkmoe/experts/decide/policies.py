@@ -167,7 +167,7 @@ class Policy(ABC):
         if limits.ranks and limits.worth is not None:
             values = limits.worth.take(holders, mode="clip")
         else:
-            values = self._value(holders, self.locations.unpinned(holders), full.tolist())
+            values = self._value(holders, self.locations.all_unpinned[holders], full.tolist())
         found = _residency.admit(
             keys,
             limits.bids,

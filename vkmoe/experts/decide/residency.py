@@ -71,10 +71,8 @@ class Residency:
         self._policy = POLICIES[settings.policy](self.locations, self.counts)
         self._pinning = Pinning(self.locations, settings)
         self.n_tokens = 0
-        self._is_undecided = False  # whether tokens were observed that were not decided on
         # Of tokens that were not decided on: keys, and those without a slot, by rank.
-        self._used: list[Keys] = []
-        self._missing: list[Keys] = []
+        self._undecided: list[tuple[Keys, Keys]] = []
         # The host pool where it does not hold all experts: only those in it can be copied.
         self.host: Locations | None = None
 
@@ -126,12 +124,10 @@ class Residency:
         keys = self.space.keys_of(routing)
         resident = self.locations.are_resident(keys)
         self._count(routing, keys, resident, tokens or [None] * len(keys))
-        self._is_undecided = True
-        if self._pools:
-            layers = slice(None) if len(self._layers) == keys.shape[1] else self._layers
-            self._used.append(keys)
-            slotted = keys[:, layers].transpose(0, 2, 1)  # by rank, then by layer
-            self._missing.append(slotted[~resident[:, layers].transpose(0, 2, 1)])
+        layers = slice(None) if len(self._layers) == keys.shape[1] else self._layers
+        slotted = keys[:, layers].transpose(0, 2, 1)  # by rank, then by layer
+        missing = slotted[~resident[:, layers].transpose(0, 2, 1)]
+        self._undecided.append((keys, missing))  # at once: Ctrl-C may come at any line
         return keys
 
     def learn(self) -> None:
@@ -152,14 +148,14 @@ class Residency:
         missed, by token and rank. Copies fill at most `budget_bytes`, up to the first that does not
         fit.
         """
-        if not self._is_undecided:
+        undecided, self._undecided = self._undecided, []
+        if not undecided:
             return []
-        self._is_undecided = False
         if self._foresight is not None:
             self._foresight.expect(upcoming)
         if not self._pools:
             return []
-        used, missing = np.concatenate(self._used), np.concatenate(self._missing)
+        used, missing = map(np.concatenate, zip(*undecided, strict=True))
         if len(used) > 1:  # more than one token may have missed an expert
             missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
             missing = missing[~self.locations.are_resident(missing)]
@@ -167,7 +163,6 @@ class Residency:
         if self._pinning.is_due:
             left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
             moves += self._pin(self._pinning.choose(self.counts.values()), used, left)
-        self._used, self._missing = [], []
         return moves
 
     def hint(
@@ -261,7 +256,7 @@ class Residency:
         worth = self._foresight.worth
         guessed = NO_KEYS
         if self._foresight.guesses:
-            absent = ~self.locations.resident
+            absent = ~self.locations.resident & (self.locations.pool_of != NO_POOL)
             absent[used] = False
             guessed = self._copyable(self._foresight.wanted(absent))
         newcomers = np.concatenate([there, others, guessed])

@@ -86,16 +86,18 @@ class TokenTable:
         self._shares: NDArray[np.uint16] = np.zeros(shape, np.uint16)
         self._seen: NDArray[np.uint16] = np.zeros(self._n_rows, np.uint16)
         self._row_of: dict[int, int] = {}  # by id, the one that occurred last at the end
+        self._n_given = 0  # rows; Ctrl-C may waste one
 
     def learn(self, token: int, ids: NDArray[np.uint32]) -> None:
         """Learn that the token of an id used `ids` [n_layers, n_used]."""
-        row = self._row_of.pop(token, None)
+        row = self._row_of.get(token)
         if row is None:
             row = self._new_row()
-        self._row_of[token] = row
         n_seen = min(self._seen.item(row) + 1, SLOWEST)
-        self._seen[row] = n_seen
         _residency.learn_token(self._experts, self._shares, row, ids, n_seen)
+        self._seen[row] = n_seen
+        self._row_of.pop(token, None)
+        self._row_of[token] = row  # last: an id has a row of its own, and occurred
 
     def expect(self, tokens: Iterable[int], usual: Values) -> Values:
         """Return how many of the tokens of these ids use each expert, on average: [n_keys].
@@ -143,11 +145,13 @@ class TokenTable:
         self._seen[: len(ids)] = rows.seen[last]
         self._experts[: len(ids)], self._shares[: len(ids)] = rows.experts[last], rows.shares[last]
         self._row_of = {token: row for row, token in enumerate(ids)}
+        self._n_given = len(ids)
 
     def _new_row(self) -> int:
         """Return an empty row: a free one, else that of the id that occurred longest ago."""
-        if len(self._row_of) < self._n_rows:
-            return len(self._row_of)
+        if self._n_given < self._n_rows:
+            self._n_given += 1
+            return self._n_given - 1
         row = self._row_of.pop(next(iter(self._row_of)))
         self._shares[row] = 0
         self._seen[row] = 0

@@ -120,8 +120,6 @@ class Foresight(ABC):
         `tokens` are the ids of its tokens, None where they are not known.
         """
         self._n_used = routing.shape[2]
-        if len(keys) > LEARNED:
-            self._leave_out()
         self._n_runs += 1
         if due := self._due.pop(self._n_runs, None):
             self.counts.n_right += len(set(due).intersection(keys.reshape(-1).tolist()))
@@ -132,10 +130,6 @@ class Foresight(ABC):
 
         Called for the last `LEARNED` tokens of a run, after `after_run`.
         """
-
-    def _leave_out(self) -> None:
-        """Note that the first tokens of a run are not among them."""
-        return
 
     @abstractmethod
     def learn(self) -> None:
@@ -234,9 +228,7 @@ class TokenForesight(Foresight):
         runs = _runs(upcoming)
         worth, self._scores = NEARER ** len(runs) / (1 - NEARER) * usual, None
         for ahead, tokens in enumerate(runs, 1):
-            chances = self.table.expect(tokens, usual)
-            if len(tokens) > 1:
-                np.minimum(chances, 1.0, out=chances)
+            chances = np.minimum(self.table.expect(tokens, usual), 1.0)
             if ahead == self._lag:
                 self._scores = chances
             worth += NEARER ** (ahead - 1) * chances
@@ -284,6 +276,13 @@ class LearnedForesight(Foresight):
         self._informs = self.predictor is not None and self.predictor.informs
         self._chances = Chances(counts, settings.half_life, self._lag)
         self._before_guess: Values | None = None  # chances less what a guess may add, [n_keys]
+
+    def after_run(
+        self, routing: NDArray[np.uint32], keys: Keys, tokens: Sequence[int | None]
+    ) -> None:
+        if len(keys) > LEARNED:
+            self.reset()  # what it guessed is about the first of them, which is left out
+        super().after_run(routing, keys, tokens)
 
     def after_token(self, ids: NDArray[np.uint32], keys: Keys) -> None:
         guessed = None
@@ -334,9 +333,6 @@ class LearnedForesight(Foresight):
         super().reset()
         if self.predictor is not None:
             self.predictor.reset()
-
-    def _leave_out(self) -> None:
-        self.reset()  # what it guessed is about the first of them
 
     @property
     def _average(self) -> float:

@@ -62,7 +62,7 @@ class RecordKeeper:
         if profile is not None:
             tensors = [tensor for layer in expert_layers for tensor in layer]
             self._model = profiled_model(spec, len(expert_layers), tensors)
-            self.seed = load_profile(Path(profile), self._model)
+            self.seed = load_profile(Path(profile), self._model, spec.n_vocab)
             if self.seed is not None and self.seed.counts.any():
                 log.info("expert profile %s: the most used experts come first", profile)
         for what, asked in (("statistics", stats), ("profile", profile)):

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.decide.token_table import (
-    MAX_BYTES,
     SLOWEST,
     WIDTH,
     History,
     TokenRows,
     n_rows_of,
+    row_bytes,
 )
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
@@ -112,13 +112,17 @@ def _text_of(values: NDArray[np.uint16]) -> str:
     return base64.b64encode(values.astype("<u2").tobytes()).decode("ascii")
 
 
-def load_profile(path: Path, model: ProfiledModel) -> History | None:
+def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | None:
     """Return what an earlier run left; None if there is no such file.
+
+    No more ids are expected than the `n_vocab` that the model has.
 
     Raises VkmoeError for a file that cannot be read, is damaged or belongs to another model.
     """
     limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.n_moe_layers * model.n_experts
-    limit += MAX_BYTES * 4 // 3 + _BYTES_PER_TOKEN * n_rows_of(model.n_moe_layers, model.n_used)
+    n_rows = min(n_vocab, n_rows_of(model.n_moe_layers, model.n_used))
+    bytes_per_row = row_bytes(model.n_moe_layers, model.n_used) * 4 / 3  # base64
+    limit += math.ceil(n_rows * (bytes_per_row + _BYTES_PER_TOKEN))
     try:
         with open(path, "rb") as stream:
             # One that is too large is not read: its size says so, if it has any.

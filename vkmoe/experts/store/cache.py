@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
-from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
+from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.profiler import (
     CacheCounters,
@@ -186,11 +186,6 @@ class ExpertTracker:
             if self._checks:
                 self.cache.check_integrity()
 
-    def settle(self) -> None:
-        """Do what the last run has left to do, where no next one is known."""
-        self.before_run(NOTHING_KNOWN)
-        self.residency.learn()
-
     def _note_pins(self) -> None:
         if self.residency.warm_at == self.residency.n_tokens:
             self.profiler.mark_warm()
@@ -324,6 +319,7 @@ class ExpertCache:
         n_missed = _count_misses(keys, missed, self._space.n_experts)
         missed_bytes = int(n_missed.dot(self._span_bytes))
         self._missed_bytes += missed_bytes
+        self._steps.over()
         self._landed = []
         if filled is not None and self._lands:
             # Misses that may land are of one row; those of the others are not filled.
@@ -429,6 +425,9 @@ class _LayerSteps:
         """Begin a token, whatever became of the last one."""
         self._next = None
         self._hits.clear()
+
+    def over(self) -> None:
+        """Note that a token is over, and with it what it may copy ahead."""
         self._left = None
 
     def need(self, layer: int, experts: NDArray[np.uint32], guess: bool) -> None:

@@ -21,12 +21,14 @@ from typing import NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.batch import MAX_LATER
 from vkmoe.choices import PolicyName, PredictorName, SlotSharing
 from vkmoe.experts.decide.keys import NO_KEYS, KeySpace, Values
+from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.token_table import Upcoming
-from vkmoe.experts.decide.worth import AHEAD, Table
+from vkmoe.experts.decide.worth import Table
 from vkmoe.experts.study.trace import Trace
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
 _PREDICTORS: dict[str, PredictorName] = {name: name for name in reversed(get_args(PredictorName))}
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
+MAX_PAIRS_BYTES = 512 << 20  # of the predictor of pairs, unless it is asked for by name
 Progress = Callable[[int, int], None]  # replays done, replays in all
 NEVER = np.iinfo(np.int64).max
 Batch = tuple[NDArray[np.int64], int]  # layers [n_pools, layers per pool], slots of each pool
@@ -144,7 +147,6 @@ def simulate(
         tokens = None if ids is None else ids[run.start : run.stop].tolist()
         lands = len(run) == 1 and not (trace.runs and trace.is_prompt[run.start])
         hits[run.start : run.stop] = replay.run(trace.routing[run.start : run.stop], tokens, lands)
-    replay.decide(NOTHING_KNOWN)
     layers = np.array(replay.copied, np.int64) // space.n_experts
     n_copied = np.bincount(layers, minlength=space.n_layers)
     return SimulationResult(trace, hits, n_copied, start, replay.n_landed)
@@ -183,7 +185,7 @@ class _Known:
         """Return what is known before a run: its tokens, and those behind it."""
         if self._ids is None:
             return NOTHING_KNOWN
-        end = min(int(self._ends[run.start]), run.stop + AHEAD * len(run))
+        end = min(int(self._ends[run.start]), run.stop + MAX_LATER)
         ids: list[int] = self._ids[run.start : end].tolist()
         return Upcoming(tuple(ids[: len(run)]), tuple(ids[len(run) :]))
 
@@ -441,7 +443,8 @@ class Wanted:
 
     slots: Sequence[int]  # per layer
     policies: Sequence[PolicyName]
-    settings: Callable[[PolicyName, int], CacheSettings]
+    # Of a policy, slots, and a predictor; None: the one that was chosen.
+    settings: Callable[[PolicyName, int, PredictorName | None], CacheSettings]
     main: PolicyName = "slru"
     curve: Sequence[int] = ()
     transfers: Transfers = PLAIN
@@ -460,24 +463,24 @@ def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) ->
     main = wanted.main if wanted.main in wanted.policies else wanted.policies[0]
 
     def job(n_slots: int, sharing: SlotSharing = "layer") -> _Job:
-        return _Job(n_slots, sharing, wanted.settings(main, n_slots), wanted.transfers)
+        return _Job(n_slots, sharing, wanted.settings(main, n_slots, None), wanted.transfers)
 
     def by_policy(n_slots: int, policy: PolicyName) -> _Job:
-        settings = wanted.settings(policy, n_slots)
+        settings = wanted.settings(policy, n_slots, None)
         if settings.predictor == "token":  # by which they are all alike
-            settings = replace(settings, predictor="none")
+            settings = wanted.settings(policy, n_slots, "none")
         return job(n_slots)._replace(settings=settings)
 
     def by_predictor(n_slots: int, name: str) -> _Job:
-        predictor = _PREDICTORS.get(name, "token")
-        plain = job(n_slots)
-        settings = replace(plain.settings, predictor=predictor)
-        return plain._replace(settings=settings, knows_next=name == EXACT)
+        settings = wanted.settings(main, n_slots, _PREDICTORS.get(name, "token"))
+        return job(n_slots)._replace(settings=settings, knows_next=name == EXACT)
 
-    predictors = [
-        name for name in (*_PREDICTORS, EXACT) if trace.ids is not None or name != "token"
-    ]
     slots = sorted(set(wanted.slots))
+    predictor = job(slots[0]).settings.predictor
+    left_out = set() if trace.ids is not None else {"token"}
+    if Correlation.n_bytes(trace.space) > MAX_PAIRS_BYTES and predictor != "correlation":
+        left_out.add("correlation")
+    predictors = [name for name in (*_PREDICTORS, EXACT) if name not in left_out]
     curve = sorted(wanted.curve) if trace.n_tokens >= ENOUGH_TOKENS else []
     jobs = [job(n, "global") for n in slots]  # the slowest first
     jobs += [by_policy(n, policy) for n in slots for policy in wanted.policies]
@@ -497,7 +500,6 @@ def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) ->
         own_best = ceiling(trace, _pools(trace, n, "layer"), chosen.start)
         shared_best = ceiling(trace, _pools(trace, n, "global"), shared.start)
         rungs.append(Rung(n, own, predicted, chosen, shared, own_best, shared_best))
-    predictor = job(slots[0]).settings.predictor
     return Sweep(trace, main, predictor, tuple(rungs), {n: results[job(n)] for n in curve})
 
 

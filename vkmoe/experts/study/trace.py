@@ -35,6 +35,7 @@ __all__ = ["Trace", "TraceHeader", "TraceWriter", "joined", "read_trace", "token
 FORMAT, VERSION = "vkmoe-trace", 1
 # No model is near these; they keep a few bytes of a made-up header from asking for gigabytes.
 MAX_LAYERS, MAX_KEYS, MAX_SPAN = 4096, 1 << 22, 1 << 40
+MAX_EXPERTS, MAX_USED = 1 << 16, 256  # of a layer; what the sums in C++ and the table have room for
 MAX_HEADER_BYTES = 1 << 20
 _HINT = "the file is damaged, or was not made by `vkmoe trace`"
 _PHASES = ("prompt", "decode")
@@ -103,6 +104,10 @@ def joined(traces: Sequence[Trace]) -> Trace:
                     "simulate the traces of one model at a time",
                 )
     named = [trace.ids for trace in traces if trace.ids is not None]
+    notes = [note for trace in traces for note in trace.notes]
+    if 0 < len(named) < len(traces):
+        without = ", ".join(trace.source for trace in traces if trace.ids is None)
+        notes.append(f"tokens are not named in {without}: so their names are used in none")
     offsets = np.cumsum([0, *(trace.n_tokens for trace in traces[:-1])])
     starts = zip(traces, offsets.tolist(), strict=True)
     return Trace(
@@ -110,7 +115,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
         np.concatenate([trace.routing for trace in traces]),
         np.concatenate([trace.is_prompt for trace in traces]),
         tuple(offset + start for trace, offset in starts for start in trace.starts),
-        tuple(note for trace in traces for note in trace.notes),
+        tuple(notes),
         ids=np.concatenate(named) if len(named) == len(traces) else None,
     )
 
@@ -133,11 +138,13 @@ class TraceWriter(Closing):
             raise self._failed(error) from error
         self._line(header.document() | ({"names_tokens": True} if salt is not None else {}))
 
-    def write(self, routing: NDArray[np.uint32], is_prompt: bool, token: int = -1) -> None:
+    def write(self, routing: NDArray[np.uint32], is_prompt: bool, token: int | None = None) -> None:
         """Add a token: ids [n_layers, n_used], and its own, which is named if there is a salt."""
         assert routing.shape == self._shape, (routing.shape, self._shape)
-        phase = "prompt" if is_prompt else "decode"
-        named = {"token": token_name(token, self._salt)} if self._salt is not None else {}
+        phase, named = "prompt" if is_prompt else "decode", {}
+        if self._salt is not None:
+            assert token is not None, "it cannot be named"
+            named["token"] = token_name(token, self._salt)
         self._line({"phase": phase, **named, "experts": routing.tolist()})
         self.n_tokens += 1
 
@@ -247,8 +254,9 @@ class _Reader:
         n_layers = len(layer_numbers)
         if len(span_bytes) != n_layers:
             self._refuse(f"needs {n_layers} numbers as span_bytes")
-        n_experts = self._number("n_experts", record.get("n_experts"), 1, MAX_KEYS // n_layers)
-        n_used = self._number("n_used", record.get("n_used"), 1, n_experts)
+        most = min(MAX_EXPERTS, MAX_KEYS // n_layers)
+        n_experts = self._number("n_experts", record.get("n_experts"), 1, most)
+        n_used = self._number("n_used", record.get("n_used"), 1, min(n_experts, MAX_USED))
         return TraceHeader(
             record["model"], record["architecture"], layer_numbers, n_experts, n_used, span_bytes
         )
