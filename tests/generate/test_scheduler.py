@@ -208,6 +208,22 @@ def test_one_batch_has_rows_of_several_prompts(tiny_tokenizer: Tokenizer) -> Non
     assert len(model.batches) == 1
 
 
+def test_a_batch_names_the_rows_of_prompts_that_come_next(tiny_tokenizer: Tokenizer) -> None:
+    """Prompts take turns: what was read is not named again."""
+    scheduler = Scheduler(FakeModel(2, prompt_rows=4))
+    batches: list[TokenBatch] = []
+    scheduler.after_run = lambda batch, result: batches.append(batch)
+    for first in (10, 100):
+        begin(scheduler, Request(tuple(range(first, first + 13)), GREEDY, 1), tiny_tokenizer)
+    finish(scheduler)
+    prompts = [batch for batch in batches if batch.phase == "prompt"]
+    assert len(prompts) > 5 and {batch.tokens[0] < 100 for batch in prompts} == {True, False}
+    for before, after in pairwise(prompts):
+        assert before.later[: len(after.tokens)] == after.tokens, (before, after)
+        assert not set(before.later) & set(before.tokens)
+    assert prompts[-1].later == ()
+
+
 def test_prompts_that_end_together_wait_for_rows_with_logits(tiny_tokenizer: Tokenizer) -> None:
     model = FakeModel(4, max_decode_rows=2, prompt_rows=64)
     scheduler = Scheduler(model)

@@ -274,6 +274,14 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_a_file_has_no_more_ids_than_the_vocabulary(path: Path) -> None:
+    """Parsing takes many times as much memory as the text."""
+    path.write_text("[" + "{}," * 10_000 + "{}]")
+    assert "is not an expert profile" in refusal(path)
+    path.write_text("[" + "{}," * 100_000 + "{}]")
+    assert "is larger than" in refusal(path)
+
+
 def test_a_sound_profile_is_far_below_the_bound_on_size(tmp_path: Path) -> None:
     counts = np.full(3 * 8, 1 / 3e-7)  # as many digits as a count can have
     save_profile(tmp_path / "p", MODEL, counts)

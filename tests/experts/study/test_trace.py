@@ -157,6 +157,7 @@ BAD: list[tuple[Sequence[Any], int, str]] = [
     ([json.dumps(changed()).replace('"n_experts": 8', f'"n_experts": {HUGE}')], 1, "99..."),
     ([json.dumps(changed()).replace('"n_experts": 8', f'"n_experts": {HUGE * 9}')], 1, "not JSON"),
     ([changed(n_used=9)], 1, "has n_used 9, not a whole number from 1 to 8"),
+    ([changed(n_experts=512, n_used=300)], 1, "has n_used 300, not a whole number from 1 to 256"),
     ([changed(span_bytes=[1])], 1, "needs 2 numbers as span_bytes"),
     ([changed(span_bytes=[1, -1])], 1, "has span_bytes -1"),
     ([changed(layer_numbers="ab")], 1, "needs a number of each layer as layer_numbers"),
