@@ -24,7 +24,6 @@ from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Limits
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.decide.worth import (
-    COPY,
     GUESS,
     LEARNED,
     PredictionCounts,
@@ -262,7 +261,7 @@ class Residency:
         newcomers = np.concatenate([there, others, guessed])
         bids, n_landed, n_missed = worth[newcomers], len(there), len(there) + len(others)
         if self.settings.admission:
-            bids[n_landed:n_missed] /= COPY
+            bids[n_landed:n_missed] /= self._foresight.toll
         else:
             bids[:n_missed] = inf
         bids[n_missed:] /= GUESS

@@ -38,6 +38,7 @@ __all__ = [
 # A newcomer that is copied must be worth so many times what its victim is, as its bytes cross the
 # link, those of a guess whether it is used or not. From traces of the demo model (bench/results).
 COPY = 1.5
+COPY_FOR_NEXT = 3.0  # where worth goes by the next tokens most: those are soon over
 GUESS = 2.0
 LIKELY = 0.7  # chance of an expert from which it is fetched before it is used
 NEARER = 0.5  # what a use is worth, beside one in the run before
@@ -95,9 +96,10 @@ class Foresight(ABC):
     """Says what experts are worth to the tokens to come, and which ones to fetch on a guess.
 
     `ranks`: of those in slots, the one that is worth least leaves first, whatever the policy says.
+    `toll`: what is copied after it was missed must be worth so many times what leaves for it.
     """
 
-    ranks = False
+    ranks, toll = False, COPY
 
     def __init__(self, space: KeySpace, settings: CacheSettings) -> None:
         self._space, self._stepped = space, settings.executor == "stepped"
@@ -185,7 +187,7 @@ class TokenForesight(Foresight):
     `python -m bench.residency`.
     """
 
-    ranks = True
+    ranks, toll = True, COPY_FOR_NEXT
 
     def __init__(
         self,
