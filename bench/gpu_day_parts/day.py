@@ -193,6 +193,7 @@ def build_vkmoe(place: Place) -> Step:
         *_vulkan(place),
         f"-Dfmt_DIR={place.sdk / LIBRARIES / 'cmake/fmt'}",
         f"-Dpybind11_DIR={place.packages / 'pybind11/share/cmake/pybind11'}",
+        "-DVKMOE_CPU=OFF",  # ggml's sources are more than the machine is sent
     ]
     variables = {"VKMOE_KP_SDIST": str(place.packed / KOMPUTE), "CMAKE_ARGS": " ".join(defines)}
     command = _pip(

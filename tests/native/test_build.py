@@ -125,13 +125,20 @@ def test_a_malformed_table_is_refused(shaders, tmp_path, table, message):
         compile_shaders.compile_all(shaders, tmp_path / "out")
 
 
-def test_a_damaged_download_is_refused_and_removed(tmp_path):
+@pytest.mark.parametrize(
+    ("script", "name", "variable"),
+    [
+        ("gpu/native/cmake/kompute.cmake", "kp/kp-0.9.0", "VKMOE_KP_SDIST"),
+        ("cpu/native/cmake/ggml.cmake", "ggml/llama_cpp_python-0.3.36", "VKMOE_GGML_SDIST"),
+    ],
+)
+def test_a_damaged_download_is_refused_and_removed(tmp_path, script, name, variable):
     """The next configure downloads again, instead of meeting the same file for ever."""
-    damaged = tmp_path / "kp" / "kp-0.9.0.tar.gz"
+    damaged = tmp_path / f"{name}.tar.gz"
     damaged.parent.mkdir()
     damaged.write_bytes(b"half a download")
-    script = Path(__file__).parents[2] / "vkmoe" / "gpu" / "native" / "cmake" / "kompute.cmake"
-    environment = {name: text for name, text in os.environ.items() if name != "VKMOE_KP_SDIST"}
+    script = Path(__file__).parents[2] / "vkmoe" / script
+    environment = {name: text for name, text in os.environ.items() if name != variable}
 
     def configure(**more: str) -> str:
         done = subprocess.run(
@@ -144,7 +151,7 @@ def test_a_damaged_download_is_refused_and_removed(tmp_path):
         assert done.returncode != 0
         return done.stderr
 
-    assert "has SHA-256" in configure(VKMOE_KP_SDIST=str(damaged))
+    assert "has SHA-256" in configure(**{variable: str(damaged)})
     assert damaged.exists(), "a file that the user named is the user's"
     assert "has SHA-256" in configure()
     assert not damaged.exists()

@@ -1,0 +1,1 @@
+"""The CPU as a device: programs run by ggml's kernels on threads of our own."""
