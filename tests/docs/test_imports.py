@@ -19,6 +19,7 @@ LAYERS = (
     ("config", "facts"),
     ("quants",),
     ("gguf_file", "gpu"),
+    ("cpu",),
     ("reference",),
     ("ops", "experts"),
     ("models",),

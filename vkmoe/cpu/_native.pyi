@@ -1,8 +1,10 @@
-"""Typed face of the native extension: ggml's kernels, and threads that share out their rows.
+"""Typed face of the native extension: programs run by ggml's kernels, on threads of our own.
 
-Missing where vkmoe was built with -DVKMOE_CPU=OFF.
+Missing where vkmoe was built with -DVKMOE_CPU=OFF. Functions raise ValueError for what does not
+fit, TypeError for arrays of another type; then nothing was done.
 """
 
+from collections.abc import Mapping
 from typing import TypedDict
 
 import numpy as np
@@ -22,11 +24,14 @@ class Format(TypedDict):
 def features() -> str:
     """Return what the processor has and the kernels were compiled for."""
 
+def kernels() -> list[str]:
+    """List the kernels that programs may name."""
+
 def formats() -> list[Format]:
     """List all types that ggml multiplies, by their numbers."""
 
 class Pool:
-    """Holds threads that run steps together; the one that calls is among them.
+    """Holds threads that run programs together; the one that calls is among them.
 
     Raises ValueError for none, RuntimeError where the system refuses a thread.
     """
@@ -35,11 +40,40 @@ class Pool:
     @property
     def n_threads(self) -> int: ...
 
-def multiply(
-    pool: Pool, type: int, rows: NDArray[np.uint8], vector: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Multiply rows of weights [n_rows, row_bytes], as in a file, by a vector: [n_rows].
+class Regions:
+    """Knows the memory that addresses in programs may lead to: buffers and mapped files."""
 
-    The vector is brought into the type's input first. Bits do not depend on the number of threads.
-    Raises ValueError for a type that ggml does not multiply, and for rows that do not fit.
+    def add(self, address: int, n_bytes: int) -> None: ...
+    def remove(self, address: int) -> None: ...
+
+class Recording:
+    """Holds a program: commands are checked as they come, and run as often as is asked.
+
+    Bits do not depend on the number of threads. What commands write may not be touched meanwhile.
     """
+
+    def __init__(self, regions: Regions) -> None: ...
+    def dispatch(
+        self,
+        kernel: str,
+        variant: str,
+        numbers: Mapping[str, int | float],
+        tensors: Mapping[str, NDArray[np.uint32]],
+        groups: tuple[int, int, int],
+        waits: bool = True,
+    ) -> None:
+        """Append a kernel, with push and specialisation constants and tensors by their names.
+
+        `waits`: for all commands before it. Keeps the tensors alive, not what addresses lead to.
+        """
+
+    def copy(
+        self, source: NDArray[np.uint32], target: NDArray[np.uint32], waits: bool = True
+    ) -> None:
+        """Append a copy of words, which may not overlap."""
+
+    def run(self, pool: Pool) -> None:
+        """Run the program, without Python's lock; one at a time in a pool."""
+
+    @property
+    def n_steps(self) -> int: ...

@@ -4,7 +4,9 @@
 #include <pybind11/stl.h>
 
 #include "formats.hpp"
+#include "kernels.hpp"
 #include "pool.hpp"
+#include "program.hpp"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -13,14 +15,7 @@ namespace vkmoe {
 
 namespace {
 
-template <class Number>
-using Array = py::array_t<Number, py::array::c_style>;
-
-constexpr size_t kRowsAtOnce = 64;  // that a thread takes: enough for prefetching, few to steal
-
-void require(bool holds, const std::string& what) {
-    if (!holds) throw py::value_error(what);
-}
+using Array = py::array_t<uint32_t, py::array::c_style>;
 
 py::dict described(const Format& format) {
     return py::dict("name"_a = format.name, "type"_a = static_cast<int>(format.type),
@@ -28,35 +23,54 @@ py::dict described(const Format& format) {
                     "input"_a = static_cast<int>(format.input));
 }
 
-Array<float> multiply(Pool& pool, int type, const Array<uint8_t>& rows, const Array<float>& vector) {
-    const Format& format = format_of(type);
-    require(rows.ndim() == 2 && vector.ndim() == 1, "rows are not [n_rows, row_bytes], or a vector");
-    const auto n_rows = static_cast<size_t>(rows.shape(0)), row_bytes = static_cast<size_t>(rows.shape(1));
-    const auto n_columns = static_cast<size_t>(vector.size());
-    require(format.takes(n_columns) && format.row_bytes(n_columns) == row_bytes,
-            "a row is not of whole blocks, or not as long as the vector");
-    Array<float> products(static_cast<py::ssize_t>(n_rows));
-    std::vector<uint8_t> input(format.input_bytes(n_columns));
-    const uint8_t* const first = rows.data();
-    const float* const values = vector.data();
-    float* const found = products.mutable_data();
-    const std::vector<Step> steps{
-        {1, [&](size_t, size_t) { format.quantise(values, input.data(), n_columns); }, false},
-        {(n_rows + kRowsAtOnce - 1) / kRowsAtOnce,
-         [&](size_t item, size_t) {
-             const size_t end = std::min(n_rows, (item + 1) * kRowsAtOnce);
-             for (size_t row = item * kRowsAtOnce; row < end; ++row) {
-                 found[row] = format.dot(first + row * row_bytes, input.data(), n_columns);
-             }
-         },
-         true},
-    };
-    {
-        const py::gil_scoped_release released;
-        pool.run(steps);
+/// A program with what its commands reach, kept alive.
+class Recording {
+public:
+    explicit Recording(std::shared_ptr<Regions> regions) : regions_(std::move(regions)) {}
+
+    void dispatch(const std::string& kernel, const std::string& variant, const py::dict& numbers,
+                  const py::dict& tensors, const std::array<size_t, 3>& groups, bool waits) {
+        Call call{variant, {}, {}, groups, regions_.get()};
+        for (const auto& [name, number] : numbers) {
+            const auto key = py::cast<std::string>(name);
+            if (py::isinstance<py::float_>(number)) {
+                call.numbers[key] = py::cast<double>(number);
+            } else {
+                call.numbers[key] = py::cast<uint64_t>(number);
+            }
+        }
+        for (const auto& [name, tensor] : tensors) {
+            if (!py::isinstance<Array>(tensor)) throw py::type_error("a tensor is not of uint32");
+            const auto array = py::reinterpret_borrow<Array>(tensor);
+            call.tensors[py::cast<std::string>(name)] = words_of(array);
+        }
+        program_.dispatch(kernel, call, waits);
     }
-    return products;
-}
+
+    void copy(const Array& source, const Array& target, bool waits) {
+        if (source.size() != target.size()) throw py::value_error("not as many words");
+        const Words from = words_of(source), to = words_of(target);
+        program_.copy(from.data, to.data, from.n_words * sizeof(uint32_t), waits);
+    }
+
+    void run(Pool& pool) const {
+        const py::gil_scoped_release released;
+        program_.run(pool);
+    }
+
+    size_t n_steps() const { return program_.n_steps(); }
+
+private:
+    Words words_of(Array array) {
+        const Words words{array.mutable_data(), static_cast<size_t>(array.size())};
+        kept_.push_back(std::move(array));
+        return words;
+    }
+
+    std::shared_ptr<Regions> regions_;
+    Program program_;
+    std::vector<py::array> kept_;
+};
 
 }  // namespace
 
@@ -66,6 +80,7 @@ PYBIND11_MODULE(_native, module) {
     using namespace vkmoe;
     module.attr("ggml_version") = VKMOE_GGML_VERSION;
     module.def("features", &kernel_features);
+    module.def("kernels", &kernel_names);
     module.def("formats", [] {
         py::list all;
         for (const Format& format : formats()) all.append(described(format));
@@ -74,5 +89,16 @@ PYBIND11_MODULE(_native, module) {
     py::class_<Pool>(module, "Pool")
         .def(py::init<size_t>(), "n_threads"_a)
         .def_property_readonly("n_threads", &Pool::n_threads);
-    module.def("multiply", &multiply, "pool"_a, "type"_a, "rows"_a, "vector"_a);
+    py::class_<Regions, std::shared_ptr<Regions>>(module, "Regions")
+        .def(py::init<>())
+        .def("add", &Regions::add, "address"_a, "n_bytes"_a)
+        .def("remove", &Regions::remove, "address"_a);
+    py::class_<Recording>(module, "Recording")
+        .def(py::init<std::shared_ptr<Regions>>(), "regions"_a)
+        .def("dispatch", &Recording::dispatch, "kernel"_a, "variant"_a, "numbers"_a, "tensors"_a,
+             "groups"_a, "waits"_a = true)
+        .def("copy", &Recording::copy, py::arg("source").noconvert(),
+             py::arg("target").noconvert(), "waits"_a = true)
+        .def("run", &Recording::run, "pool"_a)
+        .def_property_readonly("n_steps", &Recording::n_steps);
 }

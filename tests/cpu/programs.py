@@ -1,0 +1,91 @@
+"""Programs for the CPU device: memory for weights, and dispatches by name."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.quants.types import TYPES, Bytes
+from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
+
+__all__ = ["OTHERS", "Rig", "rows_of"]
+
+Words = NDArray[np.uint32]
+Floats = NDArray[np.float32]
+
+# Read as they are in a file, though GPUs have no kernel for them.
+OTHERS = ("Q4_1", "Q5_0", "Q5_1")
+PLAIN = {
+    **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride"), 0),
+    **dict.fromkeys(("n_partials", "partials_pitch"), 0),
+    **dict.fromkeys(("inverse_width", "eps"), 0.0),
+}
+
+
+def rows_of(name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
+    """Draw rows as in a file, finite."""
+    if name in WEIGHT_TYPES:
+        return random_rows(name, n_rows, n_columns, rng)
+    kind = TYPES[name]
+    n_blocks = n_rows * n_columns // kind.block_weights
+    blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
+    n_halves = 1 if name == "Q5_0" else 2
+    halves = rng.uniform(-1, 1, (n_blocks, n_halves)).astype("<f2")
+    blocks[:, : 2 * n_halves] = halves.view(np.uint8).reshape(n_blocks, -1)
+    return blocks.reshape(n_rows, -1)
+
+
+class Rig:
+    """A recording whose weights lie in memory that it knows."""
+
+    def __init__(self, native: ModuleType, n_threads: int = 2) -> None:
+        self.native, self.pool = native, native.Pool(n_threads)
+        self.regions = native.Regions()
+        self.recording = native.Recording(self.regions)
+        self._kept: list[NDArray[Any]] = []
+
+    def place(self, values: NDArray[Any]) -> int:
+        """The address of a copy that programs may read."""
+        kept = np.ascontiguousarray(values).copy()
+        self._kept.append(kept)
+        self.regions.add(kept.ctypes.data, kept.nbytes)
+        return kept.ctypes.data
+
+    def run(self) -> None:
+        self.recording.run(self.pool)
+
+    def matvec(self, name: str, stack: list[Bytes], x: Floats, y: Floats, **numbers: Any) -> None:
+        """Append a matvec of up to three matrices; x and y are [n_vectors, pitch]."""
+        n_columns = stack[0].shape[1] // TYPES[name].block_bytes * TYPES[name].block_weights
+        ends = np.cumsum([len(each) for each in stack]).tolist()
+        asked: dict[str, Any] = {
+            **PLAIN,
+            **{f"weights{i}": self.place(stack[min(i, len(stack) - 1)]) for i in range(3)},
+            "rows_end0": ends[0],
+            "rows_end1": ends[min(1, len(ends) - 1)],
+            "n_rows": ends[-1],
+            "row_bytes": stack[0].shape[1],
+            "n_blocks": n_columns // max(32, TYPES[name].block_weights),
+            "x_pitch": x.shape[-1] // 4,
+            "y_pitch": y.shape[-1],
+            "columns": 1,
+            "rows": 16,
+            **numbers,
+        }
+        groups = (-(-ends[-1] // 16), 1, len(x) // asked["columns"])
+        partials = asked.pop("norm_partials", np.zeros(1, np.float32))
+        self.recording.dispatch(
+            "matvec",
+            f"matvec.{name.lower()}",
+            asked,
+            {"x": words(x), "y": words(y), "norm_partials": words(partials)},
+            asked.pop("groups", groups),
+        )
+
+
+def words(values: NDArray[Any]) -> Words:
+    """The same memory as words."""
+    return values.reshape(-1).view(np.uint32)

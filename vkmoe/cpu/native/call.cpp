@@ -1,0 +1,65 @@
+#include "call.hpp"
+
+#include <cctype>
+#include <stdexcept>
+
+namespace vkmoe {
+
+void Regions::add(uint64_t address, size_t n_bytes) { sizes_[address] = n_bytes; }
+
+void Regions::remove(uint64_t address) { sizes_.erase(address); }
+
+bool Regions::hold(uint64_t address, size_t n_bytes) const {
+    auto behind = sizes_.upper_bound(address);
+    if (behind == sizes_.begin()) return false;
+    const auto& [first, size] = *--behind;
+    return address - first <= size && n_bytes <= size - (address - first);
+}
+
+size_t Call::count(const std::string& name) const {
+    const auto found = numbers.find(name);
+    if (found == numbers.end() || !std::holds_alternative<uint64_t>(found->second)) {
+        throw std::invalid_argument(variant + " has no count " + name);
+    }
+    return static_cast<size_t>(std::get<uint64_t>(found->second));
+}
+
+float Call::real(const std::string& name) const {
+    const auto found = numbers.find(name);
+    if (found == numbers.end() || !std::holds_alternative<double>(found->second)) {
+        throw std::invalid_argument(variant + " has no number " + name);
+    }
+    return static_cast<float>(std::get<double>(found->second));
+}
+
+void* Call::words_of(const std::string& name, size_t n_words) const {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) throw std::invalid_argument(variant + " has no tensor " + name);
+    if (found->second.n_words < n_words) {
+        throw std::invalid_argument(variant + " needs " + std::to_string(n_words) + " words of " +
+                                    name + ", which has " + std::to_string(found->second.n_words));
+    }
+    return found->second.data;
+}
+
+const uint8_t* Call::bytes(const std::string& name, size_t n_bytes, size_t offset) const {
+    const uint64_t address = count(name);
+    if (address == 0) return nullptr;
+    if (!regions->hold(address, offset) || !regions->hold(address + offset, n_bytes)) {
+        throw std::invalid_argument(variant + ": " + name + " leads out of all memory");
+    }
+    return reinterpret_cast<const uint8_t*>(address) + offset;
+}
+
+const Format& Call::format() const {
+    std::string name = variant.substr(variant.find('.') + 1);
+    for (char& letter : name) {
+        letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+    }
+    for (const Format& format : formats()) {
+        if (format.name == name) return format;
+    }
+    throw std::invalid_argument(variant + " names no type of weights");
+}
+
+}  // namespace vkmoe

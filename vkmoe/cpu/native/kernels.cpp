@@ -1,0 +1,34 @@
+#include "kernels.hpp"
+
+#include <map>
+#include <stdexcept>
+
+namespace vkmoe {
+
+namespace {
+
+const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
+    static const std::map<std::string, std::vector<Step> (*)(const Call&)> kernels{
+        {"embed", embed},
+        {"matvec", matvec},
+        {"matvec_residual", matvec_residual},
+        {"rms_norm", rms_norm},
+    };
+    return kernels;
+}
+
+}  // namespace
+
+std::vector<Step> prepare(const std::string& kernel, const Call& call) {
+    const auto found = all().find(kernel);
+    if (found == all().end()) throw std::invalid_argument("no kernel " + kernel + " for CPUs");
+    return found->second(call);
+}
+
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    for (const auto& [name, make] : all()) names.push_back(name);
+    return names;
+}
+
+}  // namespace vkmoe

@@ -1,0 +1,25 @@
+// What the kernels of programs do on a CPU. Each does what the shader of its name says
+// (shaders/*.comp), with ggml's products: of vectors that are rounded to 8 bits first.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "call.hpp"
+#include "pool.hpp"
+
+namespace vkmoe {
+
+/// Make the steps of a dispatch, of which the first does not wait. Throws std::invalid_argument for
+/// a kernel that there is none of, and for what does not fit.
+std::vector<Step> prepare(const std::string& kernel, const Call& call);
+
+/// The names of all kernels.
+std::vector<std::string> kernel_names();
+
+std::vector<Step> embed(const Call& call);
+std::vector<Step> matvec(const Call& call);
+std::vector<Step> matvec_residual(const Call& call);
+std::vector<Step> rms_norm(const Call& call);
+
+}  // namespace vkmoe

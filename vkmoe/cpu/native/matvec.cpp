@@ -1,0 +1,239 @@
+// Products of quantised matrices and vectors, with what comes before and after them: the lookup of
+// embeddings, and norms.
+#include "kernels.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+namespace vkmoe {
+
+namespace {
+
+void require(bool holds, const Call& call, const char* what) {
+    if (!holds) throw std::invalid_argument(call.variant + ": " + what);
+}
+
+size_t ceil_divide(size_t n, size_t by) { return (n + by - 1) / by; }
+
+/// Columns of a matrix: kernels count chunks of 32 where a type has no blocks.
+size_t columns_of(const Call& call, const Format& format) {
+    const size_t n_columns = call.count("n_blocks") * std::max<size_t>(32, format.block_weights);
+    require(format.takes(n_columns), call, "a row is not of whole blocks");
+    require(format.row_bytes(n_columns) <= call.count("row_bytes"), call, "rows overlap");
+    return n_columns;
+}
+
+/// Words of a tensor whose vectors lie a pitch apart, up to the end of the last one.
+size_t reach(size_t n_vectors, size_t pitch, size_t n_words) {
+    return (n_vectors - 1) * pitch + n_words;
+}
+
+/// Vectors in the form that a type of weights is multiplied by.
+class Inputs {
+public:
+    Inputs(const Format& format, size_t n_columns, size_t n)
+        : format_(format),
+          n_columns_(n_columns),
+          stride_((format.input_bytes(n_columns) + 63) / 64 * 64),
+          bytes_(n * stride_ + 63) {}
+
+    void take(size_t index, const float* vector) {
+        format_.quantise(vector, place(index), n_columns_);
+    }
+
+    float dot(const uint8_t* row, size_t index) const {
+        return format_.dot(row, const_cast<Inputs*>(this)->place(index), n_columns_);
+    }
+
+private:
+    uint8_t* place(size_t index) {
+        const auto first = (reinterpret_cast<uintptr_t>(bytes_.data()) + 63) / 64 * 64;
+        return reinterpret_cast<uint8_t*>(first) + index * stride_;
+    }
+
+    const Format& format_;
+    size_t n_columns_, stride_;
+    std::vector<uint8_t> bytes_;
+};
+
+/// 1 / sqrt(mean(h^2) + eps), from partial sums of h^2 (Zhang & Sennrich 2019, eq. 4).
+float rms_scale(const float* partials, size_t n, float inverse_width, float eps) {
+    if (n == 0) return 1.0F;
+    float sum = 0.0F;
+    for (size_t i = 0; i < n; ++i) sum += partials[i];
+    return 1.0F / std::sqrt(sum * inverse_width + eps);
+}
+
+const float* floats(const Call& call, const char* name, size_t n) {
+    return reinterpret_cast<const float*>(call.bytes(name, n * sizeof(float)));
+}
+
+}  // namespace
+
+std::vector<Step> matvec(const Call& call) {
+    const Format& format = call.format();
+    const size_t n_columns = columns_of(call, format), row_bytes = call.count("row_bytes");
+    const size_t n_rows = call.count("n_rows"), rows = call.count("rows");
+    const size_t n_vectors = call.groups[2] * call.count("columns");
+    const size_t x_stride = 4 * call.count("x_stride"), x_offset = 4 * call.count("x_offset");
+    const size_t n_heads = x_stride != 0 ? call.groups[1] : 1;
+    const size_t x_pitch = 4 * call.count("x_pitch"), y_pitch = call.count("y_pitch");
+    const size_t first_y = call.count("output_offset"), n_partials = call.count("n_partials");
+    const size_t partials_pitch = call.count("partials_pitch");
+    const float inverse_width = call.real("inverse_width"), eps = call.real("eps");
+    const size_t ends[] = {call.count("rows_end0"), call.count("rows_end1"), n_rows};
+    require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
+    require(ends[0] <= ends[1] && ends[1] <= ends[2], call, "the matrices are not in order");
+    require(n_heads == 1 || ends[0] == n_rows, call, "heads are not of one matrix");
+
+    const char* const names[] = {"weights0", "weights1", "weights2"};
+    std::array<const uint8_t*, 3> matrices{};
+    for (size_t i = 0, before = 0; i < 3; before = ends[i++]) {
+        const size_t n_bytes = (i == 0 ? n_heads : 1) * (ends[i] - before) * row_bytes;
+        matrices[i] = call.bytes(names[i], n_bytes);
+        require(n_bytes == 0 || matrices[i] != nullptr, call, "a matrix has no address");
+    }
+    const float* const bias = floats(call, "bias", first_y + n_heads * n_rows);
+    const size_t n_x = x_offset + (n_heads - 1) * x_stride + n_columns;
+    const auto* const x = call.words<const float>("x", reach(n_vectors, x_pitch, n_x));
+    auto* const y = call.words<float>("y", reach(n_vectors, y_pitch, first_y + n_heads * n_rows));
+    const auto* const partials = call.words<const float>(
+        "norm_partials", n_partials != 0 ? reach(n_vectors, partials_pitch, n_partials) : 0);
+
+    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors * n_heads);
+    const auto scales = std::make_shared<std::vector<float>>(n_vectors);
+    const auto bring = [=](size_t item, size_t) {
+        const size_t vector = item / n_heads, head = item % n_heads;
+        inputs->take(item, x + vector * x_pitch + x_offset + head * x_stride);
+        if (head == 0) {
+            (*scales)[vector] =
+                rms_scale(partials + vector * partials_pitch, n_partials, inverse_width, eps);
+        }
+    };
+    const size_t n_groups = ceil_divide(n_rows, rows);
+    const auto multiply = [=](size_t item, size_t) {
+        const size_t head = item / n_groups, first = item % n_groups * rows;
+        for (size_t row = first; row < std::min(first + rows, n_rows); ++row) {
+            const size_t matrix = row < ends[0] ? 0 : row < ends[1] ? 1 : 2;
+            const size_t of_matrix = matrix == 0 ? head * n_rows + row : row - ends[matrix - 1];
+            const uint8_t* const weights = matrices[matrix] + of_matrix * row_bytes;
+            const size_t at = first_y + head * n_rows + row;
+            for (size_t vector = 0; vector < n_vectors; ++vector) {
+                float value = inputs->dot(weights, vector * n_heads + head) * (*scales)[vector];
+                if (bias != nullptr) value += bias[at];
+                y[vector * y_pitch + at] = value;
+            }
+        }
+    };
+    return {{n_vectors * n_heads, bring, false}, {n_heads * n_groups, multiply, true}};
+}
+
+std::vector<Step> matvec_residual(const Call& call) {
+    const Format& format = call.format();
+    const size_t n_columns = columns_of(call, format), row_bytes = call.count("row_bytes");
+    const size_t n_rows = call.count("n_rows"), rows = call.count("rows");
+    const size_t n_vectors = call.groups[2] * call.count("columns");
+    const size_t x_pitch = 4 * call.count("x_pitch"), hidden_pitch = call.count("hidden_pitch");
+    const size_t partials_pitch = call.count("partials_pitch");
+    require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
+
+    const size_t n_groups = ceil_divide(n_rows, rows);
+    const uint8_t* const weights = call.bytes("weights", n_rows * row_bytes);
+    const float* const gain = floats(call, "gain", n_rows);
+    const float* const bias = floats(call, "bias", n_rows);
+    require(weights != nullptr && gain != nullptr, call, "a matrix or a gain has no address");
+    const auto* const x = call.words<const float>("x", reach(n_vectors, x_pitch, n_columns));
+    auto* const hidden = call.words<float>("hidden", reach(n_vectors, hidden_pitch, n_rows));
+    auto* const gained = call.words<float>("gained", reach(n_vectors, hidden_pitch, n_rows));
+    auto* const partials =
+        call.words<float>("partials", reach(n_vectors, partials_pitch, n_groups));
+
+    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors);
+    const auto bring = [=](size_t vector, size_t) { inputs->take(vector, x + vector * x_pitch); };
+    const auto multiply = [=](size_t group, size_t) {
+        const size_t first = group * rows, end = std::min(first + rows, n_rows);
+        for (size_t vector = 0; vector < n_vectors; ++vector) {
+            float squares = 0.0F;
+            for (size_t row = first; row < end; ++row) {
+                float added = inputs->dot(weights + row * row_bytes, vector);
+                if (bias != nullptr) added += bias[row];
+                const size_t at = vector * hidden_pitch + row;
+                const float updated = hidden[at] + added;
+                hidden[at] = updated;
+                gained[at] = updated * gain[row];
+                squares += updated * updated;
+            }
+            partials[vector * partials_pitch + group] = squares;
+        }
+    };
+    return {{n_vectors, bring, false}, {n_groups, multiply, true}};
+}
+
+std::vector<Step> embed(const Call& call) {
+    constexpr size_t kHeaderWords = 8, kRowWords = 4, kRowsInUse = 3;  // as params.glsl says
+    constexpr size_t kChunk = 32;
+    const Format& format = call.format();
+    const size_t width = columns_of(call, format), row_bytes = call.count("row_bytes");
+    const size_t n_vocab = call.count("n_vocab"), n_vectors = call.groups[2];
+    const size_t hidden_pitch = call.count("hidden_pitch");
+    const size_t partials_pitch = call.count("partials_pitch");
+    const size_t part = kChunk * call.count("workgroup_size"), n_parts = ceil_divide(width, part);
+    require(n_vectors > 0 && n_vocab > 0, call, "there is nothing to do");
+    require(part % format.block_weights == 0, call, "a workgroup ends within a block");
+
+    const uint8_t* const embeddings = call.bytes("embeddings", n_vocab * row_bytes);
+    const float* const gain = floats(call, "gain", width);
+    require(embeddings != nullptr && gain != nullptr, call, "embeddings have no address");
+    const auto* const params =
+        call.words<const uint32_t>("params", kHeaderWords + kRowWords * n_vectors);
+    auto* const hidden = call.words<float>("hidden", reach(n_vectors, hidden_pitch, width));
+    auto* const gained = call.words<float>("gained", reach(n_vectors, hidden_pitch, width));
+    auto* const partials = call.words<float>("partials", reach(n_vectors, partials_pitch, n_parts));
+
+    const auto look_up = [=, &format](size_t item, size_t) {
+        const size_t vector = item / n_parts, index = item % n_parts;
+        if (vector >= params[kRowsInUse]) return;
+        const size_t token = params[kHeaderWords + kRowWords * vector];
+        const uint8_t* const row = embeddings + std::min(token, n_vocab - 1) * row_bytes;
+        const size_t first = index * part, n = std::min(part, width - first);
+        float* const found = hidden + vector * hidden_pitch + first;
+        const uint8_t* const weights = row + format.row_bytes(first);
+        if (format.to_float != nullptr) {
+            format.to_float(weights, found, static_cast<int64_t>(n));
+        } else {
+            std::memcpy(found, weights, n * sizeof(float));
+        }
+        float squares = 0.0F;
+        for (size_t i = 0; i < n; ++i) {
+            gained[vector * hidden_pitch + first + i] = found[i] * gain[first + i];
+            squares += found[i] * found[i];
+        }
+        partials[vector * partials_pitch + index] = squares;
+    };
+    return {{n_vectors * n_parts, look_up, false}};
+}
+
+std::vector<Step> rms_norm(const Call& call) {
+    const size_t n_vectors = call.groups[2], width = call.count("width");
+    const size_t offset = call.count("x_offset");
+    const size_t x_pitch = call.count("x_pitch"), y_pitch = call.count("y_pitch");
+    const float eps = call.real("eps");
+    require(n_vectors > 0 && width > 0, call, "there is nothing to do");
+    const float* const gain = floats(call, "gain", width);
+    require(gain != nullptr, call, "the gain has no address");
+    const auto* const x = call.words<const float>("x", reach(n_vectors, x_pitch, offset + width));
+    auto* const y = call.words<float>("y", reach(n_vectors, y_pitch, width));
+    const auto normalise = [=](size_t vector, size_t) {
+        const float* const values = x + vector * x_pitch + offset;
+        float squares = 0.0F;
+        for (size_t i = 0; i < width; ++i) squares += values[i] * values[i];
+        const float scale = 1.0F / std::sqrt(squares / static_cast<float>(width) + eps);
+        for (size_t i = 0; i < width; ++i) y[vector * y_pitch + i] = values[i] * scale * gain[i];
+    };
+    return {{n_vectors, normalise, false}};
+}
+
+}  // namespace vkmoe

@@ -1,0 +1,31 @@
+#include "program.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels.hpp"
+
+namespace vkmoe {
+
+namespace {
+
+constexpr size_t kCopiedAtOnce = 64 << 10;  // bytes
+
+}  // namespace
+
+void Program::dispatch(const std::string& kernel, const Call& call, bool waits) {
+    std::vector<Step> steps = prepare(kernel, call);
+    steps.front().waits = waits;
+    for (Step& step : steps) steps_.push_back(std::move(step));
+}
+
+void Program::copy(const void* source, void* target, size_t n_bytes, bool waits) {
+    const auto copy = [=](size_t item, size_t) {
+        const size_t first = item * kCopiedAtOnce, n = std::min(kCopiedAtOnce, n_bytes - first);
+        std::memcpy(static_cast<char*>(target) + first, static_cast<const char*>(source) + first, n);
+    };
+    steps_.push_back({(n_bytes + kCopiedAtOnce - 1) / kCopiedAtOnce, copy, waits});
+}
+
+}  // namespace vkmoe
