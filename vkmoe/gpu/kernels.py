@@ -57,6 +57,12 @@ class KernelSpec:
     def push_bytes(self) -> int:
         return self._format.size
 
+    def numbers(self, dispatch: Dispatch) -> dict[str, int | float]:
+        """Return the push and specialisation constants of a dispatch of this kernel, by name."""
+        pushed = zip(self.push, self._format.unpack(dispatch.push), strict=True)
+        constants = zip(self.constants, dispatch.constants, strict=True)
+        return {item.name: value for item, value in pushed} | dict(constants)
+
     def dispatch(
         self,
         variant: str,

@@ -9,10 +9,19 @@ namespace {
 
 const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
     static const std::map<std::string, std::vector<Step> (*)(const Call&)> kernels{
+        {"attention", attention},
+        {"attention_combine", attention_combine},
+        {"candidates_merge", candidates_merge},
+        {"candidates_partial", candidates_partial},
         {"embed", embed},
+        {"expert_down", expert_down},
+        {"expert_gate_up", expert_gate_up},
+        {"finish", finish},
         {"matvec", matvec},
         {"matvec_residual", matvec_residual},
+        {"pick_rows", pick_rows},
         {"rms_norm", rms_norm},
+        {"router_topk", router_topk},
     };
     return kernels;
 }

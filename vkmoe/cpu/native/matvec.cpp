@@ -6,72 +6,10 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
+
+#include "inputs.hpp"
 
 namespace vkmoe {
-
-namespace {
-
-void require(bool holds, const Call& call, const char* what) {
-    if (!holds) throw std::invalid_argument(call.variant + ": " + what);
-}
-
-size_t ceil_divide(size_t n, size_t by) { return (n + by - 1) / by; }
-
-/// Columns of a matrix: kernels count chunks of 32 where a type has no blocks.
-size_t columns_of(const Call& call, const Format& format) {
-    const size_t n_columns = call.count("n_blocks") * std::max<size_t>(32, format.block_weights);
-    require(format.takes(n_columns), call, "a row is not of whole blocks");
-    require(format.row_bytes(n_columns) <= call.count("row_bytes"), call, "rows overlap");
-    return n_columns;
-}
-
-/// Words of a tensor whose vectors lie a pitch apart, up to the end of the last one.
-size_t reach(size_t n_vectors, size_t pitch, size_t n_words) {
-    return (n_vectors - 1) * pitch + n_words;
-}
-
-/// Vectors in the form that a type of weights is multiplied by.
-class Inputs {
-public:
-    Inputs(const Format& format, size_t n_columns, size_t n)
-        : format_(format),
-          n_columns_(n_columns),
-          stride_((format.input_bytes(n_columns) + 63) / 64 * 64),
-          bytes_(n * stride_ + 63) {}
-
-    void take(size_t index, const float* vector) {
-        format_.quantise(vector, place(index), n_columns_);
-    }
-
-    float dot(const uint8_t* row, size_t index) const {
-        return format_.dot(row, const_cast<Inputs*>(this)->place(index), n_columns_);
-    }
-
-private:
-    uint8_t* place(size_t index) {
-        const auto first = (reinterpret_cast<uintptr_t>(bytes_.data()) + 63) / 64 * 64;
-        return reinterpret_cast<uint8_t*>(first) + index * stride_;
-    }
-
-    const Format& format_;
-    size_t n_columns_, stride_;
-    std::vector<uint8_t> bytes_;
-};
-
-/// 1 / sqrt(mean(h^2) + eps), from partial sums of h^2 (Zhang & Sennrich 2019, eq. 4).
-float rms_scale(const float* partials, size_t n, float inverse_width, float eps) {
-    if (n == 0) return 1.0F;
-    float sum = 0.0F;
-    for (size_t i = 0; i < n; ++i) sum += partials[i];
-    return 1.0F / std::sqrt(sum * inverse_width + eps);
-}
-
-const float* floats(const Call& call, const char* name, size_t n) {
-    return reinterpret_cast<const float*>(call.bytes(name, n * sizeof(float)));
-}
-
-}  // namespace
 
 std::vector<Step> matvec(const Call& call) {
     const Format& format = call.format();
@@ -81,9 +19,7 @@ std::vector<Step> matvec(const Call& call) {
     const size_t x_stride = 4 * call.count("x_stride"), x_offset = 4 * call.count("x_offset");
     const size_t n_heads = x_stride != 0 ? call.groups[1] : 1;
     const size_t x_pitch = 4 * call.count("x_pitch"), y_pitch = call.count("y_pitch");
-    const size_t first_y = call.count("output_offset"), n_partials = call.count("n_partials");
-    const size_t partials_pitch = call.count("partials_pitch");
-    const float inverse_width = call.real("inverse_width"), eps = call.real("eps");
+    const size_t first_y = call.count("output_offset");
     const size_t ends[] = {call.count("rows_end0"), call.count("rows_end1"), n_rows};
     require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
     require(ends[0] <= ends[1] && ends[1] <= ends[2], call, "the matrices are not in order");
@@ -100,18 +36,14 @@ std::vector<Step> matvec(const Call& call) {
     const size_t n_x = x_offset + (n_heads - 1) * x_stride + n_columns;
     const auto* const x = call.words<const float>("x", reach(n_vectors, x_pitch, n_x));
     auto* const y = call.words<float>("y", reach(n_vectors, y_pitch, first_y + n_heads * n_rows));
-    const auto* const partials = call.words<const float>(
-        "norm_partials", n_partials != 0 ? reach(n_vectors, partials_pitch, n_partials) : 0);
+    const Norm norm(call, n_vectors);
 
     const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors * n_heads);
     const auto scales = std::make_shared<std::vector<float>>(n_vectors);
     const auto bring = [=](size_t item, size_t) {
         const size_t vector = item / n_heads, head = item % n_heads;
         inputs->take(item, x + vector * x_pitch + x_offset + head * x_stride);
-        if (head == 0) {
-            (*scales)[vector] =
-                rms_scale(partials + vector * partials_pitch, n_partials, inverse_width, eps);
-        }
+        if (head == 0) (*scales)[vector] = norm.scale(vector);
     };
     const size_t n_groups = ceil_divide(n_rows, rows);
     const auto multiply = [=](size_t item, size_t) {
@@ -173,7 +105,6 @@ std::vector<Step> matvec_residual(const Call& call) {
 }
 
 std::vector<Step> embed(const Call& call) {
-    constexpr size_t kHeaderWords = 8, kRowWords = 4, kRowsInUse = 3;  // as params.glsl says
     constexpr size_t kChunk = 32;
     const Format& format = call.format();
     const size_t width = columns_of(call, format), row_bytes = call.count("row_bytes");
@@ -187,16 +118,15 @@ std::vector<Step> embed(const Call& call) {
     const uint8_t* const embeddings = call.bytes("embeddings", n_vocab * row_bytes);
     const float* const gain = floats(call, "gain", width);
     require(embeddings != nullptr && gain != nullptr, call, "embeddings have no address");
-    const auto* const params =
-        call.words<const uint32_t>("params", kHeaderWords + kRowWords * n_vectors);
+    const Params params(call, n_vectors);
     auto* const hidden = call.words<float>("hidden", reach(n_vectors, hidden_pitch, width));
     auto* const gained = call.words<float>("gained", reach(n_vectors, hidden_pitch, width));
     auto* const partials = call.words<float>("partials", reach(n_vectors, partials_pitch, n_parts));
 
     const auto look_up = [=, &format](size_t item, size_t) {
         const size_t vector = item / n_parts, index = item % n_parts;
-        if (vector >= params[kRowsInUse]) return;
-        const size_t token = params[kHeaderWords + kRowWords * vector];
+        if (vector >= params.n_rows()) return;
+        const size_t token = params.token(vector);
         const uint8_t* const row = embeddings + std::min(token, n_vocab - 1) * row_bytes;
         const size_t first = index * part, n = std::min(part, width - first);
         float* const found = hidden + vector * hidden_pitch + first;

@@ -1,0 +1,107 @@
+"""Kernels without dot products of weights, by the self-test's own cases; and experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cpu.programs import Rig, rows_of, words
+from tests.cpu.runner import CpuRunner
+from tests.gpu.invented import LAVAPIPE
+from vkmoe.ops.tuning import Tuning
+from vkmoe.quants.types import TYPES
+from vkmoe.reference.experts import activated
+from vkmoe.reference.inputs import multiply
+from vkmoe.selftest.families import FAMILIES, Setting
+
+TUNING = Tuning("blocks", 8, 2, False)
+FAMILIES_HERE = [
+    ("attention", "F16"), ("attention", "F32"), ("attention_combine", ""), ("router_topk", ""),
+    ("candidates_partial", ""), ("candidates_merge", ""), ("finish", ""), ("pick_rows", ""),
+    ("rms_norm", ""), ("embed", "Q4_K"), ("embed", "F32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "axis"), FAMILIES_HERE)
+def test_what_the_self_test_asks_of_shaders_holds_here(
+    native: Any, family: str, axis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of several rows as well, each row as if alone."""
+    monkeypatch.setattr("vkmoe.selftest.rows.Runner", lambda device: CpuRunner(native))
+    n_compared = 0
+    for trial in FAMILIES[family].trials(Setting(axis, TUNING, LAVAPIPE)):
+        for compare in trial.compares:
+            with np.errstate(all="ignore"):
+                compare(CpuRunner(native)).verify()  # type: ignore[arg-type]
+            n_compared += 1
+    assert n_compared
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_experts_are_found_by_the_addresses_of_their_matrices(
+    native: Any, activation: str, is_biased: bool
+) -> None:
+    """Gate and up of one type, down of another, all apart; a row without experts is left alone."""
+    rng, rig = np.random.default_rng(8), Rig(native)
+    width, inner, n_slots, n_rows = 256, 512, 3, 2
+    experts, places = [], []
+    for _ in range(4):
+        matrices = [rows_of("Q4_K", inner, width, rng) for _ in range(2)]
+        matrices.append(rows_of("Q6_K", width, inner, rng))
+        biases = [rng.standard_normal(n, np.float32) for n in (inner, inner, width)]
+        experts.append((matrices, biases))
+        addresses = [rig.place(each) for each in (*matrices, *biases)]
+        places.append(rig.place(np.array(addresses, np.uint64)))
+    routing = np.zeros((3, 6 * n_slots), np.uint32)
+    chosen, weights = ((2, 0, 3), (1, 3, 0)), rng.random((n_rows, n_slots), np.float32)
+    for row in range(n_rows):
+        routing[row, n_slots : 2 * n_slots] = weights[row].view(np.uint32)
+        addresses = np.array([places[expert] for expert in chosen[row]], np.uint64)
+        routing[row, 2 * n_slots : 4 * n_slots] = addresses.view(np.uint32)
+    x = rng.standard_normal((3, width), np.float32)
+    act = np.full((3, n_slots * inner), 5, np.float32)
+    before = rng.standard_normal((3, width), np.float32)
+    hidden, gained, gain = before.copy(), np.zeros_like(before), rng.random(width, np.float32)
+    partials = np.zeros((3, 16), np.float32)
+    shared = {"span": 0, "n_slots": n_slots, "biased": int(is_biased), "routing_pitch": 18}
+    bias_at = dict(zip(("gate_bias", "up_bias", "down_bias"), (24, 32, 40), strict=True))
+    gate_up = {**shared, **bias_at, "gate_offset": 0, "up_offset": 8, "n_rows": inner,
+               "row_bytes": experts[0][0][0].shape[1], "n_blocks": 1, "n_partials": 0,
+               "inverse_width": 0.0, "eps": 0.0, "x_pitch": width // 4, "partials_pitch": 0,
+               "act_pitch": n_slots * inner, "rows": 48, "pass": 0,
+               "activation": ("silu", "swiglu_oai").index(activation)}  # fmt: skip
+    tensors = {"x": words(x), "norm_partials": words(partials), "routing": words(routing),
+               "act": words(act)}  # fmt: skip
+    groups = (-(-inner // 48), n_slots, 3)
+    rig.recording.dispatch("expert_gate_up", "expert_gate_up.q4_k", gate_up, tensors, groups)
+    down = {**shared, **bias_at, "gain": rig.place(gain), "down_offset": 16,
+            "weight_word": 0xFFFFFFFF, "n_rows": width, "row_bytes": experts[0][0][2].shape[1],
+            "n_blocks": 2, "slot_vec4s": inner // 4, "act_pitch": n_slots * inner // 4,
+            "hidden_pitch": width, "partials_pitch": 16, "rows": 16}  # fmt: skip
+    tensors = {"act": words(act), "routing": words(routing), "hidden": words(hidden),
+               "gained": words(gained), "partials": words(partials)}  # fmt: skip
+    rig.recording.dispatch("expert_down", "expert_down.q6_k", down, tensors, (16, 1, 3))
+    rig.run()
+
+    form = TYPES["Q8_K"].ggml_id
+    for row in range(n_rows):
+        total = before[row].astype(np.float64)
+        for slot, expert in enumerate(chosen[row]):
+            (gate, up, back), biases = experts[expert]
+            added = biases if is_biased else (0.0, 0.0, 0.0)
+            inside = activated(
+                multiply("Q4_K", gate, x[row], form) + added[0],
+                multiply("Q4_K", up, x[row], form) + added[1],
+                activation,
+            )
+            found = act[row, slot * inner :][:inner]
+            assert np.abs(found - inside).max() <= 1e-4 * np.abs(inside).max()
+            total += weights[row, slot] * (multiply("Q6_K", back, found, form) + added[2])
+        assert np.abs(hidden[row] - total).max() <= 1e-4 * np.abs(total).max()
+        assert (gained[row] == hidden[row] * gain).all()
+        squares = (total.reshape(16, 16) ** 2).sum(axis=1)
+        assert partials[row] == pytest.approx(squares, rel=1e-3)
+    assert (act[2] == 5).all() and (hidden[2] == before[2]).all() and (partials[2] == 0).all()

@@ -1,0 +1,187 @@
+// The feed-forward of experts, as expert_gate_up.comp and expert_down.comp do it. Here the address
+// of an expert leads to addresses: those of its matrices and biases, which lie apart in a file.
+// Offsets "in the span" say which of them.
+#include "kernels.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "inputs.hpp"
+
+namespace vkmoe {
+
+namespace {
+
+constexpr size_t kBoth = 0, kGateOnly = 1, kUpOnly = 2;  // passes
+constexpr uint32_t kNoWord = 0xFFFFFFFF;
+
+/// What is at the address that stands so many bytes behind an expert's own.
+template <class Item>
+const Item* part(const uint8_t* expert, size_t offset) {
+    uint64_t address;
+    std::memcpy(&address, expert + offset, sizeof address);
+    return reinterpret_cast<const Item*>(address);
+}
+
+/// The experts of a dispatch: those that the routing of a row names, or a fixed one.
+class Experts {
+public:
+    Experts(const Call& call, size_t n_rows)
+        : fixed_(call.bytes("span", 3 * sizeof(uint64_t))),
+          n_slots_(call.count("n_slots")),
+          pitch_(call.count("routing_pitch")) {
+        require(n_slots_ > 0, call, "there are no experts");
+        const size_t n_words = fixed_ != nullptr ? 1 : 6 * n_slots_;
+        words_ = call.words<const uint32_t>("routing", reach(n_rows, pitch_, n_words));
+    }
+
+    size_t n_slots() const { return n_slots_; }
+    bool is_fixed() const { return fixed_ != nullptr; }
+
+    /// The expert of a slot; null in an inert row.
+    const uint8_t* expert(size_t row, size_t slot) const {
+        if (fixed_ != nullptr) return fixed_;
+        const uint32_t* const words = words_ + row * pitch_ + 2 * n_slots_ + 2 * slot;
+        const uint64_t address = words[0] | static_cast<uint64_t>(words[1]) << 32;
+        return reinterpret_cast<const uint8_t*>(address);
+    }
+
+    float word(size_t row, size_t index) const {
+        float value;
+        std::memcpy(&value, words_ + row * pitch_ + index, sizeof value);
+        return value;
+    }
+
+private:
+    const uint8_t* fixed_;
+    size_t n_slots_, pitch_;
+    const uint32_t* words_;
+};
+
+/// What joins the products of gate and up: silu, or that of gpt-oss.
+float activated(float gate, float up, size_t activation) {
+    if (activation == 0) return gate / (1.0F + std::exp(-gate)) * up;
+    const float g = std::min(gate, 7.0F);
+    return g / (1.0F + std::exp(-1.702F * g)) * (std::clamp(up, -7.0F, 7.0F) + 1.0F);
+}
+
+}  // namespace
+
+std::vector<Step> expert_gate_up(const Call& call) {
+    const Format& format = call.format();
+    const size_t n_columns = columns_of(call, format), row_bytes = call.count("row_bytes");
+    const size_t n_rows = call.count("n_rows"), rows = call.count("rows");
+    const size_t pass = call.count("pass"), activation = call.count("activation");
+    const bool is_biased = call.count("biased") != 0;
+    const size_t gate_at = call.count("gate_offset"), up_at = call.count("up_offset");
+    const size_t gate_bias_at = call.count("gate_bias"), up_bias_at = call.count("up_bias");
+    const size_t n_vectors = call.groups[2], act_pitch = call.count("act_pitch");
+    const size_t x_pitch = 4 * call.count("x_pitch");
+    require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
+    require(pass <= kUpOnly && activation <= 1, call, "no such pass or activation");
+    const Experts experts(call, n_vectors);
+    const size_t n_slots = experts.n_slots();
+    const auto* const x = call.words<const float>("x", reach(n_vectors, x_pitch, n_columns));
+    auto* const act = call.words<float>("act", reach(n_vectors, act_pitch, n_slots * n_rows));
+    const Norm norm(call, n_vectors);
+
+    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors);
+    const auto scales = std::make_shared<std::vector<float>>(n_vectors);
+    const auto bring = [=](size_t vector, size_t) {
+        inputs->take(vector, x + vector * x_pitch);
+        (*scales)[vector] = norm.scale(vector);
+    };
+    const size_t n_groups = ceil_divide(n_rows, rows);
+    const auto multiply = [=](size_t item, size_t) {
+        const size_t vector = item / (n_slots * n_groups), slot = item / n_groups % n_slots;
+        const uint8_t* const expert = experts.expert(vector, slot);
+        if (expert == nullptr) return;
+        const auto projected = [&](size_t row, size_t matrix_at, size_t bias_at) {
+            const uint8_t* const weights = part<uint8_t>(expert, matrix_at) + row * row_bytes;
+            const float value = inputs->dot(weights, vector) * (*scales)[vector];
+            return is_biased ? value + part<float>(expert, bias_at)[row] : value;
+        };
+        const size_t first = item % n_groups * rows;
+        float* const found = act + vector * act_pitch + slot * n_rows;
+        for (size_t row = first; row < std::min(first + rows, n_rows); ++row) {
+            const float gate =
+                pass == kUpOnly ? found[row] : projected(row, gate_at, gate_bias_at);
+            found[row] = pass == kGateOnly
+                             ? gate
+                             : activated(gate, projected(row, up_at, up_bias_at), activation);
+        }
+    };
+    static_assert(kBoth == 0, "both are multiplied where no pass is one of them alone");
+    return {{n_vectors, bring, false}, {n_vectors * n_slots * n_groups, multiply, true}};
+}
+
+std::vector<Step> expert_down(const Call& call) {
+    const Format& format = call.format();
+    const size_t n_columns = columns_of(call, format), row_bytes = call.count("row_bytes");
+    const size_t n_rows = call.count("n_rows"), rows = call.count("rows");
+    const size_t down_at = call.count("down_offset"), bias_at = call.count("down_bias");
+    const bool is_biased = call.count("biased") != 0;
+    const auto weight_word = static_cast<uint32_t>(call.count("weight_word"));
+    const size_t n_vectors = call.groups[2], slot_words = 4 * call.count("slot_vec4s");
+    const size_t act_pitch = 4 * call.count("act_pitch");
+    const size_t hidden_pitch = call.count("hidden_pitch");
+    const size_t partials_pitch = call.count("partials_pitch");
+    require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
+    require(slot_words >= n_columns, call, "slots overlap");
+    const Experts experts(call, n_vectors);
+    const size_t n_slots = experts.n_slots(), n_groups = ceil_divide(n_rows, rows);
+    if (experts.is_fixed() && weight_word != kNoWord) {
+        call.words<const uint32_t>(
+            "routing", reach(n_vectors, call.count("routing_pitch"), weight_word + size_t{1}));
+    }
+    const float* const gain = floats(call, "gain", n_rows);
+    require(gain != nullptr, call, "the gain has no address");
+    const auto* const act = call.words<const float>(
+        "act", reach(n_vectors, act_pitch, (n_slots - 1) * slot_words + n_columns));
+    auto* const hidden = call.words<float>("hidden", reach(n_vectors, hidden_pitch, n_rows));
+    auto* const gained = call.words<float>("gained", reach(n_vectors, hidden_pitch, n_rows));
+    auto* const partials =
+        call.words<float>("partials", reach(n_vectors, partials_pitch, n_groups));
+
+    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors * n_slots);
+    const auto bring = [=](size_t item, size_t) {
+        const size_t vector = item / n_slots, slot = item % n_slots;
+        if (experts.expert(vector, slot) == nullptr) return;
+        inputs->take(item, act + vector * act_pitch + slot * slot_words);
+    };
+    const auto multiply = [=](size_t item, size_t) {
+        const size_t vector = item / n_groups, group = item % n_groups;
+        if (experts.expert(vector, 0) == nullptr) return;
+        const size_t first = group * rows, end = std::min(first + rows, n_rows);
+        std::vector<float> sums(end - first), biases(end - first);
+        for (size_t slot = 0; slot < n_slots; ++slot) {  // always in this order
+            const uint8_t* const expert = experts.expert(vector, slot);
+            const uint8_t* const matrix = part<uint8_t>(expert, down_at);
+            float weight = 1.0F;
+            if (!experts.is_fixed()) {
+                weight = experts.word(vector, n_slots + slot);
+            } else if (weight_word != kNoWord) {
+                weight = experts.word(vector, weight_word);
+            }
+            for (size_t row = first; row < end; ++row) {
+                const float product = inputs->dot(matrix + row * row_bytes, vector * n_slots + slot);
+                sums[row - first] += weight * product;
+                if (is_biased) biases[row - first] += weight * part<float>(expert, bias_at)[row];
+            }
+        }
+        float squares = 0.0F;
+        for (size_t row = first; row < end; ++row) {
+            const size_t at = vector * hidden_pitch + row;
+            const float updated = hidden[at] + (sums[row - first] + biases[row - first]);
+            hidden[at] = updated;
+            gained[at] = updated * gain[row];
+            squares += updated * updated;
+        }
+        partials[vector * partials_pitch + group] = squares;
+    };
+    return {{n_vectors * n_slots, bring, false}, {n_vectors * n_groups, multiply, true}};
+}
+
+}  // namespace vkmoe

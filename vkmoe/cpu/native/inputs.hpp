@@ -1,0 +1,95 @@
+// What kernels have in common: parameters of a batch, rounded vectors, the scale of a fused norm.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "call.hpp"
+#include "formats.hpp"
+
+namespace vkmoe {
+
+void require(bool holds, const Call& call, const char* what);
+
+inline size_t ceil_divide(size_t n, size_t by) { return (n + by - 1) / by; }
+
+/// Columns of a matrix: kernels count chunks of 32 where a type has no blocks.
+size_t columns_of(const Call& call, const Format& format);
+
+/// Words of a tensor whose vectors lie a pitch apart, up to the end of the last one.
+inline size_t reach(size_t n_vectors, size_t pitch, size_t n_words) {
+    return (n_vectors - 1) * pitch + n_words;
+}
+
+/// Floats at the address of that name; null where it is 0.
+const float* floats(const Call& call, const char* name, size_t n);
+
+/// The parameters of a batch, as shaders/include/params.glsl lays them out.
+class Params {
+public:
+    Params(const Call& call, size_t n_rows)
+        : words_(call.words<const uint32_t>("params", kHeaderWords + kRowWords * n_rows)) {}
+
+    uint64_t expert_table() const { return words_[0] | static_cast<uint64_t>(words_[1]) << 32; }
+    uint32_t serial() const { return words_[2]; }
+    size_t n_rows() const { return words_[3]; }
+    size_t landing_row() const { return words_[4]; }
+    uint32_t token(size_t row) const { return of(row)[0]; }
+    uint32_t position(size_t row) const { return of(row)[1]; }
+    uint32_t region(size_t row) const { return of(row)[2]; }
+    uint32_t picked(size_t row) const { return of(row)[3]; }
+
+private:
+    static constexpr size_t kHeaderWords = 8, kRowWords = 4;
+
+    const uint32_t* of(size_t row) const { return words_ + kHeaderWords + kRowWords * row; }
+
+    const uint32_t* words_;
+};
+
+/// Vectors in the form that a type of weights is multiplied by.
+class Inputs {
+public:
+    Inputs(const Format& format, size_t n_columns, size_t n)
+        : format_(format),
+          n_columns_(n_columns),
+          stride_((format.input_bytes(n_columns) + 63) / 64 * 64),
+          bytes_(n * stride_ + 63) {
+        const auto first = (reinterpret_cast<uintptr_t>(bytes_.data()) + 63) / 64 * 64;
+        first_ = reinterpret_cast<uint8_t*>(first);
+    }
+    Inputs(const Inputs&) = delete;
+    Inputs& operator=(const Inputs&) = delete;
+
+    void take(size_t index, const float* vector) {
+        format_.quantise(vector, first_ + index * stride_, n_columns_);
+    }
+
+    float dot(const uint8_t* row, size_t index) const {
+        return format_.dot(row, first_ + index * stride_, n_columns_);
+    }
+
+private:
+    const Format& format_;
+    size_t n_columns_, stride_;
+    std::vector<uint8_t> bytes_;
+    uint8_t* first_;
+};
+
+/// The fused RMSNorm of a kernel's input: 1 / sqrt(mean(h^2) + eps), from the partial sums of h^2
+/// that the producer of h left behind (Zhang & Sennrich 2019, eq. 4); 1 where there are none.
+class Norm {
+public:
+    Norm(const Call& call, size_t n_vectors);
+
+    float scale(size_t vector) const;
+
+private:
+    const float* partials_;
+    size_t pitch_, n_;
+    float inverse_width_, eps_;
+};
+
+}  // namespace vkmoe
