@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.cpu.programs import Rig, rows_of, words
 from tests.cpu.runner import CpuRunner
@@ -53,14 +54,14 @@ def test_experts_are_found_by_the_addresses_of_their_matrices(
         matrices.append(rows_of("Q6_K", width, inner, rng))
         biases = [rng.standard_normal(n, np.float32) for n in (inner, inner, width)]
         experts.append((matrices, biases))
-        addresses = [rig.place(each) for each in (*matrices, *biases)]
-        places.append(rig.place(np.array(addresses, np.uint64)))
+        parts: list[NDArray[Any]] = [*matrices, *biases]
+        places.append(rig.place(np.array([rig.place(part) for part in parts], np.uint64)))
     routing = np.zeros((3, 6 * n_slots), np.uint32)
     chosen, weights = ((2, 0, 3), (1, 3, 0)), rng.random((n_rows, n_slots), np.float32)
     for row in range(n_rows):
         routing[row, n_slots : 2 * n_slots] = weights[row].view(np.uint32)
-        addresses = np.array([places[expert] for expert in chosen[row]], np.uint64)
-        routing[row, 2 * n_slots : 4 * n_slots] = addresses.view(np.uint32)
+        used = np.array([places[expert] for expert in chosen[row]], np.uint64)
+        routing[row, 2 * n_slots : 4 * n_slots] = used.view(np.uint32)
     x = rng.standard_normal((3, width), np.float32)
     act = np.full((3, n_slots * inner), 5, np.float32)
     before = rng.standard_normal((3, width), np.float32)

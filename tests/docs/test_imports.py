@@ -72,10 +72,11 @@ def test_imports_point_upwards(path: Path) -> None:
             assert RANK[other] < RANK[part], f"{path.name} ({part}) imports {name}"
 
 
-def test_only_gpu_imports_the_extension_over_kompute() -> None:
-    """Everything else goes through the classes of vkmoe/gpu."""
-    users = {part_of(path) for path in SOURCES for name in imports_of(path) if "_native" in name}
-    assert users == {"gpu"}
+@pytest.mark.parametrize("part", ["gpu", "cpu"])
+def test_only_its_own_part_imports_an_extension(part: str) -> None:
+    """Everything else goes through the classes of vkmoe/gpu, which is over Kompute, and of cpu."""
+    name = f"vkmoe.{part}._native"
+    assert {part_of(path) for path in SOURCES if name in imports_of(path)} == {part}
 
 
 def test_cli_never_sees_a_kernel() -> None:
