@@ -17,6 +17,7 @@ const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
         {"expert_down", expert_down},
         {"expert_gate_up", expert_gate_up},
         {"finish", finish},
+        {"latent_attention", latent_attention},
         {"matvec", matvec},
         {"matvec_residual", matvec_residual},
         {"pick_rows", pick_rows},

@@ -25,6 +25,7 @@ std::vector<Step> embed(const Call& call);
 std::vector<Step> expert_down(const Call& call);
 std::vector<Step> expert_gate_up(const Call& call);
 std::vector<Step> finish(const Call& call);
+std::vector<Step> latent_attention(const Call& call);
 std::vector<Step> matvec(const Call& call);
 std::vector<Step> matvec_residual(const Call& call);
 std::vector<Step> pick_rows(const Call& call);
