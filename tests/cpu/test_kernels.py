@@ -19,7 +19,8 @@ from vkmoe.selftest.families import FAMILIES, Setting
 
 TUNING = Tuning("blocks", 8, 2, False)
 FAMILIES_HERE = [
-    ("attention", "F16"), ("attention", "F32"), ("latent_attention", "F16"), ("latent_attention", "F32"), ("attention_combine", ""), ("router_topk", ""),
+    ("attention", "F16"), ("attention", "F32"), ("latent_attention", "F16"),
+    ("latent_attention", "F32"), ("attention_combine", ""), ("router_topk", ""),
     ("candidates_partial", ""), ("candidates_merge", ""), ("finish", ""), ("pick_rows", ""),
     ("rms_norm", ""), ("embed", "Q4_K"), ("embed", "F32"),
 ]  # fmt: skip

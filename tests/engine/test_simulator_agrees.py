@@ -21,6 +21,7 @@ from vkmoe.engine import Engine
 from vkmoe.experts.decide.keys import Mask
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import History
+from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.experts.study.replay import SimulationResult, simulate
 from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.tokenizer import Tokenizer
@@ -43,6 +44,18 @@ def record(engine: Engine, tokens: Sequence[int], path: Path) -> Trace:
             engine.run_token(token, position, with_logits=False)
             writer.write(engine.routing(), is_prompt=False, token=token)
     return read_trace(path)
+
+
+def note_hits(cache: ExpertCache, n_hits: list[int]) -> None:
+    """From now on note the hits of each run."""
+    after_run = cache.after_run
+
+    def noted(*arguments: Any) -> Mask:
+        hits = after_run(*arguments)
+        n_hits.append(int(hits.sum()))
+        return hits
+
+    cache.after_run = noted  # type: ignore[method-assign,assignment]
 
 
 def assert_agrees(engine: Engine, result: SimulationResult) -> None:
@@ -106,16 +119,10 @@ def test_with_prompts_whose_tokens_are_known_ahead(n_rows: int, n_slots: int = 6
         tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)[:34]
         n_prompt = len(tokens) - 2
         runs = [*range(0, n_prompt, n_rows), n_prompt, n_prompt + 1]
-        routing, n_hits, cache = [], [], engine._experts.cache
+        routing, cache = [], engine.cache
+        n_hits: list[int] = []
         assert cache is not None
-        after_run = cache.after_run
-
-        def noted(*arguments: Any) -> Mask:
-            hits = after_run(*arguments)
-            n_hits.append(int(hits.sum()))
-            return hits
-
-        cache.after_run = noted  # type: ignore[method-assign,assignment]
+        note_hits(cache, n_hits)
         for first, end in pairwise([*runs, len(tokens)]):
             rows = range(first, end)
             later = tuple(tokens[end:n_prompt])
@@ -153,12 +160,6 @@ def test_with_replies_one_after_the_other() -> None:
         n_hits: list[int] = []
         cache = llm.engine.cache
         assert cache is not None
-        after_run = cache.after_run
-
-        def noted(*arguments: Any) -> Mask:
-            hits = after_run(*arguments)
-            n_hits.append(int(hits.sum()))
-            return hits
 
         def record(batch: TokenBatch, result: RunResult) -> None:
             if batch.positions == (0,):
@@ -167,7 +168,7 @@ def test_with_replies_one_after_the_other() -> None:
             tokens.extend(batch.tokens)
             is_prompt.append(batch.positions[0] < 9)
 
-        cache.after_run = noted  # type: ignore[method-assign,assignment]
+        note_hits(cache, n_hits)
         llm.scheduler.after_run = record
         text = llm.tokenizer.encode(TEXT)
         for first in (0, 40, 80, 120):
