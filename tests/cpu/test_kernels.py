@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.cpu.programs import Rig, rows_of, words
-from tests.cpu.runner import CpuRunner
-from tests.gpu.invented import LAVAPIPE
+from vkmoe.cpu.device import CpuDevice
+from vkmoe.gpu.runner import Runner
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import TYPES
 from vkmoe.reference.experts import activated
@@ -27,17 +27,15 @@ FAMILIES_HERE = [
 
 
 @pytest.mark.parametrize(("family", "axis"), FAMILIES_HERE)
-def test_what_the_self_test_asks_of_shaders_holds_here(
-    native: Any, family: str, axis: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_self_test_asks_of_shaders_holds_here(native: Any, family: str, axis: str) -> None:
     """Batches of several rows as well, each row as if alone."""
-    monkeypatch.setattr("vkmoe.selftest.rows.Runner", lambda device: CpuRunner(native))
     n_compared = 0
-    for trial in FAMILIES[family].trials(Setting(axis, TUNING, LAVAPIPE)):
-        for compare in trial.compares:
-            with np.errstate(all="ignore"):
-                compare(CpuRunner(native)).verify()  # type: ignore[arg-type]
-            n_compared += 1
+    with CpuDevice(2) as device:
+        for trial in FAMILIES[family].trials(Setting(axis, TUNING, device.info)):
+            for compare in trial.compares:
+                with np.errstate(all="ignore"), Runner(device) as runner:
+                    compare(runner).verify()
+                n_compared += 1
     assert n_compared
 
 

@@ -144,7 +144,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(native: Any) -> None:
         y, state = np.zeros((2, 1000), np.float32), state_of(np.random.default_rng(0), 2, WIDTH)
         rig.matvec("Q4_K", [rows], x, y)
         residual(rig, square, x, state)
-        rig.recording.copy(words(state["hidden"]), words(x))
+        rig.recording.copy(*(words(each).view(np.uint8) for each in (state["hidden"], x)))
         rig.matvec("Q4_K", [rows], x, y)
         assert rig.recording.n_steps == 7 and rig.pool.n_threads == n_threads
         for _ in range(20):
@@ -210,6 +210,6 @@ def test_names_that_mean_nothing_are_refused(native: Any) -> None:
         floats = {name: each.view(np.float32) for name, each in tensors.items()}
         dispatch("rms_norm", "rms_norm", numbers, floats, (1, 1, 1))
     with pytest.raises(ValueError):
-        rig.recording.copy(np.zeros(3, np.uint32), np.zeros(4, np.uint32))
+        rig.recording.copy(np.zeros(3, np.uint8), np.zeros(4, np.uint8))
     with pytest.raises(ValueError):
         native.Pool(0)

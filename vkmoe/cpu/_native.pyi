@@ -68,9 +68,12 @@ class Recording:
         """
 
     def copy(
-        self, source: NDArray[np.uint32], target: NDArray[np.uint32], waits: bool = True
+        self, source: NDArray[np.uint8], target: NDArray[np.uint8], waits: bool = True
     ) -> None:
-        """Append a copy of words, which may not overlap."""
+        """Append a copy of bytes, which may not overlap."""
+
+    def fill(self, target: NDArray[np.uint32], word: int, waits: bool = True) -> None:
+        """Append the filling of words with one."""
 
     def run(self, pool: Pool) -> None:
         """Run the program, without Python's lock; one at a time in a pool."""

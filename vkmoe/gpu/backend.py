@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from vkmoe.gpu.device import Device, native, spirv_words, translate_errors, translated
+from vkmoe.gpu.device import Device, native, translate_errors, translated
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 
@@ -143,14 +143,7 @@ class Backend:
     def _make_kernel(self, command: Dispatch) -> _native.Kernel:
         tensors = [self.tensor(ref) for ref in command.tensors]
         with translate_errors(f"compiling {command.variant}"):
-            return self.device.native.kernel(
-                spirv_words(command.variant),
-                tensors,
-                list(command.constants),
-                len(command.push),
-                command.variant,
-                command.subgroup_size,
-            )
+            return self.device.kernel(command, tensors)
 
 
 def _kernel_key(command: Dispatch) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ Owns the native instance and device. Only this package imports the extension.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, NoDeviceError, NoDriverError, OutOfMemoryError
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
+from vkmoe.gpu.program import Dispatch
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -282,6 +283,17 @@ class Device(Closing):
                 refused.append((memory_type, error))
         what = f"{n_bytes / 2**20:.0f} MiB of {intent} memory for {name} on {self.info.name}"
         raise self._not_allocated(what, refused) from refused[-1][1]
+
+    def kernel(self, command: Dispatch, tensors: Sequence[_native.Tensor]) -> _native.Kernel:
+        """Compile the kernel of a dispatch, bound to these tensors. Raises VulkanError."""
+        return self.native.kernel(
+            spirv_words(command.variant),
+            tensors,
+            list(command.constants),
+            len(command.push),
+            command.variant,
+            command.subgroup_size,
+        )
 
     def _not_allocated(self, what: str, refused: list[tuple[int, _native.VulkanError]]) -> GpuError:
         """Make the error when every memory type was refused; running out counts before the rest."""

@@ -6,7 +6,7 @@ A test compares each with its SPIR-V. `shaders/variants.toml` says which SPIR-V 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,11 +57,11 @@ class KernelSpec:
     def push_bytes(self) -> int:
         return self._format.size
 
-    def numbers(self, dispatch: Dispatch) -> dict[str, int | float]:
-        """Return the push and specialisation constants of a dispatch of this kernel, by name."""
-        pushed = zip(self.push, self._format.unpack(dispatch.push), strict=True)
-        constants = zip(self.constants, dispatch.constants, strict=True)
-        return {item.name: value for item, value in pushed} | dict(constants)
+    def numbers_of(self, push: bytes, constants: Sequence[int]) -> dict[str, int | float]:
+        """Return by name the push and specialisation constants of a dispatch of this kernel."""
+        pushed = zip(self.push, self._format.unpack(push), strict=True)
+        named = dict(zip(self.constants, constants, strict=True))
+        return {item.name: value for item, value in pushed} | named
 
     def dispatch(
         self,

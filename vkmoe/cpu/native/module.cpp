@@ -16,6 +16,7 @@ namespace vkmoe {
 namespace {
 
 using Array = py::array_t<uint32_t, py::array::c_style>;
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
 py::dict described(const Format& format) {
     return py::dict("name"_a = format.name, "type"_a = static_cast<int>(format.type),
@@ -47,10 +48,16 @@ public:
         program_.dispatch(kernel, call, waits);
     }
 
-    void copy(const Array& source, const Array& target, bool waits) {
-        if (source.size() != target.size()) throw py::value_error("not as many words");
-        const Words from = words_of(source), to = words_of(target);
-        program_.copy(from.data, to.data, from.n_words * sizeof(uint32_t), waits);
+    void copy(const Bytes& source, Bytes target, bool waits) {
+        if (source.size() != target.size()) throw py::value_error("not as many bytes");
+        program_.copy(source.data(), target.mutable_data(), static_cast<size_t>(source.size()), waits);
+        kept_.push_back(source);
+        kept_.push_back(std::move(target));
+    }
+
+    void fill(const Array& target, uint32_t word, bool waits) {
+        const Words to = words_of(target);
+        program_.fill(static_cast<uint32_t*>(to.data), to.n_words, word, waits);
     }
 
     void run(Pool& pool) const {
@@ -99,6 +106,7 @@ PYBIND11_MODULE(_native, module) {
              "groups"_a, "waits"_a = true)
         .def("copy", &Recording::copy, py::arg("source").noconvert(),
              py::arg("target").noconvert(), "waits"_a = true)
+        .def("fill", &Recording::fill, py::arg("target").noconvert(), "word"_a, "waits"_a = true)
         .def("run", &Recording::run, "pool"_a)
         .def_property_readonly("n_steps", &Recording::n_steps);
 }

@@ -28,4 +28,13 @@ void Program::copy(const void* source, void* target, size_t n_bytes, bool waits)
     steps_.push_back({(n_bytes + kCopiedAtOnce - 1) / kCopiedAtOnce, copy, waits});
 }
 
+void Program::fill(uint32_t* target, size_t n_words, uint32_t word, bool waits) {
+    constexpr size_t kFilledAtOnce = kCopiedAtOnce / sizeof(uint32_t);
+    const auto fill = [=](size_t item, size_t) {
+        const size_t first = item * kFilledAtOnce;
+        std::fill_n(target + first, std::min(kFilledAtOnce, n_words - first), word);
+    };
+    steps_.push_back({(n_words + kFilledAtOnce - 1) / kFilledAtOnce, fill, waits});
+}
+
 }  // namespace vkmoe

@@ -18,6 +18,9 @@ public:
     /// Append a copy of so many bytes; they must not overlap.
     void copy(const void* source, void* target, size_t n_bytes, bool waits);
 
+    /// Append the filling of so many words with one.
+    void fill(uint32_t* target, size_t n_words, uint32_t word, bool waits);
+
     size_t n_steps() const { return steps_.size(); }
 
     void run(Pool& pool) const { pool.run(steps_); }

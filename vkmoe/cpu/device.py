@@ -1,0 +1,247 @@
+"""The CPU as a device: what programs, buffers and submits are there, behind the GPU's own classes.
+
+Memory is the host's, an address is a pointer, and a submit has run when it returns. Owns the
+threads and the memory; what commands do is the subject of `native/`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
+from vkmoe.gpu.device import Device, Intent
+from vkmoe.gpu.kernels import KERNELS
+from vkmoe.gpu.program import Dispatch
+
+if TYPE_CHECKING:
+    from vkmoe.cpu import _native
+
+__all__ = ["CpuDevice", "cpu_info", "n_cores"]
+
+ALIGNMENT = 256  # of buffers, in bytes: what programs expect of any device
+Bytes = NDArray[np.uint8]
+
+
+def n_cores() -> int:
+    """Count the physical cores that this process may use: hyper-threads share their arithmetic."""
+    usable = os.sched_getaffinity(0)
+    cores = {_core(cpu) for cpu in usable}
+    return max(1, len(cores))
+
+
+def _core(cpu: int) -> str:
+    """Name the core of a logical CPU by the CPUs it is made of; itself where that is not known."""
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def cpu_info(index: int = 0) -> DeviceInfo:
+    """Describe the CPU as Vulkan's devices are described: one memory, which the host shares."""
+    from vkmoe.cpu import _native
+
+    n_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    flags = frozenset({"DEVICE_LOCAL", "HOST_VISIBLE", "HOST_COHERENT", "HOST_CACHED"})
+    return DeviceInfo(
+        index=index,
+        name="cpu",
+        type="cpu",
+        vendor_id=0,
+        driver_name="ggml",
+        driver_info=f"{_native.ggml_version} ({_native.features()}, {platform.machine()})",
+        api_version=(1, 2, 0),
+        subgroup_size=1,
+        subgroup_arithmetic=False,
+        features=frozenset({"buffer_device_address"}),
+        heaps=(Heap(n_bytes, device_local=True),),
+        memory_types=(MemoryType(0, flags),),
+        limits=DeviceLimits(max_memory_allocation_size=n_bytes, max_buffer_size=n_bytes),
+        subgroup_range=(1, 1),
+    )
+
+
+class CpuDevice(Device):
+    """Owns threads and memory, and runs programs on them. Use it as a context manager."""
+
+    def __init__(self, n_threads: int | None = None) -> None:
+        """Start `n_threads`, by default one for each physical core."""
+        self.info = cpu_info()
+        self.native: Any = _Native(n_threads or n_cores())
+
+    def allocate(self, intent: Intent, n_bytes: int, name: str) -> Any:
+        """Allocate memory, whatever it is for."""
+        return self.native.buffer(n_bytes, 0, name)
+
+    def kernel(self, command: Dispatch, tensors: Sequence[Any]) -> Any:
+        """Return the kernel of a dispatch, and what it is bound to."""
+        bindings = zip(KERNELS[command.kernel].bindings, tensors, strict=True)
+        return Kernel(command, {binding.name: tensor for binding, tensor in bindings})
+
+    def validation_messages(self) -> list[str]:
+        """List nothing: commands are checked when they are recorded."""
+        return []
+
+    def finish(self) -> None:
+        """Free everything made from this device."""
+        self.native.close()
+
+    def close(self) -> None:
+        """Finish. May be called twice."""
+        self.finish()
+
+
+class Memory:
+    """Holds bytes that programs reach by name, or by address: a buffer, or a tensor of words."""
+
+    mapped, memory_type = True, 0
+
+    def __init__(self, native: _Native, n_bytes: int, name: str) -> None:
+        room = np.zeros(n_bytes + ALIGNMENT, np.uint8)
+        first = -room.ctypes.data % ALIGNMENT
+        self.name = name
+        self.bytes: Bytes = room[first : first + n_bytes]
+        self.address = room.ctypes.data + first
+        native.regions.add(self.address, n_bytes)
+        self.close = weakref.finalize(self, native.regions.remove, self.address)
+
+    @property
+    def size(self) -> int:
+        return self.bytes.size
+
+    @property
+    def n_words(self) -> int:
+        return self.bytes.size // 4
+
+    @property
+    def words(self) -> NDArray[np.uint32]:
+        """View all whole words."""
+        return self.bytes[: 4 * self.n_words].view(np.uint32)
+
+    def view(self) -> Bytes:
+        """View the bytes in place."""
+        return self.bytes
+
+    def flush(self, offset: int, size: int) -> None:
+        """Do nothing: what the host writes is there."""
+
+    def invalidate(self, offset: int, size: int) -> None:
+        """Do nothing: what programs wrote is there."""
+
+
+class Kernel(NamedTuple):
+    """Names what a dispatch runs, and the tensors it is bound to."""
+
+    command: Dispatch
+    tensors: dict[str, Memory]
+
+
+class Recorder:
+    """Records commands, each checked as it comes. Raises ValueError for what does not fit."""
+
+    def __init__(self, native: _Native) -> None:
+        self._native, self._recording = native, native.extension.Recording(native.regions)
+        self._waits = True  # whether the next command does
+
+    def dispatch(self, kernel: Kernel, groups: tuple[int, int, int], push: bytes = b"") -> None:
+        """Append a kernel with the push constants `push`, in so many workgroups."""
+        command = kernel.command
+        numbers = KERNELS[command.kernel].numbers_of(push, command.constants)
+        tensors = {name: memory.words for name, memory in kernel.tensors.items()}
+        self._recording.dispatch(
+            command.kernel, command.variant, numbers, tensors, groups, self._waits
+        )
+        self._waits = False
+
+    def barrier(self) -> None:
+        """Let the next command wait for all before it."""
+        self._waits = True
+
+    def copy(
+        self, source: Memory, source_offset: int, target: Memory, target_offset: int, size: int
+    ) -> None:
+        """Append a copy of bytes."""
+        found = source.bytes[source_offset : source_offset + size]
+        place = target.bytes[target_offset : target_offset + size]
+        self._recording.copy(found, place, self._waits)
+        self._waits = False
+
+    def fill(self, target: Memory, offset: int, size: int, word: int) -> None:
+        """Append the filling of whole words with one."""
+        place = target.words[offset // 4 : (offset + size) // 4]
+        self._recording.fill(place, word, self._waits)
+        self._waits = False
+
+    def finish(self) -> Recording:
+        return Recording(self._recording)
+
+
+class Recording(NamedTuple):
+    """Holds a program that can be run."""
+
+    program: _native.Recording
+
+
+class Submission:
+    """Is a submit that has run."""
+
+    def wait(self, expected_ns: int = 0, timeout_ns: int = 0) -> bool:
+        return True
+
+    def done(self) -> bool:
+        return True
+
+    def interval(self) -> None:
+        """Return nothing: submits are not timed."""
+
+
+class _Native:
+    """Does what the extension's device does for a GPU (`vkmoe/gpu/_native.pyi`)."""
+
+    n_queues, has_upload_queue, has_common_clock, lost = 1, False, False, False
+
+    def __init__(self, n_threads: int) -> None:
+        from vkmoe.cpu import _native
+
+        self.extension = _native
+        self.pool, self.regions = _native.Pool(n_threads), _native.Regions()
+
+    def has_timestamps(self, queue: str = "compute") -> bool:
+        return False
+
+    def buffer(self, size: int, memory_type: int, name: str = "") -> Memory:
+        return Memory(self, size, name)
+
+    def tensor(self, n_words: int, name: str = "") -> Memory:
+        return Memory(self, 4 * n_words, name)
+
+    def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
+        assert n_timestamps == 0, "submits are not timed"
+        return Recorder(self)
+
+    def submit(self, recording: Recording, queue: str = "compute") -> Submission:
+        recording.program.run(self.pool)
+        return Submission()
+
+    def upload(self, copies: Sequence[Any], timed: bool = False) -> Submission:
+        for (source, source_at, _), (target, target_at, _), size in copies:
+            target.bytes[target_at : target_at + size] = source.bytes[source_at : source_at + size]
+        return Submission()
+
+    def wait_idle(self) -> None:
+        """Do nothing: submits have run when they return."""
+
+    def settle(self, timeout_ns: int) -> bool:
+        return True
+
+    def close(self, timeout_ns: int = 0) -> None:
+        """Do nothing: memory goes with what holds it."""
