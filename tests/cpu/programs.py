@@ -79,7 +79,7 @@ class Rig:
         partials = asked.pop("norm_partials", np.zeros(1, np.float32))
         self.recording.dispatch(
             "matvec",
-            f"matvec.{name.lower()}",
+            f"matvec.{name.lower()}+blocks",
             asked,
             {"x": words(x), "y": words(y), "norm_partials": words(partials)},
             asked.pop("groups", groups),

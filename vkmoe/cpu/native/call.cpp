@@ -1,5 +1,6 @@
 #include "call.hpp"
 
+#include <algorithm>
 #include <cctype>
 #include <stdexcept>
 
@@ -52,7 +53,8 @@ const uint8_t* Call::bytes(const std::string& name, size_t n_bytes, size_t offse
 }
 
 const Format& Call::format() const {
-    std::string name = variant.substr(variant.find('.') + 1);
+    std::string name = variant.substr(variant.find('.') + 1);  // behind a plus: how it is mapped
+    name.erase(std::min(name.find('+'), name.size()));
     for (char& letter : name) {
         letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
     }
