@@ -332,6 +332,8 @@ def test_ctrl_c_around_the_bookkeeping_costs_nothing_for_good(
                 llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY)
             llm.forget()
             n_uploads = cache.counters.n_uploads
+            llm.generate(PROMPT[::-1], max_tokens=N_TOKENS, **GREEDY)  # other experts than PROMPT
+            llm.forget()
             assert llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY).token_ids == right
             cache.check_integrity()
             assert cache.counters.n_uploads > n_uploads
