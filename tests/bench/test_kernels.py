@@ -24,7 +24,7 @@ from vkmoe.choices import TuningSource
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import _native as native
-from vkmoe.gpu import backend
+from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
@@ -130,7 +130,7 @@ def test_a_wrong_kernel_ends_the_run_before_it_is_timed(
     def swapped(name: str) -> bytes:
         return spirv_words(name.replace("q6_k", "q4_k"))
 
-    monkeypatch.setattr(backend, "spirv_words", swapped)
+    monkeypatch.setattr(gpu_device, "spirv_words", swapped)
     choice = replace(SMALL, families=("matvec_residual",), types=("Q5_K", "Q6_K"))
     with pytest.raises(WrongResultError) as raised:
         kernels.run(None, choice, Output(lambda line: None))

@@ -16,7 +16,7 @@ from tools.decoded_model import write_decoded
 from tools.quantise import random_weights
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.gpu import backend
+from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import spirv_words
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
@@ -157,7 +157,7 @@ def test_kernels_are_compiled_for_the_types_of_their_matrices_alone(
         compiled.add(name)
         return spirv_words(name)
 
-    monkeypatch.setattr(backend, "spirv_words", noted)
+    monkeypatch.setattr(gpu_device, "spirv_words", noted)
     with Engine(mixed, F32) as engine:
         engine.run_token(1, 0)
         suffix = engine.tuning.dot_suffix

@@ -23,7 +23,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
-from vkmoe.gpu import backend
+from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch, Program, TensorRef
@@ -122,7 +122,7 @@ def counting(
     def counting_words(name: str) -> bytes:
         return counting_spirv(name, n_bindings(name), tmp_path)
 
-    monkeypatch.setattr(backend, "spirv_words", counting_words)
+    monkeypatch.setattr(gpu_device, "spirv_words", counting_words)
     with CountingRunner(device) as runner:
         yield runner
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.test_bytes_loaded import CountingRunner, counting_spirv, n_bindings
-from vkmoe.gpu import backend
+from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device
 from vkmoe.ops.attention_shapes import AttentionSplit, choose_split
 from vkmoe.ops.tuning import Tuning
@@ -30,7 +30,7 @@ def counting(
         folder.mkdir(exist_ok=True)
         return counting_spirv(name, n_bindings(name), folder)
 
-    monkeypatch.setattr(backend, "spirv_words", counting_words)
+    monkeypatch.setattr(gpu_device, "spirv_words", counting_words)
     with CountingRunner(device) as runner:
         yield runner
 

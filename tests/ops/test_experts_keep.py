@@ -16,7 +16,7 @@ import pytest
 
 from tests.ops.tunings import MAPPINGS, tuning_for
 from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
-from vkmoe.gpu import backend
+from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.experts import ExpertShape, SpanMatrix, kept_bytes
 from vkmoe.ops.tuning import Tuning
@@ -84,7 +84,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Kernels count their stores in place of storing."""
     shutil.copytree(SHADERS / "include", tmp_path / "include")
     (tmp_path / "include" / "store.glsl").write_text(COUNTING_STORES)
-    monkeypatch.setattr(backend, "spirv_words", lambda name: counting_spirv(name, tmp_path))
+    monkeypatch.setattr(gpu_device, "spirv_words", lambda name: counting_spirv(name, tmp_path))
 
 
 @both_mappings

@@ -15,6 +15,7 @@ import pytest
 from vkmoe.errors import GpuError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import backend, kernels
+from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.program import Program
 from vkmoe.gpu.runner import Runner
@@ -146,7 +147,7 @@ def test_a_wrong_kernel_is_found(
             return nothing if loaded == "nothing" else spirv_words(loaded)
         return spirv_words(name)
 
-    monkeypatch.setattr(backend, "spirv_words", swapped)
+    monkeypatch.setattr(gpu_device, "spirv_words", swapped)
     assert not all(case.ok for case in run_variant(Variant.parse(wanted), device, own))
 
 
@@ -179,7 +180,7 @@ def test_keeping_in_another_order_of_sums_is_found(
     def swapped(name: str) -> bytes:
         return spirv_words(name.removesuffix("+subgroup") if name == plain else name)
 
-    monkeypatch.setattr(backend, "spirv_words", swapped)
+    monkeypatch.setattr(gpu_device, "spirv_words", swapped)
     assert all(case.ok for case in run_variant(Variant.parse(plain), device, own)), "near the twin"
     keeping = Variant.parse(f"{family}_keep.q8_0+subgroup")
     assert not all(case.ok for case in run_variant(keeping, device, own))
