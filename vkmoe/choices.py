@@ -15,6 +15,7 @@ __all__ = [
     "Executor",
     "ExpertsIn",
     "KvType",
+    "Layout",
     "MissWay",
     "PolicyName",
     "PredictorName",
@@ -25,6 +26,7 @@ __all__ = [
 
 Executor = Literal["fused", "stepped"]
 KvType = Literal["f16", "f32"]
+Layout = Literal["planes", "file"]  # of rows of weights where kernels read them (quants/layouts.py)
 
 ExpertsIn = Literal["device", "host", "cache"]
 MissWay = Literal["read", "gather"]

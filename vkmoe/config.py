@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 DEFAULT_PREDICTOR: PredictorName = "token"
+MAX_THREADS = 512
 MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 
 
@@ -213,8 +214,17 @@ class EngineConfig:
 
     device: str | None = _option(
         None,
-        "Vulkan device: its index or part of its name (see `vkmoe devices`). "
-        "Default: discrete before integrated before CPU.",
+        "Device: its index or part of its name (see `vkmoe devices`), cpu, or vulkan for the best "
+        "with a Vulkan driver. Default: discrete before integrated before CPU.",
+    )
+    threads: int | None = _option(
+        None,
+        "Threads that compute where the device is the CPU; the text is the same with any number. "
+        "Default: one for each physical core.",
+        "-t",
+        "--threads",
+        minimum=1,
+        maximum=MAX_THREADS,
     )
     ctx_size: int | None = _option(
         None,

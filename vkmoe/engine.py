@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from vkmoe.batch import MAX_LATER, RunResult, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
+from vkmoe.devices import open_device
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
-from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
@@ -33,7 +33,8 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.link import link_of_misses, submit_speed
-from vkmoe.placement.loader import Progress, load_weights
+from vkmoe.placement.loader import load_weights
+from vkmoe.placement.placer import Progress
 from vkmoe.placement.plan import Decision, decide
 from vkmoe.placement.remembered import tuning_for
 
@@ -68,7 +69,8 @@ class Engine(Closing):
             opened = model if isinstance(model, ModelFile) else open_model(model)
             self.model = self._cleanup.enter_context(opened)
             self.spec: ModelSpec = opened.spec
-            self.device = self._cleanup.enter_context(Device(config.device, config.validation))
+            opening = open_device(config.device, config.validation, config.threads)
+            self.device = self._cleanup.enter_context(opening)
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
             info, measure = self.device.info, lambda: link_of_misses(self.device)
             tuning = tuning or tuning_for(info, config.tuning)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from vkmoe.choices import BufferName, Executor, ExpertsIn, KvType, MissWay
+from vkmoe.choices import BufferName, Executor, ExpertsIn, KvType, Layout, MissWay
 
 __all__ = [
     "KV_BYTES",
@@ -99,6 +99,7 @@ class DeviceInfo:
     subgroup_range: tuple[int, int] = (1, 128)  # what drivers choose from, pipeline by pipeline
     subgroup_shuffle: bool = False  # lanes can hand values to each other
     takes_subgroup_size: bool = False  # pipelines may require one of these sizes, in full subgroups
+    layout: Layout = "planes"  # of weights; "file": kernels read them where the file is mapped
 
     @property
     def has_one_subgroup_size(self) -> bool:
@@ -361,6 +362,8 @@ class WeightBytes:
     experts: int
     spans: tuple[int, ...] = ()  # of one expert in each MoE layer
     conversions: tuple[Conversion, ...] = ()
+    mapped: int = 0  # that CPUs read where the file is mapped; then spans are addresses
+    copied: int = 0  # that they cannot read there
 
     @property
     def trunk(self) -> int:
@@ -452,11 +455,12 @@ class Allocation:
     """Holds a line of the plan: memory for what, where, how much at most, why there, which heap.
 
     With `layouts` the device is asked for these buffers, by `name`. Without, the line is a share of
-    the buffers of that name; without a name it is memory that this process takes for itself.
+    the buffers of that name; without a name it is memory that this process takes for itself. In
+    the place "file" nothing is taken: weights are read where it is mapped.
     """
 
     item: str
-    place: Literal["device", "host"]
+    place: Literal["device", "host", "file"]
     n_bytes: int
     reason: str
     heap: int = 0
@@ -503,5 +507,7 @@ class MemoryPlan:
         """Count the bytes of the lines in each Vulkan heap that has any."""
         totals: dict[int, int] = {}
         for line in self.lines:
+            if line.place == "file":
+                continue
             totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes
         return totals

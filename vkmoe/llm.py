@@ -39,7 +39,7 @@ from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.models import ModelFile, open_model
-from vkmoe.placement.loader import Progress
+from vkmoe.placement.placer import Progress
 
 if TYPE_CHECKING:
     from vkmoe.generate.chat import ChatTemplate

@@ -44,7 +44,7 @@ class Rig:
     def __init__(self, native: ModuleType, n_threads: int = 2) -> None:
         self.native, self.pool = native, native.Pool(n_threads)
         self.regions = native.Regions()
-        self.recording = native.Recording(self.regions)
+        self.recording = native.Recording(self.regions, native.Scratch())
         self._kept: list[NDArray[Any]] = []
 
     def place(self, values: NDArray[Any]) -> int:

@@ -21,8 +21,8 @@ from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Placement, round_up
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import FeedForwardTensors, read_tensors
-from vkmoe.placement import loader
-from vkmoe.placement.loader import Placer, Progressing
+from vkmoe.placement import placer as placing
+from vkmoe.placement.placer import Placer, Progressing
 from vkmoe.placement.sizes import expert_shape, span_parts
 from vkmoe.placement.span_reader import SpanReader
 from vkmoe.quants import decode, lay_out
@@ -68,7 +68,7 @@ class Staged:
 @pytest.fixture
 def placers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes placers whose trunk is `memory`."""
-    monkeypatch.setattr(loader, "Transfer", Staged)
+    monkeypatch.setattr(placing, "Transfer", Staged)
     made: list[Placer] = []
 
     def make(file: GgufFile, memory: Memory, progress: Any = None) -> Placer:
@@ -141,8 +141,8 @@ def test_experts_have_the_same_bytes_from_the_loader_and_the_span_reader(
     """In pieces that end within experts and blocks of rows; also shared and dense blocks."""
     tensors = read_tensors(opened, read_spec(opened))
     piece_bytes = expert_shape(tensors.layers[0].block).span_bytes // 7
-    monkeypatch.setattr(loader, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(loader, "CONVERTED_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(placing, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(placing, "CONVERTED_PIECE_BYTES", piece_bytes)
     number = 0
     with SpanReader(opened, tensors) as reader:
         for layer in tensors.layers:
@@ -189,7 +189,7 @@ def test_converting_is_done_by_several_threads(
     placers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two must meet in it, or it takes too long; staged rows are sent by who asked for them."""
-    monkeypatch.setattr(loader, "CONVERTED_PIECE_BYTES", 1000)
+    monkeypatch.setattr(placing, "CONVERTED_PIECE_BYTES", 1000)
     meeting = threading.Barrier(2)
     threads: set[str] = set()
 
@@ -200,7 +200,7 @@ def test_converting_is_done_by_several_threads(
             meeting.wait(10)
         return lay_out(*arguments)
 
-    monkeypatch.setattr(loader, "lay_out", slow)
+    monkeypatch.setattr(placing, "lay_out", slow)
     path = rewrite(model_path("moe_plain"), tmp_path / "m.gguf", of_types(UNEVEN))
     with open_gguf(path) as file:
         block = read_tensors(file, read_spec(file)).layers[0].block
@@ -215,7 +215,7 @@ def test_few_converted_rows_wait_for_their_turn(
     placers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of memory that is not mapped; else a large tensor would be in host memory as a whole."""
-    monkeypatch.setattr(loader, "CONVERTED_PIECE_BYTES", 1000)
+    monkeypatch.setattr(placing, "CONVERTED_PIECE_BYTES", 1000)
     n_made = 0
     ahead: list[int] = []
     lock = threading.Lock()
@@ -229,26 +229,26 @@ def test_few_converted_rows_wait_for_their_turn(
     def write(self: Staged, target: Memory, offset: int, data: Bytes) -> None:
         ahead.append(n_made - len(ahead))
 
-    monkeypatch.setattr(loader, "lay_out", counted)
+    monkeypatch.setattr(placing, "lay_out", counted)
     monkeypatch.setattr(Staged, "write", write)
     path = rewrite(model_path("moe_plain"), tmp_path / "m.gguf", of_types(UNEVEN))
     with open_gguf(path) as file:
         block = read_tensors(file, read_spec(file)).layers[0].block
         memory = Memory(1 << 20, mapped=False)
         placers(file, memory).spans(block, memory)
-    assert len(ahead) > 2 * loader.N_AHEAD and max(ahead) <= loader.N_AHEAD
+    assert len(ahead) > 2 * placing.N_AHEAD and max(ahead) <= placing.N_AHEAD
 
 
 def test_an_error_of_a_thread_ends_loading_and_leaves_no_thread(
     placers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What had not begun is left out."""
-    monkeypatch.setattr(loader, "PIECE_BYTES", 100)
+    monkeypatch.setattr(placing, "PIECE_BYTES", 100)
 
     def failing(*arguments: Any) -> Bytes:
         raise UnsupportedModelError("cannot be decoded")
 
-    monkeypatch.setattr(loader, "lay_out", failing)
+    monkeypatch.setattr(placing, "lay_out", failing)
     with open_gguf(model_path("moe_plain")) as file:
         block = read_tensors(file, read_spec(file)).layers[0].block
         memory = Memory(1 << 20, mapped=True)

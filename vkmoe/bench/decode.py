@@ -26,7 +26,7 @@ from vkmoe.experts.decide.settings import sizing_line
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path, read_tokenizer
 from vkmoe.models import ModelFile, open_model
-from vkmoe.placement.loader import Progress
+from vkmoe.placement.placer import Progress
 from vkmoe.placement.sizes import weight_bytes
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.suite import Variant, run_variant

@@ -46,13 +46,19 @@ class Regions:
     def add(self, address: int, n_bytes: int) -> None: ...
     def remove(self, address: int) -> None: ...
 
+class Scratch:
+    """Owns the room that commands use while they run: one for all programs of a device.
+
+    Must hold: one of them runs at a time, and none while another is recorded.
+    """
+
 class Recording:
     """Holds a program: commands are checked as they come, and run as often as is asked.
 
     Bits do not depend on the number of threads. What commands write may not be touched meanwhile.
     """
 
-    def __init__(self, regions: Regions) -> None: ...
+    def __init__(self, regions: Regions, scratch: Scratch) -> None: ...
     def dispatch(
         self,
         kernel: str,

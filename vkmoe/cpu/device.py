@@ -10,6 +10,8 @@ import os
 import platform
 import weakref
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,14 +22,30 @@ from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch
+from vkmoe.quants.types import BY_ID, TYPES
 
 if TYPE_CHECKING:
     from vkmoe.cpu import _native
 
-__all__ = ["CpuDevice", "cpu_info", "n_cores"]
+__all__ = ["CpuDevice", "cpu_info", "has_cpu", "input_form", "n_cores"]
 
 ALIGNMENT = 256  # of buffers, in bytes: what programs expect of any device
 Bytes = NDArray[np.uint8]
+
+
+@cache
+def input_form(type_name: str) -> str:
+    """Name the type that vectors are brought into before weights of a type multiply them."""
+    from vkmoe.cpu import _native
+
+    forms = {item["type"]: item["input"] for item in _native.formats()}
+    return BY_ID[forms[TYPES[type_name].ggml_id]].name
+
+
+@cache
+def has_cpu() -> bool:
+    """Say whether vkmoe was built for the CPU."""
+    return find_spec("vkmoe.cpu._native") is not None
 
 
 def n_cores() -> int:
@@ -46,6 +64,17 @@ def _core(cpu: int) -> str:
         return str(cpu)
 
 
+@cache
+def _model() -> str:
+    """Name the processor as the system does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    fields = (line.split(":", 1) for line in lines if line.startswith("model name"))
+    return next((" ".join(field[1].split()) for field in fields), platform.machine())
+
+
 def cpu_info(index: int = 0) -> DeviceInfo:
     """Describe the CPU as Vulkan's devices are described: one memory, which the host shares."""
     from vkmoe.cpu import _native
@@ -54,7 +83,7 @@ def cpu_info(index: int = 0) -> DeviceInfo:
     flags = frozenset({"DEVICE_LOCAL", "HOST_VISIBLE", "HOST_COHERENT", "HOST_CACHED"})
     return DeviceInfo(
         index=index,
-        name="cpu",
+        name=f"CPU ({_model()})",
         type="cpu",
         vendor_id=0,
         driver_name="ggml",
@@ -67,20 +96,29 @@ def cpu_info(index: int = 0) -> DeviceInfo:
         memory_types=(MemoryType(0, flags),),
         limits=DeviceLimits(max_memory_allocation_size=n_bytes, max_buffer_size=n_bytes),
         subgroup_range=(1, 1),
+        layout="file",
     )
 
 
 class CpuDevice(Device):
     """Owns threads and memory, and runs programs on them. Use it as a context manager."""
 
-    def __init__(self, n_threads: int | None = None) -> None:
+    def __init__(self, n_threads: int | None = None, index: int = 0) -> None:
         """Start `n_threads`, by default one for each physical core."""
-        self.info = cpu_info()
+        self.info = cpu_info(index)
         self.native: Any = _Native(n_threads or n_cores())
 
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> Any:
         """Allocate memory, whatever it is for."""
         return self.native.buffer(n_bytes, 0, name)
+
+    def reach(self, data: Bytes) -> int:
+        """Let programs read bytes of the host, contiguous, by the address this returns."""
+        assert data.flags.c_contiguous, data.flags
+        address = int(data.ctypes.data)
+        self.native.regions.add(address, data.nbytes)
+        self.native.reached.append(data)
+        return address
 
     def kernel(self, command: Dispatch, tensors: Sequence[Any]) -> Any:
         """Return the kernel of a dispatch, and what it is bound to."""
@@ -149,7 +187,8 @@ class Recorder:
     """Records commands, each checked as it comes. Raises ValueError for what does not fit."""
 
     def __init__(self, native: _Native) -> None:
-        self._native, self._recording = native, native.extension.Recording(native.regions)
+        self._native = native
+        self._recording = native.extension.Recording(native.regions, native.scratch)
         self._waits = True  # whether the next command does
 
     def dispatch(self, kernel: Kernel, groups: tuple[int, int, int], push: bytes = b"") -> None:
@@ -213,7 +252,9 @@ class _Native:
         from vkmoe.cpu import _native
 
         self.extension = _native
-        self.pool, self.regions = _native.Pool(n_threads), _native.Regions()
+        self.pool = _native.Pool(n_threads)
+        self.reached: list[Bytes] = []  # kept as long as programs may read them
+        self.regions, self.scratch = _native.Regions(), _native.Scratch()
 
     def has_timestamps(self, queue: str = "compute") -> bool:
         return False
@@ -244,4 +285,5 @@ class _Native:
         return True
 
     def close(self, timeout_ns: int = 0) -> None:
-        """Do nothing: memory goes with what holds it."""
+        """Let go of what was reached; other memory goes with what holds it."""
+        self.reached.clear()

@@ -96,7 +96,7 @@ def pick_rows(op: OpContext, x: TensorRef, y: TensorRef, width: int, params: Ten
 
 def n_lists(tuning: Tuning, n_vocab: int) -> int:
     """Choose the number of chunks: enough workgroups, and few lists for the one that merges."""
-    most = 8 if tuning.mapping == "blocks" else 64
+    most = 64 if tuning.mapping == "lanes" else 8
     return max(1, min(most, n_vocab // (2 * N_CANDIDATES)))
 
 

@@ -10,7 +10,7 @@ gather.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +27,15 @@ from vkmoe.ops.router import RoutingLog, shared_weight_word
 from vkmoe.quants.types import TYPES
 
 __all__ = [
+    "DESCRIPTOR_BYTES",
     "GROUP_BYTES",
     "ExpertBlock",
     "ExpertShape",
     "LandingMemory",
     "SpanBiases",
     "SpanMatrix",
+    "described",
+    "descriptor",
     "expert_down",
     "expert_gate_up",
     "gather",
@@ -72,6 +75,7 @@ GATHER = kernel(
     "workgroup_size",
 )
 
+DESCRIPTOR_BYTES = 48
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")  # as the shader numbers them
 NO_WORD = 0xFFFFFFFF
@@ -125,6 +129,23 @@ class ExpertShape:
             "up_bias": biases.up,
             "down_bias": biases.down,
         }
+
+
+def described(shape: ExpertShape) -> ExpertShape:
+    """Return how CPUs find an expert's parts, which need not lie together: by their addresses.
+
+    At an expert's address stand those of its matrices and biases, uint64 [6] (`descriptor`).
+    """
+    matrices = (shape.gate, shape.up, shape.down)
+    gate, up, down = (replace(matrix, offset=8 * i) for i, matrix in enumerate(matrices))
+    biases = SpanBiases(24, 32, 40) if shape.biases is not None else None
+    return ExpertShape(gate, up, down, DESCRIPTOR_BYTES, biases)
+
+
+def descriptor(shape: ExpertShape, span: int) -> NDArray[np.uint64]:
+    """Return the addresses, uint64 [6], of the parts of an expert that lies whole at `span`."""
+    offsets = (shape.gate.offset, shape.up.offset, shape.down.offset, *(shape.biases or (0, 0, 0)))
+    return np.array([span + offset for offset in offsets], np.uint64)
 
 
 def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from vkmoe.gpu.program import Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.launches import Launch, kernel_class
 from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.quants import HAS_KERNEL, TYPES
+from vkmoe.quants import TYPES
 
 __all__ = [
     "HeadParts",
@@ -56,7 +56,7 @@ EMBED = kernel(
 EMBED_WEIGHTS = 32  # what one lane of it unpacks
 
 # Types without blocks are read in chunks of 32.
-BLOCK_WEIGHTS = {name: max(32, TYPES[name].block_weights) for name in sorted(HAS_KERNEL)}
+BLOCK_WEIGHTS = {name: max(32, kind.block_weights) for name, kind in TYPES.items()}
 
 
 class Rows:
@@ -83,7 +83,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Matrix(Rows):
-    """Describes a weight matrix [n_rows, n_columns] in device layout, reached by address."""
+    """Describes a weight matrix [n_rows, n_columns] in device layout, reached by address.
+
+    Rows are aligned to 16 bytes, but for those that are as in a file.
+    """
 
     type: str
     address: int
@@ -94,7 +97,8 @@ class Matrix(Rows):
     def __post_init__(self) -> None:
         assert self.type in BLOCK_WEIGHTS, self.type
         assert self.n_columns % BLOCK_WEIGHTS[self.type] == 0, (self.type, self.n_columns)
-        assert self.address % 16 == 0 and self.row_bytes % 16 == 0, self
+        is_aligned = self.address % 16 == 0 and self.row_bytes % 16 == 0
+        assert is_aligned or self.row_bytes == TYPES[self.type].row_bytes(self.n_columns), self
 
     @property
     def memory(self) -> Range:

@@ -67,6 +67,7 @@ GPU_LANES = 128  # which every device takes
 BLOCK, CHUNK = 32, 8  # positions and vec4s of a row that prompt_tile.glsl stages at once
 LANE_SUMS = {"F16": 32, "F32": 16}  # of a lane on GPUs: what every compiler has registers for
 CPU_LANES, CPU_COLUMNS = 8, 8  # at most
+THREAD_COLUMNS = 32  # of CPU threads, which share what is read of the cache
 
 
 class PromptTensors(NamedTuple):
@@ -99,6 +100,8 @@ def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> Prompt
     On CPU drivers whose subgroups are wide enough a workgroup is one subgroup, and its lanes hold
     all dims of few columns. Elsewhere a lane has as many sums of a tile as it has registers for.
     """
+    if tuning.mapping == "threads":
+        return PromptTiling(1, THREAD_COLUMNS, "")
     units, value_units = -(-shape.row_dim // UNIT_DIMS), -(-shape.value_dim // UNIT_DIMS)
     if tuning.walk_suffix:
         lane_units = -(-units // CPU_LANES) + -(-value_units // CPU_LANES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from vkmoe.choices import Layout
 from vkmoe.facts import DeviceInfo
 from vkmoe.ops.launches import KEEPING, KernelClass, Launch, Tile
 
@@ -20,6 +21,9 @@ _COLUMNS, _CPU_COLUMNS, _INTEL_COLUMNS = 8, 4, 2
 # Of GPUs. The statistics of ACO, NAK and Intel's compiler favour no other size of workgroup. Their
 # registers allow 8 rows of some types, but fewer workgroups then hide each other's waiting.
 _WORKGROUP_SIZE, _ROWS, _ROWS_OF_FEW = 64, 4, 1
+# Of CPU threads: rows of weights that one takes at a time, by as many vectors of a prompt.
+_THREAD_ROWS = 64
+_THREAD_TILE = Tile(8, _THREAD_ROWS, 16, 16)
 _MAX_WORKGROUP_SIZE = 256  # what reduce.glsl has room for
 _MAX_ROWS = 8  # beyond it compilers take seconds, or spill
 _MAX_LANE_ROWS = 512  # lanes times rows: what fits in 16 KiB of shared memory with all types
@@ -30,10 +34,10 @@ class Tuning:
     """Says how kernels are mapped onto a device.
 
     `lanes`: eight lanes share a superblock, coalesced (GPUs). `blocks`: a lane takes whole blocks
-    (CPU drivers).
+    (CPU drivers). `threads`: no shader runs, but ggml's kernels, on threads of the CPU.
     """
 
-    mapping: Literal["lanes", "blocks"]
+    mapping: Literal["lanes", "blocks", "threads"]
     workgroup_size: int
     rows: int  # weight rows a workgroup works on at once
     subgroup: bool  # use the variants with subgroup arithmetic
@@ -48,6 +52,11 @@ class Tuning:
     half_tiles: bool = False  # lanes: they multiply f16 (needs shaderFloat16), all but routers
 
     @property
+    def layout(self) -> Layout:
+        """Return how kernels find the rows of weights."""
+        return "file" if self.mapping == "threads" else "planes"
+
+    @property
     def dot_suffix(self) -> str:
         """Return the suffix of the SPIR-V variants of kernels with dot products."""
         if self.mapping == "blocks":
@@ -56,7 +65,7 @@ class Tuning:
 
     @property
     def tile_suffix(self) -> str:
-        """Return the suffix of the SPIR-V variants of kernels that multiply tiles."""
+        """Return the suffix of the variants of kernels that multiply tiles."""
         if self.mapping == "blocks":
             return self.dot_suffix
         return "+half" if self.half_tiles else ""
@@ -149,6 +158,8 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     The expert kernel that runs depends on where experts lie, and the size of its subgroups decides
     the order of its sums. So subgroups add only if all pipelines have one size, or can be given it.
     """
+    if device.layout == "file":
+        return Tuning("threads", 8, _THREAD_ROWS, False, own_tile=_THREAD_TILE)
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
         load_64bit = takes_subgroup_blocks(device)

@@ -40,6 +40,7 @@ from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings
 from vkmoe.placement.experts import ExpertRoom, place_experts
+from vkmoe.placement.mapped import mapped_bytes
 from vkmoe.placement.memory import (
     allocation,
     available_bytes,
@@ -98,7 +99,9 @@ def decide(
     `measure_link` is called where experts can miss. `overlaps`: experts are copied while tokens are
     computed (`copies_overlap`). Raises what `plan` and `measure_link` raise.
     """
-    spec, tuning, sizes = model.spec, tuning or choose_tuning(device), weight_bytes(model.tensors)
+    spec, tuning = model.spec, tuning or choose_tuning(device)
+    find_bytes = weight_bytes if device.layout == "planes" else mapped_bytes
+    sizes = find_bytes(model.tensors)
     workspace = _workspace(config, spec, device, tuning)
     link: LinkSpeed | None = None
 
@@ -324,7 +327,13 @@ def _fixed_lines(
     trunk = lay_out_spans(device, [*weights.pieces, *ropes])  # rotary tables are behind weights
     n_bytes = layout_bytes([trunk]) - sum(ropes)
     item, reason = "weights used by every token", "read for each token"
+    if weights.mapped:
+        yield Allocation("weights", "file", weights.mapped, "read where the file is mapped")
+        item, reason = "addresses of blocks", "where weights are in the file"
     yield allocation(device, item, "device", reason, "weights", [trunk], n_bytes)
+    if weights.copied:
+        item, reason = "other weights", "kernels cannot read them as they are in the file"
+        yield allocation(device, item, "host", reason, n_bytes=weights.copied)
     of_each = f" for each of {config.parallel}" if config.parallel > 1 else ""
     item = f"KV cache, {ctx_size} tokens{of_each}, {kv_type}"
     default = f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"

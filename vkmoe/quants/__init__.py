@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from vkmoe.quants.convert import can_load, decode, lay_out, loaded_type
 from vkmoe.quants.layouts import device_row_bytes, to_device
-from vkmoe.quants.types import HAS_KERNEL, TYPES
+from vkmoe.quants.types import FOR_THREADS, HAS_KERNEL, TYPES
 
 __all__ = [
+    "FOR_THREADS",
     "HAS_KERNEL",
     "TYPES",
     "can_load",

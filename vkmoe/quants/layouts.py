@@ -1,8 +1,9 @@
-"""This module lays the rows of a weight matrix out for GPU memory.
+"""This module lays the rows of a weight matrix out as kernels read them.
 
-A row starts at a multiple of 16 bytes and is read in 16-byte words (uvec4). Rows of Q4_K and Q5_K
-are kept as the file has them, and so are plain numbers. The other types are taken apart into
-planes, because their blocks are not aligned. Zeros follow up to 16 bytes. Values are never changed.
+CPUs read them as a file has them (layout "file"). GPUs read "planes": a row starts at a multiple of
+16 bytes and is read in 16-byte words (uvec4). There rows of Q4_K and Q5_K are as the file has them,
+and so are plain numbers. The other types are taken apart into planes, because their blocks are not
+aligned. Zeros follow up to 16 bytes. Values are never changed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vkmoe.choices import Layout
 from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes
 
 __all__ = ["device_row_bytes", "to_device"]
@@ -42,22 +44,30 @@ _PLANES: dict[str, tuple[_Plane, ...]] = {  # in the order of their runs in a ro
 }
 
 
-def device_row_bytes(type_name: str, columns: int) -> int:
-    """Count the bytes one row of `columns` weights takes on the device: a multiple of 16."""
-    assert type_name in HAS_KERNEL, type_name
+def device_row_bytes(type_name: str, columns: int, layout: Layout = "planes") -> int:
+    """Count the bytes one row of `columns` weights takes on the device: in planes whole 16s."""
     row_bytes = TYPES[type_name].row_bytes(columns)
+    if layout == "file":
+        return row_bytes
+    assert type_name in HAS_KERNEL, type_name
     return -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
-def to_device(type_name: str, data: Bytes, columns: int, out: Bytes | None = None) -> Bytes:
+def to_device(
+    type_name: str,
+    data: Bytes,
+    columns: int,
+    out: Bytes | None = None,
+    layout: Layout = "planes",
+) -> Bytes:
     """Lay out file rows for the device: uint8 [rows, row_bytes] -> [rows, device_row_bytes].
 
     Without `out`, types that need no change come back as the very same memory (no copy).
     `out` is written in full, padding included, and never read, so it may be mapped GPU memory.
     """
     _check(data, len(data), TYPES[type_name].row_bytes(columns))
-    device_bytes = device_row_bytes(type_name, columns)
-    planes = _PLANES.get(type_name)
+    device_bytes = device_row_bytes(type_name, columns, layout)
+    planes = _PLANES.get(type_name) if layout == "planes" else None
     if out is None:
         if planes is None and device_bytes == data.shape[1]:
             return data

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BY_ID", "HAS_KERNEL", "TYPES", "Bytes", "Floats", "QuantType"]
+__all__ = ["BY_ID", "FOR_THREADS", "HAS_KERNEL", "TYPES", "Bytes", "Floats", "QuantType"]
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -72,6 +72,9 @@ _ROWS = (
 
 TYPES: Mapping[str, QuantType] = MappingProxyType({row.name: row for row in _ROWS})
 BY_ID: Mapping[int, QuantType] = MappingProxyType({row.ggml_id: row for row in _ROWS})
+
+# What ggml multiplies on CPU threads, as it lies in a file; a test compares.
+FOR_THREADS = frozenset(TYPES) - {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
 
 HAS_KERNEL = frozenset(
     {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"}

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import Layout
 from vkmoe.facts import Activation
-from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import (
+    DESCRIPTOR_BYTES,
     ExpertBlock,
     ExpertShape,
     LandingMemory,
     SpanBiases,
     SpanMatrix,
+    described,
+    descriptor,
     expert_down,
     expert_gate_up,
     kept_bytes,
@@ -33,14 +38,29 @@ from vkmoe.ops.router import RoutingLog, shared_weight_word
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes, to_device
 from vkmoe.quants.types import Bytes
+from vkmoe.reference.experts import activated, silu
 from vkmoe.reference.experts import expert_down as down_twin
-from vkmoe.reference.experts import expert_gate_up as gate_up_twin
-from vkmoe.reference.experts import silu
 from vkmoe.reference.matvec import matvec as matvec_twin
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
-from vkmoe.selftest.inputs import LeftState, NormedInput, decode_rows, random_rows, routing_of
+from vkmoe.selftest.inputs import (
+    LeftState,
+    NormedInput,
+    decode_rows,
+    multiplied,
+    random_rows,
+    routing_of,
+)
 
-__all__ = ["DownCase", "GateUpCase", "PlacedExperts", "Use", "activation_sizes", "span_layout"]
+__all__ = [
+    "DownCase",
+    "GateUpCase",
+    "PlacedExperts",
+    "PlacedSpans",
+    "Use",
+    "activation_sizes",
+    "place_spans",
+    "span_layout",
+]
 
 GATE, UP, DOWN = range(3)  # the matrices of a span
 SPAN_ALIGNMENT, BIAS_ALIGNMENT = 256, 16
@@ -110,13 +130,13 @@ class GateUpCase(KernelCase):
 
     def _twin(self, experts: PlacedExperts, source: NormedInput) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
-        gate, up, scale = experts.of_slots(GATE), experts.of_slots(UP), source.scale
-        biases = experts.biases_of_slots(GATE), experts.biases_of_slots(UP)
         parts, sizes = [], []
-        for matrix, bias in zip((gate, up), biases, strict=True):
-            parts.append(matvec_twin(matrix, source.x, scale, bias))
-            sizes.append(matvec_twin(np.abs(matrix), np.abs(source.x), scale, np.abs(bias)))
-        wanted = gate_up_twin(gate, up, source.x, scale, biases, self.activation)
+        for which, kind in ((GATE, self.types[0]), (UP, self.types[1])):
+            x = multiplied(self.tuning, kind, source.x)
+            matrix, bias = experts.of_slots(which), experts.biases_of_slots(which)
+            parts.append(matvec_twin(matrix, x, source.scale, bias))
+            sizes.append(matvec_twin(np.abs(matrix), np.abs(x), source.scale, np.abs(bias)))
+        wanted = activated(parts[0], parts[1], self.activation)
         return wanted, activation_sizes(parts, sizes, self.activation)
 
 
@@ -161,8 +181,9 @@ class DownCase(KernelCase):
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             down, biases = experts.of_slots(DOWN), experts.biases_of_slots(DOWN)
-            wanted = down_twin(down, act, experts.weights, left.before, left.gain, biases)
-            terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(act))
+            x = multiplied(self.tuning, self.type, act)
+            wanted = down_twin(down, x, experts.weights, left.before, left.gain, biases)
+            terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(x))
             sizes = np.abs(experts.weights).astype(np.float64) @ (terms + np.abs(biases))
             _compare_kept(self, runner, experts, words, checks)
             left.compare(checks, words[:-1], wanted, np.abs(left.before) + sizes)
@@ -208,7 +229,9 @@ class PlacedExperts:
         rng: np.random.Generator,
     ) -> None:
         self._rng, self._use = rng, use
-        self.shape = span_layout(types, inner, width, use.biased)
+        layout = runner.device.info.layout
+        self._layout: Layout = layout
+        self.shape = span_layout(types, inner, width, use.biased, layout)
         self._matrices = (self.shape.gate, self.shape.up, self.shape.down)
         self.ids = self._draw_ids()
         self.n_slots = len(self.ids)
@@ -221,7 +244,7 @@ class PlacedExperts:
             for start, matrix in zip(starts, self._matrices, strict=True)
         ]
         self._spans[np.setdiff1d(np.arange(use.n_experts), self.ids)] = POISON
-        self._address = runner.place(self._spans)
+        self._placed = place_spans(runner, self.shape, self._spans)
         self.log = RoutingLog(N_LAYERS, use.n_slots)
         # One landing place at least, so that it has an address.
         landing = np.full((max(1, len(use.kept or ())), self.shape.span_bytes), POISON, np.uint8)
@@ -234,12 +257,12 @@ class PlacedExperts:
         """Describe the experts, as a routing names them or as the fixed span."""
         use = self._use
         return ExpertBlock(
-            self.shape,
+            self._placed.shape,
             routing,
             self.n_slots,
-            (memory_range(self._address, self._spans.nbytes),),
+            self._placed.memory,
             None if use.kept is None else LandingMemory((self._landing,), self.log, LAYER),
-            span=0 if use.routed else self._address,
+            span=0 if use.routed else int(self._placed.addresses[0]),
             weight_rank=use.weight_slot,
         )
 
@@ -263,7 +286,8 @@ class PlacedExperts:
         wanted = np.full(found.shape, POISON, np.uint8)
         wanted[: len(slots), read] = self._spans[self.ids[slots]][:, read]
         checks.equal("landing places", found, wanted)
-        homes = runner.fetch(self._address, self._spans.size).reshape(self._spans.shape)
+        homes = runner.fetch(self._placed.memory[0].start, self._spans.size)
+        homes = homes.reshape(self._spans.shape)
         checks.equal("homes", homes, self._spans)
         expected = np.full(len(log), SENTINEL, np.uint32)
         words = self.log.views(expected).filled[0, LAYER, :, half]
@@ -292,7 +316,9 @@ class PlacedExperts:
         rows = random_rows(matrix.type, n_experts * matrix.n_rows, matrix.n_columns, self._rng)
         if self._use.damaged_row is not None:
             rows[self._use.damaged_row :: matrix.n_rows] = POISON
-        laid_out = to_device(matrix.type, rows, matrix.n_columns).reshape(n_experts, -1)
+        laid_out = to_device(matrix.type, rows, matrix.n_columns, layout=self._layout).reshape(
+            n_experts, -1
+        )
         self._spans[:, matrix.offset : matrix.offset + matrix.n_bytes] = laid_out
         return rows
 
@@ -316,20 +342,43 @@ class PlacedExperts:
     def _routed(self) -> Words:
         """Make the words of ids, weights, addresses and partners."""
         span_bytes, kept = self.shape.span_bytes, list(self._use.kept or ())
-        addresses = self._address + self.ids.astype(np.uint64) * np.uint64(span_bytes)
+        addresses = self._placed.addresses[self.ids]
         partners = np.zeros(self.n_slots, np.uint64)
         partners[kept] = self._landing.start + span_bytes * np.arange(len(kept), dtype=np.uint64)
         return routing_of(self.ids.astype(np.uint32), self.weights, addresses, partners)
 
 
-def span_layout(types: Sequence[str | None], inner: int, width: int, biased: bool) -> ExpertShape:
+class PlacedSpans(NamedTuple):
+    """Says where the spans of experts lie, and by what kernels find the parts of each."""
+
+    shape: ExpertShape
+    addresses: NDArray[np.uint64]  # of each expert
+    memory: tuple[Range, ...]
+
+
+def place_spans(runner: Runner, shape: ExpertShape, spans: Bytes) -> PlacedSpans:
+    """Place spans [n_experts, span_bytes]; CPUs reach each by the addresses of its parts."""
+    address = runner.place(spans)
+    addresses = address + np.arange(len(spans), dtype=np.uint64) * np.uint64(shape.span_bytes)
+    memory = (memory_range(address, spans.nbytes),)
+    if runner.device.info.layout == "planes":
+        return PlacedSpans(shape, addresses, memory)
+    parts = np.stack([descriptor(shape, int(span)) for span in addresses])
+    first = runner.place(parts)
+    addresses = first + np.arange(len(spans), dtype=np.uint64) * np.uint64(DESCRIPTOR_BYTES)
+    return PlacedSpans(described(shape), addresses, (*memory, memory_range(first, parts.nbytes)))
+
+
+def span_layout(
+    types: Sequence[str | None], inner: int, width: int, biased: bool, layout: Layout = "planes"
+) -> ExpertShape:
     """Lay out gate, up and down, each at a multiple of SPAN_ALIGNMENT; then biases."""
     matrices: list[SpanMatrix] = []
     end = 0
     shapes = ((inner, width), (inner, width), (width, inner))
     for kind, (n_rows, n_columns) in zip(types, shapes, strict=True):
         name = kind or "F32"
-        row_bytes = device_row_bytes(name, n_columns)
+        row_bytes = device_row_bytes(name, n_columns, layout)
         matrices.append(SpanMatrix(name, end, n_rows if kind else 0, n_columns, row_bytes))
         end = -(-(end + matrices[-1].n_bytes) // SPAN_ALIGNMENT) * SPAN_ALIGNMENT
     gate, up, down = matrices

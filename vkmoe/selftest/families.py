@@ -314,7 +314,9 @@ def _candidates(setting: Setting) -> Iterator[Trial]:
 def _expert_tiles(setting: Setting) -> Iterator[Trial]:
     rows = RowsInUse(RouterShape(60, 4), 77, 71)
     cases = [TilesCase(setting.tuning, rows, columns=8, clears=clears) for clears in (False, True)]
-    yield _trial(*cases, replace(cases[0], brings=True))
+    if setting.info.layout == "planes":  # a CPU reads experts where they are
+        cases.append(replace(cases[0], brings=True))
+    yield _trial(*cases)
 
 
 def _bring_experts(setting: Setting) -> Iterator[Trial]:

@@ -16,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import TokenBatch
+from vkmoe.cpu.device import input_form
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import NormInput, NormOutput
+from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import decode, to_device
 from vkmoe.quants.types import TYPES, Bytes
+from vkmoe.reference.inputs import rounded
 from vkmoe.reference.matvec import HiddenState
 from vkmoe.selftest.comparison import Checks, Inputs, Words
 
@@ -33,6 +36,7 @@ __all__ = [
     "NormedInput",
     "Placed",
     "decode_rows",
+    "multiplied",
     "params_words",
     "place_matrix",
     "random_rows",
@@ -125,13 +129,23 @@ def place_matrix(
     if rows is None:
         n_distinct = min(n_rows, _most_distinct(type_name, n_columns))
         rows = random_rows(type_name, n_distinct, n_columns, rng)
-    laid_out = to_device(type_name, rows, n_columns)
+    laid_out = to_device(type_name, rows, n_columns, layout=runner.device.info.layout)
     address = runner.place(np.resize(laid_out, (n_rows, laid_out.shape[1])))
     return Placed(Matrix(type_name, address, n_rows, n_columns, laid_out.shape[1]), rows)
 
 
 def _most_distinct(type_name: str, n_columns: int) -> int:
     return max(1, DISTINCT_BYTES // TYPES[type_name].row_bytes(n_columns))
+
+
+def multiplied(tuning: Tuning, type_name: str, x: NDArray[np.float32]) -> NDArray[np.floating]:
+    """Return vectors x, of any shape, as kernels multiply them by weights of a type.
+
+    CPUs round them first (reference/inputs.py).
+    """
+    if tuning.layout == "planes":
+        return x
+    return rounded(np.ascontiguousarray(x).reshape(-1), input_form(type_name)).reshape(x.shape)
 
 
 def decode_rows(type_name: str, rows: Bytes, n_columns: int) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vkmoe.batch import TokenBatch
 from vkmoe.facts import Activation
-from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.context import OpContext
@@ -36,10 +36,11 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import to_device
 from vkmoe.quants.types import Bytes
 from vkmoe.reference import matmul as twins
+from vkmoe.reference.experts import activated
 from vkmoe.reference.prompt_experts import expert_tiles
 from vkmoe.selftest.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
-from vkmoe.selftest.experts import activation_sizes, span_layout
-from vkmoe.selftest.inputs import decode_rows, place_matrix, random_rows
+from vkmoe.selftest.experts import activation_sizes, place_spans, span_layout
+from vkmoe.selftest.inputs import Placed, decode_rows, multiplied, place_matrix, random_rows
 
 __all__ = ["Batch", "ExpertMatmulCase", "HeadsMatmulCase", "MatmulCase", "tile_lists"]
 
@@ -47,7 +48,7 @@ POISON = 0xFF  # bytes that are NaN in every type
 ROUND = 2  # of tiles: as if experts had been brought
 TYPICAL_LIMIT = 2.0**-9  # of errors that f16 leaves in sums of random products
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 
 
@@ -115,9 +116,6 @@ class MatmulCase(KernelCase):
         n_rows = sum(n_rows for _, n_rows in self.segments)
         biases = (self.biased * rng.standard_normal(n_rows)).astype(np.float32)
         bias = runner.place(biases) if self.biased else 0
-        values = np.concatenate(
-            [np.resize(p.values, (p.matrix.n_rows, self.n_columns)) for p in placed]
-        )
         x, before = (
             self.batch.draw(self.n_columns, self.seed),
             self.batch.draw(n_rows, self.seed + 1000),
@@ -132,13 +130,13 @@ class MatmulCase(KernelCase):
             matmul(op, [p.matrix for p in placed], x_at, y_at, params, bias=bias)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
-            wanted, sizes = twins.matmul(values, x, biases), _sizes(self.tuning, values, x, biases)
+            wanted, sizes = self._twin(placed, x, biases)
             if self.residual:
                 wanted, sizes = wanted + before, sizes + np.abs(before)
             found = self._rows_in_use(words[0], y_at.stride)[:, :n_rows].view(np.float32)
             checks.close("y", found, wanted, sizes)
             if self.tuning.half_tiles:
-                _check_typical(checks, found - wanted, values, x)
+                _check_typical(checks, found - wanted, self._values(placed), x)
             others = np.array(words[0])
             self._rows_in_use(others, y_at.stride)[:, :n_rows] = SENTINEL
             checks.untouched("y elsewhere", others)
@@ -147,6 +145,25 @@ class MatmulCase(KernelCase):
         inputs |= {y_at.tensor: y_words} if self.residual else {}
         n_bytes = sum(p.matrix.n_bytes for p in placed)
         return Prepared(program, (y_at.tensor,), [(inputs, compare)], n_bytes)
+
+    def _values(self, placed: Sequence[Placed]) -> Floats:
+        """Return the weights of all matrices: [n_rows, n_columns]."""
+        shapes = ((item.matrix.n_rows, self.n_columns) for item in placed)
+        return np.concatenate(
+            [np.resize(p.values, shape) for p, shape in zip(placed, shapes, strict=True)]
+        )
+
+    def _twin(self, placed: Sequence[Placed], x: Floats, biases: Floats) -> tuple[Wide, Wide]:
+        """Compute the wanted products of all matrices, and how far each may be off."""
+        wanted, sizes, first = [], [], 0
+        for item in placed:
+            values = np.resize(item.values, (item.matrix.n_rows, self.n_columns))
+            rounded = multiplied(self.tuning, item.matrix.type, x)
+            bias = biases[first : first + len(values)]
+            wanted.append(twins.matmul(values, rounded, bias))
+            sizes.append(_sizes(self.tuning, values, rounded, bias))
+            first += len(values)
+        return np.concatenate(wanted, axis=1), np.concatenate(sizes, axis=1)
 
     def _padded(self, rows: Floats | None, width: int = 0) -> tuple[Words, RowParts]:
         """Put rows in use between words that are not read; none: such words alone."""
@@ -196,10 +213,11 @@ class HeadsMatmulCase(KernelCase):
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
-            wanted = twins.matmul_heads(weights, parts)
+            rounded = multiplied(self.tuning, self.type, parts)
+            wanted = twins.matmul_heads(weights, rounded)
             found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
             heads = range(self.n_heads)
-            of_heads = [_sizes(self.tuning, weights[h], parts[:, h]) for h in heads]
+            of_heads = [_sizes(self.tuning, weights[h], rounded[:, h]) for h in heads]
             sizes = np.stack(of_heads, axis=1)
             checks.close("y of heads", found, wanted, sizes)
             checks.untouched("y behind the rows in use", words[0][wanted.size :])
@@ -306,9 +324,9 @@ class _Experts:
         self._biases = [self._fill_biases(which, rng) for which in range(3)]
         used = np.unique(self.ids)
         self._spans[np.setdiff1d(np.arange(case.n_experts), used)] = POISON
-        address = runner.place(self._spans)
+        placed = place_spans(runner, self._shape, self._spans)
         spans = np.zeros(case.n_experts, np.uint64)
-        spans[used] = address + used.astype(np.uint64) * np.uint64(self._shape.span_bytes)
+        spans[used] = placed.addresses[used]
         words, pairs = tile_lists(self.ids, spans, case.tuning.tile.columns)
         batch, n_pairs = case.batch, case.batch.most * case.n_used
         lists = ExpertTiles(
@@ -319,11 +337,11 @@ class _Experts:
             ROUND,
         )
         self.block = TiledExperts(
-            self._shape,
+            placed.shape,
             batch.params,
-            (memory_range(address, self._spans.nbytes),),
+            placed.memory,
             lists if case.n_used else None,
-            span=0 if case.n_used else address,
+            span=0 if case.n_used else int(placed.addresses[0]),
         )
         self.inputs = {batch.params: batch.params_words()}
         self.inputs |= {lists.tiles: words, lists.sorted: pairs} if case.n_used else {}
@@ -337,17 +355,21 @@ class _Experts:
     def gate_up(self, x: Floats) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
         (gate, up, _), (gate_bias, up_bias, _) = self._values, self._biases
-        kind = self._case.activation
-        wanted = twins.expert_matmul_gate_up(gate, up, x, self.ids, (gate_bias, up_bias), kind)
-        of_x, parts, sizes = np.repeat(x, self.ids.shape[1], axis=0), [], []
-        for weights, bias in ((gate, gate_bias), (up, up_bias)):
-            parts.append(twins.expert_matmul_down(weights, of_x, self.ids, bias))
-            sizes.append(self._sizes(weights, of_x, bias))
-        return wanted, activation_sizes(parts, sizes, kind)
+        kind, parts, sizes = self._case.activation, [], []
+        for matrix, weights, bias in (
+            (self._shape.gate, gate, gate_bias),
+            (self._shape.up, up, up_bias),
+        ):
+            of_x = multiplied(self._case.tuning, matrix.type, x)
+            of_pairs = np.repeat(of_x, self.ids.shape[1], axis=0)
+            parts.append(twins.expert_matmul_down(weights, of_pairs, self.ids, bias))
+            sizes.append(self._sizes(weights, of_pairs, bias))
+        return activated(parts[0], parts[1], kind), activation_sizes(parts, sizes, kind)
 
     def down(self, x: Floats) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
         down, bias = self._values[2], self._biases[2]
+        x = multiplied(self._case.tuning, self._shape.down.type, x)
         return twins.expert_matmul_down(down, x, self.ids, bias), self._sizes(down, x, bias)
 
     def _sizes(self, weights: Floats, x: Floats, bias: Floats) -> Wide:
@@ -369,8 +391,10 @@ class _Experts:
     def _lay_out(self) -> ExpertShape:
         case = self._case
         if len(case.types) == 1:
-            return span_layout((None, None, *case.types), case.n_columns, case.n_rows, case.biased)
-        return span_layout((*case.types, None), case.n_rows, case.n_columns, case.biased)
+            sizes = case.n_columns, case.n_rows
+            return span_layout((None, None, *case.types), *sizes, case.biased, case.tuning.layout)
+        sizes = case.n_rows, case.n_columns
+        return span_layout((*case.types, None), *sizes, case.biased, case.tuning.layout)
 
     def _fill(self, which: int, rng: np.random.Generator) -> Floats:
         """Write a matrix into every span; returns its values [n_experts, n_rows, n_columns]."""
@@ -379,7 +403,9 @@ class _Experts:
         if not matrix.n_rows:
             return np.zeros((n_experts, 0, matrix.n_columns), np.float32)
         rows: Bytes = random_rows(matrix.type, n_experts * matrix.n_rows, matrix.n_columns, rng)
-        laid_out = to_device(matrix.type, rows, matrix.n_columns).reshape(n_experts, -1)
+        laid_out = to_device(
+            matrix.type, rows, matrix.n_columns, layout=self._case.tuning.layout
+        ).reshape(n_experts, -1)
         self._spans[:, matrix.offset : matrix.offset + matrix.n_bytes] = laid_out
         values = decode_rows(matrix.type, rows, matrix.n_columns)
         return values.reshape(n_experts, matrix.n_rows, matrix.n_columns)

@@ -26,13 +26,14 @@ from vkmoe.selftest.inputs import (
     LeftState,
     NormedInput,
     Placed,
+    multiplied,
     params_words,
     place_matrix,
 )
 
 __all__ = ["EmbedCase", "HeadsCase", "MatvecCase", "ResidualCase", "RmsNormCase"]
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 
 
@@ -75,7 +76,7 @@ class MatvecCase(KernelCase):
         )
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
-            parts = [_products(item, source.x, source.scale) for item in placed]
+            parts = [_products(self.tuning, item, source.x, source.scale) for item in placed]
             wanted, magnitude = (np.concatenate(part) for part in zip(*parts, strict=True))
             found, magnitude = words[0][:-1].view(np.float32), magnitude + np.abs(biases)
             checks.close_where_finite("y", found, wanted + biases, magnitude)
@@ -91,9 +92,10 @@ def _biases(n_rows: int, seed: int, biased: bool) -> Floats:
     return drawn.astype(np.float32) * np.float32(biased)
 
 
-def _products(placed: Placed, x: Floats, scale: float = 1.0) -> tuple[Wide, Wide]:
+def _products(tuning: Tuning, placed: Placed, x: Floats, scale: float = 1.0) -> tuple[Wide, Wide]:
     """Compute products [n_rows] and sums of terms' magnitudes; rows that repeat only once."""
     values, n_rows = placed.values, placed.matrix.n_rows
+    x = multiplied(tuning, placed.matrix.type, x)
     magnitude = twins.matvec(np.abs(values), np.abs(x), scale)
     return np.resize(twins.matvec(values, x, scale), n_rows), np.resize(magnitude, n_rows)
 
@@ -123,8 +125,9 @@ class ResidualCase(KernelCase):
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             values = np.resize(placed.values, (self.n_rows, self.n_columns))
-            wanted = twins.matvec_residual(values, source.x, left.before, left.gain, biases)
-            _, sizes = _products(placed, source.x)
+            x = multiplied(self.tuning, self.type, source.x)
+            wanted = twins.matvec_residual(values, x, left.before, left.gain, biases)
+            _, sizes = _products(self.tuning, placed, source.x)
             left.compare(checks, words, wanted, np.abs(left.before) + sizes + np.abs(biases))
 
         inputs = {source.x_ref: source.x, left.refs.hidden: left.before}
@@ -157,9 +160,10 @@ class HeadsCase(KernelCase):
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
-            wanted = twins.matvec_heads(weights, parts)
+            rounded = multiplied(self.tuning, self.type, parts)
+            wanted = twins.matvec_heads(weights, rounded)
             found = words[0][:-1].view(np.float32).reshape(wanted.shape)
-            magnitude = twins.matvec_heads(np.abs(weights), np.abs(parts))
+            magnitude = twins.matvec_heads(np.abs(weights), np.abs(rounded))
             checks.close("y of heads", found, wanted, magnitude)
             checks.untouched("the word behind y", words[0][-1:])
 

@@ -17,6 +17,15 @@ bool Regions::hold(uint64_t address, size_t n_bytes) const {
     return address - first <= size && n_bytes <= size - (address - first);
 }
 
+size_t Scratch::take(size_t n_bytes) {
+    const size_t taken = used_;
+    used_ = (taken + n_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (used_ + kAlignment > bytes_.size()) bytes_.resize(used_ + kAlignment);
+    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+    first_ = (address + kAlignment - 1) / kAlignment * kAlignment - address;
+    return taken;
+}
+
 size_t Call::count(const std::string& name) const {
     const auto found = numbers.find(name);
     if (found == numbers.end() || !std::holds_alternative<uint64_t>(found->second)) {
@@ -33,14 +42,19 @@ float Call::real(const std::string& name) const {
     return static_cast<float>(std::get<double>(found->second));
 }
 
-void* Call::words_of(const std::string& name, size_t n_words) const {
+const Words& Call::tensor(const std::string& name) const {
     const auto found = tensors.find(name);
     if (found == tensors.end()) throw std::invalid_argument(variant + " has no tensor " + name);
-    if (found->second.n_words < n_words) {
+    return found->second;
+}
+
+void* Call::words_of(const std::string& name, size_t n_words) const {
+    const Words& found = tensor(name);
+    if (found.n_words < n_words) {
         throw std::invalid_argument(variant + " needs " + std::to_string(n_words) + " words of " +
-                                    name + ", which has " + std::to_string(found->second.n_words));
+                                    name + ", which has " + std::to_string(found.n_words));
     }
-    return found->second.data;
+    return found.data;
 }
 
 const uint8_t* Call::bytes(const std::string& name, size_t n_bytes, size_t offset) const {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -26,6 +27,26 @@ private:
     std::map<uint64_t, size_t> sizes_;  // by address
 };
 
+/// Room that dispatches need while they run. All programs of a device share it: one runs at a time,
+/// and none while another is recorded.
+class Scratch {
+public:
+    /// Begin anew: what has room now is done before the dispatches to come begin.
+    void reuse() { used_ = 0; }
+
+    /// Room for so many bytes, at a distance from `data` that is a multiple of kAlignment.
+    size_t take(size_t n_bytes);
+
+    /// Where all room begins; it moves as long as programs are recorded.
+    uint8_t* data() { return bytes_.data() + first_; }
+
+private:
+    static constexpr size_t kAlignment = 64;
+
+    std::vector<uint8_t> bytes_;
+    size_t first_ = 0, used_ = 0;
+};
+
 /// 32-bit words that a kernel is bound to.
 struct Words {
     void* data;
@@ -43,6 +64,7 @@ public:
     std::map<std::string, Words> tensors;
     std::array<size_t, 3> groups;
     const Regions* regions;
+    std::shared_ptr<Scratch> scratch;
 
     size_t count(const std::string& name) const;
     float real(const std::string& name) const;
@@ -54,6 +76,9 @@ public:
         return static_cast<Word*>(words_of(name, n_words));
     }
 
+    /// How many words a tensor has.
+    size_t n_words(const std::string& name) const { return tensor(name).n_words; }
+
     /// So many bytes at the address of that name, plus an offset; null where the address is 0.
     const uint8_t* bytes(const std::string& name, size_t n_bytes, size_t offset = 0) const;
 
@@ -61,6 +86,7 @@ public:
     const Format& format() const;
 
 private:
+    const Words& tensor(const std::string& name) const;
     void* words_of(const std::string& name, size_t n_words) const;
 };
 

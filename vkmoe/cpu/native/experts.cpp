@@ -8,22 +8,14 @@
 #include <cstring>
 #include <memory>
 
+#include "experts.hpp"
 #include "inputs.hpp"
 
 namespace vkmoe {
 
 namespace {
 
-constexpr size_t kBoth = 0, kGateOnly = 1, kUpOnly = 2;  // passes
 constexpr uint32_t kNoWord = 0xFFFFFFFF;
-
-/// What is at the address that stands so many bytes behind an expert's own.
-template <class Item>
-const Item* part(const uint8_t* expert, size_t offset) {
-    uint64_t address;
-    std::memcpy(&address, expert + offset, sizeof address);
-    return reinterpret_cast<const Item*>(address);
-}
 
 /// The experts of a dispatch: those that the routing of a row names, or a fixed one.
 class Experts {
@@ -60,13 +52,6 @@ private:
     const uint32_t* words_;
 };
 
-/// What joins the products of gate and up: silu, or that of gpt-oss.
-float activated(float gate, float up, size_t activation) {
-    if (activation == 0) return gate / (1.0F + std::exp(-gate)) * up;
-    const float g = std::min(gate, 7.0F);
-    return g / (1.0F + std::exp(-1.702F * g)) * (std::clamp(up, -7.0F, 7.0F) + 1.0F);
-}
-
 }  // namespace
 
 std::vector<Step> expert_gate_up(const Call& call) {
@@ -87,10 +72,10 @@ std::vector<Step> expert_gate_up(const Call& call) {
     auto* const act = call.words<float>("act", reach(n_vectors, act_pitch, n_slots * n_rows));
     const Norm norm(call, n_vectors);
 
-    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors);
+    const Inputs inputs(call, format, n_columns, n_vectors);
     const auto scales = std::make_shared<std::vector<float>>(n_vectors);
     const auto bring = [=](size_t vector, size_t) {
-        inputs->take(vector, x + vector * x_pitch);
+        inputs.take(vector, x + vector * x_pitch);
         (*scales)[vector] = norm.scale(vector);
     };
     const size_t n_groups = ceil_divide(n_rows, rows);
@@ -100,7 +85,7 @@ std::vector<Step> expert_gate_up(const Call& call) {
         if (expert == nullptr) return;
         const auto projected = [&](size_t row, size_t matrix_at, size_t bias_at) {
             const uint8_t* const weights = part<uint8_t>(expert, matrix_at) + row * row_bytes;
-            const float value = inputs->dot(weights, vector) * (*scales)[vector];
+            const float value = inputs.dot(weights, vector) * (*scales)[vector];
             return is_biased ? value + part<float>(expert, bias_at)[row] : value;
         };
         const size_t first = item % n_groups * rows;
@@ -145,11 +130,11 @@ std::vector<Step> expert_down(const Call& call) {
     auto* const partials =
         call.words<float>("partials", reach(n_vectors, partials_pitch, n_groups));
 
-    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors * n_slots);
+    const Inputs inputs(call, format, n_columns, n_vectors * n_slots);
     const auto bring = [=](size_t item, size_t) {
         const size_t vector = item / n_slots, slot = item % n_slots;
         if (experts.expert(vector, slot) == nullptr) return;
-        inputs->take(item, act + vector * act_pitch + slot * slot_words);
+        inputs.take(item, act + vector * act_pitch + slot * slot_words);
     };
     const auto multiply = [=](size_t item, size_t) {
         const size_t vector = item / n_groups, group = item % n_groups;
@@ -166,7 +151,7 @@ std::vector<Step> expert_down(const Call& call) {
                 weight = experts.word(vector, weight_word);
             }
             for (size_t row = first; row < end; ++row) {
-                const float product = inputs->dot(matrix + row * row_bytes, vector * n_slots + slot);
+                const float product = inputs.dot(matrix + row * row_bytes, vector * n_slots + slot);
                 sums[row - first] += weight * product;
                 if (is_biased) biases[row - first] += weight * part<float>(expert, bias_at)[row];
             }

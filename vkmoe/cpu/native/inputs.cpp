@@ -20,6 +20,20 @@ const float* floats(const Call& call, const char* name, size_t n) {
     return reinterpret_cast<const float*>(call.bytes(name, n * sizeof(float)));
 }
 
+Matrices::Matrices(const Call& call, size_t n_heads)
+    : ends_{call.count("rows_end0"), call.count("rows_end1"), call.count("n_rows")},
+      row_bytes_(call.count("row_bytes")) {
+    require(n_heads > 0 && n_rows() > 0, call, "there is nothing to do");
+    require(ends_[0] <= ends_[1] && ends_[1] <= ends_[2], call, "the matrices are not in order");
+    require(n_heads == 1 || ends_[0] == n_rows(), call, "heads are not of one matrix");
+    const char* const names[] = {"weights0", "weights1", "weights2"};
+    for (size_t i = 0, before = 0; i < 3; before = ends_[i++]) {
+        const size_t n_bytes = (i == 0 ? n_heads : 1) * (ends_[i] - before) * row_bytes_;
+        first_[i] = call.bytes(names[i], n_bytes);
+        require(n_bytes == 0 || first_[i] != nullptr, call, "a matrix has no address");
+    }
+}
+
 Norm::Norm(const Call& call, size_t n_vectors)
     : pitch_(call.count("partials_pitch")),
       n_(call.count("n_partials")),

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "call.hpp"
 #include "formats.hpp"
@@ -49,33 +50,59 @@ private:
     const uint32_t* words_;
 };
 
-/// Vectors in the form that a type of weights is multiplied by.
+/// Vectors in the form that a type of weights is multiplied by, in a dispatch's scratch.
 class Inputs {
 public:
-    Inputs(const Format& format, size_t n_columns, size_t n)
-        : format_(format),
+    Inputs(const Call& call, const Format& format, size_t n_columns, size_t n)
+        : format_(&format),
           n_columns_(n_columns),
-          stride_((format.input_bytes(n_columns) + 63) / 64 * 64),
-          bytes_(n * stride_ + 63) {
-        const auto first = (reinterpret_cast<uintptr_t>(bytes_.data()) + 63) / 64 * 64;
-        first_ = reinterpret_cast<uint8_t*>(first);
-    }
-    Inputs(const Inputs&) = delete;
-    Inputs& operator=(const Inputs&) = delete;
+          n_(n),
+          stride_(format.input_bytes(n_columns)),
+          scratch_(call.scratch),
+          first_(scratch_->take(n * stride_)) {}
 
-    void take(size_t index, const float* vector) {
-        format_.quantise(vector, first_ + index * stride_, n_columns_);
+    const Format& format() const { return *format_; }
+    size_t n_columns() const { return n_columns_; }
+    size_t size() const { return n_; }
+    size_t stride() const { return stride_; }
+    uint8_t* at(size_t index) const { return scratch_->data() + first_ + index * stride_; }
+
+    void take(size_t index, const float* vector) const {
+        format_->quantise(vector, at(index), n_columns_);
     }
 
     float dot(const uint8_t* row, size_t index) const {
-        return format_.dot(row, first_ + index * stride_, n_columns_);
+        return format_->dot(row, at(index), n_columns_);
     }
 
 private:
-    const Format& format_;
-    size_t n_columns_, stride_;
-    std::vector<uint8_t> bytes_;
-    uint8_t* first_;
+    const Format* format_;
+    size_t n_columns_, n_, stride_;
+    std::shared_ptr<Scratch> scratch_;
+    size_t first_;
+};
+
+/// Up to three matrices whose rows follow one another, or one for each of several heads.
+class Matrices {
+public:
+    Matrices(const Call& call, size_t n_heads);
+
+    /// Rows of one head, or of all matrices.
+    size_t n_rows() const { return ends_[2]; }
+
+    const uint8_t* row(size_t head, size_t row) const {
+        const size_t matrix = row < ends_[0] ? 0 : row < ends_[1] ? 1 : 2;
+        const size_t of_matrix = matrix == 0 ? head * n_rows() + row : row - ends_[matrix - 1];
+        return first_[matrix] + of_matrix * row_bytes_;
+    }
+
+    /// Where the matrix ends that a row is of.
+    size_t end(size_t row) const { return row < ends_[0] ? ends_[0] : row < ends_[1] ? ends_[1] : ends_[2]; }
+
+private:
+    std::array<const uint8_t*, 3> first_{};
+    std::array<size_t, 3> ends_;
+    size_t row_bytes_;
 };
 
 /// The fused RMSNorm of a kernel's input: 1 / sqrt(mean(h^2) + eps), from the partial sums of h^2

@@ -9,18 +9,27 @@ namespace {
 
 const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
     static const std::map<std::string, std::vector<Step> (*)(const Call&)> kernels{
+        {"append_latent_rows", append_latent_rows},
+        {"append_rows", append_rows},
         {"attention", attention},
         {"attention_combine", attention_combine},
         {"candidates_merge", candidates_merge},
         {"candidates_partial", candidates_partial},
+        {"combine_rows", combine_rows},
         {"embed", embed},
         {"expert_down", expert_down},
         {"expert_gate_up", expert_gate_up},
+        {"expert_matmul_down", expert_matmul_down},
+        {"expert_matmul_gate_up", expert_matmul_gate_up},
+        {"expert_tiles", expert_tiles},
         {"finish", finish},
         {"latent_attention", latent_attention},
+        {"matmul", matmul},
+        {"matmul_residual", matmul_residual},
         {"matvec", matvec},
         {"matvec_residual", matvec_residual},
         {"pick_rows", pick_rows},
+        {"prompt_attention", prompt_attention},
         {"rms_norm", rms_norm},
         {"router_topk", router_topk},
     };

@@ -17,18 +17,27 @@ std::vector<Step> prepare(const std::string& kernel, const Call& call);
 /// The names of all kernels.
 std::vector<std::string> kernel_names();
 
+std::vector<Step> append_latent_rows(const Call& call);
+std::vector<Step> append_rows(const Call& call);
 std::vector<Step> attention(const Call& call);
 std::vector<Step> attention_combine(const Call& call);
 std::vector<Step> candidates_merge(const Call& call);
 std::vector<Step> candidates_partial(const Call& call);
+std::vector<Step> combine_rows(const Call& call);
 std::vector<Step> embed(const Call& call);
 std::vector<Step> expert_down(const Call& call);
 std::vector<Step> expert_gate_up(const Call& call);
+std::vector<Step> expert_matmul_down(const Call& call);
+std::vector<Step> expert_matmul_gate_up(const Call& call);
+std::vector<Step> expert_tiles(const Call& call);
 std::vector<Step> finish(const Call& call);
 std::vector<Step> latent_attention(const Call& call);
+std::vector<Step> matmul(const Call& call);
+std::vector<Step> matmul_residual(const Call& call);
 std::vector<Step> matvec(const Call& call);
 std::vector<Step> matvec_residual(const Call& call);
 std::vector<Step> pick_rows(const Call& call);
+std::vector<Step> prompt_attention(const Call& call);
 std::vector<Step> rms_norm(const Call& call);
 std::vector<Step> router_topk(const Call& call);
 

@@ -13,48 +13,36 @@ namespace vkmoe {
 
 std::vector<Step> matvec(const Call& call) {
     const Format& format = call.format();
-    const size_t n_columns = columns_of(call, format), row_bytes = call.count("row_bytes");
+    const size_t n_columns = columns_of(call, format);
     const size_t n_rows = call.count("n_rows"), rows = call.count("rows");
     const size_t n_vectors = call.groups[2] * call.count("columns");
     const size_t x_stride = 4 * call.count("x_stride"), x_offset = 4 * call.count("x_offset");
     const size_t n_heads = x_stride != 0 ? call.groups[1] : 1;
     const size_t x_pitch = 4 * call.count("x_pitch"), y_pitch = call.count("y_pitch");
     const size_t first_y = call.count("output_offset");
-    const size_t ends[] = {call.count("rows_end0"), call.count("rows_end1"), n_rows};
-    require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
-    require(ends[0] <= ends[1] && ends[1] <= ends[2], call, "the matrices are not in order");
-    require(n_heads == 1 || ends[0] == n_rows, call, "heads are not of one matrix");
-
-    const char* const names[] = {"weights0", "weights1", "weights2"};
-    std::array<const uint8_t*, 3> matrices{};
-    for (size_t i = 0, before = 0; i < 3; before = ends[i++]) {
-        const size_t n_bytes = (i == 0 ? n_heads : 1) * (ends[i] - before) * row_bytes;
-        matrices[i] = call.bytes(names[i], n_bytes);
-        require(n_bytes == 0 || matrices[i] != nullptr, call, "a matrix has no address");
-    }
+    require(rows > 0 && n_vectors > 0, call, "there is nothing to do");
+    const Matrices matrices(call, n_heads);
     const float* const bias = floats(call, "bias", first_y + n_heads * n_rows);
     const size_t n_x = x_offset + (n_heads - 1) * x_stride + n_columns;
     const auto* const x = call.words<const float>("x", reach(n_vectors, x_pitch, n_x));
     auto* const y = call.words<float>("y", reach(n_vectors, y_pitch, first_y + n_heads * n_rows));
     const Norm norm(call, n_vectors);
 
-    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors * n_heads);
+    const Inputs inputs(call, format, n_columns, n_vectors * n_heads);
     const auto scales = std::make_shared<std::vector<float>>(n_vectors);
     const auto bring = [=](size_t item, size_t) {
         const size_t vector = item / n_heads, head = item % n_heads;
-        inputs->take(item, x + vector * x_pitch + x_offset + head * x_stride);
+        inputs.take(item, x + vector * x_pitch + x_offset + head * x_stride);
         if (head == 0) (*scales)[vector] = norm.scale(vector);
     };
     const size_t n_groups = ceil_divide(n_rows, rows);
     const auto multiply = [=](size_t item, size_t) {
         const size_t head = item / n_groups, first = item % n_groups * rows;
         for (size_t row = first; row < std::min(first + rows, n_rows); ++row) {
-            const size_t matrix = row < ends[0] ? 0 : row < ends[1] ? 1 : 2;
-            const size_t of_matrix = matrix == 0 ? head * n_rows + row : row - ends[matrix - 1];
-            const uint8_t* const weights = matrices[matrix] + of_matrix * row_bytes;
+            const uint8_t* const weights = matrices.row(head, row);
             const size_t at = first_y + head * n_rows + row;
             for (size_t vector = 0; vector < n_vectors; ++vector) {
-                float value = inputs->dot(weights, vector * n_heads + head) * (*scales)[vector];
+                float value = inputs.dot(weights, vector * n_heads + head) * (*scales)[vector];
                 if (bias != nullptr) value += bias[at];
                 y[vector * y_pitch + at] = value;
             }
@@ -83,14 +71,14 @@ std::vector<Step> matvec_residual(const Call& call) {
     auto* const partials =
         call.words<float>("partials", reach(n_vectors, partials_pitch, n_groups));
 
-    const auto inputs = std::make_shared<Inputs>(format, n_columns, n_vectors);
-    const auto bring = [=](size_t vector, size_t) { inputs->take(vector, x + vector * x_pitch); };
+    const Inputs inputs(call, format, n_columns, n_vectors);
+    const auto bring = [=](size_t vector, size_t) { inputs.take(vector, x + vector * x_pitch); };
     const auto multiply = [=](size_t group, size_t) {
         const size_t first = group * rows, end = std::min(first + rows, n_rows);
         for (size_t vector = 0; vector < n_vectors; ++vector) {
             float squares = 0.0F;
             for (size_t row = first; row < end; ++row) {
-                float added = inputs->dot(weights + row * row_bytes, vector);
+                float added = inputs.dot(weights + row * row_bytes, vector);
                 if (bias != nullptr) added += bias[row];
                 const size_t at = vector * hidden_pitch + row;
                 const float updated = hidden[at] + added;

@@ -27,11 +27,13 @@ py::dict described(const Format& format) {
 /// A program with what its commands reach, kept alive.
 class Recording {
 public:
-    explicit Recording(std::shared_ptr<Regions> regions) : regions_(std::move(regions)) {}
+    Recording(std::shared_ptr<Regions> regions, std::shared_ptr<Scratch> scratch)
+        : regions_(std::move(regions)), scratch_(std::move(scratch)) {}
 
     void dispatch(const std::string& kernel, const std::string& variant, const py::dict& numbers,
                   const py::dict& tensors, const std::array<size_t, 3>& groups, bool waits) {
-        Call call{variant, {}, {}, groups, regions_.get()};
+        if (waits) scratch_->reuse();
+        Call call{variant, {}, {}, groups, regions_.get(), scratch_};
         for (const auto& [name, number] : numbers) {
             const auto key = py::cast<std::string>(name);
             if (py::isinstance<py::float_>(number)) {
@@ -75,6 +77,7 @@ private:
     }
 
     std::shared_ptr<Regions> regions_;
+    std::shared_ptr<Scratch> scratch_;
     Program program_;
     std::vector<py::array> kept_;
 };
@@ -100,8 +103,10 @@ PYBIND11_MODULE(_native, module) {
         .def(py::init<>())
         .def("add", &Regions::add, "address"_a, "n_bytes"_a)
         .def("remove", &Regions::remove, "address"_a);
+    py::class_<Scratch, std::shared_ptr<Scratch>>(module, "Scratch").def(py::init<>());
     py::class_<Recording>(module, "Recording")
-        .def(py::init<std::shared_ptr<Regions>>(), "regions"_a)
+        .def(py::init<std::shared_ptr<Regions>, std::shared_ptr<Scratch>>(), "regions"_a,
+             "scratch"_a)
         .def("dispatch", &Recording::dispatch, "kernel"_a, "variant"_a, "numbers"_a, "tensors"_a,
              "groups"_a, "waits"_a = true)
         .def("copy", &Recording::copy, py::arg("source").noconvert(),

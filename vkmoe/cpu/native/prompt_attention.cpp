@@ -1,0 +1,210 @@
+// Attention of the rows of prompts, as append_rows.comp, append_latent_rows.comp and
+// prompt_attention.comp do it: all rows bring what they add to the caches, then each sees its own.
+#include "kernels.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cache_rows.hpp"
+#include "vectors.hpp"
+
+namespace vkmoe {
+
+namespace {
+
+constexpr size_t kBlock = 32;  // positions whose weights are found together: an absolute grid
+constexpr float kLowest = -3.0e38F, kLargest = 3.0e38F;
+
+/// Positions that a row sees, first and last.
+struct Seen {
+    size_t first, last;
+};
+
+/// A head of a row: a column, which is summed up by itself.
+struct Column {
+    size_t row, head;
+    Seen seen;
+    float top = kLowest, total = 0.0F;  // what its weights are relative to, and their sum
+};
+
+/// A dispatch of attention: what it reads, and where it leaves what.
+struct Walk {
+    CacheType type;
+    size_t row_dim, value_dim, n_heads, n_kv_heads, window, n_columns;
+    size_t query_pitch, rest_offset, rest_pitch, rest_stride, out_pitch;
+    float scale;
+    Place place;
+    const uint8_t *keys, *values;
+    const float *sinks, *queries, *rest;
+    float* out;
+
+    size_t group() const { return n_heads / n_kv_heads; }
+    size_t row_bytes() const { return type.bytes(row_dim); }
+
+    Seen seen_by(size_t row) const {
+        const size_t position = place.position(row);
+        return {window != 0 && position >= window ? position - window + 1 : 0, position};
+    }
+
+    void load_query(const Column& column, float* query) const {
+        const float* const first =
+            queries + column.row * query_pitch + column.head * value_dim;
+        for (size_t i = 0; i < value_dim; ++i) query[i] = scale * first[i];
+        const float* const other =
+            rest + rest_offset + column.row * rest_pitch + column.head * rest_stride;
+        for (size_t i = value_dim; i < row_dim; ++i) query[i] = scale * other[i - value_dim];
+    }
+
+    /// The columns of an item that share a kv head: heads of rows, in order.
+    void run(size_t kv_head, size_t first_column, size_t n) const {
+        std::vector<Column> columns;
+        for (size_t i = first_column; i < first_column + n; ++i) {
+            const size_t row = i / group();
+            if (row >= place.params.n_rows()) break;
+            columns.push_back({row, kv_head * group() + i % group(), seen_by(row)});
+        }
+        std::vector<float> query(columns.size() * row_dim), sums(columns.size() * value_dim);
+        for (size_t c = 0; c < columns.size(); ++c) load_query(columns[c], &query[c * row_dim]);
+        for (size_t c = 0; c < columns.size();) {  // rows of one sequence at a time
+            size_t end = c;
+            const size_t region = place.region_at(columns[c].row);
+            while (end < columns.size() && place.region_at(columns[end].row) == region) ++end;
+            const size_t at = region + kv_head * place.context * row_bytes();
+            walk(&columns[c], end - c, &query[c * row_dim], &sums[c * value_dim], at);
+            c = end;
+        }
+        for (size_t c = 0; c < columns.size(); ++c) store(columns[c], &sums[c * value_dim]);
+    }
+
+    void walk(Column* columns, size_t n, const float* query, float* sums, size_t at) const {
+        Seen all = columns[0].seen;
+        for (size_t c = 1; c < n; ++c) {
+            all.first = std::min(all.first, columns[c].seen.first);
+            all.last = std::max(all.last, columns[c].seen.last);
+        }
+        std::vector<float> key_room(kBlock * row_dim), value_room(kBlock * value_dim);
+        for (size_t begin = all.first / kBlock * kBlock; begin <= all.last; begin += kBlock) {
+            const size_t first = std::max(begin, all.first);
+            const size_t end = std::min(begin + kBlock, all.last + 1);
+            const float *of_key[kBlock], *of_value[kBlock];
+            for (size_t t = first; t < end; ++t) {
+                const size_t i = t - begin;
+                of_key[i] =
+                    type.load(keys + at + t * row_bytes(), &key_room[i * row_dim], row_dim);
+                // Of latent attention a value is the beginning of its key.
+                of_value[i] = values == keys ? of_key[i]
+                                             : type.load(values + at + t * row_bytes(),
+                                                         &value_room[i * value_dim], value_dim);
+            }
+            for (size_t c = 0; c < n; ++c) {
+                const size_t from = std::max(begin, columns[c].seen.first);
+                const size_t to = std::min(begin + kBlock, columns[c].seen.last + 1);
+                if (from >= to) continue;
+                add(columns[c], query + c * row_dim, sums + c * value_dim, of_key + (from - begin),
+                    of_value + (from - begin), to - from);
+            }
+        }
+    }
+
+    /// Add what a column sees of a block.
+    void add(Column& column, const float* query, float* sums, const float* const* of_key,
+             const float* const* of_value, size_t n) const {
+        float weights[kBlock];
+        float damage = 0.0F;  // NaN where a score is: it is to be seen in the end
+        for (size_t t = 0; t < n; ++t) weights[t] = dot(query, of_key[t], row_dim);
+        const float top = largest(weights, n, column.top);
+        for (size_t t = 0; t < n; ++t) {
+            if (weights[t] <= top) continue;
+            damage = std::numeric_limits<float>::quiet_NaN();
+            weights[t] = kLowest;
+        }
+        if (top != column.top) {
+            const float fade = std::exp(column.top - top);
+            column.total *= fade;
+            for (size_t i = 0; i < value_dim; ++i) sums[i] *= fade;
+            column.top = top;
+        }
+        column.total += exponentials(weights, n, top) + damage;
+        for (size_t t = 0; t < n; ++t) add_scaled(sums, weights[t], of_value[t], value_dim);
+    }
+
+    void store(const Column& column, const float* sums) const {
+        float factor = 1.0F / column.total;
+        if (sinks != nullptr) {
+            const float sink = std::clamp(sinks[column.head], -kLargest, kLargest);
+            const float higher = std::max(column.top, sink), fade = std::exp(column.top - higher);
+            factor = fade / (column.total * fade + std::exp(sink - higher));
+        }
+        float* const found = out + column.row * out_pitch + column.head * value_dim;
+        for (size_t i = 0; i < value_dim; ++i) found[i] = sums[i] * factor;
+    }
+};
+
+}  // namespace
+
+std::vector<Step> append_rows(const Call& call) {
+    const size_t n_rows = call.groups[1];
+    const Heads heads(call, n_rows, 0);
+    const auto take = [=](size_t row, size_t) {
+        if (row >= heads.place().params.n_rows()) return;
+        for (size_t head = 0; head < heads.n_kv; ++head) heads.append(row, head);
+        const float common = heads.common_factor(row, false);
+        std::vector<float> query(heads.dim);
+        for (size_t head = 0; head < heads.n_queries; ++head) {
+            heads.project_with(common, row, head, 1.0F, query.data());
+            std::copy(query.begin(), query.end(), heads.queries(row) + head * heads.dim);
+        }
+    };
+    return {{n_rows, take, false}};
+}
+
+std::vector<Step> append_latent_rows(const Call& call) {
+    const size_t n_rows = call.groups[1], n_heads = call.count("n_heads");
+    const LatentRows rows(call, n_rows, n_heads, 0);
+    const auto take = [=](size_t row, size_t) {
+        if (row >= rows.place().params.n_rows()) return;
+        rows.append(row);
+        for (size_t head = 0; head < n_heads; ++head) rows.turn(row, rows.rotary_query(row, head));
+    };
+    return {{n_rows, take, false}};
+}
+
+std::vector<Step> prompt_attention(const Call& call) {
+    const CacheType type(call);
+    const size_t row_dim = call.count("row_dim"), value_dim = call.count("value_dim");
+    const size_t n_heads = call.count("n_heads"), n_kv_heads = call.count("n_kv_heads");
+    const size_t n_columns = call.count("workgroup_heads");
+    require(value_dim > 0 && value_dim <= row_dim && n_columns > 0, call, "there is nothing to do");
+    require(n_kv_heads > 0 && n_heads % n_kv_heads == 0, call, "heads do not share keys");
+    const size_t region_bytes = n_kv_heads * call.count("context") * type.bytes(row_dim);
+    // The rows of the batch are those that the tensors have room for, up to whole workgroups.
+    const size_t query_pitch = call.count("query_pitch"), width = n_heads * value_dim;
+    const size_t n_groups = call.groups[0] * call.groups[2], n_words = call.n_words("queries");
+    require(n_groups > 0 && query_pitch > 0 && n_words >= width, call, "there is nothing to do");
+    const size_t room = (n_words - width) / query_pitch + 1;
+    const size_t n_rows = std::min(ceil_divide(n_groups * n_columns, n_heads / n_kv_heads), room);
+    Walk walk{type, row_dim, value_dim, n_heads, n_kv_heads, call.count("window"), n_columns,
+              query_pitch, call.count("rest_offset"), call.count("rest_pitch"),
+              call.count("rest_stride"), call.count("out_pitch"), call.real("scale"),
+              Place(call, n_rows, region_bytes), nullptr, nullptr, nullptr, nullptr, nullptr,
+              nullptr};
+    walk.keys = walk.place.cache(call, "k_cache");
+    walk.values = walk.place.cache(call, "v_cache");
+    walk.sinks = floats(call, "sinks", n_heads);
+    walk.queries = call.words<const float>("queries", reach(n_rows, query_pitch, width));
+    const size_t n_rest = (n_heads - 1) * walk.rest_stride + row_dim - value_dim;
+    const bool is_latent = row_dim != value_dim;
+    walk.rest = call.words<const float>(
+        "rest", is_latent ? walk.rest_offset + reach(n_rows, walk.rest_pitch, n_rest) : 0);
+    walk.out = call.words<float>("out", reach(n_rows, walk.out_pitch, width));
+
+    const auto attend = [=](size_t item, size_t) {
+        const size_t first = item / n_kv_heads * n_columns;
+        if (first / walk.group() >= n_rows) return;
+        walk.run(item % n_kv_heads, first, n_columns);
+    };
+    return {{n_groups * n_kv_heads, attend, false}};
+}
+
+}  // namespace vkmoe

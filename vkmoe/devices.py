@@ -1,0 +1,68 @@
+"""Lists what vkmoe can run on, Vulkan devices and the CPU itself, and opens the one that is meant.
+
+Owns the order in which they are preferred. What a device can do is known to gpu/ and cpu/.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from vkmoe.cpu.device import CpuDevice, cpu_info, has_cpu
+from vkmoe.errors import NoDriverError
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu import device as gpu
+from vkmoe.gpu.device import Device
+
+__all__ = ["CPU", "VULKAN", "choose_device", "list_devices", "open_device"]
+
+CPU, VULKAN = "cpu", "vulkan"  # names that --device takes besides those of devices
+_VARIABLE = "VKMOE_DEVICE"
+
+
+def list_devices() -> list[DeviceInfo]:
+    """List all Vulkan devices in the loader's order, then the CPU, where vkmoe was built for it.
+
+    Raises NoDriverError if there is neither.
+    """
+    try:
+        found = gpu.list_devices()
+    except NoDriverError:
+        if not has_cpu():
+            raise
+        found = []
+    if has_cpu():
+        found.append(replace(cpu_info(), index=max((item.index for item in found), default=-1) + 1))
+    return found
+
+
+def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
+    """Choose the device a user means: by index, by a part of its name, or the best one.
+
+    Best is a GPU, then the CPU, then a Vulkan driver that runs on it. "vulkan" is the best Vulkan
+    device, "cpu" the CPU. Raises NoDeviceError with what there is.
+    """
+    wanted = wanted if wanted is not None else os.environ.get(_VARIABLE) or None
+    name = wanted.strip().lower() if wanted is not None else ""
+    of_threads = [item for item in devices if item.layout == "file"]
+    others = [item for item in devices if item.layout == "planes"]
+    if of_threads and (name == CPU or (not name and all(item.is_cpu for item in others))):
+        return of_threads[0]
+    if name == VULKAN:
+        return gpu.choose_device(others, None)
+    return gpu.choose_device(devices if name else others, wanted)
+
+
+def open_device(
+    wanted: str | None = None, validation: bool = False, n_threads: int | None = None
+) -> Device:
+    """Open the device that `choose_device` chooses, with `n_threads` where it is the CPU.
+
+    None of them: one for each physical core. Use it as a context manager. Raises GpuErrors.
+    """
+    if not has_cpu():
+        return Device(wanted or os.environ.get(_VARIABLE), validation)
+    chosen = choose_device(list_devices(), wanted)
+    if chosen.layout == "file":
+        return CpuDevice(n_threads, chosen.index)
+    return Device(str(chosen.index), validation)

@@ -1,0 +1,78 @@
+"""Counts what a CPU reads where the file is mapped, as it is there, and what is copied after all.
+
+Copied is what ggml cannot multiply: matrices that are turned, and floats that are wider or narrower
+than they are used. An expert is reached by the addresses of its parts, which lie apart in a file;
+its span is the few bytes that these addresses take. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vkmoe.facts import WeightBytes
+from vkmoe.gpu.arena import round_up
+from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
+from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices
+from vkmoe.ops.experts import DESCRIPTOR_BYTES, ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.quants import FOR_THREADS, TYPES
+
+__all__ = ["kept_type", "mapped_bytes", "mapped_shape"]
+
+
+def kept_type(file_type: str) -> str:
+    """Name the type that CPUs multiply weights of a file in."""
+    return file_type if file_type in FOR_THREADS else "F32"
+
+
+def mapped_shape(block: FeedForwardTensors) -> ExpertShape:
+    """Say how CPUs find the parts of an expert: by the addresses that are its span."""
+    parts = (*block.matrices, *block.biases)
+    offsets = range(0, DESCRIPTOR_BYTES, 8)
+    gate, up, down = (
+        SpanMatrix(kind, offset, part.n_rows, part.n_columns, TYPES[kind].row_bytes(part.n_columns))
+        for offset, part, kind in (
+            (offset, part, kept_type(part.type))
+            for offset, part in zip(offsets, block.matrices, strict=False)
+        )
+    )
+    biases = SpanBiases(*offsets[3:]) if len(parts) > 3 else None
+    return ExpertShape(gate, up, down, DESCRIPTOR_BYTES, biases)
+
+
+def mapped_bytes(tensors: ModelTensors) -> WeightBytes:
+    """Count the bytes that stay in the file, those that are copied, and the spans of experts."""
+    blocks = [block for block in tensors.expert_layers]
+    mapped = copied = 0
+    for n_bytes, stays in _parts(tensors):
+        mapped, copied = mapped + stays * n_bytes, copied + (not stays) * n_bytes
+    n_experts = sum(block.n_experts for block in blocks)
+    return WeightBytes(
+        pieces=tuple(
+            round_up(DESCRIPTOR_BYTES)
+            for tensor in tensors.trunk
+            if isinstance(tensor, FeedForwardTensors)
+        ),
+        experts=n_experts * round_up(DESCRIPTOR_BYTES),
+        spans=(DESCRIPTOR_BYTES,) * len(blocks),
+        mapped=mapped,
+        copied=copied,
+    )
+
+
+def _parts(tensors: ModelTensors) -> Iterator[tuple[int, bool]]:
+    """Yield the bytes of each tensor as it is used, and whether that is in the file."""
+    for tensor in (*tensors.trunk, *tensors.expert_layers):
+        if isinstance(tensor, FileVector):
+            stays = len(tensor.tensors) == 1 and tensor.tensors[0].type == "F32"
+            yield tensor.n_bytes, stays
+        elif isinstance(tensor, FileMatrix):
+            kind = kept_type(tensor.data_type)
+            stays = kind == tensor.data_type and not isinstance(tensor, HeadMatrices)
+            yield tensor.n_rows * TYPES[kind].row_bytes(tensor.n_columns), stays
+        else:
+            for matrix in tensor.matrices:
+                kind = kept_type(matrix.type)
+                n_rows = matrix.n_experts * matrix.n_rows
+                yield n_rows * TYPES[kind].row_bytes(matrix.n_columns), kind == matrix.type
+            for bias in tensor.biases:
+                yield 4 * bias.n_experts * bias.n_columns, bias.type == "F32"

@@ -1,0 +1,274 @@
+"""Puts tensors where kernels read them, and says where that is.
+
+For GPUs they are copied in the layout of their kernels: several threads lay rows out or convert
+them (NumPy does both without the GIL), and the file's pages are dropped behind them. A CPU reads
+them where the file is mapped. Which tensors there are, and in which order, is known to loader.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from vkmoe.closing import Closing
+from vkmoe.cpu.device import CpuDevice
+from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.transfer import Transfer
+from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, TrunkTensor
+from vkmoe.models.trunk_tensors import FileMatrix, FileVector
+from vkmoe.models.weights import Block
+from vkmoe.ops.experts import DESCRIPTOR_BYTES, ExpertShape
+from vkmoe.ops.matvec import Matrix
+from vkmoe.placement.mapped import kept_type, mapped_shape
+from vkmoe.placement.sizes import N_THREADS, expert_shape, span_parts
+from vkmoe.quants import TYPES, decode, device_row_bytes, lay_out
+from vkmoe.quants.types import Bytes
+
+__all__ = ["MappedPlacer", "Placer", "Progress", "Progressing"]
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+PIECE_BYTES = 4 << 20  # rows are laid out in pieces of about this size
+TOUCHED_BYTES = 16 << 20  # of a mapped file, by a thread at a time
+PAGE_BYTES = 4096  # the smallest there is
+CONVERTED_PIECE_BYTES = 2 << 20  # and converted, which takes longer: progress is to be seen
+N_AHEAD = N_THREADS + 1  # pieces that threads have begun, or finished, and that are not taken yet
+
+
+class Progressing:
+    """Counts bytes up to a total and calls whatever shows progress."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total, self._progress = total, progress
+        self._done = 0
+
+    def add(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        if self._progress is not None:
+            self._progress(min(self._done, self._total), self._total)
+
+
+class _Rows(NamedTuple):
+    """Describes rows of the file, uint8 [n, row_bytes], and where they go."""
+
+    data: Bytes
+    place: Placement
+    start: int  # of the first, in the place's buffer
+
+
+class _Kind(NamedTuple):
+    """Says what rows are in the file and on the device."""
+
+    file_type: str
+    type: str
+    n_columns: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Count the bytes on the device."""
+        return device_row_bytes(self.type, self.n_columns)
+
+    @property
+    def piece_rows(self) -> int:
+        is_converted = self.type != self.file_type
+        n_bytes = CONVERTED_PIECE_BYTES if is_converted else PIECE_BYTES
+        return max(1, n_bytes // self.row_bytes)
+
+
+class Placer(Closing):
+    """Copies tensors one after another; several threads lay rows out, mapped memory in place."""
+
+    def __init__(
+        self, file: GgufFile, device: Device, trunk: Arena, progressing: Progressing
+    ) -> None:
+        """Begin with nothing placed; `trunk` is for all but the routed experts."""
+        self._file, self._trunk, self._progressing = file, trunk, progressing
+        self._transfer = Transfer(device)
+        self._pool = ThreadPoolExecutor(N_THREADS, "load")
+
+    def close(self) -> None:
+        """Wait for the copies that have begun; after an error, leave out the others."""
+        self._pool.shutdown(cancel_futures=True)
+        self._transfer.close()
+
+    def weights(self, tensor: TrunkTensor) -> Matrix | Block | int:
+        """Place what every token reads."""
+        if isinstance(tensor, FileMatrix):
+            return self.matrix(tensor)
+        return self.vector(tensor) if isinstance(tensor, FileVector) else self.block(tensor)
+
+    def matrix(self, tensor: FileMatrix) -> Matrix:
+        """Place all rows of a matrix."""
+        kind, rows = _Kind(tensor.data_type, tensor.type, tensor.n_columns), tensor.data(self._file)
+        place = self._trunk.place(len(rows) * kind.row_bytes)
+        self._copy(kind, self._pieces(kind, rows, place, 0))
+        self._file.drop_pages(tensor.tensor.name)
+        return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
+
+    def vector(self, tensor: FileVector) -> int:
+        """Place gains or biases as f32, and return their address."""
+        return self.place(tensor.data(self._file))
+
+    def place(self, data: Bytes) -> int:
+        """Place any bytes, uint8 [n_bytes], and return their address."""
+        place = self._trunk.place(data.size)
+        self._transfer.write(place.buffer, place.offset, data)
+        return place.address
+
+    def block(self, block: FeedForwardTensors) -> Block:
+        """Place the span of a block that every token uses."""
+        (span,) = self.spans(block, self._trunk)
+        return Block(self.shape(block), span.address)
+
+    def shape(self, block: FeedForwardTensors) -> ExpertShape:
+        """Say how kernels find the parts of a span."""
+        return expert_shape(block)
+
+    def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
+        """Place the span of every expert of a block and fill it."""
+        span_bytes = expert_shape(block).span_bytes
+        spans = [arena.place(span_bytes) for _ in range(block.n_experts)]
+        for source, matrix in span_parts(block):
+            kind = _Kind(source.type, matrix.type, source.n_columns)
+            parts = [self._rows(part, source.n_columns) for part in source.parts]
+            pieces: list[_Rows] = []
+            for expert, span in enumerate(spans):
+                part, first = source.of_expert(expert)
+                rows = parts[part][first : first + source.n_rows]
+                pieces += self._pieces(kind, rows, span, matrix.offset)
+            self._copy(kind, pieces)
+            for tensor in source.parts:
+                self._file.drop_pages(tensor.name)
+        return spans
+
+    def _rows(self, tensor: TensorInfo, n_columns: int) -> Bytes:
+        """View the file's bytes as [rows, row bytes]."""
+        return self._file.data(tensor.name).reshape(tensor.n_weights // n_columns, -1)
+
+    def _pieces(self, kind: _Kind, rows: Bytes, place: Placement, offset: int) -> list[_Rows]:
+        """Cut rows that go behind one another, from `offset` in `place` on, into pieces."""
+        start, step = place.offset + offset, kind.piece_rows
+        return [
+            _Rows(rows[first : first + step], place, start + first * kind.row_bytes)
+            for first in range(0, len(rows), step)
+        ]
+
+    def _copy(self, kind: _Kind, pieces: Sequence[_Rows]) -> None:
+        """Lay rows out where they go, or, where that is not mapped, on their way."""
+        for piece, laid_out in self._laid_out(kind, pieces):
+            if laid_out is not None:
+                self._transfer.write(piece.place.buffer, piece.start, laid_out.reshape(-1))
+            self._progressing.add(len(piece.data) * kind.row_bytes)
+
+    def _laid_out(
+        self, kind: _Kind, pieces: Sequence[_Rows]
+    ) -> Iterator[tuple[_Rows, Bytes | None]]:
+        """Yield each piece, in order, when a thread is done with it.
+
+        With it come its bytes if they are not where they belong. The threads are few pieces ahead,
+        so that these take little memory.
+        """
+
+        def work(piece: _Rows) -> Bytes | None:
+            rows, place, out = piece.data, piece.place.buffer, None
+            if place.mapped:
+                out = place.view()[piece.start : piece.start + len(rows) * kind.row_bytes]
+                out = out.reshape(len(rows), -1)
+            laid_out = lay_out(kind.file_type, kind.type, rows, kind.n_columns, out)
+            return laid_out if out is None else None
+
+        ahead: deque[tuple[_Rows, Future[Bytes | None]]] = deque()
+        for piece in pieces:
+            if len(ahead) == N_AHEAD:
+                done, future = ahead.popleft()
+                yield done, future.result()
+            ahead.append((piece, self._pool.submit(work, piece)))
+        for done, future in ahead:
+            yield done, future.result()
+
+
+class MappedPlacer(Placer):
+    """Finds tensors one after another, and has the system read them from the disk ahead of time.
+
+    Unless they are `too_large` for the memory there is: then pages come when they are used.
+    """
+
+    def __init__(
+        self,
+        file: GgufFile,
+        device: Device,
+        trunk: Arena,
+        progressing: Progressing,
+        too_large: bool = False,
+    ) -> None:
+        super().__init__(file, device, trunk, progressing)
+        assert isinstance(device, CpuDevice), device
+        self._device, self._too_large = device, too_large
+
+    def matrix(self, tensor: FileMatrix) -> Matrix:
+        """Find all rows of a matrix."""
+        kind = kept_type(tensor.data_type)
+        address = self._reach(tensor.data_type, kind, tensor.data(self._file))
+        row_bytes = TYPES[kind].row_bytes(tensor.n_columns)
+        return Matrix(kind, address, tensor.n_rows, tensor.n_columns, row_bytes)
+
+    def vector(self, tensor: FileVector) -> int:
+        """Find gains or biases as f32, and return their address."""
+        (one, *others) = tensor.tensors
+        if others or one.type != "F32":
+            return self._reach("F32", "F32", tensor.data(self._file))
+        return self._reach("F32", "F32", self._file.data(one.name))
+
+    def shape(self, block: FeedForwardTensors) -> ExpertShape:
+        return mapped_shape(block)
+
+    def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
+        """Find the parts of every expert of a block, and place their addresses."""
+        parts = np.zeros((block.n_experts, DESCRIPTOR_BYTES // 8), np.uint64)
+        for index, source in enumerate((*block.matrices, *block.biases)):
+            is_bias = index >= len(block.matrices)
+            parts[:, index] = self._of_experts(source, "F32" if is_bias else kept_type(source.type))
+        spans = [arena.place(DESCRIPTOR_BYTES) for _ in range(block.n_experts)]
+        for span, addresses in zip(spans, parts, strict=True):
+            view = span.buffer.view()[span.offset : span.offset + DESCRIPTOR_BYTES]
+            view[:] = addresses.view(np.uint8)
+        return spans
+
+    def _of_experts(self, source: ExpertMatrix, kind: str) -> list[int]:
+        """Find a matrix, or a vector of biases, of each expert: its address."""
+        firsts = [
+            self._reach(tensor.type, kind, self._file.data(tensor.name)) for tensor in source.parts
+        ]
+        row_bytes = TYPES[kind].row_bytes(source.n_columns)
+        places = (source.of_expert(expert) for expert in range(source.n_experts))
+        return [firsts[part] + first * row_bytes for part, first in places]
+
+    def _reach(self, file_type: str, kind: str, data: Bytes) -> int:
+        """Return the address of weights in the type that kernels read, converted if need be."""
+        flat = data.reshape(-1)
+        if kind != file_type:
+            block = TYPES[file_type]
+            n_weights = flat.size // block.block_bytes * block.block_weights
+            flat = decode(file_type, flat, n_weights).view(np.uint8)
+        n_bytes = flat.size
+        if not self._too_large:
+            ends = [*range(0, n_bytes, TOUCHED_BYTES), n_bytes]
+            touched: list[tuple[int, Future[None]]] = [
+                (end - start, self._pool.submit(_touch, flat[start:end]))
+                for start, end in pairwise(ends)
+            ]
+            for size, future in touched:
+                future.result()
+                self._progressing.add(size)
+        return self._device.reach(flat)
+
+
+def _touch(data: Bytes) -> None:
+    """Read a byte of every page, so that all of them are in memory."""
+    data[::PAGE_BYTES].max(initial=0)
