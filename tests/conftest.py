@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -19,7 +20,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Ctrl-C is tested; a shell that starts a job in the background makes it ignored."""
+    """Ctrl-C is tested; a shell that starts a job in the background makes it ignored.
+
+    Shaders are what most tests are about: they run on lavapipe where there is no GPU, though vkmoe
+    itself would choose the CPU there.
+    """
+    os.environ.setdefault("VKMOE_DEVICE", "vulkan")
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -12,11 +12,11 @@ from vkmoe.cpu.device import CpuDevice, cpu_info, has_cpu
 from vkmoe.errors import NoDriverError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import device as gpu
-from vkmoe.gpu.device import Device
+from vkmoe.gpu.device import VULKAN, Device
 
-__all__ = ["CPU", "VULKAN", "choose_device", "list_devices", "open_device"]
+__all__ = ["CPU", "choose_device", "list_devices", "open_device"]
 
-CPU, VULKAN = "cpu", "vulkan"  # names that --device takes besides those of devices
+CPU = "cpu"  # what --device takes for the CPU itself
 _VARIABLE = "VKMOE_DEVICE"
 
 
@@ -44,13 +44,11 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     """
     wanted = wanted if wanted is not None else os.environ.get(_VARIABLE) or None
     name = wanted.strip().lower() if wanted is not None else ""
-    of_threads = [item for item in devices if item.layout == "file"]
-    others = [item for item in devices if item.layout == "planes"]
+    of_threads = [item for item in devices if not item.is_vulkan]
+    others = [item for item in devices if item.is_vulkan]
     if of_threads and (name == CPU or (not name and all(item.is_cpu for item in others))):
         return of_threads[0]
-    if name == VULKAN:
-        return gpu.choose_device(others, None)
-    return gpu.choose_device(devices if name else others, wanted)
+    return gpu.choose_device(others if name in ("", VULKAN) else devices, wanted)
 
 
 def open_device(
@@ -63,6 +61,6 @@ def open_device(
     if not has_cpu():
         return Device(wanted or os.environ.get(_VARIABLE), validation)
     chosen = choose_device(list_devices(), wanted)
-    if chosen.layout == "file":
+    if not chosen.is_vulkan:
         return CpuDevice(n_threads, chosen.index)
     return Device(str(chosen.index), validation)

@@ -81,7 +81,10 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """Describes a Vulkan device. `type` is discrete, integrated, virtual, cpu or other."""
+    """Describes a device. `type` is discrete, integrated, virtual, cpu or other.
+
+    The CPU itself is described as the Vulkan devices are, but for its `layout` of weights.
+    """
 
     index: int
     name: str
@@ -108,6 +111,11 @@ class DeviceInfo:
     @property
     def is_cpu(self) -> bool:
         return self.type == "cpu"
+
+    @property
+    def is_vulkan(self) -> bool:
+        """Say whether shaders run there; else ggml's kernels do, on threads of the CPU."""
+        return self.layout == "planes"
 
     @property
     def is_uma(self) -> bool:
@@ -363,6 +371,7 @@ class WeightBytes:
     spans: tuple[int, ...] = ()  # of one expert in each MoE layer
     conversions: tuple[Conversion, ...] = ()
     mapped: int = 0  # that CPUs read where the file is mapped; then spans are addresses
+    mapped_experts: int = 0  # of these
     copied: int = 0  # that they cannot read there
 
     @property

@@ -117,7 +117,8 @@ Run = Callable[..., Ran]
 @pytest.fixture(autouse=True)
 def _no_vkmoe_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("VKMOE_")]:
-        monkeypatch.delenv(name)
+        if name != "VKMOE_DEVICE":
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

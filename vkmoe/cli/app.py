@@ -87,16 +87,17 @@ def tutorial(
 
 
 def version() -> None:
-    """Show the versions of vkmoe, Kompute and the Vulkan drivers."""
+    """Show the versions of vkmoe, Kompute and the drivers."""
     from vkmoe import __version__
-    from vkmoe.gpu.device import kompute_version, list_devices
+    from vkmoe.devices import list_devices
+    from vkmoe.gpu.device import kompute_version
 
     typer.echo(f"vkmoe {__version__}")
     typer.echo(f"Kompute {kompute_version()}")
     try:
         for device in list_devices():
-            api = ".".join(map(str, device.api_version))
-            typer.echo(f"device {device.index}: {device.name}, {device.driver}, Vulkan {api}")
+            api = f", Vulkan {'.'.join(map(str, device.api_version))}" if device.is_vulkan else ""
+            typer.echo(f"device {device.index}: {device.name}, {device.driver}{api}")
     except VkmoeError as error:
         typer.echo(f"no device: {error}")
 
@@ -105,7 +106,7 @@ for _command, _summary in {
     generate: "Continue a prompt.",
     chat: "Talk with a model.",
     info: "Describe a model file.",
-    devices: "List the Vulkan devices.",
+    devices: "List the devices.",
     perplexity: "Measure how well a model predicts a text.",
     selftest: "Check a device against NumPy.",
     tune: "Measure how kernels run best on a device.",

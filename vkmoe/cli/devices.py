@@ -1,4 +1,4 @@
-"""This module is `vkmoe devices`: every Vulkan device, and the one that would be used."""
+"""This module is `vkmoe devices`: every Vulkan device, the CPU, and the one that would be used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def devices(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the Vulkan devices of all drivers; an asterisk marks the one that would be used."""
+    """List the devices of all Vulkan drivers, and the CPU; an asterisk marks the one to be used."""
+    from vkmoe.devices import choose_device, list_devices
     from vkmoe.errors import NoDeviceError
-    from vkmoe.gpu.device import choose_device, list_devices
 
     found = list_devices()
     try:
@@ -46,10 +46,10 @@ def devices(
 
 
 def _line(device: DeviceInfo, chosen: bool) -> str:
-    api = ".".join(map(str, device.api_version[:2]))
+    api = f"Vulkan {'.'.join(map(str, device.api_version[:2]))}, " if device.is_vulkan else ""
     sizes = [x.size for x in device.heaps if x.device_local or len(device.heaps) == 1]
     memory = f"{max(sizes) / 2**30:.1f} GiB" if sizes else "no memory"
     return (
         f"{'*' if chosen else ' '} {device.index}: {device.name} ({device.type}, "
-        f"{memory}, Vulkan {api}, {device.driver})"
+        f"{memory}, {api}{device.driver})"
     )

@@ -112,8 +112,8 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 
 def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     """Show the plan on the chosen device, or say why there is none."""
+    from vkmoe.devices import choose_device, list_devices
     from vkmoe.experts.decide.settings import sizing_line
-    from vkmoe.gpu.device import choose_device, list_devices
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.plan import decide
     from vkmoe.placement.remembered import Recalled, recall, with_measured

@@ -195,13 +195,17 @@ def cpu_notes(chosen: DeviceInfo) -> Iterator[str]:
     """Say why a model runs on the CPU: no GPU, another choice, no permission. Empty for a GPU."""
     if not chosen.is_cpu:
         return
-    from vkmoe.gpu.device import blocked_render_nodes, list_devices
+    from vkmoe.devices import list_devices
+    from vkmoe.gpu.device import blocked_render_nodes
 
-    gpus = [device.name for device in list_devices() if not device.is_cpu]
+    devices = list_devices()
+    gpus = [device.name for device in devices if not device.is_cpu]
     if gpus:
         yield f"running on the CPU, not on {', '.join(gpus)}"
     else:
         yield "no GPU found: running on the CPU"
+    if chosen.is_vulkan and not all(device.is_vulkan for device in devices):
+        yield f"{chosen.name} runs shaders on the CPU; --device cpu is many times as fast"
     if blocked := blocked_render_nodes():
         yield (
             f"no permission to open {', '.join(blocked)}: to use that GPU, join the `render` "

@@ -33,7 +33,7 @@ def selftest(
     A variant is a kernel for one type of weights or cache, and one way to spread the work; a name
     says so: expert_down.q4_k+subgroup. Exits with 1 when a kernel's error is above its limit.
     """
-    from vkmoe.gpu.device import choose_device, list_devices
+    from vkmoe.devices import choose_device, list_devices
     from vkmoe.selftest import run
 
     chosen = choose_device(list_devices(), device)

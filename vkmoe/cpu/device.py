@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 import weakref
 from collections.abc import Sequence
 from functools import cache
@@ -27,10 +28,18 @@ from vkmoe.quants.types import BY_ID, TYPES
 if TYPE_CHECKING:
     from vkmoe.cpu import _native
 
-__all__ = ["CpuDevice", "cpu_info", "has_cpu", "input_form", "n_cores"]
+__all__ = ["CpuDevice", "cpu_info", "cpu_kernels", "has_cpu", "input_form", "n_cores"]
 
 ALIGNMENT = 256  # of buffers, in bytes: what programs expect of any device
 Bytes = NDArray[np.uint8]
+
+
+@cache
+def cpu_kernels() -> frozenset[str]:
+    """Name the kernels that programs may use here."""
+    from vkmoe.cpu import _native
+
+    return frozenset(_native.kernels())
 
 
 @cache
@@ -220,14 +229,28 @@ class Recorder:
         self._recording.fill(place, word, self._waits)
         self._waits = False
 
+    def timestamp(self, index: int) -> None:
+        """Do nothing: a recording is timed as a whole."""
+
     def finish(self) -> Recording:
         return Recording(self._recording)
 
 
-class Recording(NamedTuple):
+class Recording:
     """Holds a program that can be run."""
 
-    program: _native.Recording
+    def __init__(self, program: _native.Recording) -> None:
+        self._program, self._interval = program, (0, 0)
+
+    def run(self, pool: _native.Pool) -> None:
+        """Run it once."""
+        began = time.perf_counter_ns()
+        self._program.run(pool)
+        self._interval = began, time.perf_counter_ns()
+
+    def timestamps(self) -> tuple[int, int]:
+        """Return when its last run began and ended, in nanoseconds."""
+        return self._interval
 
 
 class Submission:
@@ -257,7 +280,7 @@ class _Native:
         self.regions, self.scratch = _native.Regions(), _native.Scratch()
 
     def has_timestamps(self, queue: str = "compute") -> bool:
-        return False
+        return queue == "compute"
 
     def buffer(self, size: int, memory_type: int, name: str = "") -> Memory:
         return Memory(self, size, name)
@@ -266,11 +289,10 @@ class _Native:
         return Memory(self, 4 * n_words, name)
 
     def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
-        assert n_timestamps == 0, "submits are not timed"
         return Recorder(self)
 
     def submit(self, recording: Recording, queue: str = "compute") -> Submission:
-        recording.program.run(self.pool)
+        recording.run(self.pool)
         return Submission()
 
     def upload(self, copies: Sequence[Any], timed: bool = False) -> Submission:

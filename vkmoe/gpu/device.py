@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REQUIRED_FEATURES",
     "STATISTICS",
+    "VULKAN",
     "Device",
     "Intent",
     "blocked_render_nodes",
@@ -46,6 +47,7 @@ OPTIONAL_FEATURES = (
     *("subgroup_size_control", "compute_full_subgroups"),
 )
 STATISTICS = "pipeline_statistics"  # asked for alone: compilers then keep what they found out
+VULKAN = "vulkan"  # what --device takes for the best device that has a Vulkan driver
 HAZARD = "SYNC-HAZARD"  # begins the name of every message of synchronisation validation
 OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
 _TYPE_ORDER = {"discrete": 0, "integrated": 1, "virtual": 2, "other": 3, "cpu": 4}
@@ -176,8 +178,11 @@ def _device_info(facts: dict[str, Any]) -> DeviceInfo:
 def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     """Choose the device a user means: by index, by part of its name, or the best one.
 
-    Best is discrete before integrated before CPU. Raises NoDeviceError with what there is.
+    Best is discrete before integrated before CPU; "vulkan" means the same. Raises NoDeviceError
+    with what there is.
     """
+    if wanted is not None and wanted.strip().lower() == VULKAN:
+        wanted = None
     listing = "; ".join(f"{d.index}: {d.name}" for d in devices)
     if wanted is not None:
         if wanted.strip().isdigit():

@@ -100,6 +100,8 @@ class Tuning:
     def tiles_text(self) -> str:
         """Describe the kernels that multiply tiles, for people."""
         numbers = "f16, routers' of f32" if self.half_tiles else "f32"
+        if self.mapping == "threads":
+            numbers = "8-bit numbers, as while replying"
         return f"tiles of {self.tile}, products of {numbers}"
 
     def launch(self, kernel: KernelClass) -> Launch:

@@ -55,6 +55,8 @@ def place_experts(given: ExpertRoom, mode_of_cache: Callable[[], ExpertMode]) ->
 
     Raises OutOfMemoryError where too little is left, UsageError where options say so.
     """
+    if not given.device.is_vulkan:
+        return _with_executor(_in_file(given), given.config)
     config, flag = given.config, _cache_flag(given.config)
     if given.experts is None or not given.weights.experts:
         sizing = size_cache((), (), 0, 0, flag) if flag else None
@@ -68,6 +70,24 @@ def place_experts(given: ExpertRoom, mode_of_cache: Callable[[], ExpertMode]) ->
             placed = _PlacedExperts(given, given.experts, mode_of_cache())
         made = placed.plan()
     return _with_executor(made, config)
+
+
+def _in_file(given: ExpertRoom) -> MemoryPlan:
+    """Complete the plan of a CPU: all experts are read where the file is mapped."""
+    asked = ("expert_slots", "expert_cache", "host_pool")
+    flags = [f"--{name.replace('_', '-')}" for name in asked if getattr(given.config, name)]
+    notes = [f"{flag} has no effect: the CPU reads experts from the file" for flag in flags]
+    made = replace(given.base, mode=ON_DEVICE, notes=tuple(notes))
+    if given.experts is None or not given.weights.spans:
+        return made
+    n_experts, spans = given.experts.n_experts, given.weights.spans
+    layout = lay_out_spans(given.device, [size for size in spans for _ in range(n_experts)])
+    why = "where their weights are in the file"
+    line = allocation(given.device, "addresses of experts", "device", why, "experts", [layout])
+    slots = (n_experts,) * len(spans)
+    sizing = size_cache(slots, spans, n_experts, given.experts.n_used, "")
+    sizing = replace(sizing, n_bytes=given.weights.mapped_experts)
+    return replace(made, lines=(*made.lines, line), sizing=sizing)
 
 
 def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:

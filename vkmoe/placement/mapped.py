@@ -7,11 +7,11 @@ its span is the few bytes that these addresses take. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from vkmoe.facts import WeightBytes
 from vkmoe.gpu.arena import round_up
-from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
+from vkmoe.models.tensors import FeedForwardTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices
 from vkmoe.ops.experts import DESCRIPTOR_BYTES, ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.quants import FOR_THREADS, TYPES
@@ -41,10 +41,8 @@ def mapped_shape(block: FeedForwardTensors) -> ExpertShape:
 
 def mapped_bytes(tensors: ModelTensors) -> WeightBytes:
     """Count the bytes that stay in the file, those that are copied, and the spans of experts."""
-    blocks = [block for block in tensors.expert_layers]
-    mapped = copied = 0
-    for n_bytes, stays in _parts(tensors):
-        mapped, copied = mapped + stays * n_bytes, copied + (not stays) * n_bytes
+    blocks = list(tensors.expert_layers)
+    trunk, experts = list(_parts(tensors.trunk)), list(_parts(tensors.expert_layers))
     n_experts = sum(block.n_experts for block in blocks)
     return WeightBytes(
         pieces=tuple(
@@ -54,14 +52,15 @@ def mapped_bytes(tensors: ModelTensors) -> WeightBytes:
         ),
         experts=n_experts * round_up(DESCRIPTOR_BYTES),
         spans=(DESCRIPTOR_BYTES,) * len(blocks),
-        mapped=mapped,
-        copied=copied,
+        mapped=sum(n_bytes for n_bytes, stays in (*trunk, *experts) if stays),
+        mapped_experts=sum(n_bytes for n_bytes, stays in experts if stays),
+        copied=sum(n_bytes for n_bytes, stays in (*trunk, *experts) if not stays),
     )
 
 
-def _parts(tensors: ModelTensors) -> Iterator[tuple[int, bool]]:
+def _parts(tensors: Iterable[TrunkTensor]) -> Iterator[tuple[int, bool]]:
     """Yield the bytes of each tensor as it is used, and whether that is in the file."""
-    for tensor in (*tensors.trunk, *tensors.expert_layers):
+    for tensor in tensors:
         if isinstance(tensor, FileVector):
             stays = len(tensor.tensors) == 1 and tensor.tensors[0].type == "F32"
             yield tensor.n_bytes, stays

@@ -261,7 +261,7 @@ def row_sizes(config: EngineConfig, device: DeviceInfo) -> RowSizes:
 
     More than one row is decoded where there are several sequences, or guesses to verify.
     """
-    most = config.ubatch_size or (CPU_UBATCH if device.is_cpu else GPU_UBATCH)
+    most = config.ubatch_size or (CPU_UBATCH if device.is_cpu and device.is_vulkan else GPU_UBATCH)
     prompt = [size for size in PROMPT_ROWS if size < most]
     several = config.parallel > 1 or config.draft != "none"
     return RowSizes(FEW_ROWS if several else (1,), (*prompt, most))

@@ -11,6 +11,8 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
+from vkmoe.cpu.device import cpu_kernels
+from vkmoe.devices import open_device
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, spirv_folder
@@ -21,7 +23,7 @@ from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.comparison import Check, Checks
 from vkmoe.selftest.families import FAMILIES, Family, Setting, Trial, forms_of, launched
 
-__all__ = ["Case", "Variant", "compiled_variants", "run", "run_variant", "runnable"]
+__all__ = ["Case", "Variant", "compiled_variants", "run", "run_variant", "runnable", "variants_of"]
 
 # The kernel by whose launches each kernel with dot products runs: itself, or the one it goes with.
 _LAUNCHED_AS: dict[str, MatvecFamily] = {name: name for name in get_args(MatvecFamily)} | {
@@ -64,6 +66,16 @@ def compiled_variants() -> list[Variant]:
     return sorted(Variant.parse(path.stem) for path in spirv_folder().glob("*.spv"))
 
 
+def variants_of(info: DeviceInfo) -> list[Variant]:
+    """List the variants that a device can run; a CPU has one of each kernel and type."""
+    compiled = compiled_variants()
+    if info.is_vulkan:
+        return [variant for variant in compiled if runnable(variant, info)]
+    plain = dict.fromkeys(variant.name.partition("+")[0] for variant in compiled)
+    found = [Variant.parse(name) for name in plain]
+    return [variant for variant in found if variant.family in cpu_kernels()]
+
+
 def runnable(variant: Variant, info: DeviceInfo) -> bool:
     """Say whether a device has what a variant needs.
 
@@ -87,13 +99,12 @@ def run(device: str | None, only: str = "") -> Iterator[Case]:
     `device` is an index or a name. Raises UsageError if there is no such variant, NoDeviceError,
     NoDriverError, and other GpuErrors if the device fails.
     """
-    variants = [variant for variant in compiled_variants() if only.lower() in variant.name]
-    if not variants:
+    if not any(only.lower() in variant.name for variant in compiled_variants()):
         raise UsageError(f"no kernel has {only!r} in its name", f"there is {', '.join(FAMILIES)}")
-    with Device(device) as opened:
+    with open_device(device) as opened:
         own = tuning_for(opened.info, "remembered")
-        for variant in variants:
-            if runnable(variant, opened.info):
+        for variant in variants_of(opened.info):
+            if only.lower() in variant.name:
                 yield from run_variant(variant, opened, own)
 
 
