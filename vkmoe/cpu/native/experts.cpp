@@ -10,11 +10,13 @@
 
 #include "experts.hpp"
 #include "inputs.hpp"
+#include "vectors.hpp"
 
 namespace vkmoe {
 
 namespace {
 
+constexpr size_t kRowsAtOnce = 64;  // whose products are joined together
 constexpr uint32_t kNoWord = 0xFFFFFFFF;
 
 /// The experts of a dispatch: those that the routing of a row names, or a fixed one.
@@ -83,19 +85,24 @@ std::vector<Step> expert_gate_up(const Call& call) {
         const size_t vector = item / (n_slots * n_groups), slot = item / n_groups % n_slots;
         const uint8_t* const expert = experts.expert(vector, slot);
         if (expert == nullptr) return;
-        const auto projected = [&](size_t row, size_t matrix_at, size_t bias_at) {
-            const uint8_t* const weights = part<uint8_t>(expert, matrix_at) + row * row_bytes;
-            const float value = inputs.dot(weights, vector) * (*scales)[vector];
-            return is_biased ? value + part<float>(expert, bias_at)[row] : value;
-        };
-        const size_t first = item % n_groups * rows;
+        const size_t begin = item % n_groups * rows, behind = std::min(begin + rows, n_rows);
         float* const found = act + vector * act_pitch + slot * n_rows;
-        for (size_t row = first; row < std::min(first + rows, n_rows); ++row) {
-            const float gate =
-                pass == kUpOnly ? found[row] : projected(row, gate_at, gate_bias_at);
-            found[row] = pass == kGateOnly
-                             ? gate
-                             : activated(gate, projected(row, up_at, up_bias_at), activation);
+        for (size_t first = begin; first < behind; first += kRowsAtOnce) {
+            const size_t end = std::min(first + kRowsAtOnce, behind);
+            const auto project = [&](size_t matrix_at, size_t bias_at, float* products) {
+                const uint8_t* const matrix = part<uint8_t>(expert, matrix_at);
+                const float* const biases = part<float>(expert, bias_at);
+                for (size_t row = first; row < end; ++row) {
+                    const float product = inputs.dot(matrix + row * row_bytes, vector);
+                    const float scaled = product * (*scales)[vector];
+                    products[row - first] = is_biased ? scaled + biases[row] : scaled;
+                }
+            };
+            if (pass != kUpOnly) project(gate_at, gate_bias_at, found + first);
+            if (pass == kGateOnly) continue;
+            float ups[kRowsAtOnce];
+            project(up_at, up_bias_at, ups);
+            activate(found + first, ups, end - first, activation != 0);
         }
     };
     static_assert(kBoth == 0, "both are multiplied where no pass is one of them alone");

@@ -72,8 +72,9 @@ std::vector<Step> multiplied(const Call& call, bool adds) {
                 const size_t of_head = head * n_outputs + first;
                 const size_t at = (first_row + i) * y_stride + y_offset + of_head;
                 if (at + n_outputs_here > y_words) break;
+                const float* const values = products.of(i);
                 for (size_t output = 0; output < n_outputs_here; ++output) {
-                    float value = products.of(i)[output];
+                    float value = values[output];
                     if (bias != nullptr) value += bias[of_head + output];
                     y[at + output] = adds ? y[at + output] + value : value;
                 }

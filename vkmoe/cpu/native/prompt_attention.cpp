@@ -13,7 +13,8 @@ namespace vkmoe {
 
 namespace {
 
-constexpr size_t kBlock = 32;  // positions whose weights are found together: an absolute grid
+// Positions whose weights are found together: an absolute grid.
+constexpr size_t kBlock = kBlockVectors;
 constexpr float kLowest = -3.0e38F, kLargest = 3.0e38F;
 
 /// Positions that a row sees, first and last.
@@ -83,36 +84,37 @@ struct Walk {
             all.first = std::min(all.first, columns[c].seen.first);
             all.last = std::max(all.last, columns[c].seen.last);
         }
-        std::vector<float> key_room(kBlock * row_dim), value_room(kBlock * value_dim);
+        std::vector<float> key(row_dim), value_room(kBlock * value_dim);
+        std::vector<float> keys_turned(row_dim * kBlock);
         for (size_t begin = all.first / kBlock * kBlock; begin <= all.last; begin += kBlock) {
             const size_t first = std::max(begin, all.first);
             const size_t end = std::min(begin + kBlock, all.last + 1);
-            const float *of_key[kBlock], *of_value[kBlock];
+            const float* of_value[kBlock];
             for (size_t t = first; t < end; ++t) {
                 const size_t i = t - begin;
-                of_key[i] =
-                    type.load(keys + at + t * row_bytes(), &key_room[i * row_dim], row_dim);
+                const float* const found =
+                    type.load(keys + at + t * row_bytes(), key.data(), row_dim);
+                for (size_t d = 0; d < row_dim; ++d) keys_turned[d * kBlock + i] = found[d];
                 // Of latent attention a value is the beginning of its key.
-                of_value[i] = values == keys ? of_key[i]
-                                             : type.load(values + at + t * row_bytes(),
-                                                         &value_room[i * value_dim], value_dim);
+                of_value[i] = type.load(values + at + t * row_bytes(), &value_room[i * value_dim],
+                                        value_dim);
             }
             for (size_t c = 0; c < n; ++c) {
                 const size_t from = std::max(begin, columns[c].seen.first);
                 const size_t to = std::min(begin + kBlock, columns[c].seen.last + 1);
                 if (from >= to) continue;
-                add(columns[c], query + c * row_dim, sums + c * value_dim, of_key + (from - begin),
+                float weights[kBlock];
+                products_of_block(query + c * row_dim, keys_turned.data(), row_dim, weights);
+                add(columns[c], sums + c * value_dim, weights + (from - begin),
                     of_value + (from - begin), to - from);
             }
         }
     }
 
-    /// Add what a column sees of a block.
-    void add(Column& column, const float* query, float* sums, const float* const* of_key,
-             const float* const* of_value, size_t n) const {
-        float weights[kBlock];
+    /// Add what a column sees of a block, by its scores, which become weights.
+    void add(Column& column, float* sums, float* weights, const float* const* of_value,
+             size_t n) const {
         float damage = 0.0F;  // NaN where a score is: it is to be seen in the end
-        for (size_t t = 0; t < n; ++t) weights[t] = dot(query, of_key[t], row_dim);
         const float top = largest(weights, n, column.top);
         for (size_t t = 0; t < n; ++t) {
             if (weights[t] <= top) continue;
@@ -126,7 +128,7 @@ struct Walk {
             column.top = top;
         }
         column.total += exponentials(weights, n, top) + damage;
-        for (size_t t = 0; t < n; ++t) add_scaled(sums, weights[t], of_value[t], value_dim);
+        add_all_scaled(sums, weights, of_value, n, value_dim);
     }
 
     void store(const Column& column, const float* sums) const {

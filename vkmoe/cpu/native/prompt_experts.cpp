@@ -10,6 +10,7 @@
 #include "experts.hpp"
 #include "inputs.hpp"
 #include "products.hpp"
+#include "vectors.hpp"
 
 namespace vkmoe {
 
@@ -222,25 +223,23 @@ std::vector<Step> expert_matmul_gate_up(const Call& call) {
             multiply(weights + first * row_bytes, row_bytes, n, inputs, of.inputs.data(), tile.n,
                      products);
         };
-        if (pass != kUpOnly) project(gate_at, first_products());
-        if (pass != kGateOnly) project(up_at, second_products());
+        Products &gates = first_products(), &ups = second_products();
+        if (pass != kUpOnly) project(gate_at, gates);
+        if (pass != kGateOnly) project(up_at, ups);
+        const auto put = [&](Products& products, size_t i, size_t bias_at, float* to) {
+            const float* const biases = part<float>(tile.expert, bias_at) + first;
+            const float* const values = products.of(i);
+            for (size_t row = 0; row < n; ++row) {
+                to[row] = is_biased ? values[row] + biases[row] : values[row];
+            }
+        };
         for (size_t i = 0; i < tile.n; ++i) {
             if (of.pairs[i] >= most_pairs) continue;
             float* const found = y + of.pairs[i] * n_rows + first;
-            for (size_t row = 0; row < n; ++row) {
-                const auto biased = [&](float value, size_t bias_at) {
-                    if (!is_biased) return value;
-                    return value + part<float>(tile.expert, bias_at)[first + row];
-                };
-                const float gate = pass == kUpOnly
-                                       ? found[row]
-                                       : biased(first_products().of(i)[row], gate_bias_at);
-                found[row] =
-                    pass == kGateOnly
-                        ? gate
-                        : activated(gate, biased(second_products().of(i)[row], up_bias_at),
-                                    activation);
-            }
+            if (pass != kUpOnly) put(gates, i, gate_bias_at, found);
+            if (pass == kGateOnly) continue;
+            put(ups, i, up_bias_at, ups.of(i));
+            activate(found, ups.of(i), n, activation != 0);
         }
     };
     const auto bring = [=](size_t row) {
@@ -265,16 +264,16 @@ std::vector<Step> expert_matmul_down(const Call& call) {
     const Inputs inputs(call, format, n_columns, most);
     const auto work = [=](const Tile& tile, size_t first, size_t n) {
         const TilePairs of(tiles, tile, 1);
+        const float* const biases = part<float>(tile.expert, bias_at);
         Products& products = first_products();
         multiply(part<uint8_t>(tile.expert, down_at) + first * row_bytes, row_bytes, n, inputs,
                  of.inputs.data(), tile.n, products);
         for (size_t i = 0; i < tile.n; ++i) {
             if (of.pairs[i] >= most_pairs) continue;
             float* const found = y + of.pairs[i] * n_rows + first;
+            const float* const values = products.of(i);
             for (size_t row = 0; row < n; ++row) {
-                const float bias =
-                    is_biased ? part<float>(tile.expert, bias_at)[first + row] : 0.0F;
-                found[row] = products.of(i)[row] + bias;
+                found[row] = is_biased ? values[row] + biases[first + row] : values[row];
             }
         }
     };

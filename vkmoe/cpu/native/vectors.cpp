@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 // Without fused multiply-add: the same bits whatever the processor has.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -17,11 +18,13 @@ namespace vkmoe {
 namespace {
 
 constexpr size_t kLanes = 16;  // that are added up side by side
+constexpr float kLargest = std::numeric_limits<float>::max();
 
-float total(const std::array<float, kLanes>& lanes) {
-    float sum = 0.0F;
-    for (const float lane : lanes) sum += lane;
-    return sum;
+inline float total(std::array<float, kLanes> lanes) {
+    for (size_t n = kLanes / 2; n > 0; n /= 2) {
+        for (size_t i = 0; i < n; ++i) lanes[i] += lanes[i + n];
+    }
+    return lanes[0];
 }
 
 /// e^x for x from -87 to 0, to 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, e^r by its
@@ -64,6 +67,33 @@ float dot(const float* __restrict one, const float* __restrict other, size_t n) 
 }
 
 VKMOE_FOR_EACH_PROCESSOR
+void products_of_block(const float* __restrict one, const float* __restrict turned, size_t n,
+                       float* __restrict products) {
+    std::array<float, kBlockVectors> sums{};
+    for (size_t i = 0; i < n; ++i) {
+        for (size_t k = 0; k < kBlockVectors; ++k) sums[k] += one[i] * turned[i * kBlockVectors + k];
+    }
+    std::copy(sums.begin(), sums.end(), products);
+}
+
+VKMOE_FOR_EACH_PROCESSOR
+void add_all_scaled(float* __restrict sum, const float* __restrict factors,
+                    const float* const* __restrict values, size_t n_factors, size_t n) {
+    size_t first = 0;
+    for (; first + kLanes <= n; first += kLanes) {
+        std::array<float, kLanes> lanes;
+        for (size_t i = 0; i < kLanes; ++i) lanes[i] = sum[first + i];
+        for (size_t k = 0; k < n_factors; ++k) {
+            for (size_t i = 0; i < kLanes; ++i) lanes[i] += factors[k] * values[k][first + i];
+        }
+        for (size_t i = 0; i < kLanes; ++i) sum[first + i] = lanes[i];
+    }
+    for (; first < n; ++first) {
+        for (size_t k = 0; k < n_factors; ++k) sum[first] += factors[k] * values[k][first];
+    }
+}
+
+VKMOE_FOR_EACH_PROCESSOR
 float largest(const float* values, size_t n, float least) {
     for (size_t i = 0; i < n; ++i) least = values[i] > least ? values[i] : least;
     return least;
@@ -79,6 +109,18 @@ float exponentials(float* __restrict values, size_t n, float top) {
     }
     for (size_t i = 0; first + i < n; ++i) lanes[i] += values[first + i];
     return total(lanes);
+}
+
+VKMOE_FOR_EACH_PROCESSOR
+void activate(float* __restrict gates, const float* __restrict ups, size_t n, bool clamped) {
+    const float slope = clamped ? 1.702F : 1.0F, most = clamped ? 7.0F : kLargest;
+    const float added = clamped ? 1.0F : 0.0F;
+    for (size_t i = 0; i < n; ++i) {
+        const float g = gates[i] > most ? most : gates[i];  // NaN stays what it is
+        const float u = ups[i] > most ? most : ups[i] < -most ? -most : ups[i];
+        const float turned = slope * g, fading = exponential(turned < 0.0F ? turned : -turned);
+        gates[i] = g * ((turned < 0.0F ? fading : 1.0F) / (1.0F + fading)) * (u + added);
+    }
 }
 
 }  // namespace vkmoe

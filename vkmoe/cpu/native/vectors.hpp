@@ -11,10 +11,23 @@ void add_scaled(float* sum, float factor, const float* values, size_t n);
 /// The product of two vectors.
 float dot(const float* one, const float* other, size_t n);
 
+constexpr size_t kBlockVectors = 32;
+
+/// The products of a vector and each of a block of vectors, which lie in its columns: [n][block].
+void products_of_block(const float* one, const float* turned, size_t n, float* products);
+
+/// sum += factor * values for each of `n_factors` vectors, in their order.
+void add_all_scaled(float* sum, const float* factors, const float* const* values, size_t n_factors,
+                    size_t n);
+
 /// The largest of values, at least `least`.
 float largest(const float* values, size_t n, float least);
 
 /// Replace values by e^(value - top); returns their sum. Must hold: no value is above `top`, or NaN.
 float exponentials(float* values, size_t n, float top);
+
+/// Join the products of gate and up in place of the former, as silu(gate) * up; where `clamped`, as
+/// gpt-oss does: min(g, 7) * sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1).
+void activate(float* gates, const float* ups, size_t n, bool clamped);
 
 }  // namespace vkmoe
