@@ -46,7 +46,8 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     name = wanted.strip().lower() if wanted is not None else ""
     of_threads = [item for item in devices if not item.is_vulkan]
     others = [item for item in devices if item.is_vulkan]
-    if of_threads and (name == CPU or (not name and all(item.is_cpu for item in others))):
+    gpus = [item for item in others if not item.is_cpu and not gpu.missing_features(item)]
+    if of_threads and (name == CPU or not (name or gpus)):
         return of_threads[0]
     return gpu.choose_device(others if name in ("", VULKAN) else devices, wanted)
 

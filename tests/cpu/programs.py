@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.quants.types import TYPES, Bytes
+from vkmoe.quants import FOR_THREADS, TYPES, can_load, decode
+from vkmoe.quants.types import Bytes
 from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
 
 __all__ = ["OTHERS", "Rig", "rows_of"]
@@ -17,7 +18,8 @@ Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
 
 # Read as they are in a file, though GPUs have no kernel for them.
-OTHERS = ("Q4_1", "Q5_0", "Q5_1")
+OTHERS = tuple(sorted(name for name in FOR_THREADS - set(WEIGHT_TYPES) if can_load(name)))
+LARGEST = 8.0  # of the weights that are drawn
 PLAIN = {
     **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride"), 0),
     **dict.fromkeys(("n_partials", "partials_pitch"), 0),
@@ -32,10 +34,10 @@ def rows_of(name: str, n_rows: int, n_columns: int, rng: np.random.Generator) ->
     kind = TYPES[name]
     n_blocks = n_rows * n_columns // kind.block_weights
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
-    n_halves = 1 if name == "Q5_0" else 2
-    halves = rng.uniform(-1, 1, (n_blocks, n_halves)).astype("<f2")
-    blocks[:, : 2 * n_halves] = halves.view(np.uint8).reshape(n_blocks, -1)
-    return blocks.reshape(n_rows, -1)
+    values = decode(name, blocks, n_rows * n_columns).reshape(n_blocks, -1)
+    fit = np.abs(values).max(axis=1) <= LARGEST  # neither infinite nor NaN
+    found: Bytes = blocks[fit][np.arange(n_blocks) % fit.sum()]
+    return found.reshape(n_rows, -1)
 
 
 class Rig:
@@ -84,6 +86,27 @@ class Rig:
             {"x": words(x), "y": words(y), "norm_partials": words(partials)},
             asked.pop("groups", groups),
         )
+
+    def matmul(self, name: str, rows: Bytes, x: Floats, y: Floats) -> None:
+        """Append the products of a matrix and the vectors of a prompt; x and y are [n, pitch]."""
+        params = np.zeros(8 + 4 * len(x), np.uint32)
+        params[3] = len(x)
+        kind = TYPES[name]
+        n_columns = rows.shape[1] // kind.block_bytes * kind.block_weights
+        asked = {
+            **{f"weights{i}": self.place(rows) for i in range(3)},
+            **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), len(rows)),
+            **dict.fromkeys(("bias", "x_offset", "x_head_stride", "y_offset"), 0),
+            "row_bytes": rows.shape[1],
+            "n_blocks": n_columns // max(32, kind.block_weights),
+            "x_stride": x.shape[1] // 4,
+            "y_stride": y.shape[1],
+            "lane_dots": 16,
+            "lane_columns": 16,
+        }
+        tensors = {"x": words(x), "y": words(y), "params": params}
+        groups = (-(-len(x) // 256), 1, 1)
+        self.recording.dispatch("matmul", f"matmul.{name.lower()}", asked, tensors, groups)
 
 
 def words(values: NDArray[Any]) -> Words:

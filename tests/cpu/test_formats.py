@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cpu.programs import OTHERS, Rig, rows_of
-from vkmoe.quants import decode
+from vkmoe.quants import FOR_THREADS, decode
 from vkmoe.quants.types import BY_ID, TYPES
 from vkmoe.reference.inputs import multiply
 from vkmoe.selftest.inputs import WEIGHT_TYPES
@@ -21,7 +21,7 @@ def test_every_type_that_is_multiplied_has_the_blocks_of_the_table(native: Any) 
     """The structs of ggml are its own: this is what pins those that were compiled."""
     assert native.ggml_version == "0.3.36" and native.features()
     found = {format["type"]: format for format in native.formats()}
-    assert {TYPES[name].ggml_id for name in (*WEIGHT_TYPES, *OTHERS)} <= set(found)
+    assert {TYPES[name].ggml_id for name in FOR_THREADS} == set(found) & set(BY_ID)
     for number, format in found.items():
         if number in BY_ID:
             kind = BY_ID[number]
@@ -47,6 +47,27 @@ def test_products_are_those_of_the_twin(native: Any, name: str) -> None:
     assert (np.abs(y[0] - multiply(name, rows, vector[0], form)) <= 1e-5 * size).all()
     exact = weights @ vector[0].astype(np.float64)
     assert np.linalg.norm(y[0] - exact) <= 0.025 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("name", [*WEIGHT_TYPES, *OTHERS])
+def test_products_of_many_vectors_are_each_as_if_alone(native: Any, name: str) -> None:
+    """To the bit, in tiles of any size; and those of the twin."""
+    rng = np.random.default_rng(TYPES[name].ggml_id)
+    rows = rows_of(name, N_ROWS, N_COLUMNS, rng)
+    vectors = rng.standard_normal((300, N_COLUMNS), np.float32)
+    found = {}
+    for n in (1, 7, 17, 300):
+        rig, y = Rig(native), np.zeros((n, N_ROWS), np.float32)
+        rig.matmul(name, rows, vectors[:n].copy(), y)
+        rig.run()
+        found[n] = y
+    for n, y in found.items():
+        np.testing.assert_array_equal(y.view(np.uint32), found[300][:n].view(np.uint32))
+    (form,) = (each["input"] for each in native.formats() if each["name"] == name)
+    weights = decode(name, rows, N_ROWS * N_COLUMNS).reshape(N_ROWS, -1).astype(np.float64)
+    for vector, y in zip(vectors[::60], found[300][::60], strict=True):
+        size = np.linalg.norm(weights, axis=1) * np.linalg.norm(vector)
+        assert (np.abs(y - multiply(name, rows, vector, form)) <= 1e-5 * size).all()
 
 
 def test_the_notice_of_ggml_is_shipped(native: Any) -> None:

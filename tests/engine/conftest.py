@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tests.generate.conftest import shared
 from tests.live import live_objects
 from tests.ops.tunings import ODD_LAUNCHES
+from vkmoe.devices import open_device
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
@@ -53,11 +54,11 @@ def one_device() -> Iterator[None]:
 
         def lent(*asked: Any) -> AbstractContextManager[Device]:
             if asked not in devices:
-                devices[asked] = device = stack.enter_context(Device(*asked))
+                devices[asked] = device = stack.enter_context(open_device(*asked))
                 patch.setattr(device, "finish", device.native.wait_idle)
             return nullcontext(devices[asked])
 
-        patch.setattr("vkmoe.engine.Device", lent)
+        patch.setattr("vkmoe.engine.open_device", lent)
         yield
 
 
@@ -85,5 +86,5 @@ def everything_staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(native.Buffer, "mapped", property(lambda buffer: False))
     monkeypatch.setattr(Transfer, "write", counted)
     small = partial(Transfer, staging_bytes=4096)
-    monkeypatch.setattr("vkmoe.placement.loader.Transfer", small)
+    monkeypatch.setattr("vkmoe.placement.placer.Transfer", small)
     return sent

@@ -32,6 +32,7 @@ __all__ = [
     "kompute_version",
     "list_devices",
     "memory_type_candidates",
+    "missing_features",
     "native",
     "spirv_folder",
     "spirv_words",
@@ -190,12 +191,12 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
         else:
             matches = [d for d in devices if wanted.strip().lower() in d.name.lower()]
         if not matches:
-            raise NoDeviceError(f"no Vulkan device matches {wanted!r}", f"there is {listing}")
+            raise NoDeviceError(f"no device matches {wanted!r}", f"there is {listing}")
         chosen = matches[0]
     else:
-        able = [d for d in devices if not _missing(d)]
+        able = [d for d in devices if not missing_features(d)]
         chosen = min(able or devices, key=lambda d: (_TYPE_ORDER.get(d.type, 3), d.index))
-    missing = _missing(chosen)
+    missing = missing_features(chosen)
     if missing:
         raise NoDeviceError(
             f"{chosen.name} cannot run vkmoe: it lacks {', '.join(missing)} (Vulkan 1.2)",
@@ -204,7 +205,8 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     return chosen
 
 
-def _missing(device: DeviceInfo) -> list[str]:
+def missing_features(device: DeviceInfo) -> list[str]:
+    """Name what a device lacks to run shaders."""
     missing = [name for name in REQUIRED_FEATURES if name not in device.features]
     return missing + ["Vulkan 1.2"] * (device.api_version[:2] < (1, 2))
 

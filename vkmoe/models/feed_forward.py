@@ -231,8 +231,6 @@ def _router_matrices(layer: FeedForwardWeights) -> tuple[Matrix, ...]:
 
 def _down_matrix(block: Block) -> tuple[Matrix, int]:
     """Return the last matrix of a block that stays in place, and the address of its biases."""
-    down, biases = block.shape.down, block.shape.biases
-    matrix = Matrix(
-        down.type, block.span + down.offset, down.n_rows, down.n_columns, down.row_bytes
-    )
-    return matrix, block.span + biases.down if biases else 0
+    down = block.shape.down
+    matrix = Matrix(down.type, block.down, down.n_rows, down.n_columns, down.row_bytes)
+    return matrix, block.down_bias

@@ -29,11 +29,28 @@ class Block:
     span: int = 0  # an address; 0: of experts, which come and go
     ranges: tuple[Range, ...] = ()  # the memory in which experts may lie
     landing_ranges: tuple[Range, ...] = ()  # the memory its kernels may store experts in
+    # The addresses of gate, up, down and their biases, where `span` has these in place of them.
+    parts: tuple[int, ...] = ()
 
     @property
     def n_bytes(self) -> int:
         """Count the bytes that every token reads; experts are not among them."""
-        return self.shape.span_bytes if self.span else 0
+        if not self.parts:
+            return self.shape.span_bytes if self.span else 0
+        return sum(part.n_bytes for part in (self.shape.gate, self.shape.up, self.shape.down))
+
+    @property
+    def down(self) -> int:
+        """Return the address of the last matrix of a block that stays in place."""
+        return self.parts[2] if self.parts else self.span + self.shape.down.offset
+
+    @property
+    def down_bias(self) -> int:
+        """Return the address of that matrix's biases; 0: it has none."""
+        biases = self.shape.biases
+        if biases is None:
+            return 0
+        return self.parts[5] if self.parts else self.span + biases.down
 
 
 # The parts of a layer. A field is a tensor of the table in tensors.py, under the same name. Vectors

@@ -225,6 +225,13 @@ class MappedPlacer(Placer):
             return self._reach("F32", "F32", tensor.data(self._file))
         return self._reach("F32", "F32", self._file.data(one.name))
 
+    def block(self, block: FeedForwardTensors) -> Block:
+        """Find the parts of a block that every token uses."""
+        (span,) = self.spans(block, self._trunk)
+        addresses = span.buffer.view()[span.offset : span.offset + DESCRIPTOR_BYTES]
+        parts = tuple(addresses.view(np.uint64).tolist())
+        return Block(self.shape(block), span.address, parts=parts)
+
     def shape(self, block: FeedForwardTensors) -> ExpertShape:
         return mapped_shape(block)
 

@@ -33,6 +33,12 @@ public:
     Params(const Call& call, size_t n_rows)
         : words_(call.words<const uint32_t>("params", kHeaderWords + kRowWords * n_rows)) {}
 
+    /// How many rows of a batch the parameters of a dispatch have room for.
+    static size_t most_rows(const Call& call) {
+        const size_t n_words = call.n_words("params");
+        return n_words > kHeaderWords ? (n_words - kHeaderWords) / kRowWords : 0;
+    }
+
     uint64_t expert_table() const { return words_[0] | static_cast<uint64_t>(words_[1]) << 32; }
     uint32_t serial() const { return words_[2]; }
     size_t n_rows() const { return words_[3]; }

@@ -41,7 +41,8 @@ std::vector<Step> multiplied(const Call& call, bool adds) {
     const size_t n_y = y_offset + n_heads * n_outputs;
     const size_t x_words = call.n_words("x");
     require(x_words >= n_x, call, "a row of x is too short");
-    const size_t most = std::min(n_windows * columns, (x_words - n_x) / x_stride + 1);
+    const size_t most = std::min({n_windows * columns, (x_words - n_x) / x_stride + 1,
+                                  Params::most_rows(call)});
     const auto* const x = call.words<const float>("x", reach(most, x_stride, n_x));
     const size_t y_words = call.n_words("y");
     auto* const y = call.words<float>("y", n_y);

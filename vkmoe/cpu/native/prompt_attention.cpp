@@ -185,7 +185,8 @@ std::vector<Step> prompt_attention(const Call& call) {
     const size_t n_groups = call.groups[0] * call.groups[2], n_words = call.n_words("queries");
     require(n_groups > 0 && query_pitch > 0 && n_words >= width, call, "there is nothing to do");
     const size_t room = (n_words - width) / query_pitch + 1;
-    const size_t n_rows = std::min(ceil_divide(n_groups * n_columns, n_heads / n_kv_heads), room);
+    const size_t n_rows = std::min({ceil_divide(n_groups * n_columns, n_heads / n_kv_heads), room,
+                                    Params::most_rows(call)});
     Walk walk{type, row_dim, value_dim, n_heads, n_kv_heads, call.count("window"), n_columns,
               query_pitch, call.count("rest_offset"), call.count("rest_pitch"),
               call.count("rest_stride"), call.count("out_pitch"), call.real("scale"),
