@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
+#include <vector>
 
 // Of ggml, but not of its interface: what is pinned by the hash of its source.
 #include <ggml-cpu-impl.h>
 #include <tiled/tiled.h>
+
+#include "few.hpp"
 
 namespace vkmoe {
 
@@ -63,6 +67,57 @@ bool multiply_tile(const uint8_t* weights, size_t row_bytes, size_t n_rows, cons
                                                  slots_and_rows.data(), room->bytes);
 }
 
+/// By which rounding `multiply_few` gives the bits of tiles, for weights of a type; found by trial.
+Rounding find_rounding(const Format& format) {
+    constexpr size_t kColumns = 512;
+    uint32_t drawn = 1;
+    const auto draw = [&] {  // from -1 to 1 (Numerical Recipes, 7.1)
+        drawn = drawn * 1664525U + 1013904223U;
+        return static_cast<float>(static_cast<int32_t>(drawn)) * 0x1p-31F;
+    };
+    std::array<float, kColumns> values;
+    const size_t row_bytes = format.row_bytes(kColumns);
+    std::vector<uint8_t> weights(kTileRows * row_bytes);
+    Call call;
+    call.scratch = std::make_shared<Scratch>();
+    const Inputs inputs(call, format, kColumns, kFewVectors);
+    std::array<uint32_t, kFewVectors> vectors{};
+    const auto few = std::make_unique<Products>(), tile = std::make_unique<Products>();
+    if (!multiply_few(Rounding::kOnce, nullptr, 0, 0, inputs, vectors.data(), 0, *few)) {
+        return Rounding::kUnknown;
+    }
+    const auto quantise = ggml_get_type_traits(format.type)->from_float_ref;
+    for (size_t row = 0; row < kTileRows; ++row) {
+        std::generate(values.begin(), values.end(), draw);
+        quantise(values.data(), weights.data() + row * row_bytes, kColumns);
+    }
+    for (size_t i = 0; i < kFewVectors; ++i) {
+        std::generate(values.begin(), values.end(), draw);
+        inputs.take(i, values.data());
+        vectors[i] = static_cast<uint32_t>(i);
+    }
+    if (!multiply_tile(weights.data(), row_bytes, kTileRows, inputs, vectors.data(), kFewVectors,
+                       *tile)) {
+        return Rounding::kUnknown;
+    }
+    for (const Rounding rounding : {Rounding::kOnce, Rounding::kTwice}) {
+        multiply_few(rounding, weights.data(), row_bytes, kTileRows, inputs, vectors.data(),
+                     kFewVectors, *few);
+        const size_t n_bytes = kFewVectors * kTileRows * sizeof(float);
+        if (std::memcmp(few->values, tile->values, n_bytes) == 0) return rounding;
+    }
+    return Rounding::kUnknown;
+}
+
+Rounding rounding_of_tiles(const Format& format) {
+    static const std::vector<Rounding> known = [] {
+        std::vector<Rounding> found(GGML_TYPE_COUNT, Rounding::kUnknown);
+        for (const Format& each : formats()) found[each.type] = find_rounding(each);
+        return found;
+    }();
+    return known[format.type];
+}
+
 }  // namespace
 
 Products& first_products() {
@@ -77,6 +132,14 @@ Products& second_products() {
 
 void multiply(const uint8_t* weights, size_t row_bytes, size_t n_rows, const Inputs& inputs,
               const uint32_t* vectors, size_t n_vectors, Products& products) {
+    if (n_vectors <= few_vectors(inputs.format())) {
+        const Rounding rounding = rounding_of_tiles(inputs.format());
+        if (rounding != Rounding::kUnknown) {
+            multiply_few(rounding, weights, row_bytes, n_rows, inputs, vectors, n_vectors,
+                         products);
+            return;
+        }
+    }
     if (multiply_tile(weights, row_bytes, n_rows, inputs, vectors, n_vectors, products)) return;
     for (size_t first = 0; first < n_vectors; first += kVectorsAtOnce) {
         const size_t end = std::min(first + kVectorsAtOnce, n_vectors);
