@@ -13,6 +13,7 @@ from typing import Any
 
 from vkmoe.bench.measure import MIN_REPEATS, document
 from vkmoe.errors import VkmoeError
+from vkmoe.gpu.device import VULKAN
 
 __all__ = ["command_line", "finish", "run_main"]
 
@@ -26,8 +27,8 @@ def command_line(doc: str | None, repeats: int = MIN_REPEATS) -> argparse.Argume
     )
     parser.add_argument(
         "--device",
-        default=os.environ.get("VKMOE_DEVICE"),
-        help="Vulkan device, as for vkmoe (default: VKMOE_DEVICE, else the best one)",
+        default=os.environ.get("VKMOE_DEVICE", VULKAN),
+        help="as for vkmoe (default: VKMOE_DEVICE, else the best Vulkan device)",
     )
     parser.add_argument("--repeats", type=int, default=repeats, help=f"default: {repeats}")
     parser.add_argument("--record", action="store_true", help="also write to bench/results/")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
 import sys
 import threading
@@ -139,6 +140,7 @@ def _row(sample: Sample) -> str:
 
 def main() -> int:
     """The command line."""
+    os.environ.setdefault("VKMOE_DEVICE", "vulkan")  # on the CPU no expert moves
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=demo_model_path())
     parser.add_argument("--tokens", type=int, default=10_000)

@@ -15,6 +15,7 @@ import argparse
 import faulthandler
 import gc
 import logging
+import os
 import random
 import signal
 import sys
@@ -159,6 +160,7 @@ def threads_left() -> list[str]:
 
 def main() -> int:
     """The command line."""
+    os.environ.setdefault("VKMOE_DEVICE", "vulkan")  # on the CPU no expert moves
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=demo_model_path())
     parser.add_argument("--minutes", type=float, default=5)

@@ -19,6 +19,7 @@ import argparse
 import faulthandler
 import hashlib
 import logging
+import os
 import sys
 import tempfile
 import threading
@@ -57,6 +58,7 @@ class Right(NamedTuple):
 
 def main() -> None:
     """Run cases and print one line for each."""
+    os.environ.setdefault("VKMOE_DEVICE", "vulkan")  # on the CPU no expert moves
     options = _options()
     logging.getLogger("vkmoe").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:

@@ -53,9 +53,15 @@ size_t write_top(std::vector<Item>& items, uint32_t* words) {
 
 /// The items of a chunk that can be among the largest: not below the least of some of them.
 std::vector<Item> contenders(const float* logits, size_t first, size_t n) {
+    constexpr size_t kSkipped = 64;  // logits that are passed by at once where none is large enough
     std::vector<Item> found;
     float least = -kInfinity;
     for (size_t i = 0; i < n; ++i) {
+        if (i % kSkipped == 0 && found.size() >= kTop && i + kSkipped <= n &&
+            !(largest(logits + first + i, kSkipped, least) > least)) {
+            i += kSkipped - 1;
+            continue;
+        }
         const float raw = logits[first + i];
         const float value = std::isnan(raw) ? -kInfinity : raw + 0.0F;  // no -0
         if (found.size() >= kTop && !(value > least)) continue;
@@ -85,12 +91,7 @@ std::vector<Step> candidates_partial(const Call& call) {
         const float* const of_row = logits + row * logits_pitch;
         uint32_t* const words = lists + row * pitch + index * kListWords;
         std::vector<float> values(n);
-        bool has_nan = false;
-        for (size_t i = 0; i < n; ++i) {
-            const float raw = of_row[first + i];
-            has_nan = has_nan || std::isnan(raw);
-            values[i] = std::isnan(raw) ? -kLargest : std::clamp(raw, -kLargest, kLargest);
-        }
+        const bool has_nan = make_finite(of_row + first, n, values.data());
         const float top = largest(values.data(), n, -kLargest);
         words[kMaximum] = bits_of(top);
         words[kSum] = bits_of(exponentials(values.data(), n, top));

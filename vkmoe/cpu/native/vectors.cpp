@@ -94,6 +94,18 @@ void add_all_scaled(float* __restrict sum, const float* __restrict factors,
 }
 
 VKMOE_FOR_EACH_PROCESSOR
+bool make_finite(const float* __restrict values, size_t n, float* __restrict found) {
+    uint32_t n_nan = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const float value = values[i];
+        n_nan += value != value ? 1 : 0;
+        const float at_least = value > -kLargest ? value : -kLargest;  // also for NaN
+        found[i] = at_least < kLargest ? at_least : kLargest;
+    }
+    return n_nan != 0;
+}
+
+VKMOE_FOR_EACH_PROCESSOR
 float largest(const float* values, size_t n, float least) {
     for (size_t i = 0; i < n; ++i) least = values[i] > least ? values[i] : least;
     return least;

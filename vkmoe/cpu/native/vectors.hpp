@@ -20,6 +20,9 @@ void products_of_block(const float* one, const float* turned, size_t n, float* p
 void add_all_scaled(float* sum, const float* factors, const float* const* values, size_t n_factors,
                     size_t n);
 
+/// Copy values, infinite ones as the largest numbers, NaN as the lowest; returns whether any was NaN.
+bool make_finite(const float* values, size_t n, float* found);
+
 /// The largest of values, at least `least`.
 float largest(const float* values, size_t n, float least);
 
