@@ -35,6 +35,7 @@ VALUES: dict[str, Any] = {
     "seed": 11,
     "salt": "pepper",
     "device": "0",
+    "threads": 2,
     "ctx_size": 64,
     "ubatch_size": 1,
     "stride": 30,

@@ -24,6 +24,7 @@ FIELDS = [*dataclasses.fields(EngineConfig), *dataclasses.fields(SamplingConfig)
 # A value other than the default for each type, and one that cannot be read.
 GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "device": ("intel", "intel", None),
+    "threads": ("3", 3, "0"),
     "ctx_size": ("77", 77, "many"),
     "kv_type": ("f32", "f32", "f64"),
     "parallel": ("4", 4, "0"),

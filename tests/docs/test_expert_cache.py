@@ -27,6 +27,8 @@ OTHERS = (
     "--ubatch-size",
     "-ub",
     "--draft",
+    "--threads",
+    "-t",
 )  # not about experts
 TEXT = (ROOT / "docs" / "expert-cache.md").read_text()
 

@@ -20,6 +20,7 @@ LAYERS = (
     ("quants",),
     ("gguf_file", "gpu"),
     ("cpu",),
+    ("devices",),
     ("reference",),
     ("ops", "experts"),
     ("models",),
