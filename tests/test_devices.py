@@ -56,7 +56,7 @@ def test_the_variable_names_a_device_in_python_too(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_not_there_is_refused_with_what_is() -> None:
     with pytest.raises(NoDeviceError, match="no device matches 'radeon'") as caught:
-        choose_device([SOFTWARE, NATIVE], "radeon")
+        choose_device([SOFTWARE, NATIVE], "Radeon")
     assert "1: llvmpipe (LLVM 15); 3: CPU (Some Model)" in caught.value.hint
     with pytest.raises(NoDeviceError, match="no device matches 'cpu'"):
         choose_device([OTHER], "cpu")
@@ -79,3 +79,11 @@ def test_without_any_driver_there_is_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(devices, "has_cpu", lambda: False)
     with pytest.raises(NoDriverError):
         list_devices()
+
+
+def test_the_validation_layer_watches_vulkan_devices_alone() -> None:
+    with open_device(validation=True) as opened:
+        assert opened.info.is_vulkan
+    with pytest.raises(NoDeviceError, match="and the CPU is none") as caught:
+        open_device("cpu", validation=True)
+    assert "--device vulkan" in caught.value.hint

@@ -217,15 +217,6 @@ class EngineConfig:
         "Device: its index or part of its name (see `vkmoe devices`), cpu, or vulkan for the best "
         "with a Vulkan driver. Default: discrete before integrated before CPU.",
     )
-    threads: int | None = _option(
-        None,
-        "Threads that compute where the device is the CPU; the text is the same with any number. "
-        "Default: one for each physical core.",
-        "-t",
-        "--threads",
-        minimum=1,
-        maximum=MAX_THREADS,
-    )
     ctx_size: int | None = _option(
         None,
         "Context length in tokens, prompt and reply together. "
@@ -249,6 +240,15 @@ class EngineConfig:
         "--ubatch-size",
         minimum=1,
         maximum=MAX_ROWS,
+    )
+    threads: int | None = _option(
+        None,
+        "Threads that compute where the device is the CPU; the text is the same with any number. "
+        "Default: one for each physical core.",
+        "-t",
+        "--threads",
+        minimum=1,
+        maximum=MAX_THREADS,
     )
     draft: DraftWay = _option(
         "none",

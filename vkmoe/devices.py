@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 
 from vkmoe.cpu.device import CpuDevice, cpu_info, has_cpu
-from vkmoe.errors import NoDriverError
+from vkmoe.errors import NoDeviceError, NoDriverError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import device as gpu
 from vkmoe.gpu.device import VULKAN, Device
@@ -40,16 +40,17 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     """Choose the device a user means: by index, by a part of its name, or the best one.
 
     Best is a GPU, then the CPU, then a Vulkan driver that runs on it. "vulkan" is the best Vulkan
-    device, "cpu" the CPU. Raises NoDeviceError with what there is.
+    device, "cpu" the CPU. Raises NoDeviceError with what there is, NoDriverError.
     """
-    wanted = wanted if wanted is not None else os.environ.get(_VARIABLE) or None
-    name = wanted.strip().lower() if wanted is not None else ""
+    name = _name(wanted)
     of_threads = [item for item in devices if not item.is_vulkan]
     others = [item for item in devices if item.is_vulkan]
     gpus = [item for item in others if not item.is_cpu and not gpu.missing_features(item)]
     if of_threads and (name == CPU or not (name or gpus)):
         return of_threads[0]
-    return gpu.choose_device(others if name in ("", VULKAN) else devices, wanted)
+    if name in ("", VULKAN):
+        return gpu.choose_device(others or gpu.list_devices(), None)
+    return gpu.choose_device(devices, name)
 
 
 def open_device(
@@ -57,11 +58,23 @@ def open_device(
 ) -> Device:
     """Open the device that `choose_device` chooses, with `n_threads` where it is the CPU.
 
-    None of them: one for each physical core. Use it as a context manager. Raises GpuErrors.
+    None of them: one for each physical core. With `validation` the best is a Vulkan device: there
+    is no other that the layer watches. Use it as a context manager. Raises GpuErrors.
     """
-    if not has_cpu():
-        return Device(wanted or os.environ.get(_VARIABLE), validation)
-    chosen = choose_device(list_devices(), wanted)
-    if not chosen.is_vulkan:
-        return CpuDevice(n_threads, chosen.index)
-    return Device(str(chosen.index), validation)
+    name = _name(wanted) or VULKAN * validation
+    if name == VULKAN or not has_cpu():
+        return Device(name or None, validation)
+    chosen = choose_device(list_devices(), name or None)
+    if chosen.is_vulkan:
+        return Device(str(chosen.index), validation)
+    if validation:
+        raise NoDeviceError(
+            "the validation layer watches Vulkan devices, and the CPU is none",
+            f"drop --validation, or take --device {VULKAN}",
+        )
+    return CpuDevice(n_threads, chosen.index)
+
+
+def _name(wanted: str | None) -> str:
+    """Return the name to look for, which a variable may say, in lower case; empty for the best."""
+    return (wanted or os.environ.get(_VARIABLE, "")).strip().lower()

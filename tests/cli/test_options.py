@@ -24,11 +24,11 @@ FIELDS = [*dataclasses.fields(EngineConfig), *dataclasses.fields(SamplingConfig)
 # A value other than the default for each type, and one that cannot be read.
 GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "device": ("intel", "intel", None),
-    "threads": ("3", 3, "0"),
     "ctx_size": ("77", 77, "many"),
     "kv_type": ("f32", "f32", "f64"),
     "parallel": ("4", 4, "0"),
     "ubatch_size": ("64", 64, "some"),
+    "threads": ("3", 3, "0"),
     "draft": ("Lookup", "lookup", "model"),
     "validation": ("yes", True, "perhaps"),
     "tuning": ("TABLE", "table", "chair"),
@@ -82,7 +82,10 @@ def test_every_field_has_a_case_here() -> None:
     assert set(GIVEN) == {item.name for item in FIELDS}
 
 
-def test_defaults_are_those_of_the_dataclasses(run: Run, fake: type[FakeLLM]) -> None:
+def test_defaults_are_those_of_the_dataclasses(
+    run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VKMOE_DEVICE")
     assert run("generate", "-p", "x").code == 0
     assert fake.calls[0]["config"] == EngineConfig()
     assert fake.calls[1]["sampling"] == SamplingConfig()
