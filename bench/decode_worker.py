@@ -29,9 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--device")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--ctx", type=int, required=True)
     options = parser.parse_args()
-    with Engine(options.model, EngineConfig(device=options.device, ctx_size=options.ctx)) as engine:
+    config = EngineConfig(options.device, options.ctx, threads=options.threads)
+    with Engine(options.model, config) as engine:
         info = engine.device.info
         _say({"runs_on": f"{info.name}, {info.driver}", "kernels": str(engine.tuning)})
         for line in sys.stdin:

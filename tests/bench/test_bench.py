@@ -200,6 +200,24 @@ def test_prompt(cache: list[str]) -> None:
     }
 
 
+def test_cpu(cache: list[str], tmp_path: Path) -> None:
+    """Beside llama.cpp's benchmark in both of its ways, with another process at work."""
+    rival = tmp_path / "llama-bench"
+    rival.write_text("#!/bin/sh\necho '[{\"avg_ts\": 2.5}]'\n")
+    rival.chmod(0o755)
+    few = [*TINY, *cache, "--lengths", "3", "--tokens", "4", "--threads", "1", "--busy", "1"]
+    found = document("cpu", *few, "--llama-bench", str(rival))
+    assert found["card"]["device"].startswith("CPU") and found["card"]["threads"] == 1
+    results = found["results"]
+    assert positive(results["rows"]) and len(results["rows"]) == 6
+    assert set(results["ratios"]) == {
+        f"{work}: vkmoe / llama.cpp {way}"
+        for work in ("prompt 3", "decode")
+        for way in ("plain", "repacked")
+    }
+    assert results["values"]["llama.cpp plain decode"] == [2.5] * 5
+
+
 def test_prompt_refuses_to_compare_other_models(cache: list[str]) -> None:
     rival = [*TINY, *cache, "--lengths", "3", "--llama-lengths", "3"]
     rival += ["--llama-python", sys.executable]
