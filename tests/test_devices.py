@@ -55,7 +55,7 @@ def test_the_variable_names_a_device_in_python_too(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_not_there_is_refused_with_what_is() -> None:
-    with pytest.raises(NoDeviceError, match="no device matches 'radeon'") as caught:
+    with pytest.raises(NoDeviceError, match="no device matches 'Radeon'") as caught:
         choose_device([SOFTWARE, NATIVE], "Radeon")
     assert "1: llvmpipe (LLVM 15); 3: CPU (Some Model)" in caught.value.hint
     with pytest.raises(NoDeviceError, match="no device matches 'cpu'"):

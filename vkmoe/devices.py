@@ -42,7 +42,7 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     Best is a GPU, then the CPU, then a Vulkan driver that runs on it. "vulkan" is the best Vulkan
     device, "cpu" the CPU. Raises NoDeviceError with what there is, NoDriverError.
     """
-    name = _name(wanted)
+    name = _name(wanted).lower()
     of_threads = [item for item in devices if not item.is_vulkan]
     others = [item for item in devices if item.is_vulkan]
     gpus = [item for item in others if not item.is_cpu and not gpu.missing_features(item)]
@@ -50,7 +50,7 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
         return of_threads[0]
     if name in ("", VULKAN):
         return gpu.choose_device(others or gpu.list_devices(), None)
-    return gpu.choose_device(devices, name)
+    return gpu.choose_device(devices, _name(wanted))
 
 
 def open_device(
@@ -62,7 +62,7 @@ def open_device(
     is no other that the layer watches. Use it as a context manager. Raises GpuErrors.
     """
     name = _name(wanted) or VULKAN * validation
-    if name == VULKAN or not has_cpu():
+    if name.lower() == VULKAN or not has_cpu():
         return Device(name or None, validation)
     chosen = choose_device(list_devices(), name or None)
     if chosen.is_vulkan:
@@ -76,5 +76,5 @@ def open_device(
 
 
 def _name(wanted: str | None) -> str:
-    """Return the name to look for, which a variable may say, in lower case; empty for the best."""
-    return (wanted or os.environ.get(_VARIABLE, "")).strip().lower()
+    """Return the name to look for, which a variable may say; empty for the best."""
+    return (wanted or os.environ.get(_VARIABLE, "")).strip()

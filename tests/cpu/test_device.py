@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vkmoe.cpu import device as module
 from vkmoe.cpu.device import CpuDevice, cpu_info, n_cores
+from vkmoe.errors import GpuError, OutOfMemoryError
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import memory_type_candidates
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
@@ -21,9 +23,31 @@ def test_it_is_a_cpu_with_one_memory(native: Any) -> None:
     assert info.is_cpu and info.is_uma and native.features() in info.driver
     for intent in ("device", "host", "readback", "bar"):
         assert memory_type_candidates(info, intent) == [0]
-    assert 1 <= n_cores() <= len(os.sched_getaffinity(0))
     with CpuDevice() as device:
         assert device.native.n_queues == 1 and not device.native.has_upload_queue
+
+
+def test_threads_are_as_many_as_cores(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that this process may use; hyper-threads share one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5})
+    monkeypatch.setattr(module, "_core", lambda cpu: str(cpu // 2))
+    assert n_cores() == 3
+    with CpuDevice() as device:
+        assert device.native.pool.n_threads == 3
+
+
+def test_what_the_system_has_not_got_is_one_clear_error(
+    native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CpuDevice(1) as device, pytest.raises(OutOfMemoryError, match="MiB of memory for cache"):
+        device.allocate("device", 1 << 55, "cache")
+
+    def refused(n_threads: int) -> None:
+        raise RuntimeError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(native, "Pool", refused)
+    with pytest.raises(GpuError, match="does not start 7 threads: Resource"):
+        CpuDevice(7)
 
 
 def test_commands_run_in_their_order(native: Any) -> None:

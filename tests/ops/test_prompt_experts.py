@@ -283,7 +283,8 @@ class Layer:
             weights = self.gates[row : row + 1]
             for slots, of_slots in ((self.ids[row], self.weights[row]), (shared, weights)):
                 none = no_bias[: len(slots)], no_bias[: len(slots)]
-                act = gate_up_twin(self.gate[slots], self.up[slots], self.x[row], 1.0, none)
+                matrices, xs = (self.gate[slots], self.up[slots]), (self.x[row], self.x[row])
+                act = gate_up_twin(matrices, xs, 1.0, none)
                 zeros = np.zeros((len(slots), self.width))
                 hidden = down_twin(self.down[slots], act, of_slots, hidden, ones, zeros).hidden
             rows.append(hidden)

@@ -183,6 +183,8 @@ def _at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     from vkmoe.experts.decide.settings import sizing_line
 
     yield from cpu_notes(llm.device_info)
+    if config.threads is not None and llm.device_info.is_vulkan:
+        yield f"--threads has no effect: {llm.device_info.name} runs shaders"
     sizing = llm.plan.sizing
     if sizing is not None and not llm.plan.mode.on_device:
         yield sizing_line(sizing)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.errors import GpuError, OutOfMemoryError
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.kernels import KERNELS
@@ -153,7 +154,13 @@ class Memory:
     mapped, memory_type = True, 0
 
     def __init__(self, native: _Native, n_bytes: int, name: str) -> None:
-        room = np.zeros(n_bytes + ALIGNMENT, np.uint8)
+        try:
+            room = np.zeros(n_bytes + ALIGNMENT, np.uint8)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"cannot allocate {n_bytes / 2**20:,.0f} MiB of memory for {name}",
+                "lower --ctx-size, close other programs, or take a smaller model",
+            ) from error
         first = -room.ctypes.data % ALIGNMENT
         self.name = name
         self.bytes: Bytes = room[first : first + n_bytes]
@@ -275,7 +282,12 @@ class _Native:
         from vkmoe.cpu import _native
 
         self.extension = _native
-        self.pool = _native.Pool(n_threads)
+        try:
+            self.pool = _native.Pool(n_threads)
+        except RuntimeError as error:
+            raise GpuError(
+                f"the system does not start {n_threads} threads: {error}", "lower --threads"
+            ) from error
         self.reached: list[Bytes] = []  # kept as long as programs may read them
         self.regions, self.scratch = _native.Regions(), _native.Scratch()
 

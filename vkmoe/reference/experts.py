@@ -33,19 +33,19 @@ def activated(
 
 
 def expert_gate_up(
-    gate: Floats,
-    up: Floats,
-    x: Floats,
+    matrices: tuple[Floats, Floats],
+    xs: tuple[Floats, Floats],
     scale: float,
     biases: tuple[Floats, Floats],
     activation: str = "silu",
 ) -> NDArray[np.float64]:
     """Compute activated(scale * gate @ x, scale * up @ x), biases added before.
 
-    gate, up [n_slots, n_rows, n_columns], their biases [n_slots, n_rows].
+    gate, up [n_slots, n_rows, n_columns], their biases [n_slots, n_rows]; x as each multiplies it,
+    which may be rounded.
     """
-    gate_bias, up_bias = biases
-    return activated(matvec(gate, x, scale, gate_bias), matvec(up, x, scale, up_bias), activation)
+    gate, up = (matvec(w, x, scale, b) for w, x, b in zip(matrices, xs, biases, strict=True))
+    return activated(gate, up, activation)
 
 
 def expert_down(

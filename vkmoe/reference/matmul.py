@@ -63,22 +63,21 @@ def half_bound(weights: Floats, x: Floats) -> NDArray[np.float64]:
 
 
 def expert_matmul_gate_up(
-    gate: Floats,
-    up: Floats,
-    x: Floats,
+    matrices: tuple[Floats, Floats],
+    xs: tuple[Floats, Floats],
     experts: NDArray[np.integer],
     biases: tuple[Floats, Floats],
     activation: str = "silu",
 ) -> NDArray[np.float64]:
     """Compute activated(gate @ x, up @ x) of pairs' experts, biases added before: [n_pairs, inner].
 
-    gate, up [n_experts, inner, n_columns], their biases [n_experts, inner], x [n, n_columns];
-    experts [n, n_used].
+    gate, up [n_experts, inner, n_columns], their biases [n_experts, inner], x [n, n_columns] as
+    each multiplies it; experts [n, n_used].
     """
-    of_x = np.repeat(x, experts.shape[1], axis=0)
+    n_used = experts.shape[1]
     products = [
-        _of_pairs(weights, of_x, experts, bias)
-        for weights, bias in zip((gate, up), biases, strict=True)
+        _of_pairs(weights, np.repeat(x, n_used, axis=0), experts, bias)
+        for weights, x, bias in zip(matrices, xs, biases, strict=True)
     ]
     return activated(products[0], products[1], activation)
 

@@ -38,8 +38,9 @@ from vkmoe.ops.router import RoutingLog, shared_weight_word
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import device_row_bytes, to_device
 from vkmoe.quants.types import Bytes
-from vkmoe.reference.experts import activated, silu
 from vkmoe.reference.experts import expert_down as down_twin
+from vkmoe.reference.experts import expert_gate_up as gate_up_twin
+from vkmoe.reference.experts import silu
 from vkmoe.reference.matvec import matvec as matvec_twin
 from vkmoe.selftest.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.inputs import (
@@ -130,13 +131,14 @@ class GateUpCase(KernelCase):
 
     def _twin(self, experts: PlacedExperts, source: NormedInput) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
+        gate, up, scale = experts.of_slots(GATE), experts.of_slots(UP), source.scale
+        biases = experts.biases_of_slots(GATE), experts.biases_of_slots(UP)
+        of_gate, of_up = (multiplied(self.tuning, kind, source.x) for kind in self.types)
         parts, sizes = [], []
-        for which, kind in ((GATE, self.types[0]), (UP, self.types[1])):
-            x = multiplied(self.tuning, kind, source.x)
-            matrix, bias = experts.of_slots(which), experts.biases_of_slots(which)
-            parts.append(matvec_twin(matrix, x, source.scale, bias))
-            sizes.append(matvec_twin(np.abs(matrix), np.abs(x), source.scale, np.abs(bias)))
-        wanted = activated(parts[0], parts[1], self.activation)
+        for matrix, x, bias in zip((gate, up), (of_gate, of_up), biases, strict=True):
+            parts.append(matvec_twin(matrix, x, scale, bias))
+            sizes.append(matvec_twin(np.abs(matrix), np.abs(x), scale, np.abs(bias)))
+        wanted = gate_up_twin((gate, up), (of_gate, of_up), scale, biases, self.activation)
         return wanted, activation_sizes(parts, sizes, self.activation)
 
 

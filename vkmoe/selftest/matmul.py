@@ -36,7 +36,6 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import to_device
 from vkmoe.quants.types import Bytes
 from vkmoe.reference import matmul as twins
-from vkmoe.reference.experts import activated
 from vkmoe.reference.prompt_experts import expert_tiles
 from vkmoe.selftest.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
 from vkmoe.selftest.experts import activation_sizes, place_spans, span_layout
@@ -355,16 +354,16 @@ class _Experts:
     def gate_up(self, x: Floats) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
         (gate, up, _), (gate_bias, up_bias, _) = self._values, self._biases
-        kind, parts, sizes = self._case.activation, [], []
-        for matrix, weights, bias in (
-            (self._shape.gate, gate, gate_bias),
-            (self._shape.up, up, up_bias),
-        ):
-            of_x = multiplied(self._case.tuning, matrix.type, x)
+        matrices, biases, kind = (gate, up), (gate_bias, up_bias), self._case.activation
+        types = (self._shape.gate.type, self._shape.up.type)
+        of_gate, of_up = (multiplied(self._case.tuning, name, x) for name in types)
+        xs, parts, sizes = (of_gate, of_up), [], []
+        for weights, of_x, bias in zip(matrices, xs, biases, strict=True):
             of_pairs = np.repeat(of_x, self.ids.shape[1], axis=0)
             parts.append(twins.expert_matmul_down(weights, of_pairs, self.ids, bias))
             sizes.append(self._sizes(weights, of_pairs, bias))
-        return activated(parts[0], parts[1], kind), activation_sizes(parts, sizes, kind)
+        wanted = twins.expert_matmul_gate_up(matrices, xs, self.ids, biases, kind)
+        return wanted, activation_sizes(parts, sizes, kind)
 
     def down(self, x: Floats) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
