@@ -1,5 +1,6 @@
-// Computes  nothing: writes the serial number of this submit into word 0 of the log, the proof that the program ran to its end.
-// Inputs    params. Output: log word 0.
+// Computes  nothing: leaves proof in the log that this part of a program ran to its end: word 0 is the serial number of the run,
+//           word 1 counts the parts that have left it.
+// Inputs    params. In and out: log words 0 and 1.
 // Who       one invocation.
 // Assumes   it is the last dispatch of its program, behind a barrier.
 // Dispatch  (1, 1, 1).
@@ -10,8 +11,10 @@
 
 layout(local_size_x_id = 0) in;
 
-layout(set = 0, binding = 1, std430) writeonly buffer Log { uint serial_log[]; };
+layout(set = 0, binding = 1, std430) buffer Log { uint proof[]; };
 
 void main() {
-    if (gl_LocalInvocationIndex == 0u) serial_log[0] = params.serial;
+    if (gl_LocalInvocationIndex != 0u) return;
+    proof[1] = proof[0] == params.serial ? proof[1] + 1u : 1u;
+    proof[0] = params.serial;
 }

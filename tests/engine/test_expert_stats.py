@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +121,8 @@ def test_reads_of_guesses_are_hidden_behind_the_step_before(guesses: bool, stats
         io = programs.io
         receive = io.receive
 
-        def slow_receive(pieces: Sequence[int] = (), with_log: bool = True) -> None:
-            receive(pieces, with_log)
+        def slow_receive(n_programs: int = 1) -> None:
+            receive(n_programs)
             time.sleep(0.002)
 
         io.receive = slow_receive  # type: ignore[method-assign]

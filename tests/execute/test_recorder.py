@@ -323,7 +323,7 @@ def test_a_segment_that_did_not_run_is_noticed(
 def test_serials_begin_anew_without_the_one_that_means_none(
     split: TokenPrograms, odd: Model
 ) -> None:
-    """The pieces clear the log's serial to 0, which no submit may have."""
+    """The log is cleared to 0 at first, which no submit may have."""
     split.io.serial = 0xFFFFFFFE
     np.testing.assert_array_equal(odd.rows(split), odd.wanted)
     assert split.io.serial == len(TOKENS) - 1

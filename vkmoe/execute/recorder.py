@@ -38,8 +38,8 @@ from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.workspace import FEW_ROWS, most_pieces
-from vkmoe.ops.candidates import CandidatesReader
+from vkmoe.models.workspace import FEW_ROWS
+from vkmoe.ops.candidates import PROOF_WORDS, CandidatesReader
 from vkmoe.ops.router import LogViews
 
 __all__ = ["HostActions", "Recorded", "Segment", "TokenPrograms"]
@@ -80,7 +80,6 @@ class Segment:
     program: Program
     recording: Recording
     then: Bring | None
-    piece: int | None  # the serial it leaves; None: it puts out the log, which has one
 
 
 class _Submit:
@@ -88,7 +87,6 @@ class _Submit:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.recordings = tuple(segment.recording for segment in segments)
-        self.pieces = tuple(segment.piece for segment in segments)
         self.then = segments[-1].then
         self.expected_ns = 0  # how long it takes, by those before; 0: not known yet
         self._n_runs = 0
@@ -189,8 +187,7 @@ class TokenPrograms(Closing):
         for tensor in space.tensors:
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
-            n_pieces = most_pieces(decoder.spec.n_layers)
-            self.io = TokenIo(backend, space.params, space.log, space.candidates, n_pieces)
+            self.io = TokenIo(backend, space.params, space.log, space.candidates)
             cleanup.callback(self.io.close)
             self._views: dict[int, LogViews] = {}  # by the rows of a program
             self._read: LogViews = self._log_views(1, 1)  # of the last run's rows
@@ -276,8 +273,7 @@ class TokenPrograms(Closing):
         elapsed = time.perf_counter_ns() - started
         for submit in queue:
             submit.took(elapsed * submit.expected_ns / known if known else elapsed / len(queue))
-        pieces = [piece for submit in queue for piece in submit.pieces]
-        self.io.receive([piece for piece in pieces if piece is not None], None in pieces)
+        self.io.receive(len(recordings))
 
     def _fit_chunks(self, n_rows: int, recorded: Recorded) -> None:
         """Choose the rows of the next chunk, so that no submit takes longer than its target."""
@@ -381,18 +377,17 @@ class _Recorder:
         whole = partial(self._dressed, body.name, body.commands, kind, outputs=self.outputs(kind))
         parts, alone = self._parts(kind, body), kind.phase == "prompt"
         segments: list[Segment] = []
-        place = 0  # in its submit; of one that stands alone, in the program
+        begins = True  # a submit
         for index, part in enumerate(parts):
             is_last = index + 1 == len(parts)
-            ends_submit = part.then is not None or is_last
-            outputs = self.outputs(kind if is_last else kind._replace(n_logits=0))
+            ends = part.then is not None or is_last
+            outputs = self.outputs(kind if is_last else kind._replace(n_logits=0)) if ends else ()
+            if alone and not ends:
+                outputs = (self.decoder.workspace.log.part(0, PROOF_WORDS),)
             name = f"{body.name} {index}" if len(parts) > 1 else body.name
-            program = self._dressed(
-                name, part.commands, kind, place, alone, outputs if ends_submit else ()
-            )
-            piece = None if ends_submit else place
-            segments.append(self.segment(program, part.then, piece, known))
-            place = 0 if ends_submit and not alone else place + 1
+            program = self._dressed(name, part.commands, kind, begins or alone, outputs)
+            segments.append(self.segment(program, part.then, known))
+            begins = ends
         return Recorded(whole, tuple(segments), alone)
 
     def _parts(self, kind: BatchKind, body: Program) -> list[Part]:
@@ -414,37 +409,30 @@ class _Recorder:
         name: str,
         commands: Sequence[Command],
         kind: BatchKind,
-        place: int = 0,
-        alone: bool = False,
+        begins: bool = True,
         outputs: Sequence[Bound] = (),
     ) -> Program:
-        """Build the program of a part: parameters in, the serial number, reports out.
+        """Build the program of a part: parameters in, the proof that it ran, reports out.
 
-        Segments of one submit share the parameters of the first, unless each may be it, and each
-        leaves proof that it ran: the last one all `outputs`, one at another `place` its serial.
+        Segments of one submit share the parameters of the one that `begins` it, and what the last
+        one puts out.
         """
         program = Program(name)
-        if place == 0 or alone:
+        if begins:
             self.io.copy_in(program, kind.n_rows)
-        if place:
-            self.io.clear_serial(program)
         program.commands.extend(commands)
         self.decoder.close_program(program)
-        if outputs:
-            self.io.copy_out(program, outputs)
-        else:
-            self.io.copy_serial(program, place)
+        self.io.copy_out(program, outputs)
         return program
 
     def segment(
         self,
         program: Program,
         then: Bring | None = None,
-        piece: int | None = None,
         known: Sequence[Segment] = (),
     ) -> Segment:
         """Record a program, or take the known segment that has the same commands."""
         for segment in known:
             if segment.then == then and segment.program.commands == program.commands:
                 return segment
-        return Segment(program, self.backend.record(program, timed=True), then, piece)
+        return Segment(program, self.backend.record(program, timed=True), then)

@@ -55,6 +55,14 @@ class Backend:
         assert known.n_words == ref.n_words, (ref, known.n_words)
         return known
 
+    def clear(self, ref: TensorRef) -> None:
+        """Fill the memory behind a tensor proxy with zeros, now. Raises GpuErrors."""
+        memory = self.tensor(ref)
+        with translate_errors(f"clearing {ref.name}"):
+            recorder = self.device.native.recorder()
+            recorder.fill(memory, 0, ref.n_bytes, 0)
+            self.device.native.submit(recorder.finish()).wait()
+
     def record(
         self, program: Program, barriers: list[bool] | None = None, timed: bool = False
     ) -> _native.Recording:

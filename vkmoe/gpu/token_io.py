@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +48,8 @@ def pack_params(
 class TokenIo:
     """Owns the host's end of a batch: the parameter and readback buffers and the serial number.
 
-    The readback buffer has a serial for each piece that a run may be cut into, the first being the
-    log's, then the log, which has fewer words where a program has fewer rows, then the candidates.
+    The readback buffer has the log, which has fewer words where a program has fewer rows, then the
+    candidates.
     """
 
     def __init__(
@@ -59,17 +58,16 @@ class TokenIo:
         params: TensorRef,
         log: TensorRef,
         candidates: TensorRef,
-        n_pieces: int = 1,
     ) -> None:
-        """Allocate the buffers for tensors of the most rows that any program has."""
+        """Allocate the buffers for tensors of the most rows that any program has; clear the log."""
         self._params, self._log = params, log
         self._in = backend.device.allocate("host", params.n_bytes, "params")
-        sizes = (n_pieces - 1, candidates.n_words, log.n_words)
-        candidates_at, log_at, n_words = accumulate(sizes)
-        self._starts = {log.name: log_at, candidates.name: candidates_at}  # words of the buffer
+        self._starts = {log.name: 0, candidates.name: log.n_words}  # words of the buffer
+        n_words = log.n_words + candidates.n_words
         self._out = backend.device.allocate("readback", 4 * n_words, "readback")
         backend.bind("host params", self._in)
         backend.bind("readback", self._out)
+        backend.clear(log)
         # What every token touches is made once: NumPy's first calls after a submit are slow.
         self._params_view = self._in.view().data
         self._words = self._out.view().view(np.uint32)
@@ -90,38 +88,21 @@ class TokenIo:
             target = Range("readback", start, start + written.end)
             program.copy(written, target, f"{tensor.name} out")
 
-    def clear_serial(self, program: Program) -> None:
-        """Append the copy that takes the serial of the piece before out of the log.
-
-        The pieces of a token have the same serial: what is left there would vouch for the next.
-        """
-        # Not from the parameters on the device: this would have to wait for them.
-        zero = Range("host params", 4 * (HEADER_WORDS - 1), 4 * HEADER_WORDS)
-        program.copy(zero, self._log.words(0, 1), "serial cleared")
-
-    def copy_serial(self, program: Program, piece: int) -> None:
-        """Append the copy of the log's serial to the readback word of a piece, counted from 0."""
-        target = Range("readback", 4 * piece, 4 * piece + 4)
-        program.copy(self._log.words(0, 1), target, f"serial {piece} out")
-
     def send(self, batch: TokenBatch, table_address: int) -> None:
         """Write the parameters of the next submit. No submit may be in flight."""
-        self.serial = self.serial % 0xFFFFFFFF + 1  # never 0, which the log begins with
+        self.serial = self.serial % 0xFFFFFFFF + 1  # never 0, which the log is cleared to
         landing_row = self.serial % len(batch.tokens)  # each has its turn
         pack_params(self._params_view, batch, table_address, self.serial, landing_row)
 
-    def receive(self, pieces: Sequence[int] = (), with_log: bool = True) -> None:
-        """Make results readable and check that they are of the submits just waited for.
+    def receive(self, n_programs: int = 1) -> None:
+        """Make results readable and check that they are of what was just waited for.
 
-        Those left serials for these pieces, and the log if it was among their outputs. Raises
-        DeviceLostError when a serial is another: some drivers signal fences as success after a
-        watchdog has reset the GPU.
+        That is so many programs, each of which left its proof in the log. Raises DeviceLostError
+        when one is missing: some drivers signal fences as success after a watchdog has reset the
+        GPU.
         """
         self._out.invalidate(0, self._out.size)
-        found = [self._data[piece] for piece in pieces]
-        if with_log:
-            found.append(self._data[self._starts[self._log.name]])
-        if found != [self.serial] * len(found):
+        if (self._data[0], self._data[1]) != (self.serial, n_programs):
             raise DeviceLostError(
                 "the GPU reported a finished token whose log was not written",
                 "either the driver reset the GPU (close other GPU programs and try again), or this "

@@ -34,7 +34,6 @@ __all__ = [
     "RowSizes",
     "Workspace",
     "attention_kernels",
-    "most_pieces",
     "router_shape",
 ]
 
@@ -70,11 +69,6 @@ class RowSizes:
 
 
 FEW_ROWS = (1, 2, 4, 8)  # to decode, or that may want logits: sizes of programs
-
-
-def most_pieces(n_layers: int) -> int:
-    """Count the parts that a program is cut into at most: by the marks of layers, and two more."""
-    return 6 * n_layers + 2
 
 
 class LatentWorkspace:

@@ -1,5 +1,5 @@
 """Appends what the host reads of a token: the 64 largest logits and the log-sum-exp of all, so that
-it need not read the vocabulary, and last of all the submit's serial number in the log.
+it need not read the vocabulary, and last of all the proof in the log that everything ran.
 
 Shaders: candidates_partial.comp, candidates_merge.comp, finish.comp. Twins:
 vkmoe/reference/logits.py.
@@ -24,6 +24,7 @@ __all__ = [
     "LIST_WORDS",
     "LOGITS_AT",
     "N_CANDIDATES",
+    "PROOF_WORDS",
     "CandidatesReader",
     "candidates",
     "finish",
@@ -48,8 +49,9 @@ CANDIDATES_MERGE = kernel(
     "workgroup_size",
 )
 
-FINISH = kernel("finish", "r:params w:log", "", "workgroup_size")
+FINISH = kernel("finish", "r:params rw:log", "", "workgroup_size")
 FINISH_WORKGROUP = 8
+PROOF_WORDS = 2  # of the log, which begins with them
 
 N_CANDIDATES = 64
 # The output: [count, NaN flag, log-sum-exp (float bits), 0, 64 ids, 64 logits (float bits)].
@@ -141,8 +143,9 @@ def candidates(
 
 
 def finish(program: Program, params: TensorRef, log: TensorRef) -> None:
-    """Append log word 0 = params.serial, after everything before it in the program.
+    """Append what proves that everything before it in the program ran.
 
+    Log word 0 = params.serial; word 1 counts the programs that have left this serial, one by one.
     It claims to read all that was written, so that the hazard plan puts a barrier before it.
     """
     written = dict.fromkeys(r for command in program.commands for r in command.writes)
@@ -150,7 +153,7 @@ def finish(program: Program, params: TensorRef, log: TensorRef) -> None:
         FINISH.dispatch(
             "finish",
             {"workgroup_size": FINISH_WORKGROUP},
-            {"params": params, "log": log.part(0, 1)},
+            {"params": params, "log": log.part(0, PROOF_WORDS)},
             (1, 1, 1),
             "finish",
             reads=tuple(written),

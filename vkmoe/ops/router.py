@@ -39,7 +39,7 @@ ROUTER_TOPK = kernel(
 )
 
 MAX_EXPERTS, MAX_USED = 1024, 32  # 4 KiB of keys in shared memory; slots in it
-LOG_HEADER_WORDS = 4  # word 0 is the serial number that `finish` writes
+LOG_HEADER_WORDS = 4  # the first are the proof that `finish` leaves
 RENORMALISE, SIGMOID, SHARED_GATE, GATHER = 1, 2, 4, 8
 
 

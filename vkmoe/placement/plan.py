@@ -35,7 +35,7 @@ from vkmoe.gpu.device import Intent
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.models import ModelFile
-from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels, most_pieces
+from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings
@@ -110,7 +110,7 @@ def decide(
         link = measure_link()
         return cache_mode(config, device, link, max(sizes.spans))
 
-    scratch = _scratch(workspace, spec.n_layers)
+    scratch = _scratch(workspace)
     made = plan(config, spec, device, sizes, scratch, available_bytes(), mode_of_cache)
     if link is not None and made.mode.in_cache:
         way = "gathered" if made.mode.gathers else "read in place"
@@ -176,13 +176,12 @@ def _workspace(
         sizes = replace(sizes, prompt=sizes.prompt[:-1])
 
 
-def _scratch(workspace: Workspace, n_layers: int) -> Scratch:
+def _scratch(workspace: Workspace) -> Scratch:
     """List the workspace's tensors, and the host's buffers for what goes in and comes out."""
-    serials = 4 * most_pieces(n_layers)
     return Scratch(
         tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
         params=workspace.params.n_bytes,
-        results=workspace.log.n_bytes + workspace.candidates.n_bytes + serials,
+        results=workspace.log.n_bytes + workspace.candidates.n_bytes,
         logits=(4 * workspace.logits.row_words,) * workspace.logits.n_rows,
         brings=workspace.brings_experts,
     )
@@ -194,7 +193,7 @@ class Scratch:
 
     tensors: tuple[int, ...]  # of the workspace, each an allocation of its own
     params: int
-    results: int  # routing log, candidates and serials, read back after each token, at most
+    results: int  # routing log and candidates, read back after each token, at most
     logits: tuple[int, ...]  # of each row that may want some, read back on its own
     brings: bool = True  # some program brings experts of prompts to the device
 

@@ -157,5 +157,6 @@ def pick_rows(x: NDArray[np.float32], wants_logits: Sequence[bool]) -> NDArray[n
 
 
 def finish(log: NDArray[np.uint32], serial: int) -> NDArray[np.uint32]:
-    """Return the log with the submit's serial number in word 0."""
-    return np.append(np.uint32(serial), log[1:])
+    """Return the log with the serial number in word 0, and in word 1 how many parts left it."""
+    n_parts = log[1] + np.uint32(1) if log[0] == serial else np.uint32(1)
+    return np.concatenate([[np.uint32(serial), n_parts], log[2:]])

@@ -197,7 +197,10 @@ def _normal(size: float, count: int, seed: int) -> Logits:
 
 @dataclass(frozen=True)
 class FinishCase(KernelCase):
-    """Checks that finish leaves the serial number in word 0 of the log, nothing elsewhere."""
+    """Checks that finish leaves its proof in two words of the log, nothing elsewhere.
+
+    Each serial comes after another, and as the fifth of its run.
+    """
 
     serials: tuple[int, ...]
 
@@ -205,14 +208,16 @@ class FinishCase(KernelCase):
         log, program = TensorRef("log", 9), Program("finish")
         finish(program, PARAMS, log)
 
-        def compare(serial: int, checks: Checks, words: Sequence[Words]) -> None:
-            before = np.full(log.n_words, SENTINEL, np.uint32)
+        def compare(serial: int, before: Words, checks: Checks, words: Sequence[Words]) -> None:
             checks.equal("log", words[0], twins.finish(before, serial))
 
-        rounds = [
-            ({PARAMS: params_words(serial=serial)}, partial(compare, serial))
-            for serial in self.serials
-        ]
+        rounds = []
+        for serial in self.serials:
+            other = np.full(log.n_words, SENTINEL, np.uint32)
+            same = np.concatenate([[np.uint32(serial), np.uint32(4)], other[2:]])
+            for before in (other, same):
+                inputs = {PARAMS: params_words(serial=serial), log: before}
+                rounds.append((inputs, partial(compare, serial, before)))
         return Prepared(program, (log,), rounds)
 
 
