@@ -42,10 +42,10 @@ __all__ = [
 
 REQUIRED_FEATURES = ("buffer_device_address",)
 # Switched on when present: for the kernels of CPU drivers, for those that multiply in f16, for
-# timestamps of queues that only copy, for kernels that must add alike. The extension knows more.
+# timestamps of queues that only copy, for kernels that must add alike, for turns with the host.
 OPTIONAL_FEATURES = (
     *("int64", "float16", "host_query_reset"),
-    *("subgroup_size_control", "compute_full_subgroups"),
+    *("subgroup_size_control", "compute_full_subgroups", "timeline_semaphore"),
 )
 STATISTICS = "pipeline_statistics"  # asked for alone: compilers then keep what they found out
 VULKAN = "vulkan"  # what --device takes for the best device that has a Vulkan driver

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "buffer.hpp"
+#include "handshake.hpp"
 #include "submission.hpp"
 
 namespace vkmoe {
@@ -22,6 +23,12 @@ class Device {
     Recorder recorder(uint32_t n_timestamps, const std::string& queue);
     std::shared_ptr<Submission> submit(const std::shared_ptr<Recording>& recording,
                                        const std::string& queue);
+    std::shared_ptr<Handshake> handshake();
+    /// Queues recordings behind one another on the compute queue: each waits for the host's answers,
+    /// or asks for the next one, as the flags of its place say.
+    std::shared_ptr<Submission> submit_chain(
+        const std::vector<std::shared_ptr<Recording>>& recordings, Handshake& handshake,
+        const std::vector<bool>& waits, const std::vector<bool>& asks);
 
     /// Records copies and submits them on the upload queue, with nothing begun if it throws.
     /// `timed` where that queue has timestamps.
@@ -49,6 +56,9 @@ class Device {
     bool join(Submission::Clock::duration limit) noexcept;
 
   private:
+    std::shared_ptr<Submission> submit_all(
+        Queue& queue, const std::vector<VkSubmitInfo>& infos,
+        const std::vector<std::shared_ptr<Recording>>& recordings);
     void pin();
     void abandon();
     Context& context() const;
@@ -60,6 +70,7 @@ class Device {
     std::shared_ptr<Context> context_;  // null once closed
     std::shared_ptr<HeapBytes> heap_bytes_;
     std::vector<std::weak_ptr<Resource>> children_;
+    std::vector<std::weak_ptr<Handshake>> handshakes_;
     size_t prune_at_ = 64;
     // Guarded by the GIL, as all here: what runs without it copies first what it needs.
     std::vector<std::shared_ptr<Submission>> in_flight_;

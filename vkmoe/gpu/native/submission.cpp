@@ -20,8 +20,9 @@ constexpr nanoseconds kMinSleep{200'000};  // a shorter sleep may take twice as 
 
 }  // namespace
 
-Submission::Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording)
-    : recording_(std::move(recording)) {
+Submission::Submission(std::shared_ptr<Context> context,
+                       std::vector<std::shared_ptr<Recording>> recordings)
+    : recordings_(std::move(recordings)) {
     const VkDevice device = context->device();
     VkFenceCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO;
@@ -38,10 +39,13 @@ void Submission::release() noexcept {
 
 void Submission::finish(bool succeeded) noexcept {
     const std::lock_guard lock(mutex_);
-    if (!recording_) return;
-    if (succeeded) interval_ = recording_->interval();  // before the next submit can reset it
-    recording_->end_flight(succeeded);
-    recording_.reset();
+    if (recordings_.empty()) return;
+    if (succeeded) {  // before the next submit can reset it
+        const auto first = recordings_.front()->interval(), last = recordings_.back()->interval();
+        if (first && last) interval_ = Interval(first->first, last->second);
+    }
+    for (const auto& recording : recordings_) recording->end_flight(succeeded);
+    recordings_.clear();
     finished_ = succeeded;  // last: who sees it may release what is used above
 }
 

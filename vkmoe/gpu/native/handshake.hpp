@@ -1,0 +1,53 @@
+// How a device and the host take turns within one chain of submits.
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include "context.hpp"
+#include "storage.hpp"
+
+namespace vkmoe {
+
+/// Two timeline semaphores: one counts what the device has left to the host, the other what the host
+/// has answered. Of a chain all is queued at once, so that neither waits for a submit in the middle.
+/// Methods need the GIL.
+class Handshake : public Resource {
+  public:
+    explicit Handshake(std::shared_ptr<Context> context);
+    void release() noexcept override;
+
+    /// What a submit of a chain waits for, and what it counts up to; 0: nothing.
+    struct Turn {
+        uint64_t answered = 0, asked = 0;
+    };
+
+    /// The turns of a chain whose i-th submit `asks` the host, or `waits` for all its answers so far.
+    /// Throws std::runtime_error while some of the last chain's are open, std::invalid_argument.
+    std::vector<Turn> begin(const std::vector<bool>& waits, const std::vector<bool>& asks);
+    /// Takes the last `begin` back: its submits were not queued.
+    void cancel() noexcept { last_ = answered_; }
+
+    VkSemaphore asked() const { return asked_.get(); }
+    VkSemaphore answered() const { return answered_semaphore_.get(); }
+
+    /// Waits until the device asks for the next answer, without the GIL: polls at first. Throws
+    /// VulkanError, the Python error of a signal handler, std::runtime_error if nothing is asked.
+    void wait();
+    /// Lets the device go on with what the host was asked for.
+    void answer();
+    /// Answers all that is open, with whatever lies there: so that what is queued can end.
+    void let_go() noexcept;
+
+  private:
+    using Clock = std::chrono::steady_clock;
+
+    VkDevice device() const;
+    bool has_asked(VkDevice device) const;
+
+    std::shared_ptr<Context> context_;  // null once released
+    Owned<VkSemaphore> asked_, answered_semaphore_;
+    uint64_t answered_ = 0, last_ = 0;  // turns that were answered; the last that is queued
+};
+
+}  // namespace vkmoe
