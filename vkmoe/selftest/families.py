@@ -30,6 +30,7 @@ from vkmoe.selftest.attention import (
 )
 from vkmoe.selftest.comparison import Checks, KernelCase
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
+from vkmoe.selftest.handover import FindCase, JoinCase
 from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.logits import CandidatesCase, FinishCase, PickCase, RouterCase, random_bias
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
@@ -44,7 +45,9 @@ from vkmoe.selftest.rows import (
     CandidateRows,
     DownRows,
     EmbedRows,
+    FindRows,
     GateUpRows,
+    JoinRows,
     MatvecRows,
     NormRows,
     ResidualRows,
@@ -337,6 +340,17 @@ def _pick_rows(setting: Setting) -> Iterator[Trial]:
     yield _trial(PickCase(setting.tuning, 17, 516), PickCase(setting.tuning, 2, 4))
 
 
+def _find_experts(setting: Setting) -> Iterator[Trial]:
+    cases = (FindCase(setting.tuning, shape) for shape, _ in ROUTERS)
+    yield _trial(*cases, *(RowsCase(FindRows(setting.tuning, shape), PAIR) for shape, _ in ROUTERS))
+
+
+def _join_rows(setting: Setting) -> Iterator[Trial]:
+    tuning = setting.tuning
+    rows = RowsCase(JoinRows(tuning), PAIR)
+    yield _trial(JoinCase(tuning, 4), JoinCase(tuning, 1028), JoinCase(tuning, 516, False), rows)
+
+
 def _finish(setting: Setting) -> Iterator[Trial]:
     yield _trial(FinishCase((0xFFFFFFFF,)))
 
@@ -371,6 +385,8 @@ FAMILIES = {
     "bring_experts": Family(_bring_experts, "nothing"),
     "combine_rows": Family(_combine_rows, "nothing"),
     "pick_rows": Family(_pick_rows, "nothing"),
+    "find_experts": Family(_find_experts, "nothing"),
+    "join_rows": Family(_join_rows, "nothing"),
     "finish": Family(_finish, "nothing"),
     "gather": Family(_gather, "nothing"),
     "read_words": Family(_read_words, "nothing"),

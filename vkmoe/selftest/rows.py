@@ -21,6 +21,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.candidates import CANDIDATE_WORDS, candidates, list_words
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import expert_down, expert_gate_up
+from vkmoe.ops.handover import find_experts, join_rows
 from vkmoe.ops.matvec import HeadParts, embed, matvec, matvec_heads, matvec_residual
 from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
 from vkmoe.ops.router import (
@@ -41,8 +42,10 @@ __all__ = [
     "CandidateRows",
     "DownRows",
     "EmbedRows",
+    "FindRows",
     "GateUpRows",
     "HeadRows",
+    "JoinRows",
     "MatvecRows",
     "NormRows",
     "ResidualRows",
@@ -335,6 +338,44 @@ class RouterRows(Subject):
         memory = memory_range(address, table.nbytes)
         router_topk(op, shape, 1, tensors, memory, Landing(2, 0))
         return Rowed({logits: 2 * _normal(rng, shape.n_logits)}, (routing,), batch.params(address))
+
+
+@dataclass(frozen=True)
+class FindRows(Subject):
+    """Finds the experts of each row in a table that lacks some."""
+
+    tuning: Tuning
+    shape: RouterShape
+
+    def append(self, runner: Runner, op: OpContext, batch: Batch) -> Rowed:
+        rng, shape = np.random.default_rng(9), self.shape
+        table = rng.integers(1, 1 << 63, (2, shape.n_experts), np.uint64)
+        table[:, ::3] = 0
+        address = runner.place(table)
+        routing = _tensor("routing", batch, routing_words(shape))
+        memory = memory_range(address, table.nbytes)
+        find_experts(op, routing, batch.tensor, shape, 1, memory)
+        words = np.zeros((N_DRAWN, 2 * shape.n_used), np.uint32)
+        for row in words:
+            row[: shape.n_used] = rng.permutation(shape.n_experts)[: shape.n_used]
+        words[:, shape.n_used :] = _normal(rng, shape.n_used).view(np.uint32)
+        return Rowed({routing: words}, (routing,), batch.params(address))
+
+
+@dataclass(frozen=True)
+class JoinRows(Subject):
+    """Adds to the hidden state of each row."""
+
+    tuning: Tuning
+    width: int = 516
+
+    def append(self, runner: Runner, op: OpContext, batch: Batch) -> Rowed:
+        rng = np.random.default_rng(10)
+        left = _LeftRows(runner, batch, self.width, self.width // 32 + 1, rng)
+        given = _tensor("given", batch, self.width)
+        join_rows(op, given, batch.tensor, left.refs, self.width)
+        inputs = {given: _normal(rng, self.width), left.refs.hidden: left.before}
+        return Rowed(inputs, left.outputs, batch.params())
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
         {"expert_matmul_down", expert_matmul_down},
         {"expert_matmul_gate_up", expert_matmul_gate_up},
         {"expert_tiles", expert_tiles},
+        {"find_experts", find_experts},
         {"finish", finish},
         {"latent_attention", latent_attention},
         {"matmul", matmul},

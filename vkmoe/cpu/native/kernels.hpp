@@ -30,6 +30,7 @@ std::vector<Step> expert_gate_up(const Call& call);
 std::vector<Step> expert_matmul_down(const Call& call);
 std::vector<Step> expert_matmul_gate_up(const Call& call);
 std::vector<Step> expert_tiles(const Call& call);
+std::vector<Step> find_experts(const Call& call);
 std::vector<Step> finish(const Call& call);
 std::vector<Step> latent_attention(const Call& call);
 std::vector<Step> matmul(const Call& call);

@@ -189,6 +189,39 @@ std::vector<Step> router_topk(const Call& call) {
     return {{n_rows, route, false}};
 }
 
+std::vector<Step> find_experts(const Call& call) {
+    const size_t n_experts = call.count("n_experts"), n_used = call.count("n_used");
+    const size_t n_rows = call.groups[2], pitch = call.count("routing_pitch");
+    const size_t layer = call.count("layer");
+    require(n_used > 0 && n_used <= std::min(n_experts, kMaxUsed) && n_rows > 0, call,
+            "there is nothing to do");
+    auto* const routing = call.words<uint32_t>("routing", reach(n_rows, pitch, 6 * n_used));
+    const Params params(call, n_rows);
+    const auto find = [=](size_t row, size_t) {
+        uint32_t* const words = routing + row * pitch;
+        const auto* const table = reinterpret_cast<const uint64_t*>(params.expert_table());
+        std::array<uint32_t, 2 * kMaxUsed> before;
+        std::array<uint64_t, kMaxUsed> places{};
+        std::copy_n(words, 2 * n_used, before.begin());
+        for (size_t s = 0; s < n_used && row < params.n_rows(); ++s) {
+            const size_t id = std::min<size_t>(before[s], n_experts - 1);
+            places[s] = table[layer * n_experts + id] & ~kAtHome;
+        }
+        size_t slot = 0;
+        for (const bool is_found : {true, false}) {
+            for (size_t s = 0; s < n_used; ++s) {
+                if ((places[s] != 0) != is_found) continue;
+                words[slot] = before[s];
+                words[n_used + slot] = before[n_used + s];
+                put_address(words + 2 * n_used + 2 * slot, places[s]);
+                put_address(words + 4 * n_used + 2 * slot, 0);
+                ++slot;
+            }
+        }
+    };
+    return {{n_rows, find, false}};
+}
+
 std::vector<Step> finish(const Call& call) {
     const Params params(call, 0);
     auto* const log = call.words<uint32_t>("log", 2);

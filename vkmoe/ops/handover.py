@@ -1,0 +1,89 @@
+"""Appends what goes between two devices that compute experts of the same rows: which are whose, and
+the sum of both parts.
+
+Shaders: find_experts.comp, join_rows.comp. Twins: vkmoe/reference/handover.py.
+"""
+
+from __future__ import annotations
+
+from vkmoe.gpu.kernels import kernel
+from vkmoe.gpu.program import Range, TensorRef
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.norms import NormOutput
+from vkmoe.ops.router import RouterShape, routing_words
+
+__all__ = ["JOINED_VEC4S", "find_experts", "join_rows"]
+
+FIND_EXPERTS = kernel(
+    "find_experts",
+    "rw:routing r:params",
+    "u32:layer u32:n_used u32:routing_pitch",
+    "workgroup_size n_experts",
+)
+JOIN_ROWS = kernel(
+    "join_rows",
+    "r:params r:given rw:hidden w:gained w:partials",
+    "address:gain u32:row_vec4s u32:given_pitch u32:hidden_pitch u32:partials_pitch",
+    "workgroup_size",
+)
+JOINED_VEC4S = 8  # that a lane joins
+
+
+def find_experts(
+    op: OpContext,
+    routing: TensorRef,
+    params: TensorRef,
+    shape: RouterShape,
+    layer: int,
+    table: Range,
+) -> None:
+    """Append routing = the same experts with their addresses in the table, those with one first.
+
+    Of each row of the batch. The others' addresses are null, and so are all partners. `table` is
+    the memory of the expert tables, of which the one named in `params` is read; `layer` counts MoE
+    layers as it does.
+    """
+    assert 8 * (layer + 1) * shape.n_experts <= table.end - table.start
+    numbers = {**vars(op.tuning), **vars(shape), "layer": layer, "routing_pitch": routing.row_words}
+    op.append(
+        FIND_EXPERTS.dispatch(
+            "find_experts",
+            numbers,
+            {"routing": routing.rows(op.n_rows, 0, routing_words(shape)), "params": params},
+            (1, 1, op.n_rows),
+            op.label,
+            reads=(table,),
+        )
+    )
+
+
+def join_rows(
+    op: OpContext, given: TensorRef, params: TensorRef, output: NormOutput, width: int
+) -> int:
+    """Append hidden += given, f32 [width] of each row that `params` has in use.
+
+    Returns the number of partials of a row; 0 where the output's gain is null: then nothing is left
+    for a fused norm.
+    """
+    assert width % 4 == 0, width
+    row_vec4s = width // 4
+    n_groups = -(-row_vec4s // (JOINED_VEC4S * op.tuning.workgroup_size))
+    op.append(
+        JOIN_ROWS.dispatch(
+            "join_rows",
+            {
+                **vars(op.tuning),
+                **output.numbers,
+                "row_vec4s": row_vec4s,
+                "given_pitch": given.row_words // 4,
+            },
+            {
+                "params": params,
+                "given": given.rows(op.n_rows, 0, width),
+                **output.tensors(op.n_rows),
+            },
+            (n_groups, 1, op.n_rows),
+            op.label,
+        )
+    )
+    return output.n_partials(n_groups) if output.gain else 0
