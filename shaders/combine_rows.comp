@@ -5,7 +5,8 @@
 //           [n_rows][4 * row_vec4s]; done, by the id of an expert.
 // Who       an invocation takes four values of a row; ranks are summed in rising order, the sum is added to hidden.
 // Assumes   expert_out has what all pairs of rows below params.n_rows left there: a pair whose expert is not done gives NaN, as
-//           old numbers would be taken for an answer. Rows from params.n_rows on are left as they are.
+//           old numbers would be taken for an answer; with PARTIAL it gives nothing: another device computes it. Rows from
+//           params.n_rows on are left as they are.
 // Dispatch  (ceil(row_vec4s / workgroup size), rows of the program, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -15,6 +16,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint N_USED = 8u;
 layout(constant_id = 2) const uint SHARED = 0u;
+layout(constant_id = 3) const uint PARTIAL = 0u;
 
 layout(set = 0, binding = 0, std430) readonly buffer ExpertOut { vec4 expert_out4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer SharedOut { vec4 shared_out4[]; };
@@ -37,6 +39,7 @@ void main() {
     precise vec4 sum = vec4(0.0);
     for (uint rank = 0u; rank < N_USED; ++rank) {
         const bool is_done = done[routing[first_word + rank]] != 0u;
+        if (PARTIAL != 0u && !is_done) continue;
         const float weight = uintBitsToFloat(is_done ? routing[first_word + N_USED + rank] : NOT_A_NUMBER);
         sum = fma(vec4(weight), expert_out4[(row * N_USED + rank) * row_vec4s + i], sum);
     }

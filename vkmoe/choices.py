@@ -17,6 +17,7 @@ __all__ = [
     "KvType",
     "Layout",
     "MissWay",
+    "ModeName",
     "PolicyName",
     "PredictorName",
     "ResidentSelection",
@@ -28,7 +29,8 @@ Executor = Literal["fused", "stepped"]
 KvType = Literal["f16", "f32"]
 Layout = Literal["planes", "file"]  # of rows of weights where kernels read them (quants/layouts.py)
 
-ExpertsIn = Literal["device", "host", "cache"]
+ExpertsIn = Literal["device", "host", "cache", "cpu"]
+ModeName = Literal["resident", "cache", "cpu"]
 MissWay = Literal["read", "gather"]
 TuningSource = Literal["remembered", "table"]
 DraftWay = Literal["none", "lookup"]
@@ -44,6 +46,8 @@ BufferName = Literal[
     "gathered experts",
     "brought experts",
     "expert table",
+    "handed rows",
+    "joined rows",
     "KV cache",
     "tensors",
     "params",

@@ -22,6 +22,7 @@ from vkmoe.choices import (
     Executor,
     KvType,
     MissWay,
+    ModeName,
     PolicyName,
     PredictorName,
     ResidentSelection,
@@ -267,6 +268,29 @@ class EngineConfig:
         "every device of its kind (table), to repeat the bits of a run from elsewhere.",
     )
 
+    # ----- where experts are computed -----
+    expert_mode: Literal["auto", ModeName] = _option(
+        "auto",
+        "Where experts are computed: all on the device, which holds them (resident) or some of "
+        "them and reads the others in host memory (cache), or on the CPU, in the file (cpu). "
+        "auto: resident where all fit, else cache.",
+    )
+    cpu_moe: bool | None = _option(
+        None,
+        "Whether the CPU computes all experts: yes is --expert-mode cpu, no rules it out. "
+        "Default: as --expert-mode.",
+        "--cpu-moe/--no-cpu-moe",
+    )
+    n_cpu_moe: int | None = _option(
+        None,
+        "The CPU computes the experts of the first N layers that have any; those of the others "
+        "must fit on the device.",
+        "-ncmoe",
+        "--n-cpu-moe",
+        minimum=0,
+        metavar="N",
+    )
+
     # ----- the expert cache -----
     expert_cache: str | None = _option(
         None,
@@ -405,6 +429,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_fields(self)
+        _check_mode(self)
         _check_expert_choices(self)
 
     # cached_property writes to the instance's dictionary, past the refusal of a frozen dataclass.
@@ -443,6 +468,20 @@ class EngineConfig:
             return None
         n, after = self.moe_warmpin or 0, self.moe_warmpin_after
         return Pins("use", n, after=after, again=True, flag="--moe-warmpin")
+
+    @property
+    def mode(self) -> Literal["auto", ModeName]:
+        """Name where experts are to be computed, whichever option says so."""
+        return "cpu" if self.cpu_moe or self.n_cpu_moe is not None else self.expert_mode
+
+    @property
+    def mode_option(self) -> str:
+        """Write the option that says so, as on the command line; empty where none does."""
+        if self.n_cpu_moe is not None:
+            return f"--n-cpu-moe {self.n_cpu_moe}"
+        if self.cpu_moe is not None:
+            return "--cpu-moe" if self.cpu_moe else "--no-cpu-moe"
+        return "" if self.expert_mode == "auto" else f"--expert-mode {self.expert_mode}"
 
     @property
     def predictor(self) -> PredictorName:
@@ -505,6 +544,28 @@ def _check_text(item: Field[Any], value: Any) -> None:
 def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
     """Say whether --expert-predictor contradicts --moe-predict-prefetch; None never does."""
     return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
+
+
+_OF_ANOTHER_MODE = {  # what a mode has no use for
+    "resident": ("expert_cache", "expert_slots"),
+    "cpu": ("expert_cache", "expert_slots", "host_pool", "executor"),
+}
+
+
+def _check_mode(config: EngineConfig) -> None:
+    """Refuse options that say otherwise where experts are computed, naming both."""
+    mode, asked = config.expert_mode, config.mode_option
+    said = [f"--expert-mode {mode}"] if mode != "auto" and asked != f"--expert-mode {mode}" else []
+    agrees = mode in ("auto", "cpu") if config.mode == "cpu" else mode != "cpu"
+    if said and not agrees:
+        raise UsageError(f"{asked} contradicts {said[0]}", "leave one of them out")
+    if config.n_cpu_moe is not None and config.cpu_moe is not None:
+        both = "--cpu-moe" if config.cpu_moe else "--no-cpu-moe"
+        raise UsageError(f"{asked} contradicts {both}", "leave one of them out")
+    for name in _OF_ANOTHER_MODE.get(config.mode, ()):
+        if (value := getattr(config, name)) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} {value} contradicts {asked}", "leave one of them out")
 
 
 def _check_expert_choices(config: EngineConfig) -> None:

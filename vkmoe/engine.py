@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from vkmoe.batch import MAX_LATER, RunResult, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
+from vkmoe.cpu.device import CpuDevice
 from vkmoe.devices import open_device
+from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
@@ -77,6 +79,9 @@ class Engine(Closing):
             decision = decide(config, opened, info, tuning, measure, overlaps)
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
+            self.cpu: CpuDevice | None = None  # beside the device
+            if decision.cpu is not None:
+                self.cpu = self._cleanup.enter_context(CpuDevice(config.threads))
             self._load(decision, progress, seed, checks)
             self._cleanup = self._cleanup.pop_all()
 
@@ -94,7 +99,7 @@ class Engine(Closing):
         kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
         self._caches = enter(KvCaches(self.device, plan.layout("KV cache"), kinds, plan.n_regions))
         memory = enter(ExpertMemory(self.device, decision, checks))
-        loaded = enter(load_weights(self.device, self.model, decision, progress))
+        loaded = enter(load_weights(self.device, self.model, decision, progress, self.cpu))
         self._stop_before_freeing(memory)
         self._table = loaded.table
         self._experts = memory.follow(loaded, seed)
@@ -105,7 +110,11 @@ class Engine(Closing):
         self._backend = Backend(self.device)
         self._ends = [0] * plan.n_regions  # positions of each region that are filled
         speed = submit_speed(self.device.info, self.link, plan.mode)
-        self._programs = enter(TokenPrograms(self._backend, decoder, plan.executor, speed))
+        worker = None
+        if decision.cpu is not None and loaded.cpu is not None and self.cpu is not None:
+            worker = enter(CpuWorker(self._backend, self.cpu, decision.cpu, loaded.cpu))
+        programs = TokenPrograms(self._backend, decoder, plan.executor, speed, worker)
+        self._programs = enter(programs)
         self._stop_before_freeing(memory)
 
     def _stop_before_freeing(self, memory: ExpertMemory) -> None:

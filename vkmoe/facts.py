@@ -36,6 +36,7 @@ __all__ = [
     "ModelSpec",
     "RopeSpec",
     "SizingStatus",
+    "SpanInFile",
     "SpanRun",
     "WeightBytes",
 ]
@@ -359,6 +360,13 @@ class Conversion:
     loaded_bytes: int
 
 
+class SpanInFile(NamedTuple):
+    """Counts the bytes of a layer's experts as a CPU reads them."""
+
+    mapped: int  # where the file is mapped
+    copied: int  # that it cannot read there
+
+
 @dataclass(frozen=True)
 class WeightBytes:
     """Counts the bytes of the weights in device layout, rounded as they will be allocated.
@@ -373,6 +381,7 @@ class WeightBytes:
     mapped: int = 0  # that CPUs read where the file is mapped; then spans are addresses
     mapped_experts: int = 0  # of these
     copied: int = 0  # that they cannot read there
+    file_spans: tuple[SpanInFile, ...] = ()  # in each MoE layer, where the CPU computes experts
 
     @property
     def trunk(self) -> int:
@@ -404,6 +413,7 @@ class ExpertMode:
 
     "device": all experts are resident, so that none misses. "cache": each has its home in host
     memory, and some have a slot on the device. "host": homes alone, which kernels read in place.
+    "cpu": the CPU computes those of some layers, where the file is mapped; others are resident.
     Must hold: only the experts of a cache are gathered or promoted.
     """
 
@@ -422,6 +432,10 @@ class ExpertMode:
     @property
     def in_cache(self) -> bool:
         return self.experts_in == "cache"
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.experts_in == "cpu"
 
     @property
     def gathers(self) -> bool:
@@ -494,6 +508,7 @@ class MemoryPlan:
     sizing: CacheSizing | None = None
     host_slots: tuple[int, ...] = ()  # () where there are homes for all
     landing_slots: int = 0  # of each layer that has slots, besides these
+    cpu_layers: int = 0  # MoE layers from the first on whose experts the CPU computes
     brought_places: int = 0  # of each half that experts of prompts are brought to; 0: they are not
     executor: Executor = "fused"
     executor_reason: str = ""

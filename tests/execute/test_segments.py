@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from tests.models.invented import DENSE, MOE, TUNINGS, Types, token_program
-from vkmoe.execute.segments import Bring, cut_at_layers, cut_at_routers, layer_ends
+from vkmoe.execute.segments import Bring, Part, cut_at_layers, cut_at_routers, layer_ends
 from vkmoe.gpu.program import Command, Dispatch
 from vkmoe.ops.tuning import Tuning
 
@@ -60,7 +60,7 @@ def test_a_token_is_cut_at_every_router(layers: list[tuple[Types, bool]], tuning
 
 def test_a_model_without_experts_is_one_segment() -> None:
     commands = body([DENSE] * 2)
-    assert cut_at_routers(commands) == [(commands, None)]
+    assert cut_at_routers(commands) == [Part(commands)]
 
 
 def test_with_logits_or_without_only_the_last_segment_differs() -> None:

@@ -255,7 +255,9 @@ def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
 def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     sizing = plan.sizing
     idle = _OF_SLOTS - {_HALF_LIFE} if config.expert_profile is not None else _OF_SLOTS
-    if sizing is None or sizing.status == "empty":
+    if plan.mode.on_cpu:
+        reason = "the CPU computes experts"
+    elif sizing is None or sizing.status == "empty":
         reason, idle = "the model has no experts", {*_OF_SLOTS, *_OF_EXPERTS}
     elif plan.mode.on_device:
         reason = f"all {sizing.n_experts} experts of each layer are on the device"

@@ -130,6 +130,11 @@ class CpuDevice(Device):
         self.native.reached.append(data)
         return address
 
+    def borrow(self, data: Bytes) -> Borrowed:
+        """Let programs copy to and from bytes of the host, contiguous, that others own."""
+        assert data.flags.c_contiguous, data.flags
+        return Borrowed(data)
+
     def kernel(self, command: Dispatch, tensors: Sequence[Any]) -> Any:
         """Return the kernel of a dispatch, and what it is bound to."""
         bindings = zip(KERNELS[command.kernel].bindings, tensors, strict=True)
@@ -190,6 +195,12 @@ class Memory:
 
     def invalidate(self, offset: int, size: int) -> None:
         """Do nothing: what programs wrote is there."""
+
+
+class Borrowed(NamedTuple):
+    """Holds bytes that programs reach by name; nothing reaches them by address."""
+
+    bytes: Bytes
 
 
 class Kernel(NamedTuple):

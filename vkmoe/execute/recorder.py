@@ -21,19 +21,22 @@ from vkmoe.batch import BatchKind, RunResult, TokenBatch, TopLogits
 from vkmoe.choices import Executor
 from vkmoe.closing import Closing
 from vkmoe.execute.chunk_sizes import ChunkSizes
+from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.segments import (
     TARGET_S,
     Bounded,
     Bring,
+    Compute,
     Part,
     bound_submits,
+    cut_at_handovers,
     cut_at_layers,
     cut_at_marks,
     cut_at_routers,
     cut_prompt_at_routers,
     part_bytes,
 )
-from vkmoe.gpu.backend import Backend, Recording, Submission
+from vkmoe.gpu.backend import Backend, Link, Recording, Submission
 from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
@@ -79,15 +82,16 @@ class Segment:
 
     program: Program
     recording: Recording
-    then: Bring | None
+    then: Bring | Compute | None
+    waits: bool = False  # for what the CPU computes beside it
 
 
 class _Submit:
     """Groups segments that are queued one behind the other, without the host between them."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
-        self.recordings = tuple(segment.recording for segment in segments)
-        self.then = segments[-1].then
+        self.segments, last = tuple(segments), segments[-1].then
+        self.then = last if isinstance(last, Bring) else None
         self.expected_ns = 0  # how long it takes, by those before; 0: not known yet
         self._n_runs = 0
 
@@ -120,12 +124,17 @@ class Recorded:
         return self.whole()
 
     @cached_property
+    def is_chain(self) -> bool:
+        """Say whether the CPU computes experts between segments."""
+        return any(isinstance(segment.then, Compute) for segment in self.segments)
+
+    @cached_property
     def submits(self) -> list[_Submit]:
         """Group the segments: each group ends where the host has something to do."""
         groups: list[list[Segment]] = [[]]
         for segment in self.segments:
             groups[-1].append(segment)
-            if segment.then is not None or self.stand_alone:
+            if isinstance(segment.then, Bring) or self.stand_alone:
                 groups.append([])
         return [_Submit(group) for group in groups if group]
 
@@ -133,8 +142,12 @@ class Recorded:
         """Yield the submits that are queued together, without a wait between them.
 
         Where segments stand alone, neighbours are as long as their times come to TARGET_S. A part
-        of experts, which may have to run again, has the host before and behind it.
+        of experts, which may have to run again, has the host before and behind it. A chain in which
+        the CPU computes experts is queued whole.
         """
+        if self.is_chain:
+            yield self.submits
+            return
         queue: list[_Submit] = []
         in_groups = False
         for submit in self.submits:
@@ -168,14 +181,17 @@ class TokenPrograms(Closing):
         decoder: Decoder,
         executor: Executor = "fused",
         bytes_per_second: float | None = None,
+        worker: CpuWorker | None = None,
     ) -> None:
         """Record the program of one row. Raises GpuErrors.
 
+        The `worker` computes the experts of the CPU, if there are any.
         At `bytes_per_second` the GPU gets at missed experts (at all weights, where it shares the
         host's memory): a fused token that takes too long for one submit at worst becomes several.
         None: not known, or nothing ends a submit that takes long; it stays one.
         """
         self._backend, self._space, space = backend, decoder.workspace, decoder.workspace
+        self._worker = worker
         self._lands = decoder.mode.lands  # else the filled words mean nothing
         self._n_vocab = decoder.spec.n_vocab
         self._submissions: list[Submission] = []
@@ -215,6 +231,8 @@ class TokenPrograms(Closing):
             alike = [item for other, item in self.recorded.items() if other[:2] == kind[:2]]
             known = [segment for item in alike for segment in item.segments]
             self.recorded[kind] = self._recorder.record(kind, known)
+            if self._worker is not None:
+                self._worker.record(kind)
         return self.recorded[kind]
 
     # ----- running -----
@@ -227,6 +245,8 @@ class TokenPrograms(Closing):
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
         kind, n_rows = self._kind(batch), len(batch.tokens)
         recorded = self.recording(kind)
+        if self._worker is not None:
+            self._worker.begin(kind, n_rows)
         if batch.phase == "prompt" and 0 in batch.positions:
             self._chunks.begin_prompt()
         self._submissions = []
@@ -266,14 +286,28 @@ class TokenPrograms(Closing):
         started = time.perf_counter_ns()
         known = sum(submit.expected_ns for submit in queue)
         expected = 0 if self._backend.device.info.is_cpu else known
-        recordings = [recording for submit in queue for recording in submit.recordings]
-        self._submissions += self._backend.run(
-            *recordings, expected_ns=expected, meanwhile=meanwhile
-        )
+        segments = [segment for submit in queue for segment in submit.segments]
+        if any(isinstance(segment.then, Compute) for segment in segments):
+            links = [
+                Link(segment.recording, self._work(segment), segment.waits) for segment in segments
+            ]
+            self._submissions.append(self._backend.run_chain(links, meanwhile))
+        else:
+            recordings = [segment.recording for segment in segments]
+            self._submissions += self._backend.run(
+                *recordings, expected_ns=expected, meanwhile=meanwhile
+            )
         elapsed = time.perf_counter_ns() - started
         for submit in queue:
             submit.took(elapsed * submit.expected_ns / known if known else elapsed / len(queue))
-        self.io.receive(len(recordings))
+        self.io.receive(len(segments))
+
+    def _work(self, segment: Segment) -> Callable[[], None] | None:
+        """Return what the CPU computes when a segment has run; None: nothing."""
+        if not isinstance(segment.then, Compute):
+            return None
+        assert self._worker is not None, segment.program.name
+        return partial(self._worker.compute, segment.then.layer)
 
     def _fit_chunks(self, n_rows: int, recorded: Recorded) -> None:
         """Choose the rows of the next chunk, so that no submit takes longer than its target."""
@@ -380,18 +414,20 @@ class _Recorder:
         begins = True  # a submit
         for index, part in enumerate(parts):
             is_last = index + 1 == len(parts)
-            ends = part.then is not None or is_last
+            ends = isinstance(part.then, Bring) or is_last
             outputs = self.outputs(kind if is_last else kind._replace(n_logits=0)) if ends else ()
             if alone and not ends:
                 outputs = (self.decoder.workspace.log.part(0, PROOF_WORDS),)
             name = f"{body.name} {index}" if len(parts) > 1 else body.name
             program = self._dressed(name, part.commands, kind, begins or alone, outputs)
-            segments.append(self.segment(program, part.then, known))
+            segments.append(self.segment(program, part.then, part.waits, known))
             begins = ends
         return Recorded(whole, tuple(segments), alone)
 
     def _parts(self, kind: BatchKind, body: Program) -> list[Part]:
         stepped = self.executor == "stepped"
+        if any(layer.feed_forward.block.on_cpu for layer in self.decoder.weights.layers):
+            return cut_at_handovers(body.commands, before_head=kind.phase == "prompt")
         if kind.phase == "prompt":
             return (cut_prompt_at_routers if stepped else cut_at_marks)(body.commands)
         if stepped:
@@ -428,11 +464,12 @@ class _Recorder:
     def segment(
         self,
         program: Program,
-        then: Bring | None = None,
+        then: Bring | Compute | None = None,
+        waits: bool = False,
         known: Sequence[Segment] = (),
     ) -> Segment:
-        """Record a program, or take the known segment that has the same commands."""
+        """Record the program of a part, or take the known segment that has the same commands."""
         for segment in known:
             if segment.then == then and segment.program.commands == program.commands:
                 return segment
-        return Segment(program, self.backend.record(program, timed=True), then)
+        return Segment(program, self.backend.record(program, timed=True), then, waits)

@@ -19,8 +19,10 @@ __all__ = [
     "TARGET_S",
     "Bounded",
     "Bring",
+    "Compute",
     "Part",
     "bound_submits",
+    "cut_at_handovers",
     "cut_at_layers",
     "cut_at_marks",
     "cut_at_routers",
@@ -37,11 +39,21 @@ class Bring(NamedTuple):
     in_groups: bool = False  # some at a time; the next part runs once for each group
 
 
+class Compute(NamedTuple):
+    """Says that the CPU, behind a router, computes experts of a layer while the next parts run."""
+
+    layer: int  # counts MoE layers, as the log does
+
+
 class Part(NamedTuple):
-    """Holds commands of one submit, and what the host does before the next one may begin."""
+    """Holds commands of one submit, and what the host does when they have run.
+
+    Before the next part may begin, or beside it: then one further on `waits` for what it has done.
+    """
 
     commands: list[Command]
-    then: Bring | None = None  # None: nothing, the next one is queued behind it
+    then: Bring | Compute | None = None  # None: nothing, the next one is queued behind it
+    waits: bool = False
 
 
 def cut_at_routers(commands: Sequence[Command]) -> list[Part]:
@@ -86,6 +98,24 @@ def cut_at_marks(commands: Sequence[Command]) -> list[Part]:
     """Cut the commands wherever their marks change: the smallest parts there are."""
     ends = [i + 1 for i, (a, b) in enumerate(pairwise(commands)) if a.mark != b.mark]
     return [Part(list(commands[a:b])) for a, b in pairwise([0, *ends, len(commands)])]
+
+
+def cut_at_handovers(commands: Sequence[Command], before_head: bool) -> list[Part]:
+    """Cut the commands where rows are handed over, and where what comes back is joined.
+
+    There is no part between the two where there are no commands. Cut `before_head`, the head can
+    run again for other rows.
+    """
+    roles = [command.mark.role for command in commands]
+    ends = [i + 1 for i, role in enumerate(roles) if role == "handed" != _next(roles, i)]
+    starts = [i for i, role in enumerate(roles) if role == "joined" != roles[i - 1]]
+    head = [roles.index("head")] if before_head and "head" in roles else []
+    parts, layer = [], 0
+    for a, b in pairwise(sorted({0, *ends, *starts, *head, len(commands)})):
+        then = Compute(layer) if b in ends else None
+        layer += b in ends
+        parts.append(Part(list(commands[a:b]), then, waits=a in starts))
+    return parts
 
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:

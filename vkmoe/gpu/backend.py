@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from vkmoe.gpu.device import Device, native, translate_errors, translated
 from vkmoe.gpu.hazards import plan_barriers
@@ -17,7 +17,7 @@ from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["Backend", "Buffer", "Recorder", "Recording", "Submission"]
+__all__ = ["Backend", "Buffer", "Link", "Recorder", "Recording", "Submission"]
 
 # The extension's classes, for type annotations outside this package.
 Buffer: TypeAlias = "_native.Buffer"
@@ -30,6 +30,17 @@ N_COMPILERS = 4  # threads
 SETTLE_NS, SETTLE_CPU_NS = 5_000_000_000, 30_000_000_000
 
 
+class Link(NamedTuple):
+    """Describes a recording in a chain, and what the host does when it has run, if anything.
+
+    One that `waits` begins when all such work before it is done; the others do not wait for it.
+    """
+
+    recording: Recording
+    work: Callable[[], None] | None = None
+    waits: bool = False
+
+
 class Backend:
     """Binds names to memory, compiles each kernel once, records programs."""
 
@@ -39,6 +50,7 @@ class Backend:
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
         self._in_flight = False  # whether submits of `run` may be
+        self._handshake: _native.Handshake | None = None  # made at first use
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
         """Name a raw buffer so that copies can refer to it."""
@@ -118,11 +130,49 @@ class Backend:
             self._in_flight = False
             return submissions
         except BaseException as error:  # Ctrl-C, perhaps before the wait began, or a failed wait
-            with suppress(RuntimeError):  # the first error is the one to tell
-                self.settle()
-            if isinstance(error, native().VulkanError):
-                raise translated(error, "running a program") from error
+            self._give_up(error)
             raise
+
+    def run_chain(
+        self, links: Sequence[Link], meanwhile: Callable[[], None] | None = None
+    ) -> _native.Submission:
+        """Submit all recordings at once, do the host's work between them, and wait for the end.
+
+        As `run` says of `meanwhile` and of errors; one of the host's work is passed on in the same
+        way. Needs the feature "timeline_semaphore".
+        """
+        self.settle()
+        self._in_flight = True
+        try:
+            if self._handshake is None:
+                self._handshake = self.device.native.handshake()
+            handshake, works = self._handshake, [link.work for link in links]
+            recordings, waits = [link.recording for link in links], [link.waits for link in links]
+            asks = [work is not None for work in works]
+            submission = self.device.native.submit_chain(recordings, handshake, waits, asks)
+            if meanwhile is not None:
+                meanwhile()
+            for work in works:
+                if work is not None:
+                    handshake.wait()
+                    work()
+                    handshake.answer()
+            submission.wait()
+            self._in_flight = False
+            return submission
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """Wait for what an error left in flight; raises the error that it means, if it is another.
+
+        What is queued behind work of the host is let go, and ends.
+        """
+        with suppress(RuntimeError):  # the first error is the one to tell
+            self.settle()
+        if isinstance(error, native().VulkanError):
+            raise translated(error, "running a program") from error
 
     def settle(self) -> None:
         """Wait, before the host touches what submits read, for those that Ctrl-C left in flight."""

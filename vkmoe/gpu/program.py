@@ -116,14 +116,17 @@ class Bound(NamedTuple):
 
 
 # What a command does for a model. "choice": top-k, and the look-up of where the chosen experts are.
+# "handed": another device gets what it computes experts from; "joined": what it gave is added.
 Role = Literal[
     "",
     "embed",
     "attention",
     "router",
     "choice",
+    "handed",
     "routed",
     "combine",
+    "joined",
     "shared",
     "dense",
     "head",

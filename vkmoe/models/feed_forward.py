@@ -1,7 +1,8 @@
 """Appends the feed-forward of a layer: routed experts, a shared one beside them, or one block.
 
 What a router chose is looked up, and with it where each expert lies; experts that are not on the
-device are read where they are, kept where they land, or gathered first (facts.ExpertMode).
+device are read where they are, kept where they land, or gathered first (facts.ExpertMode). Where
+the CPU computes experts, it gets what it needs behind the choice, and what it gives is joined.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertBlock, LandingMemory, expert_down, expert_gate_up, gather
+from vkmoe.ops.handover import HandedRows, hand_over, join_rows, take_back
 from vkmoe.ops.matmul import (
     ExpertTiles,
     RowParts,
@@ -62,21 +64,25 @@ class FeedForwardBlock:
             return self._experts(op, dense, norm, leaves, activation)
         moe_layer, shared = self.weights.moe_layers.index(index), self._shared(layer)
         self._score(op, layer, norm)
+        if layer.block.on_cpu:
+            self._hand_over(op, layer, moe_layer)
         if shared is not None:
             op.mark("shared")
             block, act = shared
             half = op.named("shared gate/up")
             expert_gate_up(half, block, space.gained, act, norm, activation)
-        op.mark("choice")
-        self._choose(op, layer, moe_layer, self.weights.n_landing if self.mode.lands else 0)
-        op.mark("routed")
-        experts = self._gather(op, layer.block, moe_layer)
-        n_partials = self._experts(op, experts, norm, leaves, activation)
+        n_partials = 0
+        if not layer.block.on_cpu:
+            op.mark("choice")
+            self._choose(op, layer, moe_layer, self.weights.n_landing if self.mode.lands else 0)
+            op.mark("routed")
+            experts = self._gather(op, layer.block, moe_layer)
+            n_partials = self._experts(op, experts, norm, leaves, activation)
         if shared is not None:
             op.mark("shared")
             block, act = shared
             n_partials = expert_down(op.named("shared down"), block, act, leaves)
-        return n_partials
+        return self._join(op, leaves) if layer.block.on_cpu else n_partials
 
     def append_prompt(self, op: OpContext, index: int) -> None:
         """Append hidden += the block of layer `index`, for rows of prompts."""
@@ -102,14 +108,46 @@ class FeedForwardBlock:
         matrices, logits, bias = _router_matrices(layer), op.named("router"), layer.router_bias
         matmul(logits, matrices, x, row_parts(space.router_logits), params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
+        on_cpu, out, width = layer.block.on_cpu, prompt.expert_out, self.spec.width
+        if on_cpu:
+            self._choose_and_hand_over(op, layer, moe_layer, space.gained)
         shared = self._shared_rows(op, layer, activation)
+        if not on_cpu:
+            op.mark("choice")
+            self._choose(op, layer, moe_layer, n_places=0)
+            op.mark("routed")
+            self._append_routed(op, layer.block, tiles, moe_layer, activation)
+        if not on_cpu or shared is not None:
+            op.mark("combine")
+            combined = op.named("combine")
+            combine_rows(combined, tiles, out, space.hidden, width, shared, partial=on_cpu)
+        if on_cpu:
+            self._join(op, NormOutput(space.hidden, space.gained, space.norm_partials, gain=0))
+
+    def _hand_over(self, op: OpContext, layer: FeedForwardWeights, moe_layer: int) -> None:
+        """Append the choice for rows to decode, and hand it over with their normed state."""
+        space, x = self.space, self.space.exchanged
+        assert x is not None, op.label
+        rms_norm(op.named("norm"), space.hidden, x, self.spec.width, layer.gain, self.spec.norm_eps)
+        self._choose_and_hand_over(op, layer, moe_layer, x)
+
+    def _choose_and_hand_over(
+        self, op: OpContext, layer: FeedForwardWeights, moe_layer: int, x: TensorRef
+    ) -> None:
+        """Append the choice, and hand it over with rows `x`."""
         op.mark("choice")
         self._choose(op, layer, moe_layer, n_places=0)
-        op.mark("routed")
-        self._append_routed(op, layer.block, tiles, moe_layer, activation)
-        op.mark("combine")
-        out, width = prompt.expert_out, self.spec.width
-        combine_rows(op.named("combine"), tiles, out, space.hidden, width, shared)
+        op.mark("handed")
+        hand_over(op.program, HandedRows(x, self.space.routing), op.n_rows)
+
+    def _join(self, op: OpContext, output: NormOutput) -> int:
+        """Append hidden += what the CPU computed; returns the number of partials that leaves."""
+        space = self.space
+        assert space.exchanged is not None, op.label
+        op.mark("joined")
+        take_back(op.program, space.exchanged, op.n_rows)
+        width = self.spec.width
+        return join_rows(op.named("join"), space.exchanged, space.params, output, width)
 
     def _append_routed(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.program import Range
 from vkmoe.ops.experts import ExpertShape
 from vkmoe.ops.matvec import Matrix
@@ -13,6 +14,7 @@ from vkmoe.ops.prompt_experts import BroughtPlaces
 __all__ = [
     "AttentionWeights",
     "Block",
+    "CpuWeights",
     "FeedForwardWeights",
     "LatentWeights",
     "LayerWeights",
@@ -31,6 +33,7 @@ class Block:
     landing_ranges: tuple[Range, ...] = ()  # the memory its kernels may store experts in
     # The addresses of gate, up, down and their biases, where `span` has these in place of them.
     parts: tuple[int, ...] = ()
+    on_cpu: bool = False  # the CPU computes the experts that the expert table does not have
 
     @property
     def n_bytes(self) -> int:
@@ -144,6 +147,17 @@ class ModelWeights:
     def span_bytes(self) -> tuple[int, ...]:
         """List the bytes of one expert in each layer with experts."""
         return tuple(self.layers[i].span_bytes for i in self.moe_layers)
+
+
+@dataclass(frozen=True)
+class CpuWeights:
+    """Holds the experts that a CPU computes beside a GPU, by MoE layer, and what leads to them.
+
+    The table has no address for experts that the GPU computes.
+    """
+
+    blocks: Mapping[int, Block]
+    table: ExpertTable
 
 
 def with_slots(

@@ -129,7 +129,9 @@ class Workspace:
         tuning: Tuning,
         attention: Mapping[Mixer, AttentionKernels],
         sizes: RowSizes = RowSizes(),
+        shares: bool = False,
     ) -> None:
+        """Describe them; `shares`: another device computes experts, which takes one more."""
         experts = spec.experts
         router = router_shape(spec) if experts else None
         n_used = experts.n_used if experts else 1
@@ -159,6 +161,8 @@ class Workspace:
         self.routing = _rows("routing", routing_words(router) if router else 4, n_rows)
         width = max(_act_words(layer.feed_forward) for layer in spec.layers)
         self.act = _rows("act", width, n_rows)
+        # Rows that go to another device, and what comes back.
+        self.exchanged = _rows("exchanged", spec.width, n_rows) if shares else None
         shared_width = experts.shared_width if experts else 0
         self.shared_act = _rows("shared_act", shared_width, n_rows) if shared_width else None
         self.prompt = None

@@ -1,18 +1,35 @@
-"""Appends what goes between two devices that compute experts of the same rows: which are whose, and
-the sum of both parts.
+"""Appends what goes between two devices that compute experts of the same rows.
 
+A device hands rows over in the memory `HANDED`, with what was chosen for them, and gets back in
+`JOINED` what the other one adds to each; the host lets them take turns. Either finds which of the
+experts are its own.
 Shaders: find_experts.comp, join_rows.comp. Twins: vkmoe/reference/handover.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vkmoe.choices import BufferName
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Range, TensorRef
+from vkmoe.gpu.program import Program, Range, TensorRef
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.norms import NormOutput
 from vkmoe.ops.router import RouterShape, routing_words
 
-__all__ = ["JOINED_VEC4S", "find_experts", "join_rows"]
+__all__ = [
+    "HANDED",
+    "JOINED",
+    "JOINED_VEC4S",
+    "HandedRows",
+    "find_experts",
+    "give_back",
+    "hand_over",
+    "join_rows",
+    "take_back",
+    "take_over",
+]
 
 FIND_EXPERTS = kernel(
     "find_experts",
@@ -27,6 +44,52 @@ JOIN_ROWS = kernel(
     "workgroup_size",
 )
 JOINED_VEC4S = 8  # that a lane joins
+HANDED: BufferName = "handed rows"
+JOINED: BufferName = "joined rows"  # both in host memory
+
+
+class HandedRows(NamedTuple):
+    """Describes the rows of a layer that are handed over: the normed state, and the routing."""
+
+    x: TensorRef
+    routing: TensorRef
+
+    @property
+    def n_bytes(self) -> int:
+        """Count the bytes of all rows of both, which lie behind one another."""
+        return self.x.n_bytes + self.routing.n_bytes
+
+    def places(self, n_rows: int) -> Iterator[tuple[Range, Range, str]]:
+        """Yield the first rows of each tensor, where these go, and what they are called."""
+        start = 0
+        for tensor in self:
+            rows = tensor.rows(n_rows).range
+            yield rows, Range(HANDED, start, start + rows.end), tensor.name
+            start += tensor.n_bytes
+
+
+def hand_over(program: Program, rows: HandedRows, n_rows: int) -> None:
+    """Append the copies of the first rows to host memory."""
+    for source, target, name in rows.places(n_rows):
+        program.copy(source, target, f"{name} handed over")
+
+
+def take_over(program: Program, rows: HandedRows, n_rows: int) -> None:
+    """Append the copies of the first rows from there, on the other device."""
+    for target, source, name in rows.places(n_rows):
+        program.copy(source, target, f"{name} taken over")
+
+
+def give_back(program: Program, joined: TensorRef, n_rows: int) -> None:
+    """Append the copy of what is added to the first rows to host memory."""
+    rows = joined.rows(n_rows).range
+    program.copy(rows, Range(JOINED, 0, rows.end), "rows given back")
+
+
+def take_back(program: Program, joined: TensorRef, n_rows: int) -> None:
+    """Append the copy of what is added to the first rows from there, on the first device."""
+    rows = joined.rows(n_rows).range
+    program.copy(Range(JOINED, 0, rows.end), rows, "rows taken back")
 
 
 def find_experts(

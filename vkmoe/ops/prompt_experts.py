@@ -50,7 +50,7 @@ COMBINE_ROWS = kernel(
     "combine_rows",
     "r:expert_out r:shared_out r:routing r:params rw:hidden r:done",
     "u32:row_vec4s u32:row_words u32:weight_word",
-    "workgroup_size n_used shared",
+    "workgroup_size n_used shared partial",
 )
 
 N_HALVES = 2  # of the places: experts come to one while those in the other are multiplied
@@ -260,12 +260,14 @@ def combine_rows(
     hidden: TensorRef,
     width: int,
     shared: SharedRows | None = None,
+    partial: bool = False,
 ) -> None:
     """Append hidden[row] += sum of weight * expert_out[pair] by rising rank, then the shared one's.
 
     expert_out is f32 [n_rows * n_used][width], hidden f32 [n_rows][width]; rows that are not in use
-    stay what they are, and one of whose experts some is not done becomes NaN. A shared expert's
-    weight is 1 if it is not gated.
+    stay what they are, and one of whose experts some is not done becomes NaN; `partial`: such an
+    expert is left out, for another device computes it. A shared expert's weight is 1 if it is not
+    gated.
     """
     assert width % 4 == 0, width
     routed = tiles.routed
@@ -279,6 +281,7 @@ def combine_rows(
                 **routed.numbers,
                 "workgroup_size": _COMBINE_LANES,
                 "shared": int(shared is not None),
+                "partial": int(partial),
                 "row_vec4s": row_vec4s,
                 "weight_word": shared_weight_word(routed.shape.n_used) if gated else NO_WORD,
             },

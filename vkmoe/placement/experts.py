@@ -24,10 +24,11 @@ from vkmoe.facts import (
     MemoryPlan,
     WeightBytes,
 )
-from vkmoe.gpu.arena import lay_out_spans
+from vkmoe.gpu.arena import lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
+from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.cache_choice import promotes
-from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
+from vkmoe.placement.memory import GRANULARITY, allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 
 __all__ = ["ExpertRoom", "place_experts"]
@@ -58,9 +59,13 @@ def place_experts(given: ExpertRoom, mode_of_cache: Callable[[], ExpertMode]) ->
     if not given.device.is_vulkan:
         return _with_executor(_in_file(given), given.config)
     config, flag = given.config, _cache_flag(given.config)
+    if given.weights.file_spans:
+        return _with_executor(_on_cpu(given), config)
     if given.experts is None or not given.weights.experts:
         sizing = size_cache((), (), 0, 0, flag) if flag else None
         idle = _idle_pool(config, "the model has no experts")
+        if config.mode_option:
+            idle = (*idle, f"{config.mode_option} has no effect: the model has no experts")
         made = replace(given.base, mode=ON_DEVICE, sizing=sizing, notes=idle)
     else:
         # How misses are served takes a measurement, and is not asked where nothing misses.
@@ -77,6 +82,8 @@ def _in_file(given: ExpertRoom) -> MemoryPlan:
     asked = ("expert_slots", "expert_cache", "host_pool")
     flags = [f"--{name.replace('_', '-')}" for name in asked if getattr(given.config, name)]
     notes = [f"{flag} has no effect: the CPU reads experts from the file" for flag in flags]
+    if given.config.mode_option:
+        notes.append(f"{given.config.mode_option} has no effect: the CPU computes everything")
     made = replace(given.base, mode=ON_DEVICE, notes=tuple(notes))
     if given.experts is None or not given.weights.spans:
         return made
@@ -90,11 +97,59 @@ def _in_file(given: ExpertRoom) -> MemoryPlan:
     return replace(made, lines=(*made.lines, line), sizing=sizing)
 
 
+def _on_cpu(given: ExpertRoom) -> MemoryPlan:
+    """Complete the plan of a device beside which the CPU computes the experts of some layers.
+
+    Raises OutOfMemoryError where those of the others do not fit on the device.
+    """
+    device, experts, in_file = given.device, given.experts, given.weights.file_spans
+    assert experts is not None
+    n_layers, option = len(in_file), given.config.mode_option
+    n_cpu = min(n_layers, n_layers if (n := given.config.n_cpu_moe) is None else n)
+    lines: list[Allocation] = []
+    if n_cpu:
+        item = f"experts that the CPU computes, of {n_cpu} of {n_layers} layers"
+        mapped = sum(span.mapped for span in in_file[:n_cpu])
+        lines.append(Allocation(item, "file", mapped, f"as {option}"))
+        n_bytes = n_cpu * experts.n_experts * (round_up(DESCRIPTOR_BYTES) + 8)
+        n_bytes += sum(span.copied for span in in_file[:n_cpu])
+        reason = "where they are in the file, and what the CPU cannot read as it is there"
+        lines.append(allocation(device, "addresses of these", "host", reason, n_bytes=n_bytes))
+    if n_cpu < n_layers:
+        spans = [size for size in given.weights.spans[n_cpu:] for _ in range(experts.n_experts)]
+        whole = lay_out_spans(device, spans)
+        if (needed := layout_bytes([whole])) > given.free:
+            raise _too_many_on_device(given, n_cpu, needed)
+        item = "experts of the other layers" if n_cpu else "experts"
+        lines.append(allocation(device, item, "device", f"as {option}", "experts", [whole]))
+    mode = ExpertMode("cpu", reason=f"as {option}") if n_cpu else ON_DEVICE
+    return replace(given.base, mode=mode, lines=(*given.base.lines, *lines), cpu_layers=n_cpu)
+
+
+def _too_many_on_device(given: ExpertRoom, n_cpu: int, needed: int) -> OutOfMemoryError:
+    """Say how many layers the CPU must compute at least."""
+    assert given.experts is not None
+    left, least = given.free, len(given.weights.spans)
+    for size in reversed(given.weights.spans):
+        left -= given.experts.n_experts * round_up(size) + GRANULARITY
+        if left < 0:
+            break
+        least -= 1
+    return OutOfMemoryError(
+        f"with {given.config.mode_option} the experts of {len(given.weights.spans) - n_cpu} layers "
+        f"need {in_mib(needed)} of {given.device.name}'s memory; {in_mib(given.free)} can be used "
+        "for them",
+        f"use --n-cpu-moe {least} or more",
+    )
+
+
 def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
     """Choose the executor: a pool without all experts needs a stop at each router.
 
     Raises UsageError where --executor does not allow it.
     """
+    if made.mode.on_cpu:
+        return replace(made, executor_reason="the CPU takes turns within it")
     if not made.host_slots:
         default = "every expert is where the device can read it"
         reason = "as --executor" if config.executor else default
@@ -152,11 +207,15 @@ class _PlacedExperts:
     def all_on_device(self) -> bool:
         """Say whether all experts are wanted on the device, and fit there."""
         few_in_place = self._shared and self._asked is None and self._pools.wants_few
-        return self._wants_all and self._total <= self._free and not few_in_place
+        if few_in_place or self._config.mode == "cache":
+            return False
+        return self._wants_all and self._total <= self._free
 
     def plan(self) -> MemoryPlan:
         if self.all_on_device:
             return self._resident()
+        if self._config.mode == "resident":
+            raise self._not_resident()
         asked, pool = self._asked, self._pool()
         free = self._free - (pool.taken_bytes if self._shared else 0)
         if asked is None:
@@ -293,6 +352,14 @@ class _PlacedExperts:
         return replace(sizing, place="host pool") if pool.slots else sizing
 
     # ----- what cannot be -----
+
+    def _not_resident(self) -> OutOfMemoryError:
+        option = self._config.mode_option
+        return OutOfMemoryError(
+            f"{option} needs {in_mib(self._total)} for experts; {in_mib(self._free)} of "
+            f"{self._device.name}'s memory can be used for them",
+            f"leave {option.split()[0]} out, or choose a smaller model or quantisation",
+        )
 
     def _too_much(self, asked: _Asked, pool: PoolPlan, free: int) -> OutOfMemoryError:
         """Say what was asked, what there is, and the largest that is possible."""

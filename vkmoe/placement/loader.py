@@ -21,10 +21,11 @@ import numpy as np
 
 from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
+from vkmoe.cpu.device import CpuDevice
 from vkmoe.experts.store.copies import Copy
-from vkmoe.experts.store.table import ExpertTable
+from vkmoe.experts.store.table import ExpertTable, TableShape
 from vkmoe.facts import ModelSpec
-from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models import ModelFile
@@ -33,11 +34,13 @@ from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors,
 from vkmoe.models.weights import (
     AttentionWeights,
     Block,
+    CpuWeights,
     FeedForwardWeights,
     LatentWeights,
     LayerWeights,
     ModelWeights,
 )
+from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.placer import MappedPlacer, Placer, Progress, Progressing
 from vkmoe.placement.plan import Decision, table_shape
@@ -62,6 +65,7 @@ class LoadedWeights(Closing):
     homes: list[list[Placement]]  # of the routed experts [n MoE layers][n_experts]; [] with reader
     progress: Progressing
     reader: SpanReader | None
+    cpu: CpuWeights | None  # of the experts that the CPU computes; None: none
     memory: ExitStack
 
     def fill(self, reads: Sequence[Copy]) -> None:
@@ -87,13 +91,18 @@ class LoadedWeights(Closing):
 
 
 def load_weights(
-    device: Device, model: ModelFile, decision: Decision, progress: Progress | None = None
+    device: Device,
+    model: ModelFile,
+    decision: Decision,
+    progress: Progress | None = None,
+    cpu: CpuDevice | None = None,
 ) -> LoadedWeights:
     """Place and copy all weights; the table leads to the experts' homes, and is not published.
 
-    With a host pool smaller than the model, all but the experts. Raises GpuErrors such as
-    OutOfMemoryError, and ModelFileError if the file was replaced meanwhile, with all freed. Logs
-    what will be converted.
+    With a host pool smaller than the model, all but the experts. Where the plan has the CPU compute
+    some, `cpu` reads these where the file is mapped, and the table has none of them. Raises
+    GpuErrors such as OutOfMemoryError, and ModelFileError if the file was replaced meanwhile, with
+    all freed. Logs what will be converted.
     """
     file, spec, tensors, plan = model.file, model.spec, model.tensors, decision.plan
     if line := conversion_line(decision.weights.conversions, plan):
@@ -101,13 +110,16 @@ def load_weights(
     sizes, pools = decision.weights, decision.host_pools
     in_pools = sum(pool.capacity * pool.slot_bytes for pool in pools)
     of_experts = in_pools if pools else sizes.experts
+    in_file = sum(sum(span) for span in sizes.file_spans[: plan.cpu_layers])
+    if in_file and spec.experts is not None:
+        of_experts = in_file + sum(sizes.spans[plan.cpu_layers :]) * spec.experts.n_experts
     n_bytes = sizes.mapped + sizes.copied or sizes.trunk + of_experts
     progressing = Progressing(n_bytes, progress)
+    too_large = (sizes.mapped or in_file) > available_bytes()
 
     def placer(trunk: Arena) -> Placer:
         if device.info.layout == "planes":
             return Placer(file, device, trunk, progressing)
-        too_large = sizes.mapped > available_bytes()
         return MappedPlacer(file, device, trunk, progressing, too_large)
 
     with ExitStack() as memory:  # kept unless something fails
@@ -116,27 +128,80 @@ def load_weights(
             return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
 
         reader = memory.enter_context(SpanReader(file, tensors)) if pools else None
-        trunk = arena("device", "weights")
-        experts = arena("device" if plan.mode.on_device else "host", "experts")
+        trunk, mode = arena("device", "weights"), plan.mode
+        experts = arena("device" if mode.on_device or mode.on_cpu else "host", "experts")
         shape = table_shape(spec, sizes)
         table = memory.enter_context(
             ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing)
         )
-        with placer(trunk) as placing:
-            loader = _Loader(placing, None if pools else experts, table)
+        with placer(trunk) as placing, ExitStack() as reading:
+            beside = None
+            if cpu is not None:
+                beside = memory.enter_context(_BesideGpu(cpu, shape, plan.cpu_layers))
+                mapping = MappedPlacer(file, cpu, beside.arena, progressing, too_large)
+                beside.placer = reading.enter_context(mapping)
+            loader = _Loader(placing, None if pools else experts, table, beside)
             weights = loader.load(spec, tensors, plan.ctx_size)
         if reader is not None:
             reader.drop_pages()
         kept = memory.pop_all()
-    return LoadedWeights(weights, table, loader.homes, progressing, reader, kept)
+    on_cpu = beside.weights() if beside is not None else None
+    return LoadedWeights(weights, table, loader.homes, progressing, reader, on_cpu, kept)
+
+
+class _BesideGpu(Closing):
+    """Finds the experts of the first layers where a CPU reads them; owns the table of these."""
+
+    placer: MappedPlacer  # while weights are loaded
+
+    def __init__(self, cpu: CpuDevice, shape: TableShape, n_layers: int) -> None:
+        """Take memory for the addresses of all their parts. Raises OutOfMemoryError."""
+        spans = [DESCRIPTOR_BYTES] * (n_layers * shape.n_experts)
+        self._n_layers, self._blocks = n_layers, dict[int, Block]()
+        with ExitStack() as cleanup:
+            self.arena = Arena(cpu, "host", "experts", lay_out_spans(cpu.info, spans))
+            cleanup.callback(self.arena.close)
+            self._table = cleanup.enter_context(ExpertTable(cpu, shape.n_layers, shape.n_experts))
+            self._cleanup = cleanup.pop_all()
+
+    def takes(self, layer: int) -> bool:
+        """Say whether the CPU computes the experts of a MoE layer."""
+        return layer < self._n_layers
+
+    def place(self, layer: int, experts: FeedForwardTensors) -> None:
+        """Find the experts of a layer."""
+        spans = self.placer.spans(experts, self.arena)
+        for expert, span in enumerate(spans):
+            self._table.set(layer, expert, span.address)
+        ranges = _merged(spans, DESCRIPTOR_BYTES)
+        self._blocks[layer] = Block(self.placer.shape(experts), ranges=ranges, on_cpu=True)
+
+    def weights(self) -> CpuWeights:
+        """Return what was placed."""
+        self._table.publish()
+        return CpuWeights(self._blocks, self._table)
+
+    def close(self) -> None:
+        """Free the memory. May be called twice."""
+        self._cleanup.close()
 
 
 class _Loader:
     """Places the tensors of a model in the order of `ModelTensors.trunk`."""
 
-    def __init__(self, placer: Placer, experts: Arena | None, table: ExpertTable) -> None:
-        """Begin with nothing placed; without an arena routed experts stay in the file."""
+    def __init__(
+        self,
+        placer: Placer,
+        experts: Arena | None,
+        table: ExpertTable,
+        beside: _BesideGpu | None = None,
+    ) -> None:
+        """Begin with nothing placed; without an arena routed experts stay in the file.
+
+        Those that the CPU computes are placed by what is `beside`.
+        """
         self._placer, self._experts, self._table = placer, experts, table
+        self._beside = beside
         self.homes: list[list[Placement]] = []
 
     def load(self, spec: ModelSpec, tensors: ModelTensors, ctx_size: int) -> ModelWeights:
@@ -166,12 +231,16 @@ class _Loader:
 
     def _expert_block(self, experts: FeedForwardTensors) -> Block:
         """Place the homes of a layer's experts, unless they stay in the file."""
-        shape = self._placer.shape(experts)
+        shape, layer = self._placer.shape(experts), len(self.homes)
+        if self._beside is not None and self._beside.takes(layer):
+            self._beside.place(layer, experts)
+            self.homes.append([])
+            return Block(shape, on_cpu=True)
         if self._experts is None:
             return Block(shape)
         spans = self._placer.spans(experts, self._experts)
         for expert, span in enumerate(spans):
-            self._table.set(len(self.homes), expert, span.address)
+            self._table.set(layer, expert, span.address)
         self.homes.append(spans)
         return Block(shape, ranges=_merged(spans, shape.span_bytes))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vkmoe.facts import WeightBytes
+from vkmoe.facts import SpanInFile, WeightBytes
 from vkmoe.gpu.arena import round_up
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices
 from vkmoe.ops.experts import DESCRIPTOR_BYTES, ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.quants import FOR_THREADS, TYPES
 
-__all__ = ["kept_type", "mapped_bytes", "mapped_shape"]
+__all__ = ["kept_type", "mapped_bytes", "mapped_shape", "spans_in_file"]
 
 
 def kept_type(file_type: str) -> str:
@@ -55,6 +55,18 @@ def mapped_bytes(tensors: ModelTensors) -> WeightBytes:
         mapped=sum(n_bytes for n_bytes, stays in (*trunk, *experts) if stays),
         mapped_experts=sum(n_bytes for n_bytes, stays in experts if stays),
         copied=sum(n_bytes for n_bytes, stays in (*trunk, *experts) if not stays),
+    )
+
+
+def spans_in_file(tensors: ModelTensors) -> tuple[SpanInFile, ...]:
+    """Count the bytes of the experts of each MoE layer: those that stay in the file, and copies."""
+    layers = [list(_parts([block])) for block in tensors.expert_layers]
+    return tuple(
+        SpanInFile(
+            sum(n_bytes for n_bytes, stays in parts if stays),
+            sum(n_bytes for n_bytes, stays in parts if not stays),
+        )
+        for parts in layers
     )
 
 

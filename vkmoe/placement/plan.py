@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from vkmoe.choices import BufferName, KvType
 from vkmoe.config import EngineConfig
+from vkmoe.cpu.device import cpu_info, has_cpu
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
@@ -35,12 +36,14 @@ from vkmoe.gpu.device import Intent
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.models import ModelFile
+from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
+from vkmoe.ops.handover import HANDED, JOINED
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings
 from vkmoe.placement.experts import ExpertRoom, place_experts
-from vkmoe.placement.mapped import mapped_bytes
+from vkmoe.placement.mapped import mapped_bytes, spans_in_file
 from vkmoe.placement.memory import (
     allocation,
     available_bytes,
@@ -79,6 +82,7 @@ class Decision:
     workspace: Workspace
     weights: WeightBytes
     plan: MemoryPlan
+    cpu: CpuTensors | None  # what the CPU works on, if it computes experts beside the device
     link: LinkSpeed | None  # None where it was not measured: no expert crosses one
     pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
     host_pools: tuple[PoolSpec, ...]  # of slots in host memory; () where all experts have a home
@@ -102,7 +106,11 @@ def decide(
     spec, tuning = model.spec, tuning or choose_tuning(device)
     find_bytes = weight_bytes if device.layout == "planes" else mapped_bytes
     sizes = find_bytes(model.tensors)
-    workspace = _workspace(config, spec, device, tuning)
+    cpu = _cpu_tuning(config, spec, device)
+    if cpu is not None:
+        sizes = replace(sizes, file_spans=spans_in_file(model.tensors))
+    workspace = _workspace(config, spec, device, tuning, shares=cpu is not None)
+    tensors = CpuTensors(spec, cpu, workspace) if cpu is not None else None
     link: LinkSpeed | None = None
 
     def mode_of_cache() -> ExpertMode:
@@ -110,7 +118,7 @@ def decide(
         link = measure_link()
         return cache_mode(config, device, link, max(sizes.spans))
 
-    scratch = _scratch(workspace)
+    scratch = _scratch(workspace, tensors)
     made = plan(config, spec, device, sizes, scratch, available_bytes(), mode_of_cache)
     if link is not None and made.mode.in_cache:
         way = "gathered" if made.mode.gathers else "read in place"
@@ -123,6 +131,7 @@ def decide(
         workspace=workspace,
         weights=sizes,
         plan=replace(made, lines=(*made.lines, *learning)),
+        cpu=tensors if made.cpu_layers else None,
         link=link,
         pools=cache_pools(config, spec, made, sizes.spans),
         host_pools=host_pools(made.host_slots, sizes.spans, n_used),
@@ -153,8 +162,23 @@ def predictor_lines(
     return (allocation(device, name, "host", reason, n_bytes=n_bytes),)
 
 
+def _cpu_tuning(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Tuning | None:
+    """Choose how kernels run on the CPU if it is to compute experts beside a device.
+
+    Raises UsageError where vkmoe was built without kernels for it.
+    """
+    if config.mode != "cpu" or spec.experts is None or not device.is_vulkan:
+        return None
+    if not has_cpu():
+        raise UsageError(
+            f"{config.mode_option} needs kernels for the CPU, which this vkmoe was built without",
+            "leave it out, or build vkmoe without -DVKMOE_CPU=OFF",
+        )
+    return choose_tuning(cpu_info())
+
+
 def _workspace(
-    config: EngineConfig, spec: ModelSpec, device: DeviceInfo, tuning: Tuning
+    config: EngineConfig, spec: ModelSpec, device: DeviceInfo, tuning: Tuning, shares: bool
 ) -> Workspace:
     """Describe the workspace, with chunks of prompts whose tensors the device can bind.
 
@@ -163,7 +187,7 @@ def _workspace(
     attention = attention_kernels(spec, context_size(config, spec), config.kv_type, tuning)
     sizes, most = row_sizes(config, device), device.limits.max_storage_buffer_range
     while True:
-        workspace = Workspace(spec, tuning, attention, sizes)
+        workspace = Workspace(spec, tuning, attention, sizes, shares)
         largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
         if largest.n_bytes <= most:
             return workspace
@@ -176,7 +200,7 @@ def _workspace(
         sizes = replace(sizes, prompt=sizes.prompt[:-1])
 
 
-def _scratch(workspace: Workspace) -> Scratch:
+def _scratch(workspace: Workspace, cpu: CpuTensors | None) -> Scratch:
     """List the workspace's tensors, and the host's buffers for what goes in and comes out."""
     return Scratch(
         tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
@@ -184,6 +208,9 @@ def _scratch(workspace: Workspace) -> Scratch:
         results=workspace.log.n_bytes + workspace.candidates.n_bytes,
         logits=(4 * workspace.logits.row_words,) * workspace.logits.n_rows,
         brings=workspace.brings_experts,
+        handed=cpu.handed.n_bytes if cpu else 0,
+        joined=cpu.sums.n_bytes if cpu else 0,
+        of_cpu=cpu.n_bytes if cpu else 0,
     )
 
 
@@ -196,6 +223,9 @@ class Scratch:
     results: int  # routing log and candidates, read back after each token, at most
     logits: tuple[int, ...]  # of each row that may want some, read back on its own
     brings: bool = True  # some program brings experts of prompts to the device
+    handed: int = 0  # rows that the CPU computes experts from, all of them
+    joined: int = 0  # what it adds to them
+    of_cpu: int = 0  # its own tensors
 
 
 def plan(
@@ -313,6 +343,11 @@ def table_shape(spec: ModelSpec, weights: WeightBytes) -> TableShape:
     return TableShape(max(1, len(weights.spans)), spec.experts.n_experts, spec.experts.n_used)
 
 
+def _one(n_bytes: int) -> list[int]:
+    """List a buffer, if it is any."""
+    return [n_bytes] if n_bytes else []
+
+
 def _fixed_lines(
     config: EngineConfig,
     spec: ModelSpec,
@@ -359,10 +394,15 @@ def _fixed_lines(
         ("results", "readback", "read back after each token", "readback", [scratch.results]),
         ("logits", "readback", "read back when asked for", "readback", scratch.logits),
         ("staging", "host", "device memory is not mapped", "staging", lanes),
+        (HANDED, "readback", "what the CPU computes experts from", HANDED, _one(scratch.handed)),
+        (JOINED, "host", "what the CPU adds to them", JOINED, _one(scratch.joined)),
     )
     for item, intent, reason, name, buffers in whole:
         if buffers:
             yield allocation(device, item, intent, reason, name, [ArenaLayout(tuple(buffers))])
+    if scratch.of_cpu:
+        item, reason = "activations of the CPU", "for the experts that it computes"
+        yield allocation(device, item, "host", reason, n_bytes=scratch.of_cpu)
     if found := weights.conversions:
         reason = growth_words(found) or "for a moment"
         yield allocation(device, "converting weights", "host", reason, n_bytes=CONVERTING_BYTES)

@@ -331,7 +331,9 @@ def _bring_experts(setting: Setting) -> Iterator[Trial]:
 
 def _combine_rows(setting: Setting) -> Iterator[Trial]:
     gated, tuning = RouterShape(60, 4, shared_gate=True), setting.tuning
-    cases = (CombineCase(tuning, RowsInUse(gated, 5, 3), 300, use) for use in (None, False, True))
+    few = RowsInUse(gated, 5, 3)
+    cases = [CombineCase(tuning, few, 300, use) for use in (None, False, True)]
+    cases.append(CombineCase(tuning, few, 300, True, partial=True))
     large = RowsInUse(RouterShape(128, 8), 64, 64)
     yield _trial(*cases, timed=CombineCase(tuning, large, WIDTH))
 

@@ -91,8 +91,8 @@ class JoinCase(KernelCase):
                 left.compare(checks, words, wanted, magnitude.astype(np.float64))
                 return
             hidden, *others = words
-            found = hidden[: self.width].view(np.float32)
-            checks.close("hidden", found, wanted.hidden, magnitude)
+            joined = hidden[: self.width].view(np.float32)
+            checks.close("hidden", joined, wanted.hidden, magnitude)
             for ref, found in zip(left.outputs[1:], others, strict=True):
                 checks.untouched(ref.name, found)
 

@@ -246,13 +246,14 @@ class CombineCase(KernelCase):
     """Checks hidden += the weighted sum of what experts gave, and of a shared one if it is there.
 
     `shared` None: there is none; else whether its weight is routed. Experts that no row in use
-    chose are not done.
+    chose are not done; `partial`: nor is every third id, which gave NaN.
     """
 
     tuning: Tuning
     rows: RowsInUse
     width: int
     shared: bool | None = None
+    partial: bool = False
 
     def prepare(self, runner: Runner) -> Prepared:
         routed, width, n_rows = self.rows.routed, self.width, self.rows.n_rows
@@ -267,9 +268,12 @@ class CombineCase(KernelCase):
         rows = None if self.shared is None else SharedRows(shared_ref, self.shared)
         op = OpContext(program, self.tuning, "combine", n_rows=n_rows)
         tiles = PairTiles(routed, columns=1)
-        combine_rows(op, tiles, out_ref, hidden_ref, width, rows)
+        combine_rows(op, tiles, out_ref, hidden_ref, width, rows, self.partial)
         done = np.zeros(tiles.done.n_words, np.uint32)
         done[self.rows.chosen[: self.rows.n_used_rows]] = 1
+        if self.partial:
+            done[::3] = 0
+            expert_out[self._elsewhere.reshape(-1)] = np.nan
         inputs = {
             tiles.done: done,
             **{routed.tensor: self.rows.words(), routed.params: self.rows.params()},
@@ -278,6 +282,12 @@ class CombineCase(KernelCase):
         compare = partial(self._compare, hidden, expert_out.reshape(n_rows, -1, width), shared)
         n_bytes = hidden.nbytes * (2 + (self.shared is not None)) + expert_out.nbytes
         return Prepared(program, (hidden_ref,), [(inputs, compare)], n_bytes)
+
+    @property
+    def _elsewhere(self) -> NDArray[np.bool_]:
+        """Mark the pairs that are left out, [n_rows, n_used]."""
+        elsewhere: NDArray[np.bool_] = (self.rows.chosen % 3 == 0) & self.partial
+        return elsewhere
 
     def _compare(
         self,
@@ -292,6 +302,7 @@ class CombineCase(KernelCase):
         weights, gate = self.rows.weights[:n, :n_used], self.rows.weights[:n, n_used]
         if not self.shared:
             gate = np.full(n, 0.0 if self.shared is None else 1.0, np.float32)
+        expert_out = np.where(self._elsewhere[..., None], np.float32(0.0), expert_out)
         wanted = twins.combine_rows(hidden[:n], expert_out[:n], weights, shared[:n], gate)
         size = np.abs
         magnitude = twins.combine_rows(

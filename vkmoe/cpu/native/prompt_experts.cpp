@@ -289,7 +289,7 @@ std::vector<Step> expert_matmul_down(const Call& call) {
 std::vector<Step> combine_rows(const Call& call) {
     const size_t n_rows = call.groups[1], width = 4 * call.count("row_vec4s");
     const size_t n_used = call.count("n_used"), row_words = call.count("row_words");
-    const bool is_shared = call.count("shared") != 0;
+    const bool is_shared = call.count("shared") != 0, is_partial = call.count("partial") != 0;
     const auto weight_word = static_cast<uint32_t>(call.count("weight_word"));
     require(n_rows > 0 && width > 0 && n_used > 0, call, "there is nothing to do");
     const size_t n_words = weight_word != kNoWord ? std::max<size_t>(2 * n_used, weight_word + 1)
@@ -316,6 +316,7 @@ std::vector<Step> combine_rows(const Call& call) {
         std::vector<float> sums(width);
         for (size_t rank = 0; rank < n_used; ++rank) {
             const bool is_done = of_row[rank] < n_experts && done[of_row[rank]] != 0;
+            if (is_partial && !is_done) continue;
             const float weight = is_done ? weight_at(n_used + rank)
                                          : std::numeric_limits<float>::quiet_NaN();
             const float* const out = expert_out + (row * n_used + rank) * width;
