@@ -9,7 +9,8 @@
 // Who       workgroup -> ROWS rows over all slots of one row of the batch (z), if that has experts; its lanes share slots and
 //           columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8, at least ROWS. Slots are summed in their
-//           order in `routing`, their dot products first and then, if BIASED, their biases.
+//           order in `routing`, their dot products first and then, if BIASED, their biases. If SPARSE, those without an address
+//           are the last, and left out.
 // Dispatch  (ceil(n_rows / ROWS), 1, rows of the batch)
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -20,6 +21,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint ROWS = 1u;
 layout(constant_id = 2) const uint BIASED = 0u;  // spans have biases
 layout(constant_id = 3) const uint LOADED_WORDS = 16u;
+layout(constant_id = 4) const uint SPARSE = 0u;  // not all slots have an address
 
 layout(set = 0, binding = 0, std430) readonly buffer Act { Words4Bound act4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer Routing { uint routing[]; };
@@ -88,10 +90,19 @@ float slot_weight(uint slot) {
 
 #include "dot.glsl"
 
+// How many slots are summed.
+uint n_summed() {
+    if (SPARSE == 0u || !is_null(span)) return n_slots;
+    uint n = 1u;
+    while (n < n_slots && !is_null(routed_address(n, n_slots))) ++n;
+    return n;
+}
+
 // The weighted sum of the slots' biases.
 float biases(uint row) {
     precise float sum = 0.0;
-    for (uint s = 0u; s < n_slots; ++s)
+    const uint n = n_summed();
+    for (uint s = 0u; s < n; ++s)
         sum = fma(slot_weight(s), span_bias(slot_span(s), down_bias, row), sum);
     return sum;
 }
@@ -133,7 +144,7 @@ void main() {
 #endif
     float dots[N_PRODUCTS], sums[N_SUMS];
     prepare_dots();
-    dot_rows(n_slots, n_blocks, dots);
+    dot_rows(n_summed(), n_blocks, dots);
 #ifdef KEEP
     LOAD_LEFT
 #endif

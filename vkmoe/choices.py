@@ -30,7 +30,7 @@ KvType = Literal["f16", "f32"]
 Layout = Literal["planes", "file"]  # of rows of weights where kernels read them (quants/layouts.py)
 
 ExpertsIn = Literal["device", "host", "cache", "cpu"]
-ModeName = Literal["resident", "cache", "cpu"]
+ModeName = Literal["resident", "cache", "hybrid", "cpu"]
 MissWay = Literal["read", "gather"]
 TuningSource = Literal["remembered", "table"]
 DraftWay = Literal["none", "lookup"]
@@ -47,6 +47,7 @@ BufferName = Literal[
     "brought experts",
     "expert table",
     "handed rows",
+    "staged experts",
     "joined rows",
     "KV cache",
     "tensors",

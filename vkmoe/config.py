@@ -271,8 +271,9 @@ class EngineConfig:
     # ----- where experts are computed -----
     expert_mode: Literal["auto", ModeName] = _option(
         "auto",
-        "Where experts are computed: all on the device, which holds them (resident) or some of "
-        "them and reads the others in host memory (cache), or on the CPU, in the file (cpu). "
+        "Where experts are computed: on the device, which holds all of them (resident), or some "
+        "and reads the others in host memory (cache); those that have a slot on the device and "
+        "the others on the CPU, at the same time (hybrid); or all on the CPU (cpu). "
         "auto: resident where all fit, else cache.",
     )
     cpu_moe: bool | None = _option(
@@ -548,7 +549,8 @@ def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
 
 _OF_ANOTHER_MODE = {  # what a mode has no use for
     "resident": ("expert_cache", "expert_slots"),
-    "cpu": ("expert_cache", "expert_slots", "host_pool", "executor"),
+    "hybrid": ("host_pool", "executor", "promote_on_read"),
+    "cpu": ("expert_cache", "expert_slots", "host_pool", "executor", "promote_on_read"),
 }
 
 
@@ -556,16 +558,23 @@ def _check_mode(config: EngineConfig) -> None:
     """Refuse options that say otherwise where experts are computed, naming both."""
     mode, asked = config.expert_mode, config.mode_option
     said = [f"--expert-mode {mode}"] if mode != "auto" and asked != f"--expert-mode {mode}" else []
-    agrees = mode in ("auto", "cpu") if config.mode == "cpu" else mode != "cpu"
+    off_cpu = ("auto", "resident", "cache")
+    agrees = mode in ("auto", "cpu") if config.mode == "cpu" else mode in off_cpu
+    if config.mode == "hybrid" and config.cpu_moe is None:
+        agrees = True
     if said and not agrees:
         raise UsageError(f"{asked} contradicts {said[0]}", "leave one of them out")
     if config.n_cpu_moe is not None and config.cpu_moe is not None:
         both = "--cpu-moe" if config.cpu_moe else "--no-cpu-moe"
         raise UsageError(f"{asked} contradicts {both}", "leave one of them out")
+    known = {item.name: item for item in fields(config)}
     for name in _OF_ANOTHER_MODE.get(config.mode, ()):
         if (value := getattr(config, name)) is not None:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} {value} contradicts {asked}", "leave one of them out")
+            flag = long_flag(flags_of(known[name]), value)
+            text = flag if isinstance(value, bool) else f"{flag} {str(value).strip()}"
+            raise UsageError(f"{text} contradicts {asked}", "leave one of them out")
+    if config.mode in ("hybrid", "cpu") and config.miss != "auto":
+        raise UsageError(f"--miss {config.miss} contradicts {asked}", "leave one of them out")
 
 
 def _check_expert_choices(config: EngineConfig) -> None:

@@ -171,7 +171,7 @@ class Engine(Closing):
             self._ends[region] = last + 1
         self._backend.settle()
         self._programs.make_ready(batch)
-        self._experts.before_run(Upcoming(batch.tokens, batch.later))
+        self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()
         result = self._programs.run(batch, self._experts)
         if self._experts.overlap is not None:

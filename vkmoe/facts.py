@@ -418,12 +418,14 @@ class ExpertMode:
     """
 
     experts_in: ExpertsIn
-    miss: MissWay = "read"  # kernels read a home in place, or a kernel gathers it ahead of them
+    # Kernels read a home in place, or a kernel gathers it ahead of them, or the CPU computes it.
+    miss: MissWay | Literal["cpu"] = "read"
     promote: bool = False  # a missed expert may stay on the device where it has landed
     reason: str = ""  # for the way misses are served, in a few words
 
     def __post_init__(self) -> None:
         assert self.in_cache or (self.miss == "read" and not self.promote), self
+        assert not (self.is_hybrid and self.promote), self
 
     @property
     def on_device(self) -> bool:
@@ -436,6 +438,11 @@ class ExpertMode:
     @property
     def on_cpu(self) -> bool:
         return self.experts_in == "cpu"
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Say whether the CPU computes what misses, from the file: there are no homes."""
+        return self.miss == "cpu"
 
     @property
     def gathers(self) -> bool:

@@ -200,6 +200,10 @@ class TokenPrograms(Closing):
         if backend.device.info.is_cpu:
             target_s = _CPU_TARGET_S
         self._chunks = ChunkSizes(sizes, target_s)
+        # Where a prompt is cut by time, what follows it may not depend on where.
+        self._fits_chunks = not decoder.mode.is_hybrid
+        if not self._fits_chunks:
+            self.prompt_rows = sizes[-1]
         for tensor in space.tensors:
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
@@ -245,8 +249,6 @@ class TokenPrograms(Closing):
         """Process a batch, with `host` acting round its submits. Raises GpuErrors, and its own."""
         kind, n_rows = self._kind(batch), len(batch.tokens)
         recorded = self.recording(kind)
-        if self._worker is not None:
-            self._worker.begin(kind, n_rows)
         if batch.phase == "prompt" and 0 in batch.positions:
             self._chunks.begin_prompt()
         self._submissions = []
@@ -256,10 +258,12 @@ class TokenPrograms(Closing):
             for act in self._actions(then, host):
                 act()
                 self.io.send(batch, host.begin(index == 0))
+                if self._worker is not None:  # now that its table is the one of this run
+                    self._worker.begin(kind, n_rows)
                 self._run(queue, host.meanwhile if index == 0 else None)
                 host.end()
             then = queue[-1].then
-        if batch.phase == "prompt" and n_rows == kind.n_rows:
+        if batch.phase == "prompt" and n_rows == kind.n_rows and self._fits_chunks:
             self._fit_chunks(kind.n_rows, recorded)
         return RunResult(
             self.routing(), self.filled() if self._lands else None, self._tops(kind, batch)

@@ -15,7 +15,7 @@ from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertBlock, LandingMemory, expert_down, expert_gate_up, gather
-from vkmoe.ops.handover import HandedRows, hand_over, join_rows, take_back
+from vkmoe.ops.handover import HandedRows, find_experts, hand_over, join_rows, take_back
 from vkmoe.ops.matmul import (
     ExpertTiles,
     RowParts,
@@ -75,6 +75,7 @@ class FeedForwardBlock:
         if not layer.block.on_cpu:
             op.mark("choice")
             self._choose(op, layer, moe_layer, self.weights.n_landing if self.mode.lands else 0)
+        if layer.block.on_device:
             op.mark("routed")
             experts = self._gather(op, layer.block, moe_layer)
             n_partials = self._experts(op, experts, norm, leaves, activation)
@@ -115,9 +116,10 @@ class FeedForwardBlock:
         if not on_cpu:
             op.mark("choice")
             self._choose(op, layer, moe_layer, n_places=0)
+        if layer.block.on_device:
             op.mark("routed")
             self._append_routed(op, layer.block, tiles, moe_layer, activation)
-        if not on_cpu or shared is not None:
+        if layer.block.on_device or shared is not None:
             op.mark("combine")
             combined = op.named("combine")
             combine_rows(combined, tiles, out, space.hidden, width, shared, partial=on_cpu)
@@ -222,14 +224,23 @@ class FeedForwardBlock:
         )
 
     def _gather(self, op: OpContext, block: Block, moe_layer: int) -> ExpertBlock:
-        """Return the chosen experts as they are read, gathered first if misses are served so."""
+        """Return the chosen experts as they are read, gathered first if misses are served so.
+
+        Where the CPU computes some of them, the others come first.
+        """
         space, mode, log = self.space, self.mode, self.space.routing_log(op.n_rows)
+        if block.on_cpu:
+            finding, table = op.named("find"), self.weights.expert_table
+            shape = router_shape(self.spec)
+            find_experts(finding, space.routing, space.params, shape, moe_layer, table)
         landing = LandingMemory(block.landing_ranges, log, moe_layer)
         if mode.gathers:
             bringing, n_bytes = op.named("gather"), block.shape.span_bytes
             gather(bringing, space.routing, space.params, landing, n_bytes, block.ranges)
         kept = landing if mode.keeps else None
-        return ExpertBlock(block.shape, space.routing, log.n_used, block.ranges, kept)
+        return ExpertBlock(
+            block.shape, space.routing, log.n_used, block.ranges, kept, sparse=block.on_cpu
+        )
 
     def _experts(
         self,

@@ -36,6 +36,11 @@ class Block:
     on_cpu: bool = False  # the CPU computes the experts that the expert table does not have
 
     @property
+    def on_device(self) -> bool:
+        """Say whether the device computes any of its experts."""
+        return bool(self.ranges) or not self.on_cpu
+
+    @property
     def n_bytes(self) -> int:
         """Count the bytes that every token reads; experts are not among them."""
         if not self.parts:

@@ -54,7 +54,7 @@ _DOWN = (
     "address:span address:gain u32:down_offset u32:down_bias u32:weight_word u32:n_rows "
     "u32:row_bytes u32:n_blocks u32:n_slots u32:slot_vec4s u32:act_pitch u32:routing_pitch "
     "u32:hidden_pitch u32:partials_pitch",
-    "workgroup_size rows biased loaded_words",
+    "workgroup_size rows biased loaded_words sparse",
 )
 
 
@@ -201,6 +201,7 @@ class ExpertBlock:
     landing: LandingMemory | None = None
     span: int = 0  # address of the fixed expert; 0: the routed ones
     weight_rank: int | None = None  # rank of the fixed expert's weight in the routing; None: 1
+    sparse: bool = False  # used experts without an address come last, and are left out
 
     def __post_init__(self) -> None:
         assert self.weight_rank is None or self.span, "only a fixed span takes a weight of its own"
@@ -344,6 +345,7 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
             **experts.numbers,
             "loaded_words": _loaded_words(op, experts),
             **output.numbers,
+            "sparse": int(experts.sparse),
             "weight_word": NO_WORD if rank is None else shared_weight_word(rank),
             "slot_vec4s": matrix.n_columns // 4,
             "act_pitch": act.row_words // 4,

@@ -36,18 +36,23 @@ def promotes(config: EngineConfig, device: DeviceInfo) -> bool:
     """Decide whether missed experts of a cache stay where they land.
 
     By default they do where they cross a link: there it saves their copy. Where the device shares
-    the host's memory, a copy costs about as much as the stores of a kernel.
+    the host's memory, a copy costs about as much as the stores of a kernel. None cross it where the
+    CPU computes what misses.
     """
+    if config.mode == "hybrid":
+        return False
     return not device.is_uma if config.promote_on_read is None else config.promote_on_read
 
 
 def cache_mode(
     config: EngineConfig, device: DeviceInfo, link: LinkSpeed | None, span_bytes: int
 ) -> ExpertMode:
-    """Decide whether misses are read over the link by the matvec, or gathered ahead of it.
+    """Decide whether misses are read over the link, gathered ahead of it, or computed by the CPU.
 
     The cache's largest expert has `span_bytes`; `link` is None where it is not measured.
     """
+    if config.mode == "hybrid":
+        return ExpertMode("cache", "cpu", reason=f"as {config.mode_option}")
     way: MissWay = "read"
     if config.miss != "auto":
         way, reason = config.miss, "as --miss"
@@ -114,7 +119,8 @@ def cache_settings(
         return settings
     pins = _pins(config, experts.n_used, plan.expert_slots)
     if plan.mode.in_cache:
-        settings = replace(settings, pins=pins, admission=config.expert_admission)
+        fills, admission = plan.mode.is_hybrid, config.expert_admission
+        settings = replace(settings, pins=pins, admission=admission, fills=fills)
     elif not plan.host_slots:
         return settings
     return replace(

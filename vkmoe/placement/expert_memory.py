@@ -6,6 +6,7 @@ the threads that move bytes. Does not own the weights that stay where they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from vkmoe.closing import Closing
@@ -24,9 +25,21 @@ from vkmoe.models.weights import ModelWeights, with_slots
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
-from vkmoe.placement.span_reader import FileReads
+from vkmoe.placement.span_reader import FileReads, StagedUploads
 
 __all__ = ["ExpertMemory"]
+
+
+MOVED_SHARE = 8  # of the layers, each of which moves one expert with a token
+
+
+def _hybrid_ways(wait: bool, overlap: Overlap | None, span_bytes: Sequence[int]) -> CacheWays:
+    """Say how copies are made where the CPU computes what has no slot.
+
+    Nothing waits for them, and what a token moves may not depend on how long any took.
+    """
+    n_bytes = max(1, len(span_bytes) // MOVED_SHARE) * max(span_bytes)
+    return CacheWays(wait, overlap=overlap, punctual=True, fixed_bytes=n_bytes)
 
 
 class ExpertMemory(Closing):
@@ -48,6 +61,10 @@ class ExpertMemory(Closing):
             sizes = [run.span_bytes for run in layout.runs for _ in range(run.n_spans)]
             self._scratch = [arena.place(n_bytes) for n_bytes in sizes]
             self._scratch_ranges = tuple(memory_range(x.address, x.size) for x in arena.chunks)
+            layout = plan.layout("staged experts")
+            arena = enter(closing(Arena(device, "host", "staged experts", layout)))
+            sizes = [run.span_bytes for run in layout.runs for _ in range(run.n_spans)]
+            self._staging = [arena.place(n_bytes) for n_bytes in sizes]
             layout = plan.layout("brought experts")
             arena = enter(closing(Arena(device, "device", "brought experts", layout)))
             self._brought = [arena.place(run.span_bytes) for run in layout.runs]
@@ -80,8 +97,12 @@ class ExpertMemory(Closing):
         if decision.pools or decision.host_pools:
             memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
             ways = CacheWays(not overlaps, budget, overlap)
+            if decision.plan.mode.is_hybrid:
+                ways = _hybrid_ways(not overlaps, overlap, weights.span_bytes)
             pool = self._pool(loaded, residency)
-            cache = ExpertCache(residency, memory, self._uploads(overlaps), ways, pool)
+            uploads = self._uploads(overlaps, loaded)
+            on_cpu = loaded.cpu.table if loaded.cpu is not None else None
+            cache = ExpertCache(residency, memory, uploads, ways, pool, on_cpu)
             cache.start(loaded.fill)
         table.publish()
         on_device = decision.plan.mode.on_device
@@ -124,15 +145,17 @@ class ExpertMemory(Closing):
         with translate_errors("clearing the places of brought experts"):
             self._device.native.submit(recorder.finish()).wait()
 
-    def _uploads(self, overlaps: bool) -> Uploader:
-        uploads = Uploads(self._device)
+    def _uploads(self, overlaps: bool, loaded: LoadedWeights) -> Uploader:
+        uploads: Uploader = Uploads(self._device)
+        if self._staging and loaded.reader is not None:
+            uploads = StagedUploads(FileReads(loaded.reader), uploads, self._staging)
         if not overlaps:
             return uploads
         return self._threads.enter_context(Prefetcher(uploads, "copies to the GPU"))
 
     def _pool(self, loaded: LoadedWeights, residency: Residency) -> HostPool | None:
         """Make the host pool, if it does not hold all experts."""
-        if loaded.reader is None:
+        if not self._decision.host_pools or loaded.reader is None:
             return None
         policy = self._decision.cache_settings.policy
         pools = self._decision.host_pools

@@ -31,7 +31,9 @@ from vkmoe.placement.cache_choice import promotes
 from vkmoe.placement.memory import GRANULARITY, allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 
-__all__ = ["ExpertRoom", "place_experts"]
+__all__ = ["N_STAGED", "ExpertRoom", "place_experts"]
+
+N_STAGED = 4  # experts on their way from the file to slots at a time
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def place_experts(given: ExpertRoom, mode_of_cache: Callable[[], ExpertMode]) ->
     if not given.device.is_vulkan:
         return _with_executor(_in_file(given), given.config)
     config, flag = given.config, _cache_flag(given.config)
-    if given.weights.file_spans:
+    if config.mode == "cpu" and given.weights.file_spans:
         return _with_executor(_on_cpu(given), config)
     if given.experts is None or not given.weights.experts:
         sizing = size_cache((), (), 0, 0, flag) if flag else None
@@ -106,15 +108,7 @@ def _on_cpu(given: ExpertRoom) -> MemoryPlan:
     assert experts is not None
     n_layers, option = len(in_file), given.config.mode_option
     n_cpu = min(n_layers, n_layers if (n := given.config.n_cpu_moe) is None else n)
-    lines: list[Allocation] = []
-    if n_cpu:
-        item = f"experts that the CPU computes, of {n_cpu} of {n_layers} layers"
-        mapped = sum(span.mapped for span in in_file[:n_cpu])
-        lines.append(Allocation(item, "file", mapped, f"as {option}"))
-        n_bytes = n_cpu * experts.n_experts * (round_up(DESCRIPTOR_BYTES) + 8)
-        n_bytes += sum(span.copied for span in in_file[:n_cpu])
-        reason = "where they are in the file, and what the CPU cannot read as it is there"
-        lines.append(allocation(device, "addresses of these", "host", reason, n_bytes=n_bytes))
+    lines = _cpu_lines(given, n_cpu, f"as {option}") if n_cpu else []
     if n_cpu < n_layers:
         spans = [size for size in given.weights.spans[n_cpu:] for _ in range(experts.n_experts)]
         whole = lay_out_spans(device, spans)
@@ -124,6 +118,20 @@ def _on_cpu(given: ExpertRoom) -> MemoryPlan:
         lines.append(allocation(device, item, "device", f"as {option}", "experts", [whole]))
     mode = ExpertMode("cpu", reason=f"as {option}") if n_cpu else ON_DEVICE
     return replace(given.base, mode=mode, lines=(*given.base.lines, *lines), cpu_layers=n_cpu)
+
+
+def _cpu_lines(given: ExpertRoom, n_layers: int, reason: str) -> list[Allocation]:
+    """Make the lines of the experts of the first layers that the CPU reads, for all or some."""
+    device, in_file = given.device, given.weights.file_spans
+    assert given.experts is not None
+    spans = in_file[:n_layers]
+    item = f"experts that the CPU computes, of {n_layers} of {len(in_file)} layers"
+    mapped = Allocation(item, "file", sum(span.mapped for span in spans), reason)
+    n_bytes = n_layers * given.experts.n_experts * (round_up(DESCRIPTOR_BYTES) + 8)
+    n_bytes += sum(span.copied for span in spans)
+    reason = "where they are in the file, and what the CPU cannot read as it is there"
+    found = allocation(device, "addresses of these", "host", reason, n_bytes=n_bytes)
+    return [mapped, found]
 
 
 def _too_many_on_device(given: ExpertRoom, n_cpu: int, needed: int) -> OutOfMemoryError:
@@ -148,7 +156,7 @@ def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
 
     Raises UsageError where --executor does not allow it.
     """
-    if made.mode.on_cpu:
+    if made.cpu_layers:
         return replace(made, executor_reason="the CPU takes turns within it")
     if not made.host_slots:
         default = "every expert is where the device can read it"
@@ -190,13 +198,12 @@ class _PlacedExperts:
     """Decides about the experts of a model, and holds what that rests on."""
 
     def __init__(self, given: ExpertRoom, experts: ExpertSpec, mode: ExpertMode) -> None:
-        self._config, self._flag = given.config, _cache_flag(given.config)
+        self._given, self._config, self._flag = given, given.config, _cache_flag(given.config)
         self._device, self._shared = given.device, given.device.is_uma
         self._free, self._room, self._base = given.free, given.pool, given.base
         n_experts, spans = experts.n_experts, given.weights.spans
-        self._layout = SlotLayout(
-            given.device, spans, n_experts, experts.n_used, mode, given.brings
-        )
+        brings = given.brings and not mode.is_hybrid
+        self._layout = SlotLayout(given.device, spans, n_experts, experts.n_used, mode, brings)
         in_order = [size for size in spans for _ in range(n_experts)]
         self._whole = lay_out_spans(given.device, in_order)
         self._total = layout_bytes([self._whole])
@@ -207,7 +214,7 @@ class _PlacedExperts:
     def all_on_device(self) -> bool:
         """Say whether all experts are wanted on the device, and fit there."""
         few_in_place = self._shared and self._asked is None and self._pools.wants_few
-        if few_in_place or self._config.mode == "cache":
+        if few_in_place or self._config.mode in ("cache", "hybrid"):
             return False
         return self._wants_all and self._total <= self._free
 
@@ -216,6 +223,8 @@ class _PlacedExperts:
             return self._resident()
         if self._config.mode == "resident":
             raise self._not_resident()
+        if self._config.mode == "hybrid":
+            return self._shared_with_cpu()
         asked, pool = self._asked, self._pool()
         free = self._free - (pool.taken_bytes if self._shared else 0)
         if asked is None:
@@ -271,6 +280,28 @@ class _PlacedExperts:
             sizing=self._sizing(slots, self._total),
             lines=(*self._base.lines, self._all_experts("device", reason)),
             notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
+        )
+
+    def _shared_with_cpu(self) -> MemoryPlan:
+        """Plan as many slots as there are to be; the CPU computes experts without one."""
+        asked, layout, given = self._asked, self._layout, self._given
+        if asked is not None and self._needed(asked.slots) > self._free:
+            raise self._too_much(asked, self._pools.all, max(0, self._free))
+        slots = asked.slots if asked is not None else self._largest(self._free)
+        n_layers = len(layout.span_bytes)
+        if not any(slots):
+            return _on_cpu(given)
+        lines = [*self._slot_lines(slots), *_cpu_lines(given, n_layers, "those without a slot")]
+        item, why = "staging of experts", "on their way to slots, laid out anew"
+        staging = [lay_out_spans(self._device, [max(layout.span_bytes)] * N_STAGED)]
+        lines.append(allocation(self._device, item, "host", why, "staged experts", staging))
+        return replace(
+            self._base,
+            mode=layout.mode,
+            expert_slots=slots,
+            sizing=self._sizing(slots, layout.own_bytes(slots)),
+            lines=(*self._base.lines, *lines),
+            cpu_layers=n_layers,
         )
 
     def _at_home(self, pool: PoolPlan) -> MemoryPlan:

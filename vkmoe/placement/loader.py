@@ -56,8 +56,8 @@ log = logging.getLogger("vkmoe")
 class LoadedWeights(Closing):
     """Holds the weights and what owns their memory.
 
-    With a `reader`, not all experts are in host memory: no address is in the table (all are 0), no
-    `expert_ranges` are in the weights, and there are no homes.
+    With a `reader`, not all experts are in memory of the device's or the host's own: no address is
+    in the table (all are 0), no `expert_ranges` are in the weights, and there are no homes.
     """
 
     weights: ModelWeights
@@ -127,8 +127,9 @@ def load_weights(
         def arena(intent: Intent, name: BufferName) -> Arena:
             return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
 
-        reader = memory.enter_context(SpanReader(file, tensors)) if pools else None
         trunk, mode = arena("device", "weights"), plan.mode
+        reads = bool(pools) or mode.is_hybrid
+        reader = memory.enter_context(SpanReader(file, tensors)) if reads else None
         experts = arena("device" if mode.on_device or mode.on_cpu else "host", "experts")
         shape = table_shape(spec, sizes)
         table = memory.enter_context(
@@ -142,7 +143,7 @@ def load_weights(
                 beside.placer = reading.enter_context(mapping)
             loader = _Loader(placing, None if pools else experts, table, beside)
             weights = loader.load(spec, tensors, plan.ctx_size)
-        if reader is not None:
+        if reader is not None and pools:
             reader.drop_pages()
         kept = memory.pop_all()
     on_cpu = beside.weights() if beside is not None else None

@@ -115,7 +115,7 @@ def decide(
 
     def mode_of_cache() -> ExpertMode:
         nonlocal link
-        link = measure_link()
+        link = measure_link() if config.mode != "hybrid" else None
         return cache_mode(config, device, link, max(sizes.spans))
 
     scratch = _scratch(workspace, tensors)
@@ -167,7 +167,7 @@ def _cpu_tuning(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Tu
 
     Raises UsageError where vkmoe was built without kernels for it.
     """
-    if config.mode != "cpu" or spec.experts is None or not device.is_vulkan:
+    if config.mode not in ("hybrid", "cpu") or spec.experts is None or not device.is_vulkan:
         return None
     if not has_cpu():
         raise UsageError(

@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.experts.store.copies import Copy, Upload
+from vkmoe.experts.store.copies import Copy, Upload, Uploader
 from vkmoe.gguf_file import GgufFile, TensorInfo
+from vkmoe.gpu.arena import Placement
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.experts import SpanMatrix
 from vkmoe.placement.sizes import N_THREADS, expert_shape, span_parts
 from vkmoe.quants import TYPES, lay_out, to_device
 
-__all__ = ["READING_BYTES", "STAGING_BYTES", "FileReads", "SpanReader"]
+__all__ = ["READING_BYTES", "STAGING_BYTES", "FileReads", "SpanReader", "StagedUploads"]
 
 Bytes = NDArray[np.uint8]
 STAGING_BYTES = 1 << 20  # of each thread that reads: rows that are not kept as the file has them
@@ -160,6 +161,36 @@ class FileReads:
                 del view
                 _forget_views(error)
                 raise
+        return _Arrived((began, time.perf_counter_ns()))
+
+    def drain(self) -> bool:
+        """Do nothing: nothing is under way once `start` has returned."""
+        return True
+
+
+class StagedUploads:
+    """Is the uploader of slots whose experts come from the file: through staging that is mapped.
+
+    The source of a copy is the number of an expert (keys.py). Works in the caller's thread: a
+    Prefetcher gives it one of its own.
+    """
+
+    def __init__(self, reads: FileReads, uploads: Uploader, staging: Sequence[Placement]) -> None:
+        """`staging` has places for the largest expert: so many are read, and then copied."""
+        self._reads, self._uploads, self._staging = reads, uploads, staging
+
+    def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        """Bring these experts, some at a time. Returns when all are there.
+
+        Raises ModelFileError and GpuErrors; the bytes of all the slots are undefined then. Must
+        hold: nothing reads the slots.
+        """
+        began, n = time.perf_counter_ns(), len(self._staging)
+        for first in range(0, len(copies), n):
+            batch = list(zip(self._staging, copies[first : first + n], strict=False))
+            self._reads.start([(number, place, n_bytes) for place, (number, _, n_bytes) in batch])
+            staged = [(place, target, n_bytes) for place, (_, target, n_bytes) in batch]
+            self._uploads.start(staged).wait()
         return _Arrived((began, time.perf_counter_ns()))
 
     def drain(self) -> bool:

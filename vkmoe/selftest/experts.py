@@ -78,7 +78,7 @@ class Use:
     Every slot has an expert of its own if there are as many, else they are drawn. `damaged_row` is
     a row that is NaN in every matrix of every expert. The slots of `kept`, if it is given, have a
     landing place that what is read of them is stored to. Spans may have biases; the weight of the
-    fixed span may be that of a routing slot.
+    fixed span may be that of a routing slot. The last slots may be without an address.
     """
 
     n_experts: int
@@ -88,6 +88,7 @@ class Use:
     kept: tuple[int, ...] | None = None
     biased: bool = False
     weight_slot: int | None = None
+    n_absent: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,15 +179,20 @@ class DownCase(KernelCase):
         kernel = kernel_class("expert_down", self.type, self.n_rows, n_columns)
         left = LeftState(runner, self.n_rows, self.tuning.launch(kernel).rows, rng)
         act = rng.standard_normal((experts.n_slots, self.n_columns)).astype(np.float32)
+        n_there = experts.n_slots - self.use.n_absent
+        act[n_there:] = np.nan
         act_ref, program = TensorRef("act", act.size), Program("expert_down")
         expert_down(OpContext(program, self.tuning, "down"), experts.block, act_ref, left.refs)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
-            down, biases = experts.of_slots(DOWN), experts.biases_of_slots(DOWN)
-            x = multiplied(self.tuning, self.type, act)
-            wanted = down_twin(down, x, experts.weights, left.before, left.gain, biases)
+            down, biases = experts.of_slots(DOWN)[:n_there], experts.biases_of_slots(DOWN)[:n_there]
+            x, weights = (
+                multiplied(self.tuning, self.type, act[:n_there]),
+                experts.weights[:n_there],
+            )
+            wanted = down_twin(down, x, weights, left.before, left.gain, biases)
             terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(x))
-            sizes = np.abs(experts.weights).astype(np.float64) @ (terms + np.abs(biases))
+            sizes = np.abs(weights).astype(np.float64) @ (terms + np.abs(biases))
             _compare_kept(self, runner, experts, words, checks)
             left.compare(checks, words[:-1], wanted, np.abs(left.before) + sizes)
 
@@ -266,6 +272,7 @@ class PlacedExperts:
             None if use.kept is None else LandingMemory((self._landing,), self.log, LAYER),
             span=0 if use.routed else int(self._placed.addresses[0]),
             weight_rank=use.weight_slot,
+            sparse=use.n_absent > 0,
         )
 
     def of_slots(self, which: int) -> NDArray[np.float32]:
@@ -345,6 +352,7 @@ class PlacedExperts:
         """Make the words of ids, weights, addresses and partners."""
         span_bytes, kept = self.shape.span_bytes, list(self._use.kept or ())
         addresses = self._placed.addresses[self.ids]
+        addresses[self.n_slots - self._use.n_absent :] = 0
         partners = np.zeros(self.n_slots, np.uint64)
         partners[kept] = self._landing.start + span_bytes * np.arange(len(kept), dtype=np.uint64)
         return routing_of(self.ids.astype(np.uint32), self.weights, addresses, partners)

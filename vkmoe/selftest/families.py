@@ -231,6 +231,9 @@ def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:
         yield _trial(cases[0], RowsCase(DownRows(tuning, kind), PAIR), what="rows of a batch")
     if kind == MIXED_TYPE:
         yield _trial(*(replace(cases[0], use=use) for use in uses.one_type), what="with biases")
+        if uses is _PLAIN:
+            some = Use(6, 5, biased=True, n_absent=2)
+            yield _trial(replace(cases[0], use=some), what="without some slots")
 
 
 def _attention(setting: Setting) -> Iterator[Trial]:

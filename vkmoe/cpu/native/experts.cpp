@@ -150,6 +150,7 @@ std::vector<Step> expert_down(const Call& call) {
         std::vector<float> sums(end - first), biases(end - first);
         for (size_t slot = 0; slot < n_slots; ++slot) {  // always in this order
             const uint8_t* const expert = experts.expert(vector, slot);
+            if (expert == nullptr) break;  // those without an address come last
             const uint8_t* const matrix = part<uint8_t>(expert, down_at);
             float weight = 1.0F;
             if (!experts.is_fixed()) {

@@ -35,6 +35,7 @@ from vkmoe.experts.decide.worth import (
 __all__ = ["NOTHING_KNOWN", "PoolResidency", "Residency"]
 
 NOTHING_KNOWN = Upcoming()
+UNKNOWN = 1e-9  # uses of an expert of which none is known
 
 
 class Residency:
@@ -92,9 +93,13 @@ class Residency:
         return self._foresight.counts if self._foresight is not None else PredictionCounts()
 
     def start(self) -> list[Move]:
-        """Return the moves before the first token: residents, then experts of the profile."""
+        """Return the moves before the first token: residents, experts of the profile, then any."""
         seed = self.counts.values() if self._seeded else None
         moves = self._pin(self._pinning.at_start(seed), NO_KEYS)
+        if self.settings.fills:  # each layer alike where nothing is known of its experts
+            any_of = np.linspace(UNKNOWN, UNKNOWN / 2, self.space.n_experts)
+            unknown = np.tile(any_of, self.space.n_layers)
+            seed = unknown if seed is None else seed + unknown
         if seed is not None:
             for index, pool in enumerate(self._pools):
                 wanted = np.array(pins.fill(seed, pool, self.space), np.int64)

@@ -52,6 +52,7 @@ class CacheSettings:
     executor: Executor = "fused"  # what the predictor guesses: a token to come, or the next layer
     # Fused: the token to come that a copy begun now is there for; 2 if it overlaps one.
     lag: int = 1
+    fills: bool = False  # all slots before the first token, with whatever experts
 
 
 def make_pools(

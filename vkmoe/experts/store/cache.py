@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,10 @@ class CacheWays:
     wait: bool = True  # the plain way: the next submit waits for what is to move
     budget: CopyBudget | None = None  # of bytes for the next token; None: there is no limit
     overlap: Overlap | None = None  # notes when copies to slots ran
+    # What a run finds where does not depend on time: copies that began before a run are there for
+    # the one after it, no sooner and no later; `fixed_bytes` of them at most, for tokens alone.
+    punctual: bool = False
+    fixed_bytes: float = inf
 
 
 PLAIN = CacheWays()
@@ -178,10 +182,13 @@ class ExpertTracker:
             n_hits = routing.size * hits if isinstance(hits, bool) else np.count_nonzero(hits)
             self.profiler.note_together(n_decoded, Tally(routing.size, int(n_hits)))
 
-    def before_run(self, upcoming: Upcoming) -> None:
-        """Decide what moves after the last run, now that the ids `upcoming` are known."""
+    def before_run(self, upcoming: Upcoming, decodes: bool = True) -> None:
+        """Decide what moves after the last run, now that the ids `upcoming` are known.
+
+        They are to be decoded, or a prompt's.
+        """
         if self.cache is not None:
-            self.cache.decide(upcoming)
+            self.cache.decide(upcoming, decodes)
             self._note_pins()
             if self._checks:
                 self.cache.check_integrity()
@@ -204,14 +211,20 @@ class ExpertCache:
         uploads: Uploader,
         ways: CacheWays = PLAIN,
         pool: HostPool | None = None,
+        cpu: ExpertTable | None = None,
     ) -> None:
-        """Begin with empty slots; `pool` is a host pool smaller than the model."""
+        """Begin with empty slots; `pool` is a host pool smaller than the model.
+
+        With a `cpu`, that computes the experts without a slot: its table has those, ours has not.
+        """
         self.residency, self._space, self._ways = residency, residency.space, ways
         self._memory, self._table, self.pool = memory, memory.table, pool
         self._homes = [home for row in memory.homes for home in row]  # by key
         self._span_bytes = np.array(memory.span_bytes, np.int64)
-        homes = [home.address for home in self._homes] or [NOWHERE] * self._space.n_keys
-        self._home_addresses = np.array(homes, np.uint64) | np.uint64(AT_HOME)
+        homes = [home.address | AT_HOME for home in self._homes] or [NOWHERE] * self._space.n_keys
+        self._home_addresses = np.array(homes, np.uint64)
+        self._cpu = cpu
+        self._cpu_addresses = cpu.entries.reshape(-1).copy() if cpu is not None else None
         # First: it sets slots apart.
         self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
         self._tier = Tier(
@@ -219,10 +232,11 @@ class ExpertCache:
             residency.locations,
             memory.slots,
             uploads,
-            source=self._homes.__getitem__ if pool is None else pool.place,
+            source=self._source(),
             span_bytes=memory.span_bytes,
             max_copy_bytes=MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
-            failure="copying experts to the GPU failed, they are read in place",
+            failure="copying experts to the GPU failed, "
+            + ("the CPU computes them" if cpu is not None else "they are read in place"),
             readable=pool.locations if pool is not None else None,
             overlap=ways.overlap,
         )
@@ -283,7 +297,8 @@ class ExpertCache:
         if first:
             self._recover()
         self._tier.start_waiting()
-        self._tier.collect(self._ways.wait)
+        if self._ways.wait or not self._ways.punctual:
+            self._collect(self._ways.wait)
         if self.pool is not None:
             self.pool.tier.collect()
         if self._lands:
@@ -324,7 +339,7 @@ class ExpertCache:
         if filled is not None and self._lands:
             # Misses that may land are of one row; those of the others are not filled.
             self._landed = self._landings.landed(keys, missed.cumsum(axis=2), missed & filled)
-        if self._tier.is_copying and not self._ways.wait:
+        if self._tier.is_copying and not (self._ways.wait or self._ways.punctual):
             used = np.zeros(self._space.n_keys, np.bool_)
             used[keys] = True
             self._tier.cancel(used)
@@ -332,14 +347,19 @@ class ExpertCache:
             budget.token(host_ns / 1e9, missed_bytes)
         return hits
 
-    def decide(self, upcoming: Upcoming) -> None:
+    def decide(self, upcoming: Upcoming, decodes: bool = True) -> None:
         """Decide what moves after the tokens noted last, if that was not done; copies begin.
 
-        The ids `upcoming` are known to come.
+        The ids `upcoming` are known to come: to be decoded, or of a prompt.
         """
         budget, landed = self._ways.budget, self._landed
         self._landed = []
-        n_bytes = inf if budget is None else budget.n_bytes - self._tier.pending_bytes
+        n_bytes = self._ways.fixed_bytes
+        if budget is not None:
+            n_bytes = budget.n_bytes - self._tier.pending_bytes
+        if self._ways.punctual:
+            self._collect(wait=True)
+            n_bytes *= decodes
         self._carry_out(self.residency.decide(landed, n_bytes, upcoming))
         if self.residency.settings.executor == "stepped" and upcoming.ids:
             self._steps.guess_first()
@@ -372,12 +392,31 @@ class ExpertCache:
         changed = self.residency.locations.changed
         return changed if self.pool is None else changed | self.pool.locations.changed
 
+    def _source(self) -> Callable[[int], Any]:
+        """Return what says where the bytes of a key come from: home, pool, or the file itself."""
+        if self._cpu is not None:
+            return lambda key: key
+        return self._homes.__getitem__ if self.pool is None else self.pool.place
+
+    def _collect(self, wait: bool) -> None:
+        """Note what has arrived. Raises what a copy failed with where its lack changes the text."""
+        self._tier.collect(wait)
+        if self._ways.punctual and self._tier.errors:
+            _, error = self._tier.errors.popitem()
+            self._tier.errors.clear()
+            raise error
+
     def _write_addresses(self) -> None:
         """Let the table's next version lead to where the experts are."""
         keys = self._changed.nonzero()[0]
         if not keys.size:
             return
-        self._table.set_all(keys, self._addresses(keys))
+        addresses = self._addresses(keys)
+        self._table.set_all(keys, addresses)
+        if self._cpu is not None and self._cpu_addresses is not None:
+            others = np.where(addresses == NOWHERE, self._cpu_addresses[keys], np.uint64(NOWHERE))
+            self._cpu.set_all(keys, others)
+            self._cpu.publish()
         self.residency.locations.changed[keys] = False
         if self.pool is not None:
             self.pool.locations.changed[keys] = False
