@@ -547,34 +547,33 @@ def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
     return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
 
 
-_OF_ANOTHER_MODE = {  # what a mode has no use for
+_OF_OTHER_MODES = {  # what a mode has no use for
     "resident": ("expert_cache", "expert_slots"),
-    "hybrid": ("host_pool", "executor", "promote_on_read"),
-    "cpu": ("expert_cache", "expert_slots", "host_pool", "executor", "promote_on_read"),
+    "hybrid": ("host_pool", "executor", "miss", "promote_on_read"),
+    "cpu": ("expert_cache", "expert_slots", "host_pool", "executor", "miss", "promote_on_read"),
 }
 
 
 def _check_mode(config: EngineConfig) -> None:
-    """Refuse options that say otherwise where experts are computed, naming both."""
-    mode, asked = config.expert_mode, config.mode_option
-    said = [f"--expert-mode {mode}"] if mode != "auto" and asked != f"--expert-mode {mode}" else []
-    off_cpu = ("auto", "resident", "cache")
-    agrees = mode in ("auto", "cpu") if config.mode == "cpu" else mode in off_cpu
-    if config.mode == "hybrid" and config.cpu_moe is None:
-        agrees = True
-    if said and not agrees:
-        raise UsageError(f"{asked} contradicts {said[0]}", "leave one of them out")
+    """Refuse options that contradict each other about where experts are computed, naming both."""
+    asked = config.mode_option
     if config.n_cpu_moe is not None and config.cpu_moe is not None:
-        both = "--cpu-moe" if config.cpu_moe else "--no-cpu-moe"
-        raise UsageError(f"{asked} contradicts {both}", "leave one of them out")
+        raise _contradiction(asked, "--cpu-moe" if config.cpu_moe else "--no-cpu-moe")
+    by_cpu_options = config.n_cpu_moe is not None or config.cpu_moe is not None
+    agreeing = ("auto", "cpu") if config.mode == "cpu" else ("auto", "resident", "cache")
+    if by_cpu_options and config.expert_mode not in agreeing:
+        raise _contradiction(asked, f"--expert-mode {config.expert_mode}")
     known = {item.name: item for item in fields(config)}
-    for name in _OF_ANOTHER_MODE.get(config.mode, ()):
-        if (value := getattr(config, name)) is not None:
+    for name in _OF_OTHER_MODES.get(config.mode, ()):
+        value = getattr(config, name)
+        if value != known[name].default:
             flag = long_flag(flags_of(known[name]), value)
             text = flag if isinstance(value, bool) else f"{flag} {str(value).strip()}"
-            raise UsageError(f"{text} contradicts {asked}", "leave one of them out")
-    if config.mode in ("hybrid", "cpu") and config.miss != "auto":
-        raise UsageError(f"--miss {config.miss} contradicts {asked}", "leave one of them out")
+            raise _contradiction(text, asked)
+
+
+def _contradiction(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} contradicts {other}", "leave one of them out")
 
 
 def _check_expert_choices(config: EngineConfig) -> None:

@@ -55,7 +55,7 @@ VALUES: dict[str, Any] = {
 # The prompt comes from -p, -f is tested below; others would contradict those above or leave files.
 LEFT_OUT = (
     *("file", "expert_cache", "expert_resident_ids", "expert_profile", "expert_stats"),
-    *("moe_predict_prefetch", "plot", "prompts"),
+    *("moe_predict_prefetch", "plot", "prompts", "cpu_moe", "n_cpu_moe"),
 )
 VARYING = ("load_seconds", "ttft_seconds", "prompt_seconds", "decode_seconds", "prompt_rate",
            "decode_rate")  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 from vkmoe.batch import BatchKind
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import CpuDevice
+from vkmoe.errors import GpuError
 from vkmoe.gpu.backend import Backend
 from vkmoe.models.cpu_experts import CpuExperts, CpuTensors
 from vkmoe.models.weights import CpuWeights
@@ -68,10 +69,16 @@ class CpuWorker(Closing):
     def compute(self, layer: int) -> None:
         """Compute the experts of a MoE layer for the rows that were handed over.
 
-        Must hold: they are there, and nothing reads what was given back before.
+        Must hold: they are there, and nothing reads what was given back before. Raises GpuError
+        where the CPU's threads fail.
         """
         self._handed.invalidate(0, self._handed.size)
-        self._current[layer].run(self._pool)
+        try:
+            self._current[layer].run(self._pool)
+        except (RuntimeError, MemoryError) as error:
+            raise GpuError(
+                f"the CPU could not compute experts: {error}", "close other programs, and try again"
+            ) from error
         self._joined.flush(0, self._joined.size)
 
     def close(self) -> None:

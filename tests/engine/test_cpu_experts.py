@@ -1,0 +1,188 @@
+"""Experts that the CPU computes beside a GPU: right, and the same bits whatever the timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.engine.caches import assert_same_bits, rows
+from tests.engine.test_batches import batch, joined, prompt, tokens_of
+from tests.engine.test_logits import PHASES, TOLERANCE, error, run
+from tests.engine.tiny import NAMES, ONE_OF_EACH, expected, lengthened, model_path
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import VkmoeError
+from vkmoe.llm import LLM, demo_model_path
+from vkmoe.placement import span_reader
+
+pytestmark = pytest.mark.usefixtures("cpu_native")
+
+ROUNDED_TOLERANCE = 0.03  # of the largest logit, where weights have blocks: activations are rounded
+WAYS: dict[str, dict[str, Any]] = {
+    "all": {"cpu_moe": True},
+    "first layer": {"n_cpu_moe": 1},
+    "misses": {"expert_mode": "hybrid", "expert_slots": 2},
+}
+N_TOKENS = 70
+
+
+def with_experts(names: tuple[str, ...] | list[str]) -> list[str]:
+    return [name for name in names if name.split("_")[0] not in ("dense", "llama")]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", with_experts(NAMES))
+@pytest.mark.usefixtures("one_device")
+def test_tiny_models_agree_with_transformers(name: str, way: str) -> None:
+    wanted = expected(name)
+    ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
+    config = EngineConfig(kv_type="f32", ctx_size=ctx_size, **WAYS[way])
+    with Engine(model_path(name), config, checks=True) as engine:
+        assert engine.plan.cpu_layers > 0
+        has_blocks = "mxfp4" in name
+        for phase in PHASES:
+            logits, routing = run(engine, wanted["tokens"], phase)
+            most = ROUNDED_TOLERANCE if has_blocks else TOLERANCE
+            assert error(logits, wanted["logits"]) <= most, phase
+            if "router_ids" in wanted and not has_blocks:
+                np.testing.assert_array_equal(np.sort(routing), np.sort(wanted["router_ids"]))
+
+
+# ----- the law -----
+
+
+LAW = [(name, way) for name in ("demo", *with_experts(ONE_OF_EACH)) for way in WAYS]
+
+
+@pytest.fixture(scope="module", params=LAW, ids="-".join)
+def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
+    """The same model with 1, 2 and 4 threads beside the GPU."""
+    name, way = request.param
+    path = demo_model_path() if name == "demo" else model_path(name)
+    options: dict[str, Any] = {"ctx_size": N_TOKENS + 7, "parallel": 3, "ubatch_size": 64}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Engine(
+                    lengthened(path, N_TOKENS + 7), EngineConfig(threads=n, **options, **WAYS[way])
+                )
+            )
+            for n in (1, 2, 4)
+        ]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_neither_threads_nor_cuts_nor_neighbours_change_a_bit(engines: list[Engine]) -> None:
+    """Of prompts, which move nothing; then of the tokens that come first after them."""
+    n_vocab = engines[0].n_vocab
+    tokens, other = tokens_of(n_vocab, N_TOKENS), tokens_of(n_vocab, N_TOKENS)[::-1]
+    wanted = prompt(engines[0], tokens, [1, 16, 15, 1, 37])
+    ends = np.cumsum([1, 16, 15, 1, 37])
+    of_prompt = prompt(engines[0], tokens, [9, 4], region=2)[1:]
+    for engine in engines:
+        for cuts in ([17, 16, 37], [64, 6]):
+            found = prompt(engine, tokens, cuts, region=1)
+            here = np.isin(np.cumsum(cuts), ends)
+            assert here.any()
+            assert_same_bits(found[here], wanted[np.isin(ends, np.cumsum(cuts))])
+        prompt(engine, tokens, [9], region=0)
+        prompt(engine, other, [5], region=1)
+        engine.run(joined(batch(other, 5, 17, 1), batch(tokens, 9, 4, 0), batch(other, 0, 31, 2)))
+        assert_same_bits(engine.full_logits(1)[None], of_prompt)
+    alone = np.zeros((1, n_vocab), np.float32)
+    for engine in engines:
+        engine.run(batch(tokens, 13, 1, 0, "decode"))
+        alone = engine.full_logits()[None] if engine is engines[0] else alone
+        assert_same_bits(engine.full_logits()[None], alone)
+    if engines[0].cache is None:  # else what has a slot is another expert by now
+        rows_of = [batch(other, 22, 2, 1, "decode"), batch(tokens, 13, 1, 0, "decode"),
+                   batch(other, 31, 1, 2, "decode")]  # fmt: skip
+        for engine in engines:
+            engine.run(joined(*rows_of))
+            assert_same_bits(engine.full_logits(2)[None], alone)
+
+
+def text_of(tokens: list[int], **asked: Any) -> tuple[NDArray[np.float32], int]:
+    """The logits of each token, fresh from the start, and how many experts were moved for them."""
+    config = EngineConfig(ctx_size=128, expert_mode="hybrid", expert_slots=12, **asked)
+    with Engine(demo_model_path(), config, checks=True) as engine:
+        assert engine.cache is not None and engine.profiler is not None
+        n_filled = engine.cache.counters.n_uploads
+        assert n_filled == 12 * engine.plan.cpu_layers, "all slots have an expert at the start"
+        found = rows(engine, tokens)
+        engine.settle()
+        total = engine.profiler.served().total
+        assert 0 < total.n_hits < total.n_uses
+        return found, engine.cache.counters.n_uploads - n_filled
+
+
+@pytest.mark.parametrize("copies", ["wait", "overlap"])
+def test_what_moves_when_follows_from_the_tokens_alone(
+    copies: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of threads, and however slow copies are."""
+    tokens = tokens_of(1000, 60)
+    wanted, n_moved = text_of(tokens, threads=2, expert_copies=copies)
+    assert n_moved > 10
+    found, n = text_of(tokens, threads=1, expert_copies=copies)
+    assert_same_bits(found, wanted)
+    start = span_reader.FileReads.start
+
+    def slow(self: Any, reads: Any, urgent: bool = False) -> Any:
+        time.sleep(0.01)  # longer than most tokens take
+        return start(self, reads, urgent)
+
+    monkeypatch.setattr(span_reader.FileReads, "start", slow)
+    found, again = text_of(tokens, threads=2, expert_copies=copies)
+    assert_same_bits(found, wanted)
+    assert again == n == n_moved
+
+
+def test_one_cut_of_prompts_whatever_time_they_take() -> None:
+    """Where what has a slot depends on what was counted, and when."""
+    with Engine(demo_model_path(), EngineConfig(**WAYS["misses"], ctx_size=64)) as engine:
+        largest = engine.workspace.row_sizes["prompt"][-1]
+        assert engine.prompt_rows == largest
+        engine.run_prompt(tokens_of(1000, 40))
+        assert engine.prompt_rows == largest
+
+
+# ----- plans -----
+
+
+def test_a_build_without_kernels_for_the_cpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkmoe.placement.plan.has_cpu", lambda: False)
+    for way, flag in (("all", "--cpu-moe"), ("misses", "--expert-mode hybrid")):
+        with pytest.raises(VkmoeError, match=f"{flag} needs kernels for the CPU"):
+            LLM(model_path("moe_plain"), ctx_size=64, **WAYS[way])
+
+
+def test_experts_of_the_other_layers_are_on_the_device() -> None:
+    path = demo_model_path()
+    with Engine(path, EngineConfig(ctx_size=64, n_cpu_moe=2)) as engine:
+        assert engine.plan.cpu_layers == 2
+        (rest,) = (line for line in engine.plan.lines if line.item == "experts of the other layers")
+        n_layers = len(engine.spec.moe_layers)
+    with Engine(path, EngineConfig(ctx_size=64)) as engine:
+        (whole,) = (line for line in engine.plan.lines if line.item == "experts")
+    assert abs(rest.n_bytes - whole.n_bytes * (n_layers - 2) / n_layers) < 1 << 17
+
+
+def test_models_without_experts_have_nothing_for_the_cpu() -> None:
+    with LLM(model_path("dense_tied"), ctx_size=32, cpu_moe=True) as llm:
+        assert llm.plan.notes == ("--cpu-moe has no effect: the model has no experts",)
+        assert llm.engine.cpu is None
+
+
+@pytest.mark.parametrize("n", [0, 99])
+def test_more_layers_than_there_are_count_as_all(n: int) -> None:
+    with LLM(model_path("moe_plain"), ctx_size=32, n_cpu_moe=n) as llm:
+        n_layers = len(llm.spec.moe_layers)
+        assert llm.plan.cpu_layers == min(n, n_layers)
+        assert llm.plan.mode.on_device == (n == 0)

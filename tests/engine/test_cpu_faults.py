@@ -1,0 +1,140 @@
+"""What fails while the CPU computes experts beside a GPU stays one clear error."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.engine.test_cpu_experts import WAYS
+from tests.engine.test_faults import without_frames
+from tests.engine.tiny import model_path
+from vkmoe.errors import DeviceLostError, GpuError, ModelFileError, OutOfMemoryError
+from vkmoe.gpu import _native as native
+from vkmoe.llm import LLM
+from vkmoe.placement import span_reader
+
+pytestmark = pytest.mark.usefixtures("cpu_native", "nothing_left")
+TEXT = [3, 7, 1, 9, 4, 2, 8, 5, 1, 1, 6]
+
+
+@pytest.fixture(params=["all", "misses"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(model_path("moe_plain"), ctx_size=64, **WAYS[request.param]) as opened:
+        yield opened
+
+
+def reply(llm: LLM) -> list[int]:
+    found = llm.generate(TEXT, max_tokens=8, temp=0, ignore_eos=True).token_ids
+    llm.forget()
+    return found
+
+
+class Stumbling:
+    """Stands for a program of the CPU; of the runs of all of these, one ends with an error."""
+
+    def __init__(self, program: Any, turns: list[BaseException | None]) -> None:
+        self.program, self.turns = program, turns
+
+    def run(self, pool: Any) -> None:
+        if self.turns and (error := self.turns.pop(0)) is not None:
+            raise error
+        self.program.run(pool)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("n_sound", [0, 5])
+def test_work_of_the_cpu_that_fails_is_one_error(
+    llm: LLM, kind: type[BaseException], n_sound: int
+) -> None:
+    """In the middle of a chain, which ends; afterwards the text is right."""
+    wanted = reply(llm)
+    worker = llm.engine._programs._worker
+    assert worker is not None
+    turns: list[BaseException | None] = [*[None] * n_sound, kind("a thread died")]
+    for recorded in worker._recorded.values():
+        for layer, program in recorded.items():
+            recorded[layer] = Stumbling(program, turns)
+    with pytest.raises((GpuError, KeyboardInterrupt), match="a thread died") as caught:
+        reply(llm)
+    assert isinstance(without_frames(caught.value), GpuError) == (kind is not KeyboardInterrupt)
+    llm.forget()
+    assert not turns
+    found = reply(llm)
+    assert len(found) == len(wanted)
+    if llm.engine.cache is None:  # else other experts may have slots by now
+        assert found == wanted
+
+
+def test_ctrl_c_while_the_gpu_works_ends_the_chain(llm: LLM) -> None:
+    """The signal comes while the host waits for its turn."""
+    wanted = reply(llm)
+    worker = llm.engine._programs._worker
+    assert worker is not None
+    compute, turns = worker.compute, []
+
+    def interrupting(layer: int) -> None:
+        compute(layer)
+        turns.append(layer)
+        if len(turns) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    worker.compute = interrupting  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        reply(llm)
+    without_frames(caught.value)
+    del worker.compute
+    llm.forget()
+    assert len(turns) == 5 and len(reply(llm)) == len(wanted)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["vkCreateSemaphore", "vkQueueSubmit", "vkGetSemaphoreCounterValue", "vkSignalSemaphore"],
+)
+@pytest.mark.parametrize("result", ["VK_ERROR_OUT_OF_HOST_MEMORY", "VK_ERROR_DEVICE_LOST"])
+def test_a_call_of_the_chain_that_fails_is_one_error(call: str, result: str) -> None:
+    with LLM(model_path("moe_plain"), ctx_size=64, **WAYS["all"]) as llm:
+        if call != "vkCreateSemaphore":
+            reply(llm)
+        native.inject_failure(call, 0, result)
+        lost = result == "VK_ERROR_DEVICE_LOST"
+        with pytest.raises(DeviceLostError if lost else OutOfMemoryError):
+            reply(llm)
+        native.clear_injections()
+        if not lost:
+            llm.forget()
+            assert len(reply(llm)) == 8
+
+
+@pytest.mark.parametrize("way", ["all", "misses"])
+def test_memory_that_is_refused_is_one_error(way: str) -> None:
+    """What goes between both included."""
+    for after in range(400):
+        native.inject_failure("vkAllocateMemory", after)
+        try:
+            with LLM(model_path("moe_plain"), ctx_size=64, **WAYS[way]):
+                pass
+        except OutOfMemoryError:
+            continue
+        finally:
+            native.clear_injections()
+        assert after > 10
+        break
+    else:
+        raise AssertionError("it is never loaded")
+
+
+def test_an_expert_that_cannot_be_read_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text would be another without it: the CPU rounds otherwise."""
+    with LLM(ctx_size=128, expert_mode="hybrid", expert_slots=12) as llm:
+        reply(llm)
+
+        def broken(*_: Any) -> None:
+            raise ModelFileError("the disk is gone")
+
+        monkeypatch.setattr(span_reader.SpanReader, "read", broken)
+        with pytest.raises(ModelFileError, match="the disk is gone"):
+            llm.generate(list(range(40, 80)), max_tokens=30, temp=0, ignore_eos=True)
