@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.engine.test_cpu_experts import WAYS
 from tests.engine.test_faults import without_frames
 from tests.engine.tiny import model_path
+from vkmoe.batch import BatchKind
 from vkmoe.errors import DeviceLostError, GpuError, ModelFileError, OutOfMemoryError
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
@@ -88,6 +90,26 @@ def test_ctrl_c_while_the_gpu_works_ends_the_chain(llm: LLM) -> None:
     del worker.compute
     llm.forget()
     assert len(turns) == 5 and len(reply(llm)) == len(wanted)
+
+
+def test_a_part_of_a_chain_that_did_not_run_is_noticed(llm: LLM) -> None:
+    """It counts as over all the same: so do drivers that reset a GPU."""
+    reply(llm)
+    programs = llm.engine._programs
+    kind = BatchKind("decode", 1, 1)
+    whole = programs.recorded[kind]
+    empty = llm.engine.device.native.recorder().finish()
+    n_parts = len(whole.segments)
+    assert n_parts >= 3
+    for index in range(n_parts):
+        segments = [*whole.segments]
+        segments[index] = replace(segments[index], recording=empty)
+        programs.recorded[kind] = replace(whole, segments=tuple(segments))
+        with pytest.raises(DeviceLostError, match="log was not written"):
+            reply(llm)
+        llm.forget()
+    programs.recorded[kind] = whole
+    assert len(reply(llm)) == 8
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,25 @@ def test_a_generation_whose_experts_move_is_silent(how: str) -> None:
         assert llm.engine.device.validation_messages() == []
 
 
+BESIDE: dict[str, dict[str, Any]] = {
+    "all": {"cpu_moe": True},
+    "some layers": {"n_cpu_moe": 2},
+    "misses": {"expert_mode": "hybrid", "expert_slots": 8},
+    "misses, overlapped": {"expert_mode": "hybrid", "expert_slots": 8, "expert_copies": "overlap"},
+}
+
+
+@pytest.mark.usefixtures("cpu_native")
+@pytest.mark.parametrize("how", BESIDE)
+def test_a_generation_beside_the_cpu_is_silent(how: str) -> None:
+    """Chains that take turns with the host, of prompts too, and slots that are filled meanwhile."""
+    with LLM(validation=True, ctx_size=96, **BESIDE[how]) as llm:
+        result = llm.generate([*range(1, 70)], max_tokens=12, temp=0, ignore_eos=True)
+        assert len(result.token_ids) == 12
+        llm.engine.settle()
+        assert llm.engine.device.validation_messages() == []
+
+
 # Two sequences: one whose prompt takes several chunks, and one that is decoded with guesses.
 MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "latent": ("deepseek2_lite", {}),

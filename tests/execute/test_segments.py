@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby, pairwise
+from typing import Any
 
 import pytest
 
 from tests.models.invented import DENSE, MOE, TUNINGS, Types, token_program
-from vkmoe.execute.segments import Bring, Part, cut_at_layers, cut_at_routers, layer_ends
-from vkmoe.gpu.program import Command, Dispatch
+from vkmoe.execute.segments import (
+    Bring,
+    Compute,
+    Part,
+    cut_at_handovers,
+    cut_at_layers,
+    cut_at_routers,
+    layer_ends,
+)
+from vkmoe.gpu.program import Command, Dispatch, Mark
 from vkmoe.ops.tuning import Tuning
 
 LAYERS = {
@@ -117,6 +126,33 @@ def test_a_head_that_is_not_there_is_no_part() -> None:
     prompt = token_program([MOE] * 2, with_logits=False).commands[:-1]
     assert len(cut_at_layers(prompt, (1, 2))) == 2
     assert len(cut_at_layers(body([MOE] * 2), (1, 2))) == 3
+
+
+# Roles of the commands of layers that hand over to the CPU: one with a shared expert, one without.
+SHARED = [
+    "attention",
+    "router",
+    "choice",
+    "handed",
+    "handed",
+    "shared",
+    "shared",
+    "joined",
+    "joined",
+]
+PLAIN_LAYER = ["attention", "router", "choice", "handed", "handed", "joined", "joined"]
+
+
+@pytest.mark.parametrize("before_head", [False, True])
+def test_a_chain_is_cut_where_rows_go_and_where_they_come_back(before_head: bool) -> None:
+    roles: list[Any] = ["embed", *SHARED, "attention", "dense", *PLAIN_LAYER, "head", "head"]
+    one = body([MOE])[0]
+    commands = [replace(one, label=str(i), mark=Mark(role)) for i, role in enumerate(roles)]
+    parts = cut_at_handovers(commands, before_head)
+    assert [command for part in parts for command in part.commands] == commands
+    found = [(len(part.commands), part.then, part.waits) for part in parts]
+    last = [(2, None, True), (2, None, False)] if before_head else [(4, None, True)]
+    assert found == [(6, Compute(0), False), (2, None, False), (9, Compute(1), True), *last]
 
 
 def test_empty_parts_are_refused() -> None:
