@@ -39,9 +39,9 @@ void main() {
     precise vec4 sum = vec4(0.0);
     for (uint rank = 0u; rank < N_USED; ++rank) {
         const bool is_done = done[routing[first_word + rank]] != 0u;
-        if (PARTIAL != 0u && !is_done) continue;
         const float weight = uintBitsToFloat(is_done ? routing[first_word + N_USED + rank] : NOT_A_NUMBER);
-        sum = fma(vec4(weight), expert_out4[(row * N_USED + rank) * row_vec4s + i], sum);
+        const vec4 added = fma(vec4(weight), expert_out4[(row * N_USED + rank) * row_vec4s + i], sum);
+        sum = PARTIAL != 0u && !is_done ? sum : added;
     }
     precise vec4 updated = hidden4[at] + sum;
     if (SHARED != 0u) {

@@ -90,9 +90,8 @@ float slot_weight(uint slot) {
 
 #include "dot.glsl"
 
-// How many slots are summed.
-uint n_summed() {
-    if (SPARSE == 0u || !is_null(span)) return n_slots;
+// How many slots have an address: at least the first.
+uint n_addressed() {
     uint n = 1u;
     while (n < n_slots && !is_null(routed_address(n, n_slots))) ++n;
     return n;
@@ -101,7 +100,7 @@ uint n_summed() {
 // The weighted sum of the slots' biases.
 float biases(uint row) {
     precise float sum = 0.0;
-    const uint n = n_summed();
+    const uint n = SPARSE != 0u ? n_addressed() : n_slots;
     for (uint s = 0u; s < n; ++s)
         sum = fma(slot_weight(s), span_bias(slot_span(s), down_bias, row), sum);
     return sum;
@@ -144,7 +143,11 @@ void main() {
 #endif
     float dots[N_PRODUCTS], sums[N_SUMS];
     prepare_dots();
-    dot_rows(n_summed(), n_blocks, dots);
+    if (SPARSE != 0u) {
+        dot_rows(n_addressed(), n_blocks, dots);
+    } else {
+        dot_rows(n_slots, n_blocks, dots);
+    }
 #ifdef KEEP
     LOAD_LEFT
 #endif

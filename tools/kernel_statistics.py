@@ -121,8 +121,15 @@ def _compile(
     if is_counted:
         blocks = read(text, lanes, executable.texts.get("Final NIR", ""))
         statistics |= {LOADS: count(blocks, Question()).loads_in_flight}
-    family = pipeline.variant.partition("+")[0] + (" of a batch" if _is_of_batch(name) else "")
+    family = pipeline.variant.partition("+")[0] + _kind(name)
     return Compiled(name, family, models, lanes, milliseconds, statistics)
+
+
+def _kind(name: str) -> str:
+    """Say what sets a pipeline apart from the others of its variant."""
+    if {"sparse=1", "partial=1"} & set(name.split()):
+        return " of some experts"
+    return " of a batch" if _is_of_batch(name) else ""
 
 
 def _is_of_batch(name: str) -> bool:

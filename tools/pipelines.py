@@ -47,11 +47,12 @@ from vkmoe.placement.plan import DEFAULT_CTX_SIZE
 from vkmoe.placement.sizes import expert_shape
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
 
-__all__ = ["MODELS", "Pipeline", "pipelines"]
+__all__ = ["MODELS", "Described", "Pipeline", "pipelines"]
 
 MODELS = tuple(SIZES)
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
 KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
+BESIDE_CPU, OF_ALL_TYPES = ExpertMode("cache", miss="cpu"), "qwen3-30b-a3b"  # with what, and whose
 # Two of several columns, as more have no other kernels; a prompt whose experts have several tiles.
 SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (64,))
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
@@ -99,13 +100,16 @@ def _pipeline(command: Dispatch) -> Pipeline:
 
 def _programs(model: str, tuning: Tuning) -> Iterator[Program]:
     """Build the programs of a model in each weight type, and with gate and up in two."""
-    described = _Described(model)
+    described = Described(model, N_LAYERS)
     build = partial(_program, tuning=tuning)
     kinds = sorted(HAS_KERNEL)
     for kind, other in pairwise([*kinds, kinds[0]]):
         for file in (described.file(kind), described.file(kind, up=other)):
             yield from (build(file, mode) for mode in (ON_DEVICE, KEPT))
+        if model == OF_ALL_TYPES:
+            yield build(described.file(kind), BESIDE_CPU)
     usual = described.file(FALLBACK)
+    yield build(usual, BESIDE_CPU)
     yield build(usual, GATHERED)
     yield build(usual, ON_DEVICE, kv_type="f32")
 
@@ -127,7 +131,9 @@ def _program(
         places = BroughtPlaces(memory.take(n_bytes * n_experts), n_bytes, n_experts // 2, n_experts)
         slot_of, n_used = slots.__getitem__, spec.experts.n_used
         weights = with_slots(weights, slot_of, slot_of, n_used, places)
-    workspace = Workspace(spec, tuning, kernels, SIZES_OF_PROGRAMS)
+    if mode.is_hybrid:
+        weights = _beside_cpu(weights)
+    workspace = Workspace(spec, tuning, kernels, SIZES_OF_PROGRAMS, shares=mode.is_hybrid)
     decoder, program = Decoder(spec, tuning, weights, workspace, caches, mode), Program("batches")
     for phase, sizes in workspace.row_sizes.items():
         for n_rows in sizes:
@@ -135,6 +141,16 @@ def _program(
             program.commands += decoder.program(BatchKind(phase, n_rows, n_logits)).commands
     decoder.close_program(program)
     return program
+
+
+def _beside_cpu(weights: ModelWeights) -> ModelWeights:
+    """Let the CPU compute experts of all layers that have any; none are brought to the device."""
+    layers = list(weights.layers)
+    for index in weights.moe_layers:
+        part = layers[index].feed_forward
+        block = replace(part.block, on_cpu=True)
+        layers[index] = replace(layers[index], feed_forward=replace(part, block=block))
+    return replace(weights, layers=tuple(layers), brought_places=None)
 
 
 def _other_kernels(tuning: Tuning) -> Program:
@@ -157,11 +173,13 @@ class _Header(GgufFile):
         self.tensors = {tensor.name: tensor for tensor in tensors}
 
 
-class _Described:
-    """Describes a preset with few layers, in any types."""
+class Described:
+    """Describes a preset with all its layers, or so many, in any types."""
 
-    def __init__(self, model: str) -> None:
-        shape = replace(PRESETS[model], n_layers=N_LAYERS)
+    def __init__(self, model: str, n_layers: int | None = None) -> None:
+        shape = PRESETS[model]
+        if n_layers is not None:
+            shape = replace(shape, n_layers=n_layers)
         self._path = Path(model)
         self._metadata = model_metadata(model, shape, "q4_k_m")
         self._tensors = tensor_list(shape, "q4_k_m")

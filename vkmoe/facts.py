@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from vkmoe.choices import BufferName, Executor, ExpertsIn, KvType, Layout, MissWay
+from vkmoe.choices import BufferName, Executor, ExpertsIn, KvType, Layout, MissWay, ModeName
 
 __all__ = [
     "KV_BYTES",
@@ -428,6 +428,13 @@ class ExpertMode:
         assert not (self.is_hybrid and self.promote), self
 
     @property
+    def name(self) -> ModeName:
+        """Name the mode as --expert-mode does."""
+        if self.on_cpu:
+            return "cpu"
+        return "resident" if self.on_device else "hybrid" if self.is_hybrid else "cache"
+
+    @property
     def on_device(self) -> bool:
         return self.experts_in == "device"
 
@@ -535,10 +542,10 @@ class MemoryPlan:
         return sum(line.n_bytes for line in self.lines if line.place == place)
 
     def heap_totals(self) -> dict[int, int]:
-        """Count the bytes of the lines in each Vulkan heap that has any."""
+        """Count the bytes that are asked of each Vulkan heap, by the heap that is tried first."""
         totals: dict[int, int] = {}
         for line in self.lines:
-            if line.place == "file":
+            if line.name is None:  # not the device's
                 continue
             totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes
         return totals

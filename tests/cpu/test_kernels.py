@@ -17,8 +17,10 @@ from vkmoe.reference.inputs import multiply
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.suite import run_variant, variants_of
 
-# What no program of a CPU has: experts are read where they are, and no kernel is only measured.
-NOT_HERE = ("gather", "bring_experts", "expert_gate_up_keep", "expert_down_keep", "read_words")
+# What no program of a CPU has: experts are read where they are, a GPU joins what both computed, and
+# no kernel is only measured.
+NOT_HERE = ("gather", "bring_experts", "expert_gate_up_keep", "expert_down_keep", "join_rows",
+            "read_words")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,11 +37,13 @@ __all__ = [
     "WrongResultError",
     "check_or_raise",
     "clock_of",
+    "host_bytes_per_second",
     "last_dispatch",
     "time_recording",
 ]
 
 MIB = 1 << 20
+HOST_BYTES, N_PASSES = 128 * MIB, 5
 MIN_SECONDS = 1e-8  # of what noise or a coarse clock makes nothing
 EMPTIEST = FinishCase((1,))  # one workgroup, which stores one word
 N_SUBMITS = 20  # in each repeat
@@ -250,6 +253,19 @@ class Roofline:
     def document(self) -> dict[str, object]:
         """Make its part of the document."""
         return {"latency_mode": self.latency_mode, "rows": self.rows}
+
+
+def host_bytes_per_second(n_threads: int) -> float:
+    """Measure how fast the CPU reads memory, with so many threads: the best of a few passes."""
+    words = np.zeros(HOST_BYTES // 8, np.uint64)
+    parts = np.array_split(words, n_threads)
+    best = 0.0
+    with ThreadPoolExecutor(n_threads) as threads:
+        for _ in range(N_PASSES):
+            began = time.perf_counter()
+            list(threads.map(np.max, parts))  # without the GIL, in whole vectors
+            best = max(best, HOST_BYTES / (time.perf_counter() - began))
+    return best
 
 
 def check_or_raise(runner: Runner, check: Callable[[Runner], Checks], what: str) -> Check:

@@ -24,6 +24,7 @@ from vkmoe.selftest.attention import AttentionCase, LatentCase
 from vkmoe.selftest.comparison import Checks
 from vkmoe.selftest.experts import DownCase, GateUpCase, Use
 from vkmoe.selftest.families import FAMILIES
+from vkmoe.selftest.handover import FindCase, JoinCase
 from vkmoe.selftest.logits import CandidatesCase, PickCase, RouterCase
 from vkmoe.selftest.matmul import Batch, ExpertMatmulCase, MatmulCase
 from vkmoe.selftest.matvec import EmbedCase, HeadsCase, MatvecCase, ResidualCase, RmsNormCase
@@ -404,6 +405,17 @@ def _combine_rows(setup: Setup) -> Iterator[Work]:
         yield Work(what, 4 * width * n_read, case.run)
 
 
+def _find_experts(setup: Setup) -> Iterator[Work]:
+    router = setup.shapes.router
+    case = FindCase(setup.tuning, router, absent=(0.5,))
+    yield Work(f"find {router.n_used} of {router.n_experts}", 8 * router.n_used, case.run)
+
+
+def _join_rows(setup: Setup) -> Iterator[Work]:
+    width = setup.shapes.width
+    yield Work(f"join {width}", 4 * 3 * width, JoinCase(setup.tuning, width).run)
+
+
 def _prompts(setup: Setup) -> Iterator[RowsInUse]:
     for n_rows in (1, 5) if setup.shapes is TINY else PROMPT_ROWS:
         yield RowsInUse(setup.shapes.router, n_rows, n_rows)
@@ -446,6 +458,8 @@ WORKS: dict[str, Callable[[Setup], Iterator[Work]]] = {
     "expert_tiles": _expert_tiles,
     "bring_experts": _bring_experts,
     "combine_rows": _combine_rows,
+    "find_experts": _find_experts,
+    "join_rows": _join_rows,
     "read_words": _read_words,
     "finish": _finish,
 }

@@ -25,6 +25,7 @@ from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import INTERRUPTED, generate
 from vkmoe.cli.info import info
 from vkmoe.cli.perplexity import perplexity
+from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.simulate import simulate
 from vkmoe.cli.trace import trace
@@ -72,6 +73,7 @@ def tutorial(
     vkmoe generate --prompts many.jsonl       many prompts, with -o FILE to be gone on with
     vkmoe chat model.gguf                     a conversation; /exit ends it
     vkmoe info model.gguf                     what is in a file, and where it would go
+    vkmoe plan model.gguf --device-profile navi31    on a device that is not here, and how fast
     vkmoe perplexity model.gguf -f text.txt   how well does it predict a text
     vkmoe selftest                            does this device compute correctly, how fast
     vkmoe trace model.gguf -f prompt.txt      record which experts the tokens use
@@ -106,6 +108,7 @@ for _command, _summary in {
     generate: "Continue a prompt.",
     chat: "Talk with a model.",
     info: "Describe a model file.",
+    plan: "Explain what would go where, and how fast that can be.",
     devices: "List the devices.",
     perplexity: "Measure how well a model predicts a text.",
     selftest: "Check a device against NumPy.",

@@ -206,6 +206,7 @@ class ExpertBlock:
     def __post_init__(self) -> None:
         assert self.weight_rank is None or self.span, "only a fixed span takes a weight of its own"
         assert not self.landing or self.landing.n_used == self.n_used, self
+        assert not (self.sparse and self.span), "a fixed span has an address"
 
     @property
     def memory(self) -> tuple[Range, ...]:

@@ -61,6 +61,7 @@ __all__ = [
     "Scratch",
     "context_size",
     "decide",
+    "option_of",
     "plan",
     "predictor_lines",
     "row_sizes",
@@ -97,8 +98,9 @@ def decide(
     tuning: Tuning | None = None,
     measure_link: Callable[[], LinkSpeed | None] = lambda: None,
     overlaps: bool = False,
+    available_host_bytes: int | None = None,
 ) -> Decision:
-    """Decide with the host memory that is available now.
+    """Decide with `available_host_bytes` of host memory, by default those available now.
 
     `measure_link` is called where experts can miss. `overlaps`: experts are copied while tokens are
     computed (`copies_overlap`). Raises what `plan` and `measure_link` raise.
@@ -119,7 +121,8 @@ def decide(
         return cache_mode(config, device, link, max(sizes.spans))
 
     scratch = _scratch(workspace, tensors)
-    made = plan(config, spec, device, sizes, scratch, available_bytes(), mode_of_cache)
+    free = available_bytes() if available_host_bytes is None else available_host_bytes
+    made = plan(config, spec, device, sizes, scratch, free, mode_of_cache)
     if link is not None and made.mode.in_cache:
         way = "gathered" if made.mode.gathers else "read in place"
         log.info("experts without a slot are %s: %s", way, made.mode.reason)
@@ -138,6 +141,29 @@ def decide(
         overlaps=overlaps,
         cache_settings=settings,
     )
+
+
+_OPTIONS: dict[BufferName, str] = {
+    "KV cache": "--ctx-size",
+    "tensors": "--ubatch-size",
+    "experts": "--expert-mode",
+    "staged experts": "--expert-mode",
+    "handed rows": "--ubatch-size",
+    "joined rows": "--ubatch-size",
+    "expert slots": "--expert-cache",
+    "expert pool": "--host-pool",
+    "gathered experts": "--miss",
+    "brought experts": "--ubatch-size",
+}
+
+
+def option_of(line: Allocation) -> str:
+    """Name the option that changes how large a line is; empty: none does."""
+    if line.item.startswith("predictor"):
+        return "--expert-predictor"
+    if line.item.startswith(("experts", "addresses of", "activations of the CPU")):
+        return "--expert-mode"
+    return _OPTIONS.get(line.name, "") if line.name is not None else ""
 
 
 def predictor_lines(

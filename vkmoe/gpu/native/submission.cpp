@@ -41,8 +41,12 @@ void Submission::finish(bool succeeded) noexcept {
     const std::lock_guard lock(mutex_);
     if (recordings_.empty()) return;
     if (succeeded) {  // before the next submit can reset it
-        const auto first = recordings_.front()->interval(), last = recordings_.back()->interval();
-        if (first && last) interval_ = Interval(first->first, last->second);
+        interval_ = recordings_.front()->interval();
+        if (interval_ && recordings_.size() > 1) {
+            const auto last = recordings_.back()->interval();
+            if (last) interval_->second = last->second;
+            if (!last) interval_.reset();
+        }
     }
     for (const auto& recording : recordings_) recording->end_flight(succeeded);
     recordings_.clear();

@@ -1,0 +1,213 @@
+"""Plans of real models' shapes on devices that are not here: none takes more than there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tools.pipelines import MODELS, Described
+from vkmoe.config import EngineConfig
+from vkmoe.errors import OutOfMemoryError, UsageError
+from vkmoe.models import ModelFile
+from vkmoe.placement.device_profiles import (
+    DeviceProfile,
+    Speeds,
+    described,
+    known_profiles,
+    read_profile,
+)
+from vkmoe.placement.expectation import expect, hit_rate_of, token_bytes
+from vkmoe.placement.memory import device_budget
+from vkmoe.placement.plan import Decision, decide
+
+PROFILES = ("8gb-nobar", "navi31", "rtx3060-12gb", "uma-32gb")
+QWEN3 = "qwen3-30b-a3b"
+WAYS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "f32 cache": {"kv_type": "f32", "ctx_size": 4096},
+    "hybrid": {"expert_mode": "hybrid"},
+    "cpu": {"cpu_moe": True},
+    "some layers": {"n_cpu_moe": 40},
+}
+GIB = 1 << 30
+
+
+def model_of(name: str) -> ModelFile:
+    """A model in Q4_K, from its metadata alone."""
+    return Described(name).file("Q4_K")
+
+
+def decided(model: ModelFile, profile: DeviceProfile, **asked: Any) -> Decision:
+    config = EngineConfig(**asked)
+    return decide(config, model, profile.info, available_host_bytes=profile.available_host_bytes)
+
+
+def test_the_profiles_are_there() -> None:
+    """The one without resizable BAR maps a small window of the device's memory alone."""
+    assert tuple(known_profiles()) == PROFILES
+    small = read_profile("8gb-nobar").info
+    mapped = {
+        kind.heap for kind in small.memory_types if kind.flags >= {"DEVICE_LOCAL", "HOST_VISIBLE"}
+    }
+    assert [small.heaps[heap].size for heap in mapped] == [256 << 20]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("profile_name", PROFILES)
+def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str) -> None:
+    """Where one is refused, the error says what is needed, what there is, and what to try."""
+    profile, model = read_profile(profile_name), model_of(name)
+    info, free = profile.info, profile.available_host_bytes
+    try:
+        made = decided(model, profile, **WAYS[way]).plan
+    except OutOfMemoryError as error:
+        assert "MiB" in str(error) and error.hint
+        assert way == "some layers" or model_bytes(model) > device_budget(info, free)
+        return
+    taken = made.heap_totals()
+    if info.is_uma:  # what one heap has no room for, another has
+        assert sum(taken.values()) <= sum(heap.size for heap in info.heaps)
+    else:
+        assert all(n_bytes <= info.heaps[heap].size for heap, n_bytes in taken.items())
+    on_device = made.total("device")
+    assert on_device <= device_budget(info, free)
+    assert made.total("host") + (on_device if info.is_uma else 0) <= free
+    kv_bytes = {"f16": 2, "f32": 4}[made.kv_type]
+    (cache,) = (line for line in made.lines if line.item.startswith("KV cache"))
+    values = sum(
+        sum(layer.mixer.state_bytes(made.ctx_size, "f16")) // 2 for layer in model.spec.layers
+    )
+    assert values * kv_bytes <= cache.n_bytes <= values * kv_bytes * 1.01 + (1 << 20)
+
+
+def model_bytes(model: ModelFile) -> int:
+    return sum(tensor.n_bytes for tensor in model.file.tensors.values())
+
+
+def test_a_card_of_12_gb_holds_the_trunk_of_qwen3_30b_and_most_of_its_experts() -> None:
+    made = decided(model_of(QWEN3), read_profile("rtx3060-12gb"))
+    trunk = [line for line in made.plan.lines if line.name == "weights"]
+    assert all(line.place == "device" for line in trunk)
+    assert len(made.plan.expert_slots) == 48 and min(made.plan.expert_slots) > 64
+
+
+def test_a_shape_that_fits_is_resident() -> None:
+    for name in ("navi31", "uma-32gb"):
+        made = decided(model_of("olmoe-1b-7b"), read_profile(name))
+        assert made.plan.mode.name == "resident"
+
+
+@pytest.mark.parametrize("way", ["hybrid", "cpu"])
+def test_experts_of_the_cpu_stay_in_the_file(way: str) -> None:
+    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
+    made = decided(model, profile, **WAYS[way]).plan
+    assert (made.mode.name, made.cpu_layers) == (way, 48)
+    experts = sum(tensor.n_bytes for name, tensor in model.file.tensors.items() if "_exps" in name)
+    assert made.total("file") == experts and made.total("host") < 2 * GIB
+
+
+# ----- what to expect -----
+
+SPEEDS = Speeds(device=100e9, link=10e9, host=50e9)
+
+
+@pytest.mark.parametrize(("way", "slow"), [("auto", 10e9), ("hybrid", 50e9), ("cpu", 50e9)])
+def test_the_bound_is_what_memory_allows(way: str, slow: float) -> None:
+    """By hand: over a link misses take turns with the rest, beside the CPU they do not."""
+    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
+    made = decided(model, profile, **WAYS[way])
+    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
+    assert 0 < read.trunk < made.weights.trunk and read.experts == 8 * sum(made.weights.spans)
+    found = expect(made.plan, model.spec, read, SPEEDS)
+    trunk, experts = read.trunk / 100e9, read.experts / 100e9
+    assert found.fastest == pytest.approx(1 / (trunk + experts))
+    assert found.slowest == pytest.approx(1 / (trunk + read.experts / slow))
+    assert (found.hit_rate is None) == (way != "cpu") and (found.rate is None) == (way != "cpu")
+    if way == "cpu":
+        assert found.hit_rate == 0.0 and found.rate == found.slowest
+
+
+def test_hits_go_by_what_a_profile_counted() -> None:
+    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
+    made = decided(model, profile).plan
+    n_slots = min(made.expert_slots)
+    counts = np.zeros((48, 128))
+    counts[:, :n_slots] = 3.0
+    assert hit_rate_of(made, model.spec, counts.reshape(-1))[0] == pytest.approx(1.0)
+    share, reason = hit_rate_of(made, model.spec, np.ones(48 * 128))
+    assert share == pytest.approx(sum(made.expert_slots) / (48 * 128)) and "profile" in reason
+    assert hit_rate_of(made, model.spec) == (None, "unknown without --expert-profile")
+
+
+def test_without_speeds_nothing_is_claimed() -> None:
+    profile, model = read_profile("navi31"), model_of("olmoe-1b-7b")
+    made = decided(model, profile)
+    found = expect(made.plan, model.spec, token_bytes(model.spec, made.weights, 0), Speeds())
+    assert (found.rate, found.slowest, found.fastest) == (None, None, None)
+
+
+# ----- profiles of users -----
+
+
+def written(tmp_path: Path, **changes: Any) -> Path:
+    found = {
+        "device": described(read_profile("navi31").info) | changes.pop("device", {}),
+        "host_memory_bytes": 8 * GIB,
+        "gb_per_second": {"device": 500},
+    }
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(found | changes))
+    return path
+
+
+def test_a_profile_of_ones_own_is_read(tmp_path: Path) -> None:
+    found = read_profile(str(written(tmp_path)))
+    navi = read_profile("navi31")
+    assert found.info == navi.info
+    assert (found.available_host_bytes, found.speeds) == (8 * GIB, Speeds(device=500e9))
+    assert replace(found, available_host_bytes=1).sources == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"device": {"heaps": []}}, "a heap has no size"),
+        ({"device": {"memory_types": [{"heap": 9, "flags": []}]}}, "a memory type is of no heap"),
+        ({"device": {"colour": "red"}}, "colour"),
+        ({"host_memory_bytes": -1}, "-1 is no number of bytes"),
+        ({"host_memory_bytes": True}, "True is no number of bytes"),
+        ({"gb_per_second": {"device": "fast"}}, "'fast' is no speed"),
+        ({"gb_per_second": {"moon": 1}}, "moon"),
+        ({"device": {"limits": {"max_moons": 3}}}, "max_moons"),
+    ],
+)
+def test_a_damaged_profile_is_one_error(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match="is no device profile") as caught:
+        read_profile(str(written(tmp_path, **changes)))
+    assert told in str(caught.value) and "navi31.json" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "not json", "[" * 100_000, '{"device": 3}'])
+def test_what_is_no_profile_at_all_is_one_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is no device profile"):
+        read_profile(str(path))
+
+
+def test_a_name_that_is_none_lists_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no device profile 'navi99'") as caught:
+        read_profile("navi99")
+    assert "8gb-nobar, navi31, rtx3060-12gb, uma-32gb" in caught.value.hint
+    with pytest.raises(UsageError, match="no device profile"):
+        read_profile(str(tmp_path))
+    large = tmp_path / "large.json"
+    large.write_bytes(b" " * (2 << 20))
+    with pytest.raises(UsageError, match="larger than 1 MiB"):
+        read_profile(str(large))

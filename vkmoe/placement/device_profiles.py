@@ -1,0 +1,115 @@
+"""Describes devices that are not here, for plans: as a driver would, with what their memory does.
+
+A profile is a JSON file with the fields of `DeviceInfo`, the host memory that is free, and speeds
+in GB per second. Some come with vkmoe (`tools/make_device_profiles.py` makes them), others are the
+user's. Does not plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vkmoe.errors import UsageError
+from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
+
+__all__ = ["DeviceProfile", "Speeds", "described", "known_profiles", "read_profile"]
+
+FOLDER = Path(__file__).resolve().parent.parent / "data" / "devices"
+MOST_BYTES = 1 << 20  # of a file: a profile has a few KiB
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Says how fast memory is read, in bytes per second; 0: not known."""
+
+    device: float = 0.0  # by the GPU, its own memory
+    link: float = 0.0  # by the GPU, host memory
+    host: float = 0.0  # by the CPU
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """Describes a device and the machine it is in."""
+
+    info: DeviceInfo
+    available_host_bytes: int
+    speeds: Speeds
+    sources: Mapping[str, str]  # of sizes and speeds, in words
+
+
+def described(info: DeviceInfo) -> dict[str, Any]:
+    """Write a device as a profile has it: plain JSON."""
+    found = asdict(info)
+    found["features"] = sorted(info.features)
+    found["memory_types"] = [
+        {"heap": kind.heap, "flags": sorted(kind.flags)} for kind in info.memory_types
+    ]
+    return found
+
+
+def known_profiles() -> list[str]:
+    """Name the profiles that come with vkmoe."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def read_profile(name: str) -> DeviceProfile:
+    """Read the profile of a name, or of a file. Raises UsageError for what is none."""
+    path = FOLDER / f"{name}.json" if name in known_profiles() else Path(name)
+    if not path.is_file():
+        raise UsageError(
+            f"no device profile {name!r}",
+            f"there is {', '.join(known_profiles())}; or name a JSON file like theirs",
+        )
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
+        return _profile(json.loads(path.read_bytes()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(
+            f"{path} is no device profile: {what}",
+            f"compare it with one of vkmoe's own, such as {FOLDER / 'navi31.json'}",
+        ) from None
+
+
+def _profile(found: dict[str, Any]) -> DeviceProfile:
+    """Build a profile from parsed JSON. Raises ValueError, TypeError or KeyError if wrong."""
+    device = dict(found["device"])
+    heaps = tuple(Heap(**heap) for heap in device.pop("heaps"))
+    types = tuple(
+        MemoryType(_count(kind["heap"]), frozenset(map(str, kind["flags"])))
+        for kind in device.pop("memory_types")
+    )
+    if not heaps or any(_count(heap.size) == 0 for heap in heaps):
+        raise ValueError("a heap has no size")
+    if not types or any(kind.heap >= len(heaps) for kind in types):
+        raise ValueError("a memory type is of no heap")
+    limits: dict[str, Any] = {
+        key: tuple(map(_count, value)) if isinstance(value, list) else value
+        for key, value in device.pop("limits").items()
+    }
+    values: dict[str, Any] = {**device, "features": frozenset(map(str, device["features"]))}
+    for key in ("api_version", "subgroup_range"):
+        values[key] = tuple(map(_count, device[key]))
+    info = DeviceInfo(
+        **values | {"heaps": heaps, "memory_types": types, "limits": DeviceLimits(**limits)}
+    )
+    speeds = {key: 1e9 * _speed(value) for key, value in found.get("gb_per_second", {}).items()}
+    sources = {str(key): str(text) for key, text in found.get("sources", {}).items()}
+    return DeviceProfile(info, _count(found["host_memory_bytes"]), Speeds(**speeds), sources)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is no number of bytes or items")
+    return value
+
+
+def _speed(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6:
+        raise ValueError(f"{value!r} is no speed in GB/s")
+    return float(value)

@@ -1,0 +1,95 @@
+"""Says how fast a plan can be at best, from the bytes a token reads and how fast memory is read.
+
+A bound, not a forecast: kernels that keep up with memory everywhere, no waits, an empty context.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.placement.device_profiles import Speeds
+
+__all__ = ["Expectation", "TokenBytes", "expect", "hit_rate_of", "token_bytes"]
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """Counts what a token that is decoded reads: the trunk, and experts of all layers."""
+
+    trunk: int
+    experts: int
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Says what to expect of a plan. Rates are tokens per second; None: not known."""
+
+    bytes: TokenBytes
+    hit_rate: float | None  # of experts on the device; None where nothing tells
+    hit_rate_reason: str
+    rate: float | None  # at that hit rate
+    slowest: float | None  # where no expert that a token uses is on the device
+    fastest: float | None  # where all are
+    bound: str  # what it is bound by, in words
+
+
+def token_bytes(spec: ModelSpec, weights: WeightBytes, embedding_bytes: int) -> TokenBytes:
+    """Count the bytes; of the embedding, of `embedding_bytes`, a token reads a row."""
+    n_used = spec.experts.n_used if spec.experts else 0
+    trunk = weights.trunk - (0 if spec.tied_embeddings else embedding_bytes)
+    return TokenBytes(trunk, n_used * sum(weights.spans))
+
+
+def hit_rate_of(
+    plan: MemoryPlan, spec: ModelSpec, counts: NDArray[np.float64] | None = None
+) -> tuple[float | None, str]:
+    """Estimate the share of experts found on the device, and say why so.
+
+    `counts` [n_keys] are uses of each expert that a profile remembers.
+    """
+    if spec.experts is None or plan.mode.on_device:
+        return 1.0, "all experts are on the device"
+    n_layers = len(spec.moe_layers)
+    if plan.mode.on_cpu:
+        share = 1.0 - plan.cpu_layers / n_layers
+        return share, f"the CPU computes those of {plan.cpu_layers} of {n_layers} layers"
+    if not plan.expert_slots:
+        return 0.0, "no expert has a slot"
+    space = KeySpace(n_layers, spec.experts.n_experts)
+    if counts is None or not counts.any():
+        return None, "unknown without --expert-profile"
+    by_layer = -np.sort(-counts.reshape(space.n_layers, space.n_experts), axis=1)
+    kept = sum(row[:n].sum() for row, n in zip(by_layer, plan.expert_slots, strict=True))
+    return float(kept / counts.sum()), "by --expert-profile, if the most used have the slots"
+
+
+def expect(
+    plan: MemoryPlan,
+    spec: ModelSpec,
+    read: TokenBytes,
+    speeds: Speeds,
+    counts: NDArray[np.float64] | None = None,
+) -> Expectation:
+    """Bound the tokens per second by the memory they wait for; `counts` as in `hit_rate_of`."""
+    hit_rate, reason = hit_rate_of(plan, spec, counts)
+    beside = plan.cpu_layers > 0
+    other, name = (speeds.host, "the CPU's memory") if beside else (speeds.link, "the link")
+    if not speeds.device or not (other or hit_rate == 1.0):
+        return Expectation(read, hit_rate, reason, None, None, None, "speeds are not known")
+
+    def rate(share: float) -> float:
+        trunk, experts = read.trunk / speeds.device, share * read.experts / speeds.device
+        missed = (1 - share) * read.experts / other if share < 1 else 0.0
+        # A GPU and the CPU compute experts at the same time; misses over a link take turns.
+        seconds = trunk + (max(experts, missed) if beside else experts + missed)
+        return 1 / seconds if seconds else 0.0
+
+    at = rate(hit_rate) if hit_rate is not None else None
+    bound = "device memory" if hit_rate == 1.0 else f"device memory and {name}"
+    return Expectation(read, hit_rate, reason, at, rate(0.0) if other else None, rate(1.0), bound)
