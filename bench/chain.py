@@ -4,9 +4,10 @@ python -m bench.chain
 
 A chain as the decoder queues it where the CPU computes experts: in every layer a part that hands
 over, a part beside it, and one that joins what the CPU gives back. No kernel computes anything: the
-part beside fills memory, and the CPU copies some, each for about as long as asked; 0 is nothing at
-all. The same work is measured alone on either side, in turns, and what the chain takes more than
-the larger of both is the cost of taking turns: at most 50 us a layer if all is well.
+part beside fills memory for about as long as asked, and the CPU runs a program that copies some
+bytes, and then waits without rest; so each side keeps one core busy. The same work is measured
+alone on either side, in turns, and what the chain takes more than the larger of both is the cost of
+taking turns: at most 50 us a layer if all is well.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TARGET_US = 50.0
 WORK_US = ((0, 0), (0, 100), (100, 0), (100, 100), (300, 100), (100, 300), (300, 300))
 MOST_BYTES = 64 << 20
 N_TOKENS = 5  # of a repeat; their median counts
-TRIAL_BYTES, N_TRIALS = 1 << 20, 200
+TRIAL_BYTES, N_TRIALS, COPIED_BYTES = 1 << 20, 200, 64
 
 
 class _Sides(NamedTuple):
@@ -82,20 +83,20 @@ class _Work:
         self.n_layers = n_layers
         self._device, self._cpu, self._backend = device, cpu, Backend(device)
         self._memory = device.allocate("device", MOST_BYTES, "work")
-        self._bytes = np.zeros((2, MOST_BYTES), np.uint8)
+        self._bytes = np.zeros((2, COPIED_BYTES), np.uint8)
         trial = [Link(self._fill(TRIAL_BYTES)) for _ in range(N_TRIALS)]
         self._gpu_speed = N_TRIALS * TRIAL_BYTES / _median_s(lambda: self._run(trial))
-        copies = self._copy(TRIAL_BYTES)
-        self._cpu_speed = TRIAL_BYTES / _median_s(lambda: copies.run(cpu.native.pool))
 
     def sides(self, gpu_us: int, cpu_us: int) -> _Sides:
         """Record the parts of every layer."""
         n_filled = min(MOST_BYTES, int(gpu_us * 1e-6 * self._gpu_speed) // 4 * 4)
-        n_copied = min(MOST_BYTES, int(cpu_us * 1e-6 * self._cpu_speed))
-        copy, pool, chain = self._copy(n_copied), self._cpu.native.pool, list[Link]()
+        copy, pool, chain = self._copy(), self._cpu.native.pool, list[Link]()
 
         def work() -> None:
+            end = time.perf_counter_ns() + 1000 * cpu_us
             copy.run(pool)
+            while time.perf_counter_ns() < end:
+                pass
 
         for _ in range(self.n_layers):
             chain += [Link(self._fill(0), work, waits=bool(chain)), Link(self._fill(n_filled))]
@@ -128,11 +129,10 @@ class _Work:
             recorder.fill(self._memory, 0, n_bytes, 0)
         return recorder.finish()
 
-    def _copy(self, n_bytes: int) -> Any:
+    def _copy(self) -> Any:
         recorder = self._cpu.native.recorder()
-        if n_bytes:
-            source, target = (self._cpu.borrow(row[:n_bytes]) for row in self._bytes)
-            recorder.copy(source, 0, target, 0, n_bytes)
+        source, target = (self._cpu.borrow(row) for row in self._bytes)
+        recorder.copy(source, 0, target, 0, COPIED_BYTES)
         return recorder.finish()
 
 

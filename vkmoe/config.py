@@ -40,6 +40,7 @@ __all__ = [
     "environment_name",
     "flags_of",
     "long_flag",
+    "mode_contradicts",
     "parse_ids",
     "parse_size",
     "predictor_contradicts",
@@ -268,6 +269,14 @@ class EngineConfig:
         "every device of its kind (table), to repeat the bits of a run from elsewhere.",
     )
 
+    vram_margin: str | None = _option(
+        None,
+        "Device memory to leave to others, such as the desktop: 1GiB, 0.5g or plain bytes. "
+        "Default: 512MiB; where the device shares the host's memory, 4GiB of that.",
+        metavar="SIZE",
+        check=parse_size,
+    )
+
     # ----- where experts are computed -----
     expert_mode: Literal["auto", ModeName] = _option(
         "auto",
@@ -441,6 +450,11 @@ class EngineConfig:
         return None if self.expert_cache is None else parse_size(self.expert_cache)
 
     @cached_property
+    def vram_margin_bytes(self) -> int | None:
+        """Return the bytes of `vram_margin`, or None where it was not given."""
+        return None if self.vram_margin is None else parse_size(self.vram_margin)
+
+    @cached_property
     def host_pool_bytes(self) -> int | None:
         """Return the bytes of `host_pool`, or None where it was not given."""
         return None if self.host_pool is None else parse_size(self.host_pool)
@@ -556,12 +570,12 @@ _OF_OTHER_MODES = {  # what a mode has no use for
 
 def _check_mode(config: EngineConfig) -> None:
     """Refuse options that contradict each other about where experts are computed, naming both."""
-    asked = config.mode_option
-    if config.n_cpu_moe is not None and config.cpu_moe is not None:
-        raise _contradiction(asked, "--cpu-moe" if config.cpu_moe else "--no-cpu-moe")
-    by_cpu_options = config.n_cpu_moe is not None or config.cpu_moe is not None
-    agreeing = ("auto", "cpu") if config.mode == "cpu" else ("auto", "resident", "cache")
-    if by_cpu_options and config.expert_mode not in agreeing:
+    asked, cpu_moe = config.mode_option, config.cpu_moe
+    if config.n_cpu_moe is not None:
+        if cpu_moe is not None:
+            raise _contradiction(asked, "--cpu-moe" if cpu_moe else "--no-cpu-moe")
+        cpu_moe = True
+    if mode_contradicts(config.expert_mode, cpu_moe):
         raise _contradiction(asked, f"--expert-mode {config.expert_mode}")
     known = {item.name: item for item in fields(config)}
     for name in _OF_OTHER_MODES.get(config.mode, ()):
@@ -570,6 +584,12 @@ def _check_mode(config: EngineConfig) -> None:
             flag = long_flag(flags_of(known[name]), value)
             text = flag if isinstance(value, bool) else f"{flag} {str(value).strip()}"
             raise _contradiction(text, asked)
+
+
+def mode_contradicts(mode: str | None, cpu_moe: bool | None) -> bool:
+    """Say whether --expert-mode contradicts --cpu-moe or --no-cpu-moe; None never does."""
+    agreeing = ("auto", "cpu") if cpu_moe else ("auto", "resident", "cache")
+    return mode is not None and cpu_moe is not None and mode not in agreeing
 
 
 def _contradiction(one: str, other: str) -> UsageError:

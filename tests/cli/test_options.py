@@ -32,6 +32,7 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "draft": ("Lookup", "lookup", "model"),
     "validation": ("yes", True, "perhaps"),
     "tuning": ("TABLE", "table", "chair"),
+    "vram_margin": ("1GiB", "1GiB", "-1"),
     "expert_mode": ("Hybrid", "hybrid", "gpu"),
     "cpu_moe": ("0", False, "2"),
     "n_cpu_moe": ("3", 3, "-1"),

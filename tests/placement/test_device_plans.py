@@ -112,6 +112,46 @@ def test_experts_of_the_cpu_stay_in_the_file(way: str) -> None:
     assert made.total("file") == experts and made.total("host") < 2 * GIB
 
 
+def small(profile: DeviceProfile, n_bytes: int) -> DeviceProfile:
+    """The same with less memory of its own."""
+    heaps = tuple(replace(heap, size=n_bytes, budget=n_bytes) if heap.size > GIB and
+                  heap.device_local else heap for heap in profile.info.heaps)  # fmt: skip
+    return replace(profile, info=replace(profile.info, heaps=heaps))
+
+
+def test_a_context_that_was_not_asked_for_gives_way() -> None:
+    """It is halved until it fits, and that is said; one that was asked for is refused."""
+    profile, model = small(read_profile("8gb-nobar"), 7 * GIB // 4), model_of("olmoe-1b-7b")
+    made = decided(model, profile, kv_type="f32").plan
+    assert made.ctx_size < 4096
+    assert f"the context is {made.ctx_size} tokens: the device has no room for 4096" in made.notes
+    (cache,) = (line for line in made.lines if line.name == "KV cache")
+    assert cache.reason == "reduced from 4096, which does not fit; --ctx-size changes it"
+    twice = {"kv_type": "f32", "ctx_size": 2 * made.ctx_size}
+    with pytest.raises(OutOfMemoryError, match="KV cache"):
+        decided(model, profile, **twice)
+    with pytest.raises(OutOfMemoryError, match="without its experts"):
+        decided(model, small(profile, 3 * GIB // 4))
+
+
+def test_the_margin_is_left_to_others() -> None:
+    model, plain = model_of(QWEN3), read_profile("rtx3060-12gb")
+    n_bytes = [decided(model, plain, **asked).plan.total("device")
+               for asked in ({}, {"vram_margin": "512MiB"}, {"vram_margin": "2GiB"})]  # fmt: skip
+    assert n_bytes[0] == n_bytes[1] > n_bytes[2], "512 MiB are the default"
+    assert n_bytes[2] <= (12 * GIB - 2 * GIB) * 95 // 100
+    assert n_bytes[1] - n_bytes[2] == pytest.approx(1.5 * GIB, rel=0.1)
+
+
+def test_a_host_that_would_swap_is_an_error() -> None:
+    """All experts are in host memory or on the CPU's side: neither may take more than is free."""
+    model, profile = model_of(QWEN3), read_profile("rtx3060-12gb")
+    poor = replace(profile, available_host_bytes=GIB // 16)
+    with pytest.raises(OutOfMemoryError, match=r"of host memory, .* 64 MiB are free") as caught:
+        decided(model, poor, cpu_moe=True)
+    assert "close other programs" in caught.value.hint
+
+
 # ----- what to expect -----
 
 SPEEDS = Speeds(device=100e9, link=10e9, host=50e9)

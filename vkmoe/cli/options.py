@@ -22,7 +22,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vkmoe.config import environment_name, flags_of, long_flag, predictor_contradicts
+from vkmoe.config import (
+    environment_name,
+    flags_of,
+    long_flag,
+    mode_contradicts,
+    predictor_contradicts,
+)
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 
 __all__ = [
@@ -53,6 +59,9 @@ _PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, t
 _RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
     ("expert_cache", "expert_slots", lambda size, number: None not in (size, number)),
     ("expert_predictor", "moe_predict_prefetch", predictor_contradicts),
+    ("expert_mode", "cpu_moe", mode_contradicts),
+    ("expert_mode", "n_cpu_moe", lambda mode, n: n is not None and mode_contradicts(mode, True)),
+    ("cpu_moe", "n_cpu_moe", lambda all_of_them, n: None not in (all_of_them, n)),
 )
 
 

@@ -30,6 +30,7 @@ __all__ = [
 
 MIB, GIB = 1 << 20, 1 << 30
 FALLBACK_BYTES = 4 * GIB  # of host memory, where /proc/meminfo does not say
+DISPLAY_BYTES = 512 * MIB  # of a device with memory of its own
 RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the rest of the machine
 # Drivers round an allocation up, by at most this: the largest page of today's GPUs.
 GRANULARITY = 64 << 10
@@ -99,20 +100,24 @@ def _first_type(device: DeviceInfo, intent: Intent) -> MemoryType:
 # ----- what may be used of a device -----
 
 
-def device_budget(device: DeviceInfo, available_host_bytes: int) -> int:
+def device_budget(
+    device: DeviceInfo, available_host_bytes: int, margin_bytes: int | None = None
+) -> int:
     """Count the bytes of device memory vkmoe may use; integrated and CPU devices share the host's.
 
+    `margin_bytes` of the device are left to others; None: what its kind needs by experience.
     What an integrated device can use of it ends at its heaps, which can be smaller than RAM. A CPU
     device has no other limit than the host's: Mesa 22.3 reports 2 GiB of heap on any machine.
     """
     if device.is_uma:
-        shared = max(0, available_host_bytes - RESERVE_BYTES[device.type])
+        reserve = RESERVE_BYTES[device.type] if margin_bytes is None else margin_bytes
+        shared = max(0, available_host_bytes - reserve)
         return shared if device.is_cpu else min(shared, _heaps_in_use(device))
     local = [heap for heap in device.heaps if heap.device_local]
     heap = max(local or device.heaps, key=lambda item: item.size)
-    free = heap.size - 512 * MIB
-    if heap.budget:
-        free = min(free, heap.budget - (heap.usage or 0))
+    free = heap.size - (DISPLAY_BYTES if margin_bytes is None else margin_bytes)
+    if heap.budget:  # which leaves out what others use now
+        free = min(free, heap.budget - (heap.usage or 0) - (margin_bytes or 0))
     return max(0, free * 95 // 100)
 
 

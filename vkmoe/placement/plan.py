@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from vkmoe.choices import BufferName, KvType
@@ -70,7 +71,7 @@ __all__ = [
 
 
 log = logging.getLogger("vkmoe")
-DEFAULT_CTX_SIZE = 8192
+DEFAULT_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # the least that is chosen unasked
 PROMPT_ROWS = (32, 64, 128, 256, 512, 1024)  # sizes of programs below the largest
 CPU_UBATCH, GPU_UBATCH = 128, 512
 
@@ -103,9 +104,55 @@ def decide(
     """Decide with `available_host_bytes` of host memory, by default those available now.
 
     `measure_link` is called where experts can miss. `overlaps`: experts are copied while tokens are
-    computed (`copies_overlap`). Raises what `plan` and `measure_link` raise.
+    computed (`copies_overlap`). Where the default context does not fit and none was asked for, it
+    is halved until it does. Raises what `plan` and `measure_link` raise.
     """
-    spec, tuning = model.spec, tuning or choose_tuning(device)
+    free = available_bytes() if available_host_bytes is None else available_host_bytes
+    given = _Given(model, device, tuning or choose_tuning(device), measure_link, overlaps, free)
+    try:
+        return _decided(config, given)
+    except OutOfMemoryError:
+        whole = context_size(config, model.spec)
+        for ctx_size in _smaller_contexts(config, whole):
+            with suppress(OutOfMemoryError):
+                return _reduced(_decided(replace(config, ctx_size=ctx_size), given), whole)
+        raise
+
+
+def _smaller_contexts(config: EngineConfig, whole: int) -> Iterator[int]:
+    """Yield what may be tried in place of a default context."""
+    while config.ctx_size is None and whole > LEAST_CTX_SIZE:
+        whole = max(LEAST_CTX_SIZE, whole // 2)
+        yield whole
+
+
+def _reduced(decision: Decision, whole: int) -> Decision:
+    """Say of a decision that its context is shorter than it would be."""
+    made = decision.plan
+    reason = f"reduced from {whole}, which does not fit; --ctx-size changes it"
+    lines = tuple(
+        replace(line, reason=reason) if line.name == "KV cache" else line for line in made.lines
+    )
+    note = f"the context is {made.ctx_size} tokens: the device has no room for {whole}"
+    return replace(decision, plan=replace(made, lines=lines, notes=(*made.notes, note)))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Holds what decisions rest on besides what was asked."""
+
+    model: ModelFile
+    device: DeviceInfo
+    tuning: Tuning
+    measure_link: Callable[[], LinkSpeed | None]
+    overlaps: bool
+    available_host_bytes: int
+
+
+def _decided(config: EngineConfig, given: _Given) -> Decision:
+    """Decide with the context that was asked for, or the default."""
+    model, device, tuning, overlaps = given.model, given.device, given.tuning, given.overlaps
+    spec = model.spec
     find_bytes = weight_bytes if device.layout == "planes" else mapped_bytes
     sizes = find_bytes(model.tensors)
     cpu = _cpu_tuning(config, spec, device)
@@ -117,11 +164,11 @@ def decide(
 
     def mode_of_cache() -> ExpertMode:
         nonlocal link
-        link = measure_link() if config.mode != "hybrid" else None
+        link = given.measure_link() if config.mode != "hybrid" else None
         return cache_mode(config, device, link, max(sizes.spans))
 
     scratch = _scratch(workspace, tensors)
-    free = available_bytes() if available_host_bytes is None else available_host_bytes
+    free = given.available_host_bytes
     made = plan(config, spec, device, sizes, scratch, free, mode_of_cache)
     if link is not None and made.mode.in_cache:
         way = "gathered" if made.mode.gathers else "read in place"
@@ -272,7 +319,7 @@ def plan(
     ctx_size = context_size(config, spec)
     lines = tuple(_fixed_lines(config, spec, device, weights, scratch))
     base = MemoryPlan(ctx_size, config.kv_type, ON_DEVICE, lines, n_regions=config.parallel)
-    budget = device_budget(device, available_host_bytes)
+    budget = device_budget(device, available_host_bytes, config.vram_margin_bytes)
     free = budget - base.total("device") - (base.total("host") if device.is_uma else 0)
     try:
         if free < 0:
@@ -289,12 +336,31 @@ def plan(
             )
         pool = _pool_room(base, device, free, available_host_bytes)
         given = ExpertRoom(config, spec.experts, weights, device, free, pool, base, scratch.brings)
-        return place_experts(given, mode_of_cache)
+        made = place_experts(given, mode_of_cache)
+        _check_host(made, spec, device, available_host_bytes)
+        return made
     except OutOfMemoryError as error:
         if growth := growth_words(weights.conversions):
             others = "; a file in a type that vkmoe runs as it is needs less"
             raise OutOfMemoryError(f"{error}; weights are {growth}", error.hint + others) from None
         raise
+
+
+def _check_host(
+    made: MemoryPlan, spec: ModelSpec, device: DeviceInfo, available_host_bytes: int
+) -> None:
+    """Refuse a plan for which the host would have to swap. Raises OutOfMemoryError."""
+    needed = made.total("host") + (made.total("device") if device.is_uma else 0)
+    if needed <= available_host_bytes:
+        return
+    on_host = (line for line in made.lines if line.place == "host")
+    largest = max(on_host, key=lambda line: line.n_bytes)
+    option = option_of(largest)
+    raise OutOfMemoryError(
+        f"{spec.name} needs {in_mib(needed)} of host memory, most of it for {largest.item} "
+        f"({in_mib(largest.n_bytes)}); {in_mib(available_host_bytes)} are free",
+        f"close other programs, {f'change {option}, ' if option else ''}or choose a smaller model",
+    )
 
 
 def _smaller(config: EngineConfig, largest: str) -> str:
