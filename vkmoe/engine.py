@@ -6,6 +6,7 @@ options.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
@@ -20,12 +21,13 @@ from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import CpuDevice
 from vkmoe.devices import open_device
+from vkmoe.errors import OutOfMemoryError
 from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.store.cache import ExpertCache
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import MemoryPlan, ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
 from vkmoe.models import ModelFile, open_model
@@ -36,11 +38,15 @@ from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
+from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.placer import Progress
 from vkmoe.placement.plan import Decision, decide
 from vkmoe.placement.remembered import tuning_for
+from vkmoe.placement.spill import with_less
 
 __all__ = ["Engine"]
+
+log = logging.getLogger("vkmoe")
 
 
 class Engine(Closing):
@@ -67,23 +73,63 @@ class Engine(Closing):
         `checks` makes a wrong read of an expert visible, and looks for contradictions after every
         token (slow; for tests).
         """
-        with ExitStack() as self._cleanup:
+        with ExitStack() as kept:
             opened = model if isinstance(model, ModelFile) else open_model(model)
-            self.model = self._cleanup.enter_context(opened)
+            self.model = kept.enter_context(opened)
             self.spec: ModelSpec = opened.spec
+            asked, refusals = config, list[OutOfMemoryError]()
+            while True:
+                try:
+                    kept.push(self._open(asked, progress, tuning, seed, checks))
+                    break
+                except OutOfMemoryError as error:
+                    refusals.append(error)
+                    asked = self._with_less(config, refusals)
+            self._cleanup = kept.pop_all()
+
+    def _with_less(self, config: EngineConfig, refusals: list[OutOfMemoryError]) -> EngineConfig:
+        """Ask for less where the device refused memory while loading; else raises the first error.
+
+        Where even the plan finds no room, nothing was refused in loading.
+        """
+        less: EngineConfig | None = None
+        if (plan := self._refused) is not None:
+            info, free = self.device.info, available_bytes()
+            less = with_less(config, plan, info, free, refusals[-1], len(refusals))
+        if less is None:
+            raise refusals[0]
+        log.warning(
+            "%s; loading again with fewer experts on the device: close other programs for more",
+            str(refusals[-1]),
+        )
+        refusals[-1].__traceback__ = None  # its frames hold memory
+        return less
+
+    def _open(
+        self,
+        config: EngineConfig,
+        progress: Progress | None,
+        tuning: Tuning | None,
+        seed: History | None,
+        checks: bool,
+    ) -> ExitStack:
+        """Open the device, decide, and load; returns what frees all of it."""
+        self._refused: MemoryPlan | None = None  # the plan that is being loaded
+        with ExitStack() as self._cleanup:
             opening = open_device(config.device, config.validation, config.threads)
             self.device = self._cleanup.enter_context(opening)
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
             info, measure = self.device.info, lambda: link_of_misses(self.device)
             tuning = tuning or tuning_for(info, config.tuning)
-            decision = decide(config, opened, info, tuning, measure, overlaps)
+            decision = decide(config, self.model, info, tuning, measure, overlaps)
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
+            self._refused = decision.plan
             self.cpu: CpuDevice | None = None  # beside the device
             if decision.cpu is not None:
                 self.cpu = self._cleanup.enter_context(CpuDevice(config.threads))
             self._load(decision, progress, seed, checks)
-            self._cleanup = self._cleanup.pop_all()
+            return self._cleanup.pop_all()
 
     def _load(
         self,

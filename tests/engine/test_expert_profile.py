@@ -26,7 +26,7 @@ def test_a_failed_start_leaves_an_older_profile_alone(tmp_path: Path) -> None:
     with opened("device", expert_profile=str(profile)) as llm:
         generate(llm)
     sound = profile.read_bytes()
-    native.inject_failure("vkAllocateMemory", 2)
+    native.inject_failure("vkAllocateMemory", 2, "VK_ERROR_OUT_OF_HOST_MEMORY")
     with pytest.raises(VkmoeError) as caught:
         opened("device", tmp_path / "stats", expert_profile=str(profile))
     without_frames(caught.value)

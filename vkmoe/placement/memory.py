@@ -25,6 +25,7 @@ __all__ = [
     "in_mib",
     "is_mapped",
     "layout_bytes",
+    "margin_for",
     "size_option",
 ]
 
@@ -119,6 +120,15 @@ def device_budget(
     if heap.budget:  # which leaves out what others use now
         free = min(free, heap.budget - (heap.usage or 0) - (margin_bytes or 0))
     return max(0, free * 95 // 100)
+
+
+def margin_for(device: DeviceInfo, available_host_bytes: int, n_bytes: int) -> int:
+    """Find the margin with which at most `n_bytes` of a device may be used; at least 1."""
+    if device.is_uma:
+        return max(1, available_host_bytes - n_bytes)
+    local = [heap for heap in device.heaps if heap.device_local]
+    heap = max(local or device.heaps, key=lambda item: item.size)
+    return max(1, heap.size - -(-n_bytes * 100 // 95))
 
 
 def _heaps_in_use(device: DeviceInfo) -> int:

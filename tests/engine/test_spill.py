@@ -1,0 +1,157 @@
+"""Memory that a device refuses while a model is loaded costs slots, not the run."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.live import live_objects
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import OutOfMemoryError
+from vkmoe.facts import DeviceInfo, Heap
+from vkmoe.gpu import _native as native
+from vkmoe.gpu.device import Device
+from vkmoe.llm import demo_model_path
+from vkmoe.placement import spill
+from vkmoe.placement.memory import device_budget, margin_for
+
+TOKENS = [3, 7, 1, 9, 4, 2, 8, 5]
+REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
+GIB = 1 << 30
+
+
+def logits_of(**asked: Any) -> tuple[bytes, Engine]:
+    with Engine(demo_model_path(), EngineConfig(ctx_size=64, **asked), checks=True) as engine:
+        engine.run_tokens(TOKENS, 0)
+        return engine.full_logits().tobytes(), engine
+
+
+class Full:
+    """A device that has `n_bytes` for experts, whatever it says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> None:
+        allocate, self.refused = Device.allocate, list[int]()
+
+        def refusing(device: Device, intent: Any, size: int, name: str) -> native.Buffer:
+            if intent == "device" and name in ("experts", "expert slots") and size > n_bytes:
+                self.refused.append(size)
+                raise OutOfMemoryError(f"out of GPU memory for {name}", "close others", REFUSED)
+            return allocate(device, intent, size, name)
+
+        monkeypatch.setattr(Device, "allocate", refusing)
+
+
+@pytest.fixture
+def discrete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lavapipe says that its memory is its own: what does not fit is read over a bus."""
+    init = Device.__init__
+
+    def opened(device: Device, *args: Any) -> None:
+        init(device, *args)
+        heaps = tuple(replace(heap, size=2 * GIB, budget=None) for heap in device.info.heaps)
+        device.info = replace(device.info, type="discrete", heaps=(*heaps, Heap(8 * GIB, False)))
+
+    monkeypatch.setattr(Device, "__init__", opened)
+    monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device: None)
+
+
+@pytest.mark.parametrize("mebibytes", [20, 8, 2])
+def test_experts_that_are_refused_get_fewer_slots(
+    mebibytes: int,
+    discrete: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Or none; the text is the same to the bit."""
+    before = live_objects()
+    wanted, _ = logits_of()
+    caplog.set_level(logging.WARNING)
+    full = Full(monkeypatch, mebibytes << 20)
+    found, engine = logits_of()
+    assert found == wanted and full.refused
+    assert engine.plan.mode.experts_in in ("cache", "host")
+    assert engine.plan.sizing is not None
+    buffers = [n for layout in engine.plan.layouts("expert slots") for n in layout.buffers]
+    assert max(buffers, default=0) <= mebibytes << 20
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == len(full.refused)
+    assert all("loading again with fewer experts on the device" in text for text in texts)
+    assert live_objects() == before
+
+
+def test_where_memory_is_shared_experts_go_to_the_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted, _ = logits_of()
+    Full(monkeypatch, 1 << 20)
+    found, engine = logits_of()
+    assert found == wanted and engine.plan.mode.experts_in == "host"
+    assert "loading again" in caplog.text
+
+
+def test_hybrid_ends_with_all_experts_on_the_cpu(
+    discrete: None, monkeypatch: pytest.MonkeyPatch, cpu_native: None
+) -> None:
+    Full(monkeypatch, 1 << 16)
+    _, engine = logits_of(expert_mode="hybrid")
+    assert engine.plan.mode.name == "cpu" and not engine.plan.expert_slots
+
+
+@pytest.mark.parametrize(
+    "asked", [{"expert_slots": 8}, {"expert_cache": "6MiB"}, {"expert_mode": "resident"}]
+)
+def test_what_was_asked_for_is_refused_with_it(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Full(monkeypatch, 1000)
+    with pytest.raises(OutOfMemoryError, match="out of GPU memory for expert"):
+        logits_of(**asked)
+    assert len(full.refused) == 1
+
+
+def test_other_memory_and_other_errors_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_opened = 0
+    init = Device.__init__
+
+    def counting(device: Device, *args: Any) -> None:
+        nonlocal n_opened
+        n_opened += 1
+        init(device, *args)
+
+    monkeypatch.setattr(Device, "__init__", counting)
+    native.inject_failure("vkAllocateMemory", 2, "VK_ERROR_OUT_OF_HOST_MEMORY")
+    with pytest.raises(OutOfMemoryError):
+        logits_of()
+    native.clear_injections()
+    assert n_opened == 1
+
+
+def test_a_device_that_refuses_again_and_again_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    allocate = Device.allocate
+
+    def refusing(device: Device, intent: Any, size: int, name: str) -> native.Buffer:
+        if name == "expert table":
+            raise OutOfMemoryError("out of GPU memory for the table", "close others", REFUSED)
+        return allocate(device, intent, size, name)
+
+    monkeypatch.setattr(Device, "allocate", refusing)
+    with pytest.raises(OutOfMemoryError, match="for the table"):
+        logits_of()
+    assert 1 <= len(caplog.records) <= spill.N_ATTEMPTS
+
+
+@pytest.mark.parametrize("kind", ["discrete", "integrated", "cpu"])
+def test_a_margin_for_some_bytes_leaves_no_more(kind: str) -> None:
+    info = DeviceInfo(
+        0, "invented", kind, 0, "", "", (1, 3, 0), 32, True, frozenset(),
+        (Heap(12 * GIB, True, 10 * GIB, GIB), Heap(20 * GIB, False)), (), limits=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+    for n_bytes in (GIB, 5 * GIB, 40 * GIB):
+        if kind != "integrated":  # which looks at its memory types, too
+            assert device_budget(info, 30 * GIB, margin_for(info, 30 * GIB, n_bytes)) <= n_bytes
