@@ -15,7 +15,7 @@ def test_a_plan_for_a_device_that_is_not_here(run: Run) -> None:
     assert done.code == 0 and not done.err
     lines = done.out.splitlines()
     assert lines[1].startswith("device        NVIDIA GeForce RTX 3060 (NVK)")
-    assert lines[2].startswith("experts       cache: 8 of 32 of each layer on the device")
+    assert lines[2].startswith("experts       cache, 8 of 32 of each layer on the device")
     assert any("expert slots, 8 of 32" in line and "as --expert-slots" in line for line in lines)
     assert any("KV cache" in line and "--ctx-size changes it" in line for line in lines)
     assert any(line.startswith("hit rate      unknown without --expert-profile") for line in lines)

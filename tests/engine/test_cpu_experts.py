@@ -15,9 +15,11 @@ from tests.engine.caches import assert_same_bits, rows
 from tests.engine.test_batches import batch, joined, prompt, tokens_of
 from tests.engine.test_logits import PHASES, TOLERANCE, error, run
 from tests.engine.tiny import NAMES, ONE_OF_EACH, expected, lengthened, model_path
+from vkmoe.cli.notes import mode_line, opened
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
+from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement import span_reader
 
@@ -154,6 +156,40 @@ def test_one_cut_of_prompts_whatever_time_they_take() -> None:
 
 
 # ----- plans -----
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_line_at_the_start_tells_what_is_done(
+    way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the counters of what the CPU computed and of what was found on the device."""
+    turns: list[int] = []
+    compute = CpuWorker.compute
+
+    def counted(self: CpuWorker, layer: int) -> None:
+        turns.append(layer)
+        compute(self, layer)
+
+    monkeypatch.setattr(CpuWorker, "compute", counted)
+    config = EngineConfig(ctx_size=64, **WAYS[way])
+    with opened(None, config, verbose=False, quiet=False) as llm:
+        llm.generate("def f(x):", max_tokens=6, temp=0, ignore_eos=True)
+        engine = llm.engine
+        assert engine.profiler is not None
+        hits = [engine.profiler.served(i).total for i in range(len(llm.spec.moe_layers))]
+        n_runs = turns.count(0)
+    lines = capsys.readouterr().err.splitlines()
+    line = next(line for line in lines if line.startswith("experts: "))
+    assert line == f"experts: {mode_line(llm.plan)}"
+    assert turns == list(range(llm.plan.cpu_layers)) * n_runs and n_runs >= 6
+    on_device = [tally.n_hits == tally.n_uses for tally in hits]
+    if way == "misses":
+        assert "2 of 32 of each layer on the device, the CPU computes the others" in line
+        assert all(0 < tally.n_hits < tally.n_uses for tally in hits)
+    else:
+        n_layers = {"all": 6, "first layer": 1}[way]
+        assert line.startswith(f"experts: cpu, the CPU computes those of {n_layers} layers")
+        assert on_device == [i >= n_layers for i in range(6)]
 
 
 def test_a_build_without_kernels_for_the_cpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

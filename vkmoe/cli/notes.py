@@ -31,6 +31,7 @@ __all__ = [
     "cpu_notes",
     "dependent_notes",
     "idle_notes",
+    "mode_line",
     "note",
     "opened",
     "prompt_progress",
@@ -183,14 +184,31 @@ def _at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     from vkmoe.experts.decide.settings import sizing_line
 
     yield from cpu_notes(llm.device_info)
-    if config.threads is not None and llm.device_info.is_vulkan:
+    if config.threads is not None and llm.device_info.is_vulkan and not llm.plan.cpu_layers:
         yield f"--threads has no effect: {llm.device_info.name} runs shaders"
     sizing = llm.plan.sizing
-    if sizing is not None and not llm.plan.mode.on_device:
+    if llm.plan.cpu_layers:
+        yield f"experts: {mode_line(llm.plan)}"
+    elif sizing is not None and not llm.plan.mode.on_device:
         yield sizing_line(sizing)
     yield from cache_notes(config, llm.plan, not llm.engine.device.native.has_upload_queue)
     if llm.engine.link is not None and (slow := llm.engine.link.note()):
         yield slow
+
+
+def mode_line(plan: MemoryPlan) -> str:
+    """Say in a line which mode runs, where experts are computed in it, and why."""
+    mode, sizing = plan.mode, plan.sizing
+    why = f" ({mode.reason})" if mode.reason else ""
+    if mode.on_cpu:
+        return f"cpu, the CPU computes those of {plan.cpu_layers} layers{why}"
+    if sizing is None or sizing.status == "empty":
+        return "the model has none"
+    if mode.on_device:
+        return "resident, all on the device"
+    n, n_all = sizing.n_slots_smallest_layer, sizing.n_experts
+    others = "the CPU computes the others" if mode.is_hybrid else "the others in host memory"
+    return f"{mode.name}, {n} of {n_all} of each layer on the device, {others}{why}"
 
 
 def cpu_notes(chosen: DeviceInfo) -> Iterator[str]:

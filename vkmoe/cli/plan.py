@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkmoe.bench.measure import MIN_REPEATS
-from vkmoe.cli.notes import idle_notes
+from vkmoe.cli.notes import idle_notes, mode_line
 from vkmoe.cli.options import (
     Json,
     Model,
@@ -144,26 +144,13 @@ def _lines(
     lines = [
         f"model         {spec.name} ({spec.architecture}), context {made.ctx_size} tokens",
         f"device        {info.name} ({info.type}, {info.driver})",
-        f"experts       {made.mode.name}: {_experts(decided)}",
+        f"experts       {mode_line(made)}",
         "",
         f"{'MiB':>12} place    what (why; what changes it)",
     ]
     lines += [_line(line) for line in made.lines]
     lines += ["", *_totals(profile, decided), "", *_speed(profile, found)]
     return lines
-
-
-def _experts(decided: Decision) -> str:
-    made, sizing = decided.plan, decided.plan.sizing
-    if made.cpu_layers and not made.expert_slots:
-        return f"the CPU computes those of {made.cpu_layers} layers ({made.mode.reason})"
-    if sizing is None or sizing.status == "empty":
-        return "the model has none"
-    if made.mode.on_device:
-        return "all on the device"
-    others = "the CPU computes the others" if made.mode.is_hybrid else "the others in host memory"
-    share = f"{sizing.n_slots_smallest_layer} of {sizing.n_experts} of each layer on the device"
-    return f"{share}, {others}{f' ({made.mode.reason})' if made.mode.reason else ''}"
 
 
 def _line(line: Allocation) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
+import numpy as np
+
 from vkmoe.closing import Closing
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import PoolResidency, Residency
@@ -105,9 +107,10 @@ class ExpertMemory(Closing):
             cache = ExpertCache(residency, memory, uploads, ways, pool, on_cpu)
             cache.start(loaded.fill)
         table.publish()
-        on_device = decision.plan.mode.on_device
-        numbers, checks = weights.moe_layers, self._checks
-        return ExpertTracker(numbers, table, residency, cache, on_device, checks)
+        numbers, mode = weights.moe_layers, decision.plan.mode
+        resident = np.full(len(numbers), mode.on_device or mode.on_cpu)
+        resident[: decision.plan.cpu_layers] = False
+        return ExpertTracker(numbers, table, residency, cache, resident, self._checks)
 
     def stop(self) -> None:
         """End the threads. To be called before the device finishes; may be called twice."""

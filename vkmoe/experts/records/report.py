@@ -59,6 +59,7 @@ class Setup:
     allocation: str | None = None
     executor: Executor = "fused"
     host_slots: int = 0  # 0: one for each expert
+    cpu_layers: int = 0  # MoE layers from the first on of which the CPU computes experts
     predictor: str | None = None  # None: none guesses
 
 
@@ -83,6 +84,7 @@ def setup_of(
         config.expert_allocation if moves else None,
         plan.executor,
         sum(plan.host_slots),
+        plan.cpu_layers,
         predictor if predictor != "none" else None,
     )
 
@@ -153,11 +155,11 @@ def make_report(
     """
     if profiler is None:
         return ExpertReport(setup)
-    full = setup.n_experts if setup.experts_in == "device" else 0
+    full = setup.n_experts if setup.experts_in in ("device", "cpu") else 0
     layers = tuple(
         LayerReport(
             number,
-            setup.slots[i] if setup.slots else full,
+            setup.slots[i] if setup.slots else full * (i >= setup.cpu_layers),
             profiler.served(i),
             tuple(sorted(pinned[i])) if pinned else (),
             profiler.top_experts(i, N_TOP),
@@ -258,7 +260,7 @@ def _summary(report: ExpertReport) -> Iterator[str]:
             what = "one sequence decoded alone" if n == 1 else f"{n} sequences decoded together"
             yield f"            {what}: {_of(tally)}"
     if report.counters is not None:
-        yield from _cache(report.counters, report.n_tokens, setup.experts_in == "cache")
+        yield from _cache(report.counters, report.n_tokens, setup)
     if report.copies is not None:
         yield f"overlap     {report.copies}"
     if report.counters is not None:
@@ -270,9 +272,9 @@ def _summary(report: ExpertReport) -> Iterator[str]:
             yield f"            {share} of {took} of reading was hidden behind computing"
 
 
-def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
+def _cache(c: CacheCounters, n_tokens: int, setup: Setup) -> Iterator[str]:
     guessed = f", {c.n_hinted} of them guessed" if c.n_hinted else ""
-    if has_slots:
+    if setup.experts_in == "cache":
         yield (
             f"cache       {c.n_uploads} experts uploaded ({_mib(c.upload_bytes)}){guessed}, "
             f"{c.n_evictions} evicted, {c.n_failed_uploads} uploads failed, "
@@ -283,7 +285,8 @@ def _cache(c: CacheCounters, n_tokens: int, has_slots: bool) -> Iterator[str]:
     if c.n_cancelled:
         yield f"            {c.n_cancelled} uploads taken back, out of date before they began"
     per_token = f", {_mib(c.missed_bytes / n_tokens, 2)} per token" if n_tokens else ""
-    yield f"misses      {_mib(c.missed_bytes)} read from host memory{per_token}"
+    where = "computed by the CPU" if setup.cpu_layers else "read from host memory"
+    yield f"misses      {_mib(c.missed_bytes)} {where}{per_token}"
     if c.stall_ns:
         each = f", {_milliseconds(c.stall_ns / n_tokens, 3)} per token" if n_tokens else ""
         yield f"waiting     {_milliseconds(c.stall_ns)} for uploads{each}"
@@ -319,14 +322,18 @@ def _placement(report: ExpertReport) -> str:
     setup = report.setup
     if setup.experts_in == "device":
         return "all experts in device memory (coverage 100.0 %)"
+    if setup.experts_in == "cpu":
+        layers = f"{setup.cpu_layers} of {len(report.layers)} layers"
+        return f"the CPU computes those of {layers} (coverage {_percent(report.coverage)})"
     if setup.experts_in == "host":
         what = "those" if setup.host_slots else "all experts"
         return f"{what} in host memory are read in place (coverage 0.0 %)"
     slots = [layer.n_slots for layer in report.layers]
     each = f"{slots[0]}" if min(slots) == max(slots) else f"{min(slots)} to {max(slots)}"
     shared = ", shared between layers" if setup.allocation == "global" else ""
+    others = ", the CPU computes the others" if setup.cpu_layers else ""
     return (
-        f"cache, policy {setup.policy}, {each} slots per layer{shared} "
+        f"cache, policy {setup.policy}, {each} slots per layer{shared}{others} "
         f"(coverage {_percent(report.coverage)})"
     )
 
@@ -359,7 +366,8 @@ def as_lines(report: ExpertReport) -> list[str]:
     if counters is not None and report.setup.experts_in == "cache" and report.n_tokens:
         lines.append(
             f"experts: {_of(report.served.total)}, "
-            f"{_mib(counters.missed_bytes / report.n_tokens, 2)} read through per token, "
+            f"{_mib(counters.missed_bytes / report.n_tokens, 2)} "
+            f"{'computed by the CPU' if report.setup.cpu_layers else 'read through'} per token, "
             f"{_mib(counters.upload_bytes)} uploaded"
         )
     if report.pool is not None:

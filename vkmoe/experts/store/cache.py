@@ -82,13 +82,17 @@ class ExpertTracker:
         table: ExpertTable,
         residency: Residency,
         cache: ExpertCache | None = None,
-        on_device: bool = False,
+        resident: Mask | None = None,
         checks: bool = False,
     ) -> None:
-        """Begin to count; no cache: `on_device` says where all experts are; `checks`: in tests."""
+        """Begin to count; `checks`: in tests.
+
+        No cache: `resident` [n_layers] marks the layers whose experts are on the device.
+        """
         self.residency, self.cache = residency, cache
         self.profiler = ExpertProfiler(residency.space, layer_numbers)
-        self._table, self._on_device, self._checks = table, on_device, checks
+        self._table, self._checks = table, checks
+        self._resident = np.zeros(len(layer_numbers), np.bool_) if resident is None else resident
         self._host_ns = 0  # of the last token
         self._began_ns = 0  # the last submit
         self._reader = 0  # the number that the table gave to it
@@ -169,7 +173,10 @@ class ExpertTracker:
         land; None: none. `n_decoded`: the sequences that were decoded; 0 if these were prompts.
         `tokens` are their ids.
         """
-        hits: NDArray[np.bool_] | bool = self._on_device
+        resident = self._resident
+        hits: NDArray[np.bool_] | bool = bool(resident.all())
+        if not hits and resident.any():
+            hits = np.broadcast_to(resident[:, None], routing.shape)
         if self.cache is not None:
             # Chunks of prompts take much longer than the tokens that copies run beside.
             host_ns = self._host_ns if n_decoded else 0
