@@ -85,8 +85,10 @@ SHEETS = {
         28 * GIB,
         {"device": 120.0, "link": 120.0, "host": 120.0},
         {
-            "heaps": "RADV offers two thirds and one third of 16.5 GiB, half of the memory",
+            "heaps": "RADV splits half of the RAM and its own 0.5 GiB two to one",
             "device": "LPDDR5X-7500, 128 bit: 120 GB/s by AMD's data sheet",
+            "link": "the same memory",
+            "host": "the same memory",
         },
     ),
 }

@@ -34,6 +34,7 @@ from vkmoe.errors import UsageError
 __all__ = [
     "DEFAULT_PREDICTOR",
     "MAX_ROWS",
+    "OF_OTHER_MODES",
     "EngineConfig",
     "Pins",
     "SamplingConfig",
@@ -42,6 +43,7 @@ __all__ = [
     "long_flag",
     "mode_contradicts",
     "parse_ids",
+    "parse_margin",
     "parse_size",
     "predictor_contradicts",
 ]
@@ -120,6 +122,11 @@ def parse_size(text: str) -> int:
         verdict = "too large, more than 2^62 bytes" if value > 1 else "less than one byte"
         raise UsageError(f"{text!r} is {verdict}", "leave it out for what the device has room for")
     return int(value)
+
+
+def parse_margin(text: str) -> int:
+    """Read a size as `parse_size` does, or 0."""
+    return 0 if text.strip() == "0" else parse_size(text)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
@@ -222,7 +229,7 @@ class EngineConfig:
     ctx_size: int | None = _option(
         None,
         "Context length in tokens, prompt and reply together. "
-        "Default: the model's own, at most 8192.",
+        "Default: the model's own, at most 8192; less where that does not fit.",
         "-c",
         "--ctx-size",
         minimum=1,
@@ -245,7 +252,8 @@ class EngineConfig:
     )
     threads: int | None = _option(
         None,
-        "Threads that compute where the device is the CPU; the text is the same with any number. "
+        "Threads that compute where the device is the CPU, or the experts that the CPU computes "
+        "beside a GPU; the text is the same with any number. "
         "Default: one for each physical core.",
         "-t",
         "--threads",
@@ -271,10 +279,10 @@ class EngineConfig:
 
     vram_margin: str | None = _option(
         None,
-        "Device memory to leave to others, such as the desktop: 1GiB, 0.5g or plain bytes. "
-        "Default: 512MiB; where the device shares the host's memory, 4GiB of that.",
+        "Device memory to leave to others, such as the desktop: 1GiB, 0.5g or 0. Default: 512MiB; "
+        "where the device shares the host's memory 4GiB of that, on a CPU 1GiB.",
         metavar="SIZE",
-        check=parse_size,
+        check=parse_margin,
     )
 
     # ----- where experts are computed -----
@@ -305,7 +313,8 @@ class EngineConfig:
     expert_cache: str | None = _option(
         None,
         "Device memory for experts, all layers together, such as 6GiB, 500MiB or plain bytes "
-        "(GB = 10^9, GiB or G = 2^30); the other experts are read from host memory. "
+        "(GB = 10^9, GiB or G = 2^30); the other experts are read from host memory, or are the "
+        "CPU's (--expert-mode hybrid). "
         "Default: what weights, KV cache and activations leave of the device; none where it shares "
         "the host's memory, and reads all in place.",
         metavar="SIZE",
@@ -452,7 +461,7 @@ class EngineConfig:
     @cached_property
     def vram_margin_bytes(self) -> int | None:
         """Return the bytes of `vram_margin`, or None where it was not given."""
-        return None if self.vram_margin is None else parse_size(self.vram_margin)
+        return None if self.vram_margin is None else parse_margin(self.vram_margin)
 
     @cached_property
     def host_pool_bytes(self) -> int | None:
@@ -487,6 +496,8 @@ class EngineConfig:
     @property
     def mode(self) -> Literal["auto", ModeName]:
         """Name where experts are to be computed, whichever option says so."""
+        if self.n_cpu_moe == 0:
+            return "resident"
         return "cpu" if self.cpu_moe or self.n_cpu_moe is not None else self.expert_mode
 
     @property
@@ -494,7 +505,7 @@ class EngineConfig:
         """Write the option that says so, as on the command line; empty where none does."""
         if self.n_cpu_moe is not None:
             return f"--n-cpu-moe {self.n_cpu_moe}"
-        if self.cpu_moe is not None:
+        if self.cpu_moe is not None and (self.cpu_moe or self.expert_mode == "auto"):
             return "--cpu-moe" if self.cpu_moe else "--no-cpu-moe"
         return "" if self.expert_mode == "auto" else f"--expert-mode {self.expert_mode}"
 
@@ -561,7 +572,7 @@ def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
     return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
 
 
-_OF_OTHER_MODES = {  # what a mode has no use for
+OF_OTHER_MODES: dict[str, tuple[str, ...]] = {  # what a mode has no use for
     "resident": ("expert_cache", "expert_slots"),
     "hybrid": ("host_pool", "executor", "miss", "promote_on_read"),
     "cpu": ("expert_cache", "expert_slots", "host_pool", "executor", "miss", "promote_on_read"),
@@ -576,11 +587,13 @@ def _check_mode(config: EngineConfig) -> None:
             raise _contradiction(asked, "--cpu-moe" if cpu_moe else "--no-cpu-moe")
         cpu_moe = True
     if mode_contradicts(config.expert_mode, cpu_moe):
-        raise _contradiction(asked, f"--expert-mode {config.expert_mode}")
+        raise _contradiction(
+            asked if cpu_moe else "--no-cpu-moe", f"--expert-mode {config.expert_mode}"
+        )
     known = {item.name: item for item in fields(config)}
-    for name in _OF_OTHER_MODES.get(config.mode, ()):
+    for name in OF_OTHER_MODES.get(config.mode, ()):
         value = getattr(config, name)
-        if value != known[name].default:
+        if value not in (known[name].default, False):
             flag = long_flag(flags_of(known[name]), value)
             text = flag if isinstance(value, bool) else f"{flag} {str(value).strip()}"
             raise _contradiction(text, asked)

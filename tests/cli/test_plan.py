@@ -18,7 +18,9 @@ def test_a_plan_for_a_device_that_is_not_here(run: Run) -> None:
     assert lines[2].startswith("experts       cache, 8 of 32 of each layer on the device")
     assert any("expert slots, 8 of 32" in line and "as --expert-slots" in line for line in lines)
     assert any("KV cache" in line and "--ctx-size changes it" in line for line in lines)
-    assert any(line.startswith("hit rate      unknown without --expert-profile") for line in lines)
+    assert any(
+        line.startswith("hit rate      unknown without an --expert-profile") for line in lines
+    )
     assert any("without a hit" in line and "with hits alone" in line for line in lines)
     assert any("192 bit at 15 Gbit/s: 360 GB/s by NVIDIA's data sheet" in line for line in lines)
 
@@ -29,7 +31,7 @@ def test_the_same_as_json(run: Run) -> None:
     assert (found["mode"], found["cpu_layers"], found["mode_reason"]) == ("cpu", 6, "as --cpu-moe")
     lines = {line["item"]: line for line in found["lines"]}
     of_cpu = lines["experts that the CPU computes, of 6 of 6 layers"]
-    assert (of_cpu["place"], of_cpu["option"], of_cpu["heap"]) == ("file", "--expert-mode", None)
+    assert (of_cpu["place"], of_cpu["option"], of_cpu["heap"]) == ("file", "", None)
     assert sum(line["bytes"] for line in found["lines"] if line["place"] == "device") > 0
     assert found["expected"]["hit_rate"] == 0.0 < found["expected"]["rate"]
     assert found["bytes_per_second"]["device"] == 960e9
@@ -42,6 +44,7 @@ def test_a_plan_for_a_device_that_is_here_is_measured(run: Run, device: str) -> 
     assert found["mode"] == "resident" and found["sources"] == {"speeds": "measured now"}
     assert found["bytes_per_second"]["host"] > 1e8 < found["bytes_per_second"]["device"]
     assert found["expected"]["rate"] > 0 and found["expected"]["hit_rate"] == 1.0
+    assert min(found["expected"]["bytes"].values()) > 1 << 20, "of the trunk and of experts"
 
 
 def test_hits_are_expected_by_a_profile(run: Run, tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_hits_are_expected_by_a_profile(run: Run, tmp_path: Path) -> None:
                "--expert-profile", profile, "--json")  # fmt: skip
     expected = json.loads(done.out)["expected"]
     assert 0 < expected["hit_rate"] < 1 and "by --expert-profile" in expected["hit_rate_reason"]
-    assert min(expected["slowest"], expected["fastest"]) < expected["rate"]
+    assert expected["without_hits"] < expected["rate"] < expected["with_hits_alone"]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +87,12 @@ def test_what_is_typed_wins_over_a_variable(run: Run, monkeypatch: pytest.Monkey
     assert json.loads(run(*words).out)["mode"] == "cpu"
     assert json.loads(run(*words, "--expert-mode", "cache").out)["mode"] == "cache"
     assert json.loads(run(*words, "--no-cpu-moe").out)["mode"] == "resident"
+    assert json.loads(run(*words, "--n-cpu-moe", "2").out)["cpu_layers"] == 2
+    slots = json.loads(run(*words, "--expert-slots", "4").out)
+    assert slots["mode"] == "cache" and slots["expert_slots"] == [4] * 6
+    monkeypatch.setenv("VKMOE_DEVICE_PROFILE", "navi31")
+    here = json.loads(run("plan", "--device", "cpu", "--json").out)
+    assert here["sources"] == {"speeds": "measured now"}
 
 
 @pytest.mark.parametrize(

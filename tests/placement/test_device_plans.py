@@ -124,7 +124,7 @@ def test_a_context_that_was_not_asked_for_gives_way() -> None:
     profile, model = small(read_profile("8gb-nobar"), 7 * GIB // 4), model_of("olmoe-1b-7b")
     made = decided(model, profile, kv_type="f32").plan
     assert made.ctx_size < 4096
-    assert f"the context is {made.ctx_size} tokens: the device has no room for 4096" in made.notes
+    assert f"the context is {made.ctx_size} tokens, because 4096 do not fit" in made.notes
     (cache,) = (line for line in made.lines if line.name == "KV cache")
     assert cache.reason == "reduced from 4096, which does not fit; --ctx-size changes it"
     twice = {"kv_type": "f32", "ctx_size": 2 * made.ctx_size}
@@ -132,6 +132,16 @@ def test_a_context_that_was_not_asked_for_gives_way() -> None:
         decided(model, profile, **twice)
     with pytest.raises(OutOfMemoryError, match="without its experts"):
         decided(model, small(profile, 3 * GIB // 4))
+
+
+def test_a_context_stays_where_something_else_that_was_asked_does_not_fit() -> None:
+    profile, model = read_profile("rtx3060-12gb"), model_of(QWEN3)
+    for asked, flag in (
+        ({"expert_slots": 120}, "--expert-slots"),
+        ({"n_cpu_moe": 2}, "--n-cpu-moe"),
+    ):
+        with pytest.raises(OutOfMemoryError, match=flag):
+            decided(model, profile, **asked)
 
 
 def test_the_margin_is_left_to_others() -> None:
@@ -157,20 +167,48 @@ def test_a_host_that_would_swap_is_an_error() -> None:
 SPEEDS = Speeds(device=100e9, link=10e9, host=50e9)
 
 
-@pytest.mark.parametrize(("way", "slow"), [("auto", 10e9), ("hybrid", 50e9), ("cpu", 50e9)])
-def test_the_bound_is_what_memory_allows(way: str, slow: float) -> None:
+def test_the_bound_of_a_cache_is_what_memory_allows() -> None:
     """By hand: over a link misses take turns with the rest, beside the CPU they do not."""
     profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
-    made = decided(model, profile, **WAYS[way])
+    for way, slow in (("auto", 10e9), ("hybrid", 50e9)):
+        made = decided(model, profile, **WAYS[way])
+        read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
+        assert 0 < read.trunk < made.weights.trunk and read.experts == 8 * sum(made.weights.spans)
+        found = expect(made.plan, model.spec, read, SPEEDS)
+        trunk, experts = read.trunk / 100e9, read.experts / 100e9
+        assert found.with_hits_alone == pytest.approx(1 / (trunk + experts))
+        assert found.without_hits == pytest.approx(1 / (trunk + read.others / slow))
+        assert (found.hit_rate, found.rate) == (None, None)
+
+
+@pytest.mark.parametrize("n_layers", [40, 48])
+def test_layers_of_the_cpu_take_turns_with_the_others(n_layers: int) -> None:
+    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
+    made = decided(model, profile, n_cpu_moe=n_layers)
     read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
-    assert 0 < read.trunk < made.weights.trunk and read.experts == 8 * sum(made.weights.spans)
-    found = expect(made.plan, model.spec, read, SPEEDS)
-    trunk, experts = read.trunk / 100e9, read.experts / 100e9
-    assert found.fastest == pytest.approx(1 / (trunk + experts))
-    assert found.slowest == pytest.approx(1 / (trunk + read.experts / slow))
-    assert (found.hit_rate is None) == (way != "cpu") and (found.rate is None) == (way != "cpu")
-    if way == "cpu":
-        assert found.hit_rate == 0.0 and found.rate == found.slowest
+    found, share = expect(made.plan, model.spec, read, SPEEDS), n_layers / 48
+    assert found.hit_rate == pytest.approx(1 - share)
+    seconds = (read.trunk + (1 - share) * read.experts) / 100e9 + share * read.others / 50e9
+    assert found.rate == pytest.approx(1 / seconds)
+    assert (found.without_hits, found.with_hits_alone) == (None, None), "there is no cache"
+
+
+def test_what_the_cpu_reads_is_counted_as_the_file_has_it() -> None:
+    """Q6_K has 210 bytes for 256 values in files, and some more where a device keeps them."""
+    model = Described(QWEN3).file("Q6_K")
+    made = decided(model, read_profile("8gb-nobar"), cpu_moe=True)
+    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
+    experts = sum(tensor.n_bytes for name, tensor in model.file.tensors.items() if "_exps" in name)
+    assert read.others == pytest.approx(experts * 8 / 128, rel=1e-6)
+    assert read.experts > read.others
+
+
+def test_shared_memory_is_read_in_turns() -> None:
+    profile, model = read_profile("uma-32gb"), model_of(QWEN3)
+    made = decided(model, profile, cpu_moe=True)
+    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
+    found = expect(made.plan, model.spec, read, Speeds(100e9, 100e9, 100e9), shares_memory=True)
+    assert found.rate == pytest.approx(100e9 / (read.trunk + read.others))
 
 
 def test_hits_go_by_what_a_profile_counted() -> None:
@@ -182,14 +220,17 @@ def test_hits_go_by_what_a_profile_counted() -> None:
     assert hit_rate_of(made, model.spec, counts.reshape(-1))[0] == pytest.approx(1.0)
     share, reason = hit_rate_of(made, model.spec, np.ones(48 * 128))
     assert share == pytest.approx(sum(made.expert_slots) / (48 * 128)) and "profile" in reason
-    assert hit_rate_of(made, model.spec) == (None, "unknown without --expert-profile")
+    assert hit_rate_of(made, model.spec) == (
+        None,
+        "unknown without an --expert-profile that has counted uses",
+    )
 
 
 def test_without_speeds_nothing_is_claimed() -> None:
     profile, model = read_profile("navi31"), model_of("olmoe-1b-7b")
     made = decided(model, profile)
     found = expect(made.plan, model.spec, token_bytes(model.spec, made.weights, 0), Speeds())
-    assert (found.rate, found.slowest, found.fastest) == (None, None, None)
+    assert (found.rate, found.without_hits, found.with_hits_alone) == (None, None, None)
 
 
 # ----- profiles of users -----
@@ -217,7 +258,17 @@ def test_a_profile_of_ones_own_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"device": {"heaps": []}}, "a heap has no size"),
+        ({"device": {"heaps": []}}, "there are no heaps"),
+        ({"device": {"heaps": [{"size": 0, "device_local": True}]}}, "a heap has no size"),
+        ({"device": {"heaps": [{"size": 1, "device_local": "no"}]}}, "a heap has no size"),
+        ({"device": {"heaps": [{"size": 1, "device_local": True, "budget": -1}]}}, "-1 is no"),
+        ({"device": {"memory_types": []}}, "a memory type is of no heap"),
+        ({"device": {"memory_types": [{"heap": 0, "flags": []}]}}, "no memory type can be used"),
+        ({"device": {"subgroup_size": 0}}, "0 is no number"),
+        ({"device": {"subgroup_range": [32]}}, "not enough values"),
+        ({"device": {"type": {}}}, "its type is none of"),
+        ({"device": {"layout": "file"}}, "its layout is not planes"),
+        ({"device": {"limits": None}}, "has no attribute 'items'"),
         ({"device": {"memory_types": [{"heap": 9, "flags": []}]}}, "a memory type is of no heap"),
         ({"device": {"colour": "red"}}, "colour"),
         ({"host_memory_bytes": -1}, "-1 is no number of bytes"),
@@ -247,6 +298,8 @@ def test_a_name_that_is_none_lists_those_there_are(tmp_path: Path) -> None:
     assert "8gb-nobar, navi31, rtx3060-12gb, uma-32gb" in caught.value.hint
     with pytest.raises(UsageError, match="no device profile"):
         read_profile(str(tmp_path))
+    with pytest.raises(UsageError, match="no device profile"):
+        read_profile("x" * 300)
     large = tmp_path / "large.json"
     large.write_bytes(b" " * (2 << 20))
     with pytest.raises(UsageError, match="larger than 1 MiB"):

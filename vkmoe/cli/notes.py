@@ -207,7 +207,9 @@ def mode_line(plan: MemoryPlan) -> str:
     if mode.on_device:
         return "resident, all on the device"
     n, n_all = sizing.n_slots_smallest_layer, sizing.n_experts
-    others = "the CPU computes the others" if mode.is_hybrid else "the others in host memory"
+    others = "the others in host memory" + " and the file" * bool(plan.host_slots)
+    if mode.is_hybrid:
+        others = "the CPU computes the others"
     return f"{mode.name}, {n} of {n_all} of each layer on the device, {others}{why}"
 
 

@@ -23,6 +23,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vkmoe.config import (
+    OF_OTHER_MODES,
+    EngineConfig,
     environment_name,
     flags_of,
     long_flag,
@@ -55,6 +57,14 @@ __all__ = [
 ]
 
 _PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
+
+
+def _is_idle_in(mode: str, asked: str, by: Any, value: Any) -> bool:
+    """Say whether the option `asked` means a mode that has no use for another one's value."""
+    means = {"expert_mode": by, "cpu_moe": "cpu" if by else "", "n_cpu_moe": "cpu" if by else ""}
+    return means[asked] == mode and value not in (None, False, "auto")
+
+
 # Options that may contradict each other, and whether these values of them do.
 _RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
     ("expert_cache", "expert_slots", lambda size, number: None not in (size, number)),
@@ -62,6 +72,12 @@ _RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
     ("expert_mode", "cpu_moe", mode_contradicts),
     ("expert_mode", "n_cpu_moe", lambda mode, n: n is not None and mode_contradicts(mode, True)),
     ("cpu_moe", "n_cpu_moe", lambda all_of_them, n: None not in (all_of_them, n)),
+    *(
+        (asked, name, functools.partial(_is_idle_in, mode, asked))
+        for mode, names in OF_OTHER_MODES.items()
+        for name in names
+        for asked in ("expert_mode", "cpu_moe", "n_cpu_moe")
+    ),
 )
 
 
@@ -340,7 +356,8 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
         if first in values and second in values and contradict(values[first], values[second]):
             given = [name for name in (first, second) if is_typed(context, name)]
             if len(given) == 1:
-                values[second if given[0] == first else first] = None
+                name = second if given[0] == first else first
+                values[name] = EngineConfig.__dataclass_fields__[name].default
 
 
 def _fields(config: type[Any]) -> Iterator[Parameter]:

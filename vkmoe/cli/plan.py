@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -29,7 +29,9 @@ from vkmoe.errors import UsageError
 
 if TYPE_CHECKING:
     from vkmoe.facts import Allocation, DeviceInfo, ModelSpec
+    from vkmoe.gpu.link_speed import LinkSpeed
     from vkmoe.models import ModelFile
+    from vkmoe.ops.tuning import Tuning
     from vkmoe.placement.device_profiles import DeviceProfile
     from vkmoe.placement.expectation import Expectation
     from vkmoe.placement.plan import Decision
@@ -59,61 +61,78 @@ def plan(
 ) -> None:
     """Explain every byte that a model would take on a device, and how fast it can be at best.
 
-    Loads no weights. With --device-profile the device need not be here; without, it is measured how
-    fast its memory is (a second or two). Each line says what changes it.
+    Loads no weights. With --device-profile the device need not be here. Without it, the memory of
+    the device that is chosen is measured, which takes a second or two. Each line says what changes
+    it.
     """
     from vkmoe.llm import demo_model_path
     from vkmoe.models import open_model
 
-    if device_profile is not None and engine.device is not None and is_typed(context, "device"):
-        raise UsageError(
-            f"--device-profile {device_profile} contradicts --device {engine.device}",
-            "leave one of them out",
-        )
+    if device_profile is not None and is_typed(context, "device"):
+        if is_typed(context, "device_profile"):
+            raise UsageError(
+                f"--device-profile {device_profile} contradicts --device {engine.device}",
+                "leave one of them out",
+            )
+        device_profile = None
     path = chosen_model(context, positional, model)
     with open_model(path if path is not None else demo_model_path()) as opened:
-        profile = _profile_of(device_profile, engine)
-        decided = _decided(opened, profile, engine)
+        machine = _machine(device_profile, engine)
+        profile, decided = machine.profile, _decided(opened, machine, engine)
         found = _expectation(opened, profile, engine, decided)
+        notes = idle_notes(engine, decided.plan)
         if as_json:
-            typer.echo(json.dumps(_document(opened.spec, profile, decided, found), indent=2))
+            document = _document(opened.spec, profile, decided, found) | {"notes": notes}
+            typer.echo(json.dumps(document, indent=2))
             return
-        typer.echo("\n".join(_lines(opened.spec, profile, decided, found)))
-        typer.echo("\n".join(idle_notes(engine, decided.plan)), nl=bool(decided.plan.notes))
+        typer.echo("\n".join([*_lines(opened.spec, profile, decided, found), *notes]))
 
 
-def _profile_of(name: str | None, engine: EngineConfig) -> DeviceProfile:
+class _Machine(NamedTuple):
+    """Holds a device, how kernels are launched on it, and how fast misses reach it."""
+
+    profile: DeviceProfile
+    tuning: Tuning | None  # None: by default
+    link: LinkSpeed | None
+
+
+def _machine(name: str | None, engine: EngineConfig) -> _Machine:
     """Read a profile, or describe the device that is chosen here, and measure it."""
     from vkmoe.bench.clock import Clock, Memory, host_bytes_per_second
     from vkmoe.cpu.device import n_cores
     from vkmoe.devices import open_device
+    from vkmoe.gpu.link_speed import LinkSpeed
     from vkmoe.placement.device_profiles import DeviceProfile, Speeds, read_profile
+    from vkmoe.placement.link import link_of_misses
     from vkmoe.placement.memory import available_bytes
+    from vkmoe.placement.remembered import tuning_for
 
     if name is not None:
-        return read_profile(name)
-    host = host_bytes_per_second(engine.threads or n_cores())
+        profile = read_profile(name)
+        speed = 0.0 if profile.info.is_uma else profile.speeds.link
+        return _Machine(profile, None, LinkSpeed(speed, speed, speed) if speed else None)
+    host, link = host_bytes_per_second(engine.threads or n_cores()), None
     with open_device(engine.device, engine.validation, engine.threads) as device:
         info, speeds = device.info, Speeds(host, 0.0, host)
+        tuning = tuning_for(info, engine.tuning)
         if info.is_vulkan:
+            link = link_of_misses(device)
             with Clock(device, MIN_REPEATS, Memory.of(info)) as clock:
                 found = clock.roofline()
-            link = 1e9 * found.host_reads.value.median
-            speeds = Speeds(1e9 * found.copy_gb_per_s, link, host)
-    return DeviceProfile(info, available_bytes(), speeds, {"speeds": "measured now"})
+            reads = 1e9 * found.host_reads.value.median
+            speeds = Speeds(1e9 * found.copy_gb_per_s, reads, host)
+    profile = DeviceProfile(info, available_bytes(), speeds, {"speeds": "measured now"})
+    return _Machine(profile, tuning, link)
 
 
-def _decided(model: ModelFile, profile: DeviceProfile, engine: EngineConfig) -> Decision:
-    """Decide as a run would, with the link's speed as it is given."""
-    from vkmoe.gpu.link_speed import LinkSpeed
+def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> Decision:
+    """Decide as a run would."""
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.plan import decide
 
-    link, info = profile.speeds.link, profile.info
-    speed = LinkSpeed(link, link) if link and not info.is_uma else None
+    info, free = machine.profile.info, machine.profile.available_host_bytes
     overlaps = copies_overlap(engine, has_queue=not info.is_uma)
-    free = profile.available_host_bytes
-    return decide(engine, model, info, None, lambda: speed, overlaps, free)
+    return decide(engine, model, info, machine.tuning, lambda: machine.link, overlaps, free)
 
 
 def _expectation(
@@ -129,9 +148,10 @@ def _expectation(
         described = profiled_model(spec, len(model.expert_tensors), tensors)
         history = load_profile(Path(engine.expert_profile), described, spec.n_vocab)
         counts = history.counts if history is not None else None
-    weights = decided.weights
-    read = token_bytes(spec, weights, weights.pieces[0] if weights.pieces else 0)
-    return expect(decided.plan, spec, read, profile.speeds, counts)
+    weights, embedding = decided.weights, model.tensors.embeddings
+    n_bytes = weights.pieces[0] if profile.info.is_vulkan else embedding.tensor.n_bytes
+    read, shared = token_bytes(spec, weights, n_bytes), profile.info.is_uma
+    return expect(decided.plan, spec, read, profile.speeds, counts, shares_memory=shared)
 
 
 # ----- in words -----
@@ -162,18 +182,33 @@ def _line(line: Allocation) -> str:
 
 
 def _totals(profile: DeviceProfile, decided: Decision) -> list[str]:
-    """Compare what each heap gives with what there is."""
-    lines = []
-    for heap, n_bytes in sorted(decided.plan.heap_totals().items()):
-        size, local = profile.info.heaps[heap].size, profile.info.heaps[heap].device_local
-        kind = "device" if local else "host"
+    """Compare what each heap gives with what there is, and what the host does."""
+    info, made = profile.info, decided.plan
+    totals = made.heap_totals()
+    if info.is_uma:  # what one heap has no room for comes from another
+        size = sum(heap.size for heap in info.heaps)
+        lines = [f"heaps         {_of(sum(totals.values()), size)} (shared memory)"]
+    else:
+        lines = [
+            f"heap {heap}        {_of(n_bytes, info.heaps[heap].size)} "
+            f"({'device' if info.heaps[heap].device_local else 'host'} memory)"
+            for heap, n_bytes in sorted(totals.items())
+        ]
+    needed, free = made.total("host"), profile.available_host_bytes
+    needed += made.total("device") * info.is_uma
+    lines.append(f"host memory   {_of(needed, free)} that are free")
+    if in_file := made.total("file"):
+        left = max(0, free - needed)
+        slow = "; what does not fit there is read from the disk again and again"
         lines.append(
-            f"heap {heap}        {n_bytes / _MIB:,.1f} of {size / _MIB:,.1f} MiB ({kind} memory)"
+            f"file          {_of(in_file, left)} that are left to keep it in memory"
+            + slow * (in_file > left)
         )
-    free = profile.available_host_bytes
-    host = decided.plan.total("host") + decided.plan.total("file")
-    lines.append(f"host memory   {host / _MIB:,.1f} of {free / _MIB:,.1f} MiB that are free")
     return lines
+
+
+def _of(n_bytes: int, n_all: int) -> str:
+    return f"{n_bytes / _MIB:,.1f} of {n_all / _MIB:,.1f} MiB"
 
 
 def _speed(profile: DeviceProfile, found: Expectation) -> list[str]:
@@ -182,11 +217,12 @@ def _speed(profile: DeviceProfile, found: Expectation) -> list[str]:
     hits = f"{100 * found.hit_rate:.1f} % ({reason})" if found.hit_rate is not None else reason
     of_token = f"{read.trunk / _MIB:,.1f} MiB of the trunk, {read.experts / _MIB:,.1f} of experts"
     lines = [f"hit rate      {hits}", f"a token reads {of_token}"]
-    if found.fastest is None:
-        return [*lines, f"decode        unknown: {found.bound}"]
     rates = [f"{found.rate:,.1f} tok/s at most"] if found.rate is not None else []
-    if found.slowest is not None and found.hit_rate != 1.0:
-        rates += [f"{found.slowest:,.1f} without a hit", f"{found.fastest:,.1f} with hits alone"]
+    if found.without_hits and found.with_hits_alone and found.hit_rate != 1.0:
+        ends = f"{found.without_hits:,.1f} without a hit", f"{found.with_hits_alone:,.1f}"
+        rates += [ends[0], f"{ends[1]} with hits alone"]
+    if not rates:
+        return [*lines, f"decode        unknown: {found.bound}"]
     lines.append(f"decode        {', '.join(rates)} (bound by {found.bound})")
     names = {"device": "device memory", "link": "link", "host": "the CPU's memory"}
     given = [f"{names[key]} {x / 1e9:,.1f} GB/s" for key, x in asdict(profile.speeds).items() if x]
@@ -216,7 +252,7 @@ def _document(
                 "item": line.item,
                 "place": line.place,
                 "bytes": line.n_bytes,
-                "heap": line.heap if line.place != "file" else None,
+                "heap": line.heap if line.name is not None else None,
                 "reason": line.reason,
                 "option": option_of(line),
             }
@@ -227,7 +263,6 @@ def _document(
         "expected": asdict(found),
         "bytes_per_second": asdict(profile.speeds),
         "sources": dict(profile.sources),
-        "notes": list(made.notes),
     }
 
 

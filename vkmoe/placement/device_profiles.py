@@ -11,15 +11,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
+from vkmoe.gpu.device import Intent, memory_type_candidates
 
 __all__ = ["DeviceProfile", "Speeds", "described", "known_profiles", "read_profile"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "devices"
 MOST_BYTES = 1 << 20  # of a file: a profile has a few KiB
+TYPES = ("discrete", "integrated", "virtual", "cpu", "other")
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,18 @@ def known_profiles() -> list[str]:
 def read_profile(name: str) -> DeviceProfile:
     """Read the profile of a name, or of a file. Raises UsageError for what is none."""
     path = FOLDER / f"{name}.json" if name in known_profiles() else Path(name)
-    if not path.is_file():
-        raise UsageError(
-            f"no device profile {name!r}",
-            f"there is {', '.join(known_profiles())}; or name a JSON file like theirs",
-        )
     try:
+        if not path.is_file():
+            raise FileNotFoundError
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
         return _profile(json.loads(path.read_bytes()))
+    except OSError as error:
+        reason = f": {error.strerror}" if error.strerror else ""
+        raise UsageError(
+            f"no device profile {name!r}{reason}",
+            f"there is {', '.join(known_profiles())}; or name a JSON file like theirs",
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(
@@ -79,37 +84,69 @@ def read_profile(name: str) -> DeviceProfile:
 def _profile(found: dict[str, Any]) -> DeviceProfile:
     """Build a profile from parsed JSON. Raises ValueError, TypeError or KeyError if wrong."""
     device = dict(found["device"])
-    heaps = tuple(Heap(**heap) for heap in device.pop("heaps"))
+    heaps = tuple(_heap(heap) for heap in device["heaps"])
     types = tuple(
         MemoryType(_count(kind["heap"]), frozenset(map(str, kind["flags"])))
-        for kind in device.pop("memory_types")
+        for kind in device["memory_types"]
     )
-    if not heaps or any(_count(heap.size) == 0 for heap in heaps):
-        raise ValueError("a heap has no size")
+    if not heaps:
+        raise ValueError("there are no heaps")
     if not types or any(kind.heap >= len(heaps) for kind in types):
         raise ValueError("a memory type is of no heap")
-    limits: dict[str, Any] = {
-        key: tuple(map(_count, value)) if isinstance(value, list) else value
-        for key, value in device.pop("limits").items()
+    values: dict[str, Any] = {
+        **device,
+        "features": frozenset(map(str, device["features"])),
+        "api_version": tuple(map(_count, device["api_version"])),
+        "subgroup_size": _count(device["subgroup_size"], least=1),
+        "subgroup_range": _pair(device["subgroup_range"]),
+        "heaps": heaps,
+        "memory_types": types,
+        "limits": DeviceLimits(**{key: _limit(key, x) for key, x in device["limits"].items()}),
     }
-    values: dict[str, Any] = {**device, "features": frozenset(map(str, device["features"]))}
-    for key in ("api_version", "subgroup_range"):
-        values[key] = tuple(map(_count, device[key]))
-    info = DeviceInfo(
-        **values | {"heaps": heaps, "memory_types": types, "limits": DeviceLimits(**limits)}
-    )
+    if values["type"] not in TYPES or values.get("layout", "planes") != "planes":
+        raise ValueError(f"its type is none of {', '.join(TYPES)}, or its layout is not planes")
+    info = DeviceInfo(**values)
+    for intent in get_args(Intent):
+        if not memory_type_candidates(info, intent):
+            raise ValueError(f"no memory type can be used for {intent} memory")
     speeds = {key: 1e9 * _speed(value) for key, value in found.get("gb_per_second", {}).items()}
     sources = {str(key): str(text) for key, text in found.get("sources", {}).items()}
     return DeviceProfile(info, _count(found["host_memory_bytes"]), Speeds(**speeds), sources)
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+def _heap(found: dict[str, Any]) -> Heap:
+    counts = {
+        key: None if value is None else _count(value)
+        for key, value in found.items()
+        if key != "device_local"
+    }
+    if not counts.get("size") or not isinstance(found["device_local"], bool):
+        raise ValueError("a heap has no size, or does not say whether it is device_local")
+    return Heap(device_local=found["device_local"], **counts)  # type: ignore[arg-type]
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    least, most = (_count(item, least=1) for item in value)
+    return least, most
+
+
+def _limit(key: str, value: Any) -> Any:
+    """Read a limit: a number, three, or the nanoseconds of a timestamp."""
+    if key == "timestamp_period":
+        return _speed(value)
+    if isinstance(value, list):
+        x, y, z = (_count(item, least=1) for item in value)
+        return x, y, z
+    return _count(value, least=1)
+
+
+def _count(value: Any, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 62:
         raise ValueError(f"{value!r} is no number of bytes or items")
     return value
 
 
 def _speed(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6:
-        raise ValueError(f"{value!r} is no speed in GB/s")
+        raise ValueError(f"{value!r} is no speed or time")
     return float(value)

@@ -23,7 +23,8 @@ class TokenBytes:
     """Counts what a token that is decoded reads: the trunk, and experts of all layers."""
 
     trunk: int
-    experts: int
+    experts: int  # as the device has them
+    others: int  # the same experts where they are read otherwise: in host memory, or by the CPU
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,22 @@ class Expectation:
     hit_rate: float | None  # of experts on the device; None where nothing tells
     hit_rate_reason: str
     rate: float | None  # at that hit rate
-    slowest: float | None  # where no expert that a token uses is on the device
-    fastest: float | None  # where all are
+    without_hits: float | None  # of a cache: where no expert that a token uses is in a slot
+    with_hits_alone: float | None  # where all are
     bound: str  # what it is bound by, in words
 
 
 def token_bytes(spec: ModelSpec, weights: WeightBytes, embedding_bytes: int) -> TokenBytes:
     """Count the bytes; of the embedding, of `embedding_bytes`, a token reads a row."""
-    n_used = spec.experts.n_used if spec.experts else 0
-    trunk = weights.trunk - (0 if spec.tied_embeddings else embedding_bytes)
-    return TokenBytes(trunk, n_used * sum(weights.spans))
+    trunk = weights.trunk
+    n_used, n_experts = (spec.experts.n_used, spec.experts.n_experts) if spec.experts else (0, 1)
+    experts = others = n_used * sum(weights.spans)
+    if weights.mapped:  # by the CPU, which has addresses in place of spans
+        trunk = weights.mapped - weights.mapped_experts
+        experts = others = weights.mapped_experts * n_used // n_experts
+    if weights.file_spans:
+        others = sum(map(sum, weights.file_spans)) * n_used // n_experts
+    return TokenBytes(trunk - (0 if spec.tied_embeddings else embedding_bytes), experts, others)
 
 
 def hit_rate_of(
@@ -61,9 +68,11 @@ def hit_rate_of(
         return share, f"the CPU computes those of {plan.cpu_layers} of {n_layers} layers"
     if not plan.expert_slots:
         return 0.0, "no expert has a slot"
+    if min(plan.expert_slots) >= spec.experts.n_experts:
+        return 1.0, "every expert has a slot"
     space = KeySpace(n_layers, spec.experts.n_experts)
     if counts is None or not counts.any():
-        return None, "unknown without --expert-profile"
+        return None, "unknown without an --expert-profile that has counted uses"
     by_layer = -np.sort(-counts.reshape(space.n_layers, space.n_experts), axis=1)
     kept = sum(row[:n].sum() for row, n in zip(by_layer, plan.expert_slots, strict=True))
     return float(kept / counts.sum()), "by --expert-profile, if the most used have the slots"
@@ -75,21 +84,28 @@ def expect(
     read: TokenBytes,
     speeds: Speeds,
     counts: NDArray[np.float64] | None = None,
+    *,
+    shares_memory: bool = False,
 ) -> Expectation:
-    """Bound the tokens per second by the memory they wait for; `counts` as in `hit_rate_of`."""
+    """Bound the tokens per second by the memory they wait for; `counts` as in `hit_rate_of`.
+
+    `shares_memory`: the device and the CPU read the same memory, and take turns at it.
+    """
     hit_rate, reason = hit_rate_of(plan, spec, counts)
-    beside = plan.cpu_layers > 0
-    other, name = (speeds.host, "the CPU's memory") if beside else (speeds.link, "the link")
+    by_cpu = plan.cpu_layers > 0
+    other, name = (speeds.host, "the CPU's memory") if by_cpu else (speeds.link, "the link")
     if not speeds.device or not (other or hit_rate == 1.0):
         return Expectation(read, hit_rate, reason, None, None, None, "speeds are not known")
 
     def rate(share: float) -> float:
         trunk, experts = read.trunk / speeds.device, share * read.experts / speeds.device
-        missed = (1 - share) * read.experts / other if share < 1 else 0.0
-        # A GPU and the CPU compute experts at the same time; misses over a link take turns.
-        seconds = trunk + (max(experts, missed) if beside else experts + missed)
+        missed = (1 - share) * read.others / other if share < 1 else 0.0
+        # Within a layer a GPU and the CPU compute at the same time; all else takes turns.
+        together = plan.mode.is_hybrid and not shares_memory
+        seconds = trunk + (max(experts, missed) if together else experts + missed)
         return 1 / seconds if seconds else 0.0
 
     at = rate(hit_rate) if hit_rate is not None else None
     bound = "device memory" if hit_rate == 1.0 else f"device memory and {name}"
-    return Expectation(read, hit_rate, reason, at, rate(0.0) if other else None, rate(1.0), bound)
+    worst, best = (rate(0.0), rate(1.0)) if plan.mode.in_cache and other else (None, None)
+    return Expectation(read, hit_rate, reason, at, worst, best, bound)

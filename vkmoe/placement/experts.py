@@ -14,6 +14,7 @@ from typing import NamedTuple
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.settings import size_cache
+from vkmoe.experts.store.table import N_VERSIONS
 from vkmoe.facts import (
     ON_DEVICE,
     Allocation,
@@ -30,6 +31,7 @@ from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.cache_choice import promotes
 from vkmoe.placement.memory import GRANULARITY, allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
+from vkmoe.placement.span_reader import READING_BYTES
 
 __all__ = ["N_STAGED", "ExpertRoom", "place_experts"]
 
@@ -127,11 +129,11 @@ def _cpu_lines(given: ExpertRoom, n_layers: int, reason: str) -> list[Allocation
     spans = in_file[:n_layers]
     item = f"experts that the CPU computes, of {n_layers} of {len(in_file)} layers"
     mapped = Allocation(item, "file", sum(span.mapped for span in spans), reason)
-    n_bytes = n_layers * given.experts.n_experts * (round_up(DESCRIPTOR_BYTES) + 8)
+    n_bytes = n_layers * given.experts.n_experts * (round_up(DESCRIPTOR_BYTES) + 8 * N_VERSIONS)
     n_bytes += sum(span.copied for span in spans)
     reason = "where they are in the file, and what the CPU cannot read as it is there"
-    found = allocation(device, "addresses of these", "host", reason, n_bytes=n_bytes)
-    return [mapped, found]
+    item = "addresses of the CPU's experts"
+    return [mapped, allocation(device, item, "host", reason, n_bytes=n_bytes)]
 
 
 def _too_many_on_device(given: ExpertRoom, n_cpu: int, needed: int) -> OutOfMemoryError:
@@ -286,15 +288,20 @@ class _PlacedExperts:
         """Plan as many slots as there are to be; the CPU computes experts without one."""
         asked, layout, given = self._asked, self._layout, self._given
         if asked is not None and self._needed(asked.slots) > self._free:
-            raise self._too_much(asked, self._pools.all, max(0, self._free))
+            raise self._too_much(asked, None, max(0, self._free))
         slots = asked.slots if asked is not None else self._largest(self._free)
         n_layers = len(layout.span_bytes)
         if not any(slots):
-            return _on_cpu(given)
+            made = _on_cpu(given)
+            why = "not enough for one slot in each layer: the CPU computes all experts"
+            notes = (f"{asked.text} has no effect: it is {why}",) if asked else ()
+            return replace(made, notes=(*made.notes, *notes))
         lines = [*self._slot_lines(slots), *_cpu_lines(given, n_layers, "those without a slot")]
         item, why = "staging of experts", "on their way to slots, laid out anew"
         staging = [lay_out_spans(self._device, [max(layout.span_bytes)] * N_STAGED)]
         lines.append(allocation(self._device, item, "host", why, "staged experts", staging))
+        item, why = "reading from the file", "rows laid out anew"
+        lines.append(allocation(self._device, item, "host", why, n_bytes=READING_BYTES))
         return replace(
             self._base,
             mode=layout.mode,
@@ -392,10 +399,10 @@ class _PlacedExperts:
             f"leave {option.split()[0]} out, or choose a smaller model or quantisation",
         )
 
-    def _too_much(self, asked: _Asked, pool: PoolPlan, free: int) -> OutOfMemoryError:
-        """Say what was asked, what there is, and the largest that is possible."""
+    def _too_much(self, asked: _Asked, pool: PoolPlan | None, free: int) -> OutOfMemoryError:
+        """Say what was asked, what there is beside homes in a pool, and what is possible."""
         largest, homes = self._largest(free), ""
-        if self._shared:
+        if self._shared and pool is not None:
             whose = f"{pool.share} in the host pool" if pool.slots else "all of them"
             homes = f" beside {in_mib(pool.n_bytes)} for {whose}"
         hint = f"leave {self._flag} out"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vkmoe.choices import BufferName
-from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, MemoryType
+from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, Heap, MemoryType
 from vkmoe.gpu.arena import round_up
 from vkmoe.gpu.device import Intent, memory_type_candidates
 
@@ -114,8 +114,7 @@ def device_budget(
         reserve = RESERVE_BYTES[device.type] if margin_bytes is None else margin_bytes
         shared = max(0, available_host_bytes - reserve)
         return shared if device.is_cpu else min(shared, _heaps_in_use(device))
-    local = [heap for heap in device.heaps if heap.device_local]
-    heap = max(local or device.heaps, key=lambda item: item.size)
+    heap = _largest_heap(device)
     free = heap.size - (DISPLAY_BYTES if margin_bytes is None else margin_bytes)
     if heap.budget:  # which leaves out what others use now
         free = min(free, heap.budget - (heap.usage or 0) - (margin_bytes or 0))
@@ -126,9 +125,14 @@ def margin_for(device: DeviceInfo, available_host_bytes: int, n_bytes: int) -> i
     """Find the margin with which at most `n_bytes` of a device may be used; at least 1."""
     if device.is_uma:
         return max(1, available_host_bytes - n_bytes)
+    heap = _largest_heap(device)
+    free = min(heap.size, heap.budget - (heap.usage or 0)) if heap.budget else heap.size
+    return max(1, free - -(-n_bytes * 100 // 95))
+
+
+def _largest_heap(device: DeviceInfo) -> Heap:
     local = [heap for heap in device.heaps if heap.device_local]
-    heap = max(local or device.heaps, key=lambda item: item.size)
-    return max(1, heap.size - -(-n_bytes * 100 // 95))
+    return max(local or device.heaps, key=lambda item: item.size)
 
 
 def _heaps_in_use(device: DeviceInfo) -> int:

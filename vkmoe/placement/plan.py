@@ -112,6 +112,8 @@ def decide(
     try:
         return _decided(config, given)
     except OutOfMemoryError:
+        if config.expert_slots or config.expert_cache or config.n_cpu_moe:
+            raise  # what was asked for does not fit: a shorter context is not the first to try
         whole = context_size(config, model.spec)
         for ctx_size in _smaller_contexts(config, whole):
             with suppress(OutOfMemoryError):
@@ -133,7 +135,7 @@ def _reduced(decision: Decision, whole: int) -> Decision:
     lines = tuple(
         replace(line, reason=reason) if line.name == "KV cache" else line for line in made.lines
     )
-    note = f"the context is {made.ctx_size} tokens: the device has no room for {whole}"
+    note = f"the context is {made.ctx_size} tokens, because {whole} do not fit"
     return replace(decision, plan=replace(made, lines=lines, notes=(*made.notes, note)))
 
 
@@ -204,12 +206,24 @@ _OPTIONS: dict[BufferName, str] = {
 }
 
 
+_OPTIONS_OF_ITEMS = {
+    "predictor": "--expert-predictor",
+    "host pool": "--host-pool",
+    "landing slots": "--promote-on-read",
+    "experts that the CPU": "--expert-mode",
+    "addresses of the CPU's": "--expert-mode",
+    "addresses of experts": "",
+    "activations of the CPU": "--expert-mode",
+}
+
+
 def option_of(line: Allocation) -> str:
     """Name the option that changes how large a line is; empty: none does."""
-    if line.item.startswith("predictor"):
-        return "--expert-predictor"
-    if line.item.startswith(("experts", "addresses of", "activations of the CPU")):
-        return "--expert-mode"
+    if line.reason.startswith("as --"):
+        return ""  # which it names
+    for begin, option in _OPTIONS_OF_ITEMS.items():
+        if line.item.startswith(begin):
+            return option
     return _OPTIONS.get(line.name, "") if line.name is not None else ""
 
 
@@ -332,7 +346,9 @@ def plan(
             raise OutOfMemoryError(
                 f"{spec.name} needs {in_mib(budget - free)} of {device.name}'s memory "
                 f"without its experts ({listed}); {in_mib(budget)} can be used",
-                _smaller(config, max(parts, key=parts.__getitem__)),
+                "lower --vram-margin"
+                if config.vram_margin_bytes
+                else _smaller(config, max(parts, key=parts.__getitem__)),
             )
         pool = _pool_room(base, device, free, available_host_bytes)
         given = ExpertRoom(config, spec.experts, weights, device, free, pool, base, scratch.brings)
@@ -353,8 +369,9 @@ def _check_host(
     needed = made.total("host") + (made.total("device") if device.is_uma else 0)
     if needed <= available_host_bytes:
         return
-    on_host = (line for line in made.lines if line.place == "host")
-    largest = max(on_host, key=lambda line: line.n_bytes)
+    places = ("host", "device") if device.is_uma else ("host",)
+    counted = (line for line in made.lines if line.place in places)
+    largest = max(counted, key=lambda line: line.n_bytes)
     option = option_of(largest)
     raise OutOfMemoryError(
         f"{spec.name} needs {in_mib(needed)} of host memory, most of it for {largest.item} "

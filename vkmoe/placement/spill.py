@@ -15,7 +15,7 @@ from vkmoe.placement.memory import margin_for
 
 __all__ = ["N_ATTEMPTS", "with_less"]
 
-N_ATTEMPTS = 4  # each with half of what the one before left of the experts, from 15/16 on
+N_ATTEMPTS = 4  # which take away an eighth of the experts, a quarter, a half, and all
 _REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
 _OF_EXPERTS = ("experts", "expert slots")
 

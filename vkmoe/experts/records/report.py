@@ -331,9 +331,11 @@ def _placement(report: ExpertReport) -> str:
     slots = [layer.n_slots for layer in report.layers]
     each = f"{slots[0]}" if min(slots) == max(slots) else f"{min(slots)} to {max(slots)}"
     shared = ", shared between layers" if setup.allocation == "global" else ""
-    others = ", the CPU computes the others" if setup.cpu_layers else ""
+    name, others = "cache", ""
+    if setup.cpu_layers:
+        name, others = "hybrid", ", the CPU computes the others"
     return (
-        f"cache, policy {setup.policy}, {each} slots per layer{shared}{others} "
+        f"{name}, policy {setup.policy}, {each} slots per layer{shared}{others} "
         f"(coverage {_percent(report.coverage)})"
     )
 
