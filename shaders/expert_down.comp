@@ -132,14 +132,17 @@ void main() {
     first_act = gl_WorkGroupID.z * act_pitch;
     first_routing = gl_WorkGroupID.z * routing_pitch;
     if (is_null(span) && is_null(routed_address(0u, n_slots))) return; // the row is inert
-    // The row that this lane stores, if it is one: loaded before the weights, not behind them, but KEEP has no registers to spare.
-#define LOAD_LEFT \
+    // The row that this lane stores, if it is one: loaded before the weights, not behind them, but KEEP and SPARSE have no
+    // registers to spare.
+#define ROW_STORED \
     const uint row = first_row + lane, loaded_row = min(row, n_rows - 1u); \
     const bool stores = lane < ROWS && row < n_rows; \
-    const uint at = gl_WorkGroupID.z * hidden_pitch + loaded_row; \
-    const float old_hidden = hidden[at], row_gain = load_float(address_add(gain, loaded_row * 4u));
+    const uint at = gl_WorkGroupID.z * hidden_pitch + loaded_row;
+#define LOAD_LEFT old_hidden = hidden[at], row_gain = load_float(address_add(gain, loaded_row * 4u));
+    float old_hidden, row_gain;
 #ifndef KEEP
-    LOAD_LEFT
+    ROW_STORED
+    if (SPARSE == 0u) LOAD_LEFT
 #endif
     float dots[N_PRODUCTS], sums[N_SUMS];
     prepare_dots();
@@ -149,7 +152,10 @@ void main() {
         dot_rows(n_slots, n_blocks, dots);
     }
 #ifdef KEEP
+    ROW_STORED
     LOAD_LEFT
+#else
+    if (SPARSE != 0u) LOAD_LEFT
 #endif
     [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = dots[r];
     reduce_sums(sums);

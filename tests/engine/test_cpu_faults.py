@@ -149,6 +149,71 @@ def test_memory_that_is_refused_is_one_error(way: str) -> None:
         raise AssertionError("it is never loaded")
 
 
+def test_a_copy_that_fails_beside_a_chain_is_one_error() -> None:
+    """The thread that copies waits for its own submit, and lets no chain go."""
+    n_failed = 0
+    with LLM(
+        model_path("moe_plain"), ctx_size=64, expert_copies="overlap", **WAYS["misses"]
+    ) as llm:
+        wanted = reply(llm)
+        for _ in range(12):
+            native.inject_failure("vkWaitForFences", 0, "VK_ERROR_OUT_OF_HOST_MEMORY")
+            try:
+                reply(llm)
+            except OutOfMemoryError:
+                n_failed += 1
+            native.clear_injections()
+            llm.forget()
+        assert n_failed and len(reply(llm)) == len(wanted)
+
+
+def test_memory_that_is_lacking_for_a_copy_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(ctx_size=128, expert_mode="hybrid", expert_slots=12, expert_copies="wait") as llm:
+
+        def broken(*_: Any) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(span_reader.SpanReader, "read", broken)
+        with pytest.raises(OutOfMemoryError, match="copying experts failed"):
+            llm.generate(list(range(40, 80)), max_tokens=30, temp=0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("copies", ["wait", "overlap"])
+def test_slots_that_cannot_be_filled_at_the_start_are_one_error(
+    monkeypatch: pytest.MonkeyPatch, copies: str
+) -> None:
+    """Else which experts are the GPU's would depend on a disk's moods."""
+    read, n_reads = span_reader.SpanReader.read, []
+
+    def stumbling(*given: Any) -> None:
+        n_reads.append(given[1])
+        if len(n_reads) == 3:
+            raise ModelFileError("the disk stumbles")
+        read(*given)
+
+    monkeypatch.setattr(span_reader.SpanReader, "read", stumbling)
+    with pytest.raises(ModelFileError, match="the disk stumbles"):
+        LLM(ctx_size=128, expert_mode="hybrid", expert_slots=12, expert_copies=copies)
+
+
+def test_ctrl_c_while_the_cpus_programs_are_recorded_spoils_nothing(llm: LLM) -> None:
+    wanted = reply(llm)
+    worker = llm.engine._programs._worker
+    assert worker is not None
+    llm.engine._programs.recorded.clear()
+    worker._recorded.clear()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    worker.record = interrupted  # type: ignore[assignment, method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        reply(llm)
+    del worker.record
+    llm.forget()
+    assert len(reply(llm)) == len(wanted)
+
+
 def test_an_expert_that_cannot_be_read_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text would be another without it: the CPU rounds otherwise."""
     with LLM(ctx_size=128, expert_mode="hybrid", expert_slots=12) as llm:

@@ -190,7 +190,8 @@ def test_a_lost_device_is_told_once(call: str, after: int) -> None:
 )
 def test_a_failure_while_loading(call: str, after: int, result: str, error: type[GpuError]) -> None:
     native.inject_failure(call, after, result)
-    failure = failure_of_opening(EngineConfig(ctx_size=32))
+    config = EngineConfig(ctx_size=32, expert_mode="resident")  # else less is tried
+    failure = failure_of_opening(config)
     assert isinstance(failure, error) and failure.hint and failure.result == result
 
 

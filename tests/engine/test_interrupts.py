@@ -82,7 +82,7 @@ def test_a_second_ctrl_c_leaves_the_submit_to_the_next_token(
             def wait(self, expected_ns: int) -> None:
                 raise KeyboardInterrupt
 
-            def settle(self, timeout_ns: int) -> None:
+            def settle(self, timeout_ns: int, only: object = None) -> None:
                 events.append("settle")
                 raise KeyboardInterrupt
 
@@ -93,7 +93,7 @@ def test_a_second_ctrl_c_leaves_the_submit_to_the_next_token(
         begin = engine._experts.begin
 
         def noted(first: bool = True) -> int:
-            events.append(f"in flight: {engine._backend._in_flight}")
+            events.append(f"in flight: {engine._backend._settle_ns > 0}")
             return begin(first)
 
         monkeypatch.setattr(engine._experts, "begin", noted)

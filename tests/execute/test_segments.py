@@ -16,6 +16,7 @@ from vkmoe.execute.segments import (
     cut_at_handovers,
     cut_at_layers,
     cut_at_routers,
+    cut_within,
     layer_ends,
 )
 from vkmoe.gpu.program import Command, Dispatch, Mark
@@ -153,6 +154,19 @@ def test_a_chain_is_cut_where_rows_go_and_where_they_come_back(before_head: bool
     found = [(len(part.commands), part.then, part.waits) for part in parts]
     last = [(2, None, True), (2, None, False)] if before_head else [(4, None, True)]
     assert found == [(6, Compute(0), False), (2, None, False), (9, Compute(1), True), *last]
+
+
+def test_a_long_part_of_a_chain_is_cut_within() -> None:
+    """The host's work stays behind its end, and waiting at its begin; short parts stay whole."""
+    one = body([MOE])[0]
+    commands = [replace(one, label=str(i), mark=Mark("dense", i // 2)) for i in range(10)]
+    parts = [Part(commands[:4], Compute(0)), Part(commands[4:], Compute(1), waits=True)]
+    cut = cut_within(parts, lambda a, b: a.mark != b.mark)
+    assert [command for part in cut for command in part.commands] == commands
+    found = [(len(part.commands), part.then, part.waits) for part in cut]
+    assert found == [(4, Compute(0), False), (2, None, True), (2, None, False),
+                     (2, Compute(1), False)]  # fmt: skip
+    assert cut_within(parts, lambda a, b: False) == parts
 
 
 def test_empty_parts_are_refused() -> None:

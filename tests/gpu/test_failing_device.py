@@ -82,7 +82,7 @@ class Hung:
     def wait_idle(self) -> None:
         raise AssertionError("this would wait for ever")
 
-    def settle(self, timeout_ns: int) -> bool:
+    def settle(self, timeout_ns: int, only: object = None) -> bool:
         assert 0 < timeout_ns <= 30 * 10**9
         self.lost = True
         return False

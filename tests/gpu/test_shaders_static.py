@@ -167,7 +167,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == {wide, WORD_LOAD}
     elif family(name) == "router_topk":
         assert loads == {ENTRY_LOAD, WORD_LOAD}
-    elif family(name) == "expert_tiles":
+    elif family(name) in ("expert_tiles", "find_experts"):
         assert loads == {ENTRY_LOAD}
     elif family(name) == "rms_norm":
         assert loads == {WORD_LOAD}
@@ -180,7 +180,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
     elif family(name) == "prompt_attention":
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
         assert loads == {wide, WORD_LOAD}  # of sinks: a word
-    elif family(name) in ("read_words", "gather", "bring_experts"):
+    elif family(name) in ("read_words", "gather", "bring_experts", "join_rows"):
         assert loads == {Access(LOAD, "v4u32", 16)}
     else:
         assert not loads

@@ -177,3 +177,36 @@ def test_a_handshake_that_cannot_be_made_leaves_nothing(device: native.Device) -
         with pytest.raises(native.VulkanError, match="vkCreateSemaphore"):
             device.handshake()
         assert native.live_objects() == before
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05], ids=["polling", "sleeping"])
+@pytest.mark.parametrize("way", ["let_go", "settle", "close"])
+def test_a_thread_that_waits_for_its_turn_ends_when_another_lets_go(
+    chain: Chain, slow: bytes, way: str, delay: float
+) -> None:
+    """The semaphore it waits for may be gone by then."""
+    slowly = slow_recording(chain.device, slow, 500)
+    submission = chain.device.submit_chain([slowly], chain.handshake, [False], [True])
+    acts = {
+        "let_go": chain.handshake.let_go,
+        "settle": lambda: chain.device.settle(20_000_000_000),
+        "close": lambda: chain.device.close(20_000_000_000),
+    }
+    timer = threading.Timer(delay, acts[way])
+    timer.start()
+    with pytest.raises(RuntimeError, match="let go|no submit asks|closed"):
+        chain.handshake.wait()
+    timer.join()
+    if way != "close":
+        assert submission.wait()
+
+
+def test_waiting_for_one_submit_lets_no_chain_go(chain: Chain) -> None:
+    before = chain.device.submit(chain.device.recorder().finish())
+    submission = chain.begin()
+    assert chain.device.settle(5_000_000_000, before) and before.done()
+    for number in range(1, N + 1):
+        chain.handshake.wait()
+        assert chain.words[0] == number
+        chain.handshake.answer()
+    assert submission.wait()

@@ -73,8 +73,7 @@ def tutorial(
     vkmoe generate --prompts many.jsonl       many prompts, with -o FILE to be gone on with
     vkmoe chat model.gguf                     a conversation; /exit ends it
     vkmoe info model.gguf                     what is in a file, and where it would go
-    vkmoe plan model.gguf --device-profile navi31    on a device that is not here, and how fast
-    vkmoe perplexity model.gguf -f text.txt   how well does it predict a text
+    vkmoe plan model.gguf                     the same explained, and how fast that can be
     vkmoe selftest                            does this device compute correctly, how fast
     vkmoe trace model.gguf -f prompt.txt      record which experts the tokens use
     vkmoe simulate trace.jsonl                what would a cache of experts do, and how large

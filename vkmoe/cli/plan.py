@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from vkmoe.bench.measure import MIN_REPEATS
 from vkmoe.cli.notes import idle_notes, mode_line
 from vkmoe.cli.options import (
     Json,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from vkmoe.facts import Allocation, DeviceInfo, ModelSpec
     from vkmoe.gpu.link_speed import LinkSpeed
     from vkmoe.models import ModelFile
-    from vkmoe.ops.tuning import Tuning
     from vkmoe.placement.device_profiles import DeviceProfile
     from vkmoe.placement.expectation import Expectation
     from vkmoe.placement.plan import Decision
@@ -92,13 +90,14 @@ class _Machine(NamedTuple):
     """Holds a device, how kernels are launched on it, and how fast misses reach it."""
 
     profile: DeviceProfile
-    tuning: Tuning | None  # None: by default
+    tuning: Any  # of kernels, as `decide` takes it; None: by default
     link: LinkSpeed | None
 
 
 def _machine(name: str | None, engine: EngineConfig) -> _Machine:
     """Read a profile, or describe the device that is chosen here, and measure it."""
     from vkmoe.bench.clock import Clock, Memory, host_bytes_per_second
+    from vkmoe.bench.measure import MIN_REPEATS
     from vkmoe.cpu.device import n_cores
     from vkmoe.devices import open_device
     from vkmoe.gpu.link_speed import LinkSpeed

@@ -326,7 +326,7 @@ class _Native:
     def wait_idle(self) -> None:
         """Do nothing: submits have run when they return."""
 
-    def settle(self, timeout_ns: int) -> bool:
+    def settle(self, timeout_ns: int, only: Submission | None = None) -> bool:
         return True
 
     def close(self, timeout_ns: int = 0) -> None:

@@ -85,5 +85,6 @@ class CpuWorker(Closing):
         """Free the memory. Must hold: no submit is in flight."""
         self._recorded.clear()
         self._current = {}
-        del self._backend  # with its views of that memory
+        if hasattr(self, "_backend"):
+            del self._backend  # with its views of that memory
         self._cleanup.close()

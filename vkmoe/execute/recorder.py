@@ -34,6 +34,7 @@ from vkmoe.execute.segments import (
     cut_at_marks,
     cut_at_routers,
     cut_prompt_at_routers,
+    cut_within,
     part_bytes,
 )
 from vkmoe.gpu.backend import Backend, Link, Recording, Submission
@@ -234,9 +235,9 @@ class TokenPrograms(Closing):
         if kind not in self.recorded:
             alike = [item for other, item in self.recorded.items() if other[:2] == kind[:2]]
             known = [segment for item in alike for segment in item.segments]
-            self.recorded[kind] = self._recorder.record(kind, known)
-            if self._worker is not None:
+            if self._worker is not None:  # first: Ctrl-C may come between
                 self._worker.record(kind)
+            self.recorded[kind] = self._recorder.record(kind, known)
         return self.recorded[kind]
 
     # ----- running -----
@@ -431,12 +432,25 @@ class _Recorder:
     def _parts(self, kind: BatchKind, body: Program) -> list[Part]:
         stepped = self.executor == "stepped"
         if any(layer.feed_forward.block.on_cpu for layer in self.decoder.weights.layers):
-            return cut_at_handovers(body.commands, before_head=kind.phase == "prompt")
+            parts = cut_at_handovers(body.commands, before_head=kind.phase == "prompt")
+            return cut_within(parts, self._is_border(kind))
         if kind.phase == "prompt":
             return (cut_prompt_at_routers if stepped else cut_at_marks)(body.commands)
         if stepped:
             return cut_at_routers(body.commands)
         return cut_at_layers(body.commands, self.bounds(kind.n_rows).borders)
+
+    def _is_border(self, kind: BatchKind) -> Callable[[Command, Command], bool]:
+        """Return what says whether a long part of a chain is cut between two commands."""
+        if kind.phase == "prompt":
+            return lambda one, more: one.mark != more.mark
+        borders, n_layers = self.bounds(kind.n_rows).borders, self.decoder.spec.n_layers
+
+        def begins_a_submit(one: Command, more: Command) -> bool:
+            layer = n_layers if more.mark.layer is None else more.mark.layer
+            return one.mark.layer != more.mark.layer and layer in borders
+
+        return begins_a_submit
 
     def outputs(self, kind: BatchKind) -> tuple[Bound, ...]:
         """Return what the last part of a program puts out."""

@@ -7,7 +7,7 @@ is reading weights, so their bytes over the measured bandwidth are the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ __all__ = [
     "cut_at_marks",
     "cut_at_routers",
     "cut_prompt_at_routers",
+    "cut_within",
     "layer_ends",
     "part_bytes",
 ]
@@ -116,6 +117,22 @@ def cut_at_handovers(commands: Sequence[Command], before_head: bool) -> list[Par
         layer += b in ends
         parts.append(Part(list(commands[a:b]), then, waits=a in starts))
     return parts
+
+
+def cut_within(parts: Sequence[Part], borders: Callable[[Command, Command], bool]) -> list[Part]:
+    """Cut parts of more than two layers further, wherever a border is between two commands.
+
+    A part waits for the host before its first piece, and leaves work to it behind the last.
+    """
+    pieces = []
+    for part in parts:
+        many = len({command.mark.layer for command in part.commands} - {None}) > 2
+        both = enumerate(pairwise(part.commands), 1)
+        ends = [i for i, (one, more) in both if many and borders(one, more)]
+        for a, b in pairwise([0, *ends, len(part.commands)]):
+            then = part.then if b == len(part.commands) else None
+            pieces.append(Part(part.commands[a:b], then, part.waits and a == 0))
+    return pieces
 
 
 def layer_ends(commands: Sequence[Command]) -> list[int]:

@@ -151,9 +151,10 @@ class Device:
         What other threads submit meanwhile is not waited for, here and in `settle`.
         """
 
-    def settle(self, timeout_ns: int) -> bool:
+    def settle(self, timeout_ns: int, only: Submission | None = None) -> bool:
         """Wait for the submissions in flight, deaf to Ctrl-C, at most `timeout_ns`.
 
+        Chains are let go, unless it is for `only` one submission, as a thread beside them waits.
         False when that runs out: the device counts as lost from then on, and what was made from it
         stays alive until `close`, whoever lets go of it.
         """

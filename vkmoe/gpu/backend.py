@@ -26,8 +26,9 @@ Recording: TypeAlias = "_native.Recording"
 Submission: TypeAlias = "_native.Submission"
 
 N_COMPILERS = 4  # threads
-# How long a submit may go on after Ctrl-C; CPU drivers are slow, but they do not hang.
-SETTLE_NS, SETTLE_CPU_NS = 5_000_000_000, 30_000_000_000
+# How long a submit may go on after Ctrl-C; CPU drivers are slow, but they do not hang. A chain is
+# queued whole, and its parts run to their end.
+SETTLE_NS, SETTLE_CPU_NS, SETTLE_CHAIN_NS = 5_000_000_000, 30_000_000_000, 60_000_000_000
 
 
 class Link(NamedTuple):
@@ -49,7 +50,7 @@ class Backend:
         self._tensors: dict[str, _native.Tensor] = {}
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
-        self._in_flight = False  # whether submits of `run` may be
+        self._settle_ns = 0  # how long submits of `run` or `run_chain` that may be in flight have
         self._handshake: _native.Handshake | None = None  # made at first use
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
@@ -118,7 +119,7 @@ class Backend:
         end within seconds loses the device, and its memory is kept.
         """
         self.settle()
-        self._in_flight = True
+        self._settle_ns = SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS
         try:  # no context manager: this is the one thing done for every token
             submit = self.device.native.submit
             submissions = [submit(recording) for recording in recordings]
@@ -127,7 +128,7 @@ class Backend:
             submissions[-1].wait(expected_ns)
             for earlier in submissions[:-1]:
                 earlier.wait()
-            self._in_flight = False
+            self._settle_ns = 0
             return submissions
         except BaseException as error:  # Ctrl-C, perhaps before the wait began, or a failed wait
             self._give_up(error)
@@ -142,7 +143,7 @@ class Backend:
         way. Needs the feature "timeline_semaphore".
         """
         self.settle()
-        self._in_flight = True
+        self._settle_ns = SETTLE_CHAIN_NS
         try:
             if self._handshake is None:
                 self._handshake = self.device.native.handshake()
@@ -158,7 +159,7 @@ class Backend:
                     work()
                     handshake.answer()
             submission.wait()
-            self._in_flight = False
+            self._settle_ns = 0
             return submission
         except BaseException as error:
             self._give_up(error)
@@ -176,9 +177,9 @@ class Backend:
 
     def settle(self) -> None:
         """Wait, before the host touches what submits read, for those that Ctrl-C left in flight."""
-        if self._in_flight:
-            self.device.native.settle(SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS)
-            self._in_flight = False
+        if self._settle_ns:
+            self.device.native.settle(self._settle_ns)
+            self._settle_ns = 0
 
     def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
         return self._buffers[name] if name in self._buffers else self._tensors[name]

@@ -95,7 +95,8 @@ class ExpertMemory(Closing):
         cache = budget = overlap = None
         if overlaps and decision.pools:
             budget = CopyBudget(decision.link, max(pool.slot_bytes for pool in decision.pools))
-            overlap = Overlap(self._device.native.has_common_clock)
+            by_host = decision.plan.mode.is_hybrid
+            overlap = Overlap(by_host or self._device.native.has_common_clock)
         if decision.pools or decision.host_pools:
             memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
             ways = CacheWays(not overlaps, budget, overlap)

@@ -194,8 +194,8 @@ class StagedUploads:
         return _Arrived((began, time.perf_counter_ns()))
 
     def drain(self) -> bool:
-        """Do nothing: nothing is under way once `start` has returned."""
-        return True
+        """Wait for what Ctrl-C has left under way of `start`. Raises GpuErrors."""
+        return self._uploads.drain()
 
 
 def _forget_views(error: BaseException | None) -> None:

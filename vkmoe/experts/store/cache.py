@@ -31,7 +31,7 @@ from vkmoe.experts.records.profiler import (
     Overlap,
     Tally,
 )
-from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader
+from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader, as_vkmoe_error
 from vkmoe.experts.store.slots import Landings, SlotManager
 from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
 from vkmoe.experts.store.tier import HostPool, Tier
@@ -131,7 +131,8 @@ class ExpertTracker:
         """
         self._host_ns = host[1] - host[0]
         if self.overlap is not None:
-            self.overlap.computed(submits, host)
+            by_host = self.cache is not None and self.cache.copies_by_host
+            self.overlap.computed([host] if by_host else submits, host)
 
     def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """Ensure that a MoE layer's experts are where the next submit, which uses them, reads.
@@ -242,8 +243,8 @@ class ExpertCache:
             source=self._source(),
             span_bytes=memory.span_bytes,
             max_copy_bytes=MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
-            failure="copying experts to the GPU failed, "
-            + ("the CPU computes them" if cpu is not None else "they are read in place"),
+            failure="copying experts to the GPU failed"
+            + (", they are read in place" if cpu is None else ""),
             readable=pool.locations if pool is not None else None,
             overlap=ways.overlap,
         )
@@ -273,6 +274,11 @@ class ExpertCache:
     def overlap(self) -> Overlap | None:
         return self._tier.overlap
 
+    @property
+    def copies_by_host(self) -> bool:
+        """Return whether the host's clock times copies: it reads them from the file."""
+        return self._cpu is not None
+
     def start(self, read: Callable[[Sequence[Copy]], object] | None = None) -> None:
         """Bring those into slots that are to be there for the first token, and fill the pool.
 
@@ -285,7 +291,7 @@ class ExpertCache:
             batch = moves[first : first + step]
             self._steps.fetch(np.array([move.key for move in batch], np.int64))
             self._tier.bring(batch, wait=True)
-            self._tier.collect(wait=True)
+            self._collect(wait=True)
         if self.pool is not None:
             self.residency.host = self.pool.locations
             if read is not None:
@@ -303,7 +309,7 @@ class ExpertCache:
         """
         if first:
             self._recover()
-        self._tier.start_waiting()
+        self._tier.start_waiting(urgent=self._ways.punctual)
         if self._ways.wait or not self._ways.punctual:
             self._collect(self._ways.wait)
         if self.pool is not None:
@@ -411,7 +417,7 @@ class ExpertCache:
         if self._ways.punctual and self._tier.errors:
             _, error = self._tier.errors.popitem()
             self._tier.errors.clear()
-            raise error
+            raise as_vkmoe_error(error)
 
     def _write_addresses(self) -> None:
         """Let the table's next version lead to where the experts are."""
@@ -447,7 +453,7 @@ class ExpertCache:
             self._n_landed += len(landed)
             self._tier.counters.n_evictions += sum(move.victim != FREE for move in landed)
             moves = [move for move in moves if not move.landed]
-        self._tier.bring(moves, self._ways.wait)
+        self._tier.bring(moves, self._ways.wait, urgent=self._ways.punctual)
 
 
 class _LayerSteps:

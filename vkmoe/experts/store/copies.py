@@ -45,6 +45,7 @@ __all__ = [
     "Upload",
     "Uploader",
     "Uploads",
+    "as_vkmoe_error",
 ]
 
 log = logging.getLogger("vkmoe")
@@ -127,7 +128,7 @@ class _Upload:
         except (native().VulkanError, MemoryError) as error:
             with suppress(RuntimeError):  # the first error is the one to tell
                 # It may go on although waiting for it failed; its targets will be others' soon.
-                self._device.native.settle(SETTLE_NS)
+                self._device.native.settle(SETTLE_NS, self._submission)
             if isinstance(error, MemoryError):
                 raise
             raise translated(error, DOING) from error
@@ -264,7 +265,7 @@ class Prefetcher(Closing):
         if isinstance(error, DeviceLostError):
             self._lost = error
         try:
-            raised = _as_vkmoe_error(error)
+            raised = as_vkmoe_error(error)
             if not self._first_failure:
                 self._first_failure = f"the first: {raised}"
                 if raised is not error:
@@ -288,7 +289,7 @@ def _text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _as_vkmoe_error(error: BaseException) -> VkmoeError:
+def as_vkmoe_error(error: BaseException) -> VkmoeError:
     """Return the error as one of vkmoe's: those that collect a job need not know others."""
     if isinstance(error, VkmoeError):
         return error

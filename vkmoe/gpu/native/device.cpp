@@ -217,9 +217,10 @@ void Device::wait_idle() {
     reap();
 }
 
-bool Device::settle(uint64_t timeout_ns) {
+bool Device::settle(uint64_t timeout_ns, const std::shared_ptr<Submission>& only) {
     context();
-    if (join(duration(timeout_ns))) return true;
+    const auto limit = duration(timeout_ns);
+    if (only ? only->join(limit) : join(limit)) return true;
     pin();
     return false;
 }

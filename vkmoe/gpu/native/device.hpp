@@ -46,9 +46,10 @@ class Device {
     bool lost() const { return context().lost(); }
     /// Waits for all submissions now in flight; interruptible, throws like Submission::wait.
     void wait_idle();
-    /// Waits at most `timeout_ns` for submissions now in flight, deaf to signals. When that runs out
-    /// the device counts as lost, all that was made here is kept until close(), and it is false.
-    bool settle(uint64_t timeout_ns);
+    /// Waits at most `timeout_ns` for `only` this submission (null: for all in flight, and chains are
+    /// let go), deaf to signals. When that runs out the device counts as lost, all that was made here
+    /// is kept until close(), and it is false.
+    bool settle(uint64_t timeout_ns, const std::shared_ptr<Submission>& only);
     /// Waits at most `timeout_ns`, then releases all that was made here. Does nothing the second
     /// time. Throws VK_TIMEOUT if submissions remain; what was made here is then never released.
     void close(uint64_t timeout_ns);

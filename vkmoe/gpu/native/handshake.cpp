@@ -27,27 +27,40 @@ Owned<VkSemaphore> new_timeline(VkDevice device) {
     return {"semaphore", semaphore, [=] { vkDestroySemaphore(device, semaphore, nullptr); }};
 }
 
-}  // namespace
-
-Handshake::Handshake(std::shared_ptr<Context> context)
-    : context_(std::move(context)),
-      asked_(new_timeline(context_->device())),
-      answered_semaphore_(new_timeline(context_->device())) {}
-
-void Handshake::release() noexcept {
-    asked_.reset();
-    answered_semaphore_.reset();
-    context_.reset();
+bool has_reached(Context& context, VkSemaphore semaphore, uint64_t turn) {
+    context.require_alive("vkGetSemaphoreCounterValue");
+    uint64_t value = 0;
+    const VkResult result =
+        VKMOE_ATTEMPT(vkGetSemaphoreCounterValue, context.device(), semaphore, &value);
+    if (result != VK_SUCCESS) throw VulkanError(context.note(result), "vkGetSemaphoreCounterValue");
+    return value >= turn;
 }
 
-VkDevice Handshake::device() const {
-    if (!context_) throw std::runtime_error("the handshake's device is closed");
-    return context_->device();
+VkResult signal(Context& context, VkSemaphore semaphore, uint64_t turn) {
+    VkSemaphoreSignalInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
+    info.semaphore = semaphore;
+    info.value = turn;
+    return VKMOE_ATTEMPT(vkSignalSemaphore, context.device(), &info);
+}
+
+}  // namespace
+
+Handshake::Handshake(std::shared_ptr<Context> context) {
+    auto asked = new_timeline(context->device()), answered = new_timeline(context->device());
+    held_ = std::make_shared<Held>(Held{std::move(context), std::move(asked), std::move(answered)});
+}
+
+void Handshake::release() noexcept { held_.reset(); }
+
+std::shared_ptr<Handshake::Held> Handshake::held() const {
+    if (!held_) throw std::runtime_error("the handshake's device is closed");
+    return held_;
 }
 
 std::vector<Handshake::Turn> Handshake::begin(const std::vector<bool>& waits,
                                               const std::vector<bool>& asks) {
-    device();
+    held();
     if (answered_ != last_) throw std::runtime_error("the last chain is not answered");
     if (waits.size() != asks.size()) throw std::invalid_argument("a chain of two lengths");
     std::vector<Turn> turns(waits.size());
@@ -60,64 +73,51 @@ std::vector<Handshake::Turn> Handshake::begin(const std::vector<bool>& waits,
     return turns;
 }
 
-bool Handshake::has_asked(VkDevice device) const {
-    context_->require_alive("vkGetSemaphoreCounterValue");
-    uint64_t value = 0;
-    const VkResult result =
-        VKMOE_ATTEMPT(vkGetSemaphoreCounterValue, device, asked_.get(), &value);
-    if (result != VK_SUCCESS) throw VulkanError(context_->note(result), "vkGetSemaphoreCounterValue");
-    return value > answered_;
-}
-
 void Handshake::wait() {
-    const VkDevice device = this->device();
+    const auto held = this->held();
     if (answered_ == last_) throw std::runtime_error("no submit asks for anything more");
+    Context& context = *held->context;
+    const uint64_t turn = answered_ + 1;  // another thread may let go meanwhile
+    const VkSemaphore semaphore = held->asked.get();
     {
         const py::gil_scoped_release no_gil;
         const auto give_up = Clock::now() + kPolling;
         do {
-            if (has_asked(device)) return;
+            if (has_reached(context, semaphore, turn)) return;
             std::this_thread::yield();
         } while (Clock::now() < give_up);
     }
-    const uint64_t turn = answered_ + 1;
-    const VkSemaphore semaphore = asked_.get();
     VkSemaphoreWaitInfo info{};
     info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO;
     info.semaphoreCount = 1;
     info.pSemaphores = &semaphore;
     info.pValues = &turn;
     while (true) {
+        if (answered_ >= turn) throw std::runtime_error("the chain was let go");
+        context.require_alive("vkWaitSemaphores");
         VkResult result;
         {
             const py::gil_scoped_release no_gil;
-            result = VKMOE_ATTEMPT(vkWaitSemaphores, device, &info, kSliceNs);
+            result = VKMOE_ATTEMPT(vkWaitSemaphores, context.device(), &info, kSliceNs);
         }
         if (result == VK_SUCCESS) return;
-        if (result != VK_TIMEOUT) throw VulkanError(context_->note(result), "vkWaitSemaphores");
+        if (result != VK_TIMEOUT) throw VulkanError(context.note(result), "vkWaitSemaphores");
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     }
 }
 
 void Handshake::answer() {
-    const VkDevice device = this->device();
+    const auto held = this->held();
     if (answered_ == last_) throw std::runtime_error("no submit asks for anything more");
-    VkSemaphoreSignalInfo info{};
-    info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
-    info.semaphore = answered_semaphore_.get();
-    info.value = answered_ + 1;
-    const VkResult result = VKMOE_ATTEMPT(vkSignalSemaphore, device, &info);
-    if (result != VK_SUCCESS) throw VulkanError(context_->note(result), "vkSignalSemaphore");
+    Context& context = *held->context;
+    const VkResult result = signal(context, held->answered.get(), answered_ + 1);
+    if (result != VK_SUCCESS) throw VulkanError(context.note(result), "vkSignalSemaphore");
     ++answered_;
 }
 
 void Handshake::let_go() noexcept {
-    if (!context_ || answered_ == last_) return;
-    VkSemaphoreSignalInfo info{};
-    info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO;
-    info.semaphore = answered_semaphore_.get();
-    info.value = last_;
-    vkSignalSemaphore(context_->device(), &info);  // where it fails the device is lost
+    if (!held_ || answered_ == last_) return;
+    signal(*held_->context, held_->answered.get(), last_);  // where it fails the device is lost
     answered_ = last_;
 }
 

@@ -28,11 +28,12 @@ class Handshake : public Resource {
     /// Takes the last `begin` back: its submits were not queued.
     void cancel() noexcept { last_ = answered_; }
 
-    VkSemaphore asked() const { return asked_.get(); }
-    VkSemaphore answered() const { return answered_semaphore_.get(); }
+    VkSemaphore asked() const { return held()->asked.get(); }
+    VkSemaphore answered() const { return held()->answered.get(); }
 
     /// Waits until the device asks for the next answer, without the GIL: polls at first. Throws
-    /// VulkanError, the Python error of a signal handler, std::runtime_error if nothing is asked.
+    /// VulkanError, the Python error of a signal handler, std::runtime_error if nothing is asked or
+    /// another thread lets go.
     void wait();
     /// Lets the device go on with what the host was asked for.
     void answer();
@@ -42,11 +43,15 @@ class Handshake : public Resource {
   private:
     using Clock = std::chrono::steady_clock;
 
-    VkDevice device() const;
-    bool has_asked(VkDevice device) const;
+    /// A waiting thread holds this itself: Device::close may run in another one meanwhile.
+    struct Held {
+        std::shared_ptr<Context> context;
+        Owned<VkSemaphore> asked, answered;
+    };
 
-    std::shared_ptr<Context> context_;  // null once released
-    Owned<VkSemaphore> asked_, answered_semaphore_;
+    std::shared_ptr<Held> held() const;
+
+    std::shared_ptr<Held> held_;  // null once released
     uint64_t answered_ = 0, last_ = 0;  // turns that were answered; the last that is queued
 };
 

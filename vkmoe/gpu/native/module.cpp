@@ -231,7 +231,7 @@ void add_device(py::module_& module) {
         .def("memory_bytes", &Device::memory_bytes)
         .def("memory_peak_bytes", &Device::memory_peak_bytes)
         .def("wait_idle", &Device::wait_idle)
-        .def("settle", &Device::settle, "timeout_ns"_a)
+        .def("settle", &Device::settle, "timeout_ns"_a, "only"_a = nullptr)
         .def("close", &Device::close,
              "timeout_ns"_a = static_cast<uint64_t>(kJoinLimit.count()));
 }
