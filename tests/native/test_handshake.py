@@ -194,7 +194,7 @@ def test_a_thread_that_waits_for_its_turn_ends_when_another_lets_go(
     }
     timer = threading.Timer(delay, acts[way])
     timer.start()
-    with pytest.raises(RuntimeError, match="let go|no submit asks|closed"):
+    with pytest.raises(RuntimeError, match=r"let go|no submit asks|closed"):
         chain.handshake.wait()
     timer.join()
     if way != "close":
