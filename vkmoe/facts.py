@@ -527,7 +527,7 @@ class MemoryPlan:
     executor: Executor = "fused"
     executor_reason: str = ""
     n_regions: int = 1  # of the KV cache: sequences, each of ctx_size positions
-    notes: tuple[str, ...] = ()  # options that have no effect, and why
+    notes: tuple[str, ...] = ()  # options that have no effect and why, and what was reduced
 
     def layouts(self, name: BufferName) -> tuple[ArenaLayout, ...]:
         """Return how the buffers of a name lie; () where there are none."""

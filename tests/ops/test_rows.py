@@ -88,8 +88,7 @@ def test_however_many_columns_a_workgroup_takes(runner: Runner, most: int) -> No
     RowsCase(HeadRows(tuning, "F16"), batches).run(runner).verify()
 
 
-@pytest.mark.parametrize("loaded_words", [4, 16])
-@pytest.mark.parametrize("rows", [1, 3, 5, 8])
+@pytest.mark.parametrize(("rows", "loaded_words"), [(1, 16), (3, 4), (5, 16), (8, 4)])
 def test_however_many_rows_a_walk_has(runner: Runner, rows: int, loaded_words: int) -> None:
     """Walks that do not divide the rows of a workgroup take some rows twice."""
     tuning = Tuning("lanes", 32, rows, False, loaded_words=loaded_words)
