@@ -40,6 +40,7 @@ SlotSharing = Literal["layer", "global"]
 # What the device calls the memory it is asked for; "tensors" are Kompute's.
 BufferName = Literal[
     "weights",
+    "host weights",
     "experts",
     "expert slots",
     "expert pool",

@@ -235,6 +235,16 @@ class EngineConfig:
         minimum=1,
     )
     kv_type: KvType = _option("f16", "Number format of the KV cache.")
+    gpu_layers: int | None = _option(
+        None,
+        "Layers, from the first, whose weights besides routed experts are in device memory; the "
+        "GPU reads those of the others in host memory, over the bus. More than there are: all. "
+        "Default: all that fit.",
+        "-ngl",
+        "--gpu-layers",
+        minimum=0,
+        metavar="N",
+    )
     parallel: int = _option(
         1,
         "How many sequences are processed at once; each has a context of its own in the KV cache.",

@@ -382,10 +382,17 @@ class WeightBytes:
     mapped_experts: int = 0  # of these
     copied: int = 0  # that they cannot read there
     file_spans: tuple[SpanInFile, ...] = ()  # in each MoE layer, where the CPU computes experts
+    layer_pieces: tuple[int, ...] = ()  # how many of `pieces` each layer has; the first has none
 
     @property
     def trunk(self) -> int:
         return sum(self.pieces)
+
+    def trunk_pieces(self, host_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Part the trunk: what is on the device, and what of the last layers is in host memory."""
+        end = 1 + sum(self.layer_pieces)
+        start = end - sum(self.layer_pieces[len(self.layer_pieces) - host_layers :])
+        return self.pieces[:start] + self.pieces[end:], self.pieces[start:end]
 
 
 @dataclass(frozen=True)
@@ -523,6 +530,7 @@ class MemoryPlan:
     host_slots: tuple[int, ...] = ()  # () where there are homes for all
     landing_slots: int = 0  # of each layer that has slots, besides these
     cpu_layers: int = 0  # MoE layers from the first on whose experts the CPU computes
+    host_layers: int = 0  # from the last on, whose trunk is in host memory
     brought_places: int = 0  # of each half that experts of prompts are brought to; 0: they are not
     executor: Executor = "fused"
     executor_reason: str = ""

@@ -36,6 +36,7 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "expert_mode": ("Hybrid", "hybrid", "gpu"),
     "cpu_moe": ("0", False, "2"),
     "n_cpu_moe": ("3", 3, "-1"),
+    "gpu_layers": ("99", 99, "-1"),
     "expert_cache": ("1.5 gib", "1.5 gib", "0"),
     "expert_slots": ("9", 9, "0"),
     "expert_policy": ("lfru", "lfru", "fifo"),

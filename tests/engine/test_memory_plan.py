@@ -30,6 +30,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "drafts, small chunks": {"draft": "lookup", "ubatch_size": 8},
     "stepped, gathered, overlapped": {"executor": "stepped", "expert_slots": 8, "miss": "gather",
                                       "promote_on_read": False, "expert_copies": "overlap"},
+    "layers in host memory": {"gpu_layers": 2, "expert_slots": 8},
     "all on the CPU": {"cpu_moe": True, "parallel": 2},
     "some layers on the CPU": {"n_cpu_moe": 2},
     "misses on the CPU": {"expert_mode": "hybrid", "expert_slots": 8, "expert_copies": "overlap"},

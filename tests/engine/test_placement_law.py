@@ -203,3 +203,16 @@ def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
             read = transfer.read
             assert (read(slot.buffer, slot.offset, n_bytes)
                     == read(home.buffer, home.offset, n_bytes)).all(), (layer, expert)  # fmt: skip
+
+
+@pytest.mark.parametrize("n_layers", [0, 1, 99])
+def test_layers_in_host_memory_change_no_bit(model: Path, wanted: Rows, n_layers: int) -> None:
+    """Neither alone nor where experts move, too; more layers than there are means all."""
+    for slots in (None, 3):
+        config = EngineConfig(ctx_size=64, gpu_layers=n_layers, expert_slots=slots)
+        with Engine(model, config) as engine:
+            n_host = max(0, engine.spec.n_layers - n_layers)
+            assert engine.plan.host_layers == n_host
+            lines = [line for line in engine.plan.lines if line.name == "host weights"]
+            assert [line.place for line in lines] == ["host"] * bool(n_host)
+            np.testing.assert_array_equal(rows(engine, tokens_of(engine.n_vocab)), wanted)

@@ -134,6 +134,41 @@ def test_a_context_that_was_not_asked_for_gives_way() -> None:
         decided(model, small(profile, 3 * GIB // 4))
 
 
+def test_layers_that_do_not_fit_go_to_host_memory() -> None:
+    """As few as need to, after the context has given way; asked for, both stay what they are."""
+    profile, model = small(read_profile("8gb-nobar"), 3 * GIB // 2), model_of(QWEN3)
+    made = decided(model, profile).plan
+    assert 0 < made.host_layers < 48 and made.ctx_size == 512
+    assert f"{made.host_layers} of 48 layers are in host memory" in made.notes[-1]
+    (line,) = (line for line in made.lines if line.name == "host weights")
+    assert line.place == "host" and "--gpu-layers changes it" in line.reason
+    one_more = {"ctx_size": 512, "gpu_layers": 48 - made.host_layers + 1}
+    with pytest.raises(OutOfMemoryError, match="without its experts"):
+        decided(model, profile, **one_more)
+    asked = decided(model, profile, gpu_layers=10).plan
+    (line,) = (line for line in asked.lines if line.name == "host weights")
+    assert (asked.host_layers, line.reason) == (38, "as --gpu-layers")
+    assert line.item == "weights of the last 38 of 48 layers" and asked.ctx_size > 512
+    assert not any("in host memory, because" in note for note in asked.notes)
+    with pytest.raises(OutOfMemoryError):
+        decided(model, small(read_profile("8gb-nobar"), 5 * GIB // 8))
+
+
+def test_the_trunk_in_host_memory_is_read_over_the_link() -> None:
+    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
+    made = decided(model, profile, gpu_layers=12, cpu_moe=True)
+    weights = made.weights
+    read = token_bytes(model.spec, weights, weights.pieces[0], made.plan.host_layers)
+    plain = token_bytes(model.spec, weights, weights.pieces[0])
+    assert 0 < read.trunk_in_host < read.trunk == plain.trunk and plain.trunk_in_host == 0
+    on_device, on_host = weights.trunk_pieces(36)
+    assert sum(on_device) + sum(on_host) == weights.trunk and sum(on_host) == read.trunk_in_host
+    found = expect(made.plan, model.spec, read, SPEEDS)
+    seconds = (read.trunk - read.trunk_in_host) / 100e9 + read.trunk_in_host / 10e9
+    assert found.rate == pytest.approx(1 / (seconds + read.others / 50e9))
+    assert found.bound == "device memory and the CPU's memory and the link"
+
+
 def test_a_context_stays_where_something_else_that_was_asked_does_not_fit() -> None:
     profile, model = read_profile("rtx3060-12gb"), model_of(QWEN3)
     for asked, flag in (

@@ -147,9 +147,9 @@ def _expectation(
         described = profiled_model(spec, len(model.expert_tensors), tensors)
         history = load_profile(Path(engine.expert_profile), described, spec.n_vocab)
         counts = history.counts if history is not None else None
-    weights, embedding = decided.weights, model.tensors.embeddings
-    n_bytes = weights.pieces[0] if profile.info.is_vulkan else embedding.tensor.n_bytes
-    read, shared = token_bytes(spec, weights, n_bytes), profile.info.is_uma
+    weights, embedding, info = decided.weights, model.tensors.embeddings, profile.info
+    n_bytes = weights.pieces[0] if info.is_vulkan else embedding.tensor.n_bytes
+    read, shared = token_bytes(spec, weights, n_bytes, decided.plan.host_layers), info.is_uma
     return expect(decided.plan, spec, read, profile.speeds, counts, shares_memory=shared)
 
 
@@ -245,6 +245,7 @@ def _document(
         "mode_reason": made.mode.reason,
         "executor": made.executor,
         "expert_slots": list(made.expert_slots),
+        "host_layers": made.host_layers,
         "cpu_layers": made.cpu_layers,
         "lines": [
             {

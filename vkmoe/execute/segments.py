@@ -193,12 +193,15 @@ def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: Sequence[int] | 
     """Count the bytes that each layer, and then the output head, reads at most where it is slow.
 
     On a GPU with memory of its own (`cache_bytes` None) these are the routed experts, all of them
-    missed. On one that shares the host's memory they are all weights, and each layer's KV cache of
-    `cache_bytes`, which is full at worst.
+    missed, and what else is in host memory. On one that shares the host's memory they are all
+    weights, and each layer's KV cache of `cache_bytes`, which is full at worst.
     """
     experts = [n_used * layer.span_bytes for layer in weights.layers]
-    if cache_bytes is None:
-        return [*experts, 0]
     trunk = [layer.trunk_bytes for layer in weights.layers]
+    if cache_bytes is None:
+        in_host = [
+            n if layer.in_host else 0 for n, layer in zip(trunk, weights.layers, strict=True)
+        ]
+        return [*map(sum, zip(experts, in_host, strict=True)), 0]
     head = weights.output.n_rows * weights.output.row_bytes
     return [*map(sum, zip(experts, trunk, cache_bytes, strict=True)), head]

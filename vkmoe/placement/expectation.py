@@ -25,6 +25,7 @@ class TokenBytes:
     trunk: int
     experts: int  # as the device has them
     others: int  # the same experts where they are read otherwise: in host memory, or by the CPU
+    trunk_in_host: int = 0  # a part of the trunk, read over the link
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,13 @@ class Expectation:
     bound: str  # what it is bound by, in words
 
 
-def token_bytes(spec: ModelSpec, weights: WeightBytes, embedding_bytes: int) -> TokenBytes:
-    """Count the bytes; of the embedding, of `embedding_bytes`, a token reads a row."""
+def token_bytes(
+    spec: ModelSpec, weights: WeightBytes, embedding_bytes: int, host_layers: int = 0
+) -> TokenBytes:
+    """Count the bytes; of the embedding, of `embedding_bytes`, a token reads a row.
+
+    The trunk of the last `host_layers` is in host memory.
+    """
     trunk = weights.trunk
     n_used, n_experts = (spec.experts.n_used, spec.experts.n_experts) if spec.experts else (0, 1)
     experts = others = n_used * sum(weights.spans)
@@ -50,7 +56,9 @@ def token_bytes(spec: ModelSpec, weights: WeightBytes, embedding_bytes: int) -> 
         experts = others = weights.mapped_experts * n_used // n_experts
     if weights.file_spans:
         others = sum(map(sum, weights.file_spans)) * n_used // n_experts
-    return TokenBytes(trunk - (0 if spec.tied_embeddings else embedding_bytes), experts, others)
+    in_host = sum(weights.trunk_pieces(host_layers)[1])
+    trunk -= 0 if spec.tied_embeddings else embedding_bytes
+    return TokenBytes(trunk, experts, others, in_host)
 
 
 def hit_rate_of(
@@ -94,11 +102,14 @@ def expect(
     hit_rate, reason = hit_rate_of(plan, spec, counts)
     by_cpu = plan.cpu_layers > 0
     other, name = (speeds.host, "the CPU's memory") if by_cpu else (speeds.link, "the link")
-    if not speeds.device or not (other or hit_rate == 1.0):
+    link = speeds.device if shares_memory else speeds.link
+    if not speeds.device or not (other or hit_rate == 1.0) or (read.trunk_in_host and not link):
         return Expectation(read, hit_rate, reason, None, None, None, "speeds are not known")
 
     def rate(share: float) -> float:
-        trunk, experts = read.trunk / speeds.device, share * read.experts / speeds.device
+        experts = share * read.experts / speeds.device
+        trunk = (read.trunk - read.trunk_in_host) / speeds.device
+        trunk += read.trunk_in_host / link if read.trunk_in_host else 0.0
         missed = (1 - share) * read.others / other if share < 1 else 0.0
         # Within a layer a GPU and the CPU compute at the same time; all else takes turns.
         together = plan.mode.is_hybrid and not shares_memory
@@ -106,6 +117,8 @@ def expect(
         return 1 / seconds if seconds else 0.0
 
     at = rate(hit_rate) if hit_rate is not None else None
-    bound = "device memory" if hit_rate == 1.0 else f"device memory and {name}"
+    read_over = [name] if hit_rate != 1.0 else []
+    read_over += ["the link"] if read.trunk_in_host and "the link" not in read_over else []
+    bound = " and ".join(["device memory", *read_over])
     worst, best = (rate(0.0), rate(1.0)) if plan.mode.in_cache and other else (None, None)
     return Expectation(read, hit_rate, reason, at, worst, best, bound)

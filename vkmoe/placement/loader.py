@@ -141,7 +141,10 @@ def load_weights(
                 beside = memory.enter_context(_BesideGpu(cpu, shape, plan.cpu_layers))
                 mapping = MappedPlacer(file, cpu, beside.arena, progressing, too_large)
                 beside.placer = reading.enter_context(mapping)
-            loader = _Loader(placing, None if pools else experts, table, beside)
+            host = arena("host", "host weights")
+            n_device = len(tensors.layers) - plan.host_layers
+            arenas = (trunk, host, n_device)
+            loader = _Loader(placing, arenas, None if pools else experts, table, beside)
             weights = loader.load(spec, tensors, plan.ctx_size)
         if reader is not None and pools:
             reader.drop_pages()
@@ -193,15 +196,18 @@ class _Loader:
     def __init__(
         self,
         placer: Placer,
+        trunk: tuple[Arena, Arena, int],
         experts: Arena | None,
         table: ExpertTable,
         beside: _BesideGpu | None = None,
     ) -> None:
         """Begin with nothing placed; without an arena routed experts stay in the file.
 
-        Those that the CPU computes are placed by what is `beside`.
+        The trunk goes to the device, and to host memory from a layer on. Experts that the CPU
+        computes are placed by what is `beside`.
         """
         self._placer, self._experts, self._table = placer, experts, table
+        self._device_trunk, self._host_trunk, self._first_in_host = trunk
         self._beside = beside
         self.homes: list[list[Placement]] = []
 
@@ -209,7 +215,12 @@ class _Loader:
         placer = self._placer
         embeddings = placer.matrix(tensors.embeddings)
         tied = tensors.output is tensors.embeddings
-        parts = [self._parts(layer) for layer in tensors.layers]
+        parts = []
+        for index, layer in enumerate(tensors.layers):
+            in_host = index >= self._first_in_host
+            placer.trunk = self._host_trunk if in_host else self._device_trunk
+            parts.append(self._parts(layer))
+        placer.trunk = self._device_trunk
         output_gain = placer.vector(tensors.output_gain)
         output = embeddings if tied else placer.matrix(tensors.output)
         ropes = {
@@ -217,8 +228,8 @@ class _Loader:
             for rope in spec.ropes
         }
         layers = [
-            LayerWeights(*pair, rope_table=ropes[layer.mixer.rope])
-            for pair, layer in zip(parts, spec.layers, strict=True)
+            LayerWeights(*pair, ropes[layer.mixer.rope], in_host=index >= self._first_in_host)
+            for index, (pair, layer) in enumerate(zip(parts, spec.layers, strict=True))
         ]
         return ModelWeights(embeddings, output_gain, output, tuple(layers), self._table.range)
 

@@ -87,8 +87,9 @@ class Placer(Closing):
     def __init__(
         self, file: GgufFile, device: Device, trunk: Arena, progressing: Progressing
     ) -> None:
-        """Begin with nothing placed; `trunk` is for all but the routed experts."""
-        self._file, self._trunk, self._progressing = file, trunk, progressing
+        """Begin with nothing placed; `trunk` is for all but routed experts, and may be changed."""
+        self._file, self._progressing = file, progressing
+        self.trunk = trunk  # where the next tensors go
         self._transfer = Transfer(device)
         self._pool = ThreadPoolExecutor(N_THREADS, "load")
 
@@ -106,7 +107,7 @@ class Placer(Closing):
     def matrix(self, tensor: FileMatrix) -> Matrix:
         """Place all rows of a matrix."""
         kind, rows = _Kind(tensor.data_type, tensor.type, tensor.n_columns), tensor.data(self._file)
-        place = self._trunk.place(len(rows) * kind.row_bytes)
+        place = self.trunk.place(len(rows) * kind.row_bytes)
         self._copy(kind, self._pieces(kind, rows, place, 0))
         self._file.drop_pages(tensor.tensor.name)
         return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
@@ -117,13 +118,13 @@ class Placer(Closing):
 
     def place(self, data: Bytes) -> int:
         """Place any bytes, uint8 [n_bytes], and return their address."""
-        place = self._trunk.place(data.size)
+        place = self.trunk.place(data.size)
         self._transfer.write(place.buffer, place.offset, data)
         return place.address
 
     def block(self, block: FeedForwardTensors) -> Block:
         """Place the span of a block that every token uses."""
-        (span,) = self.spans(block, self._trunk)
+        (span,) = self.spans(block, self.trunk)
         return Block(self.shape(block), span.address)
 
     def shape(self, block: FeedForwardTensors) -> ExpertShape:
@@ -227,7 +228,7 @@ class MappedPlacer(Placer):
 
     def block(self, block: FeedForwardTensors) -> Block:
         """Find the parts of a block that every token uses."""
-        (span,) = self.spans(block, self._trunk)
+        (span,) = self.spans(block, self.trunk)
         addresses = span.buffer.view()[span.offset : span.offset + DESCRIPTOR_BYTES]
         parts = tuple(addresses.view(np.uint64).tolist())
         return Block(self.shape(block), span.address, parts=parts)

@@ -105,7 +105,8 @@ def decide(
 
     `measure_link` is called where experts can miss. `overlaps`: experts are copied while tokens are
     computed (`copies_overlap`). Where the default context does not fit and none was asked for, it
-    is halved until it does. Raises what `plan` and `measure_link` raise.
+    is halved until it does; where the trunk does not fit even so, layers of it go to host memory.
+    Raises what `plan` and `measure_link` raise.
     """
     free = available_bytes() if available_host_bytes is None else available_host_bytes
     given = _Given(model, device, tuning or choose_tuning(device), measure_link, overlaps, free)
@@ -114,29 +115,43 @@ def decide(
     except OutOfMemoryError:
         if config.expert_slots or config.expert_cache or config.n_cpu_moe:
             raise  # what was asked for does not fit: a shorter context is not the first to try
-        whole = context_size(config, model.spec)
-        for ctx_size in _smaller_contexts(config, whole):
+        for less in _with_less(config, model.spec, device):
             with suppress(OutOfMemoryError):
-                return _reduced(_decided(replace(config, ctx_size=ctx_size), given), whole)
+                return _reduced(_decided(less, given), config, model.spec)
         raise
 
 
-def _smaller_contexts(config: EngineConfig, whole: int) -> Iterator[int]:
-    """Yield what may be tried in place of a default context."""
-    while config.ctx_size is None and whole > LEAST_CTX_SIZE:
-        whole = max(LEAST_CTX_SIZE, whole // 2)
-        yield whole
+def _with_less(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Iterator[EngineConfig]:
+    """Yield what may be tried in place of defaults that do not fit: first a shorter context.
+
+    Then fewer layers on the device, one after another.
+    """
+    if config.ctx_size is None:
+        n_tokens = context_size(config, spec)
+        while n_tokens > LEAST_CTX_SIZE:
+            n_tokens = max(LEAST_CTX_SIZE, n_tokens // 2)
+            config = replace(config, ctx_size=n_tokens)
+            yield config
+    if config.gpu_layers is None and not device.is_uma:
+        for n_layers in range(spec.n_layers - 1, -1, -1):
+            yield replace(config, gpu_layers=n_layers)
 
 
-def _reduced(decision: Decision, whole: int) -> Decision:
-    """Say of a decision that its context is shorter than it would be."""
-    made = decision.plan
-    reason = f"reduced from {whole}, which does not fit; --ctx-size changes it"
+def _reduced(decision: Decision, asked: EngineConfig, spec: ModelSpec) -> Decision:
+    """Say of a decision what is less in it than was `asked`, which did not fit."""
+    made, reasons, notes = decision.plan, dict[str, str](), list(decision.plan.notes)
+    whole = context_size(asked, spec)
+    if made.ctx_size < whole:
+        reasons["KV cache"] = f"reduced from {whole}, which does not fit; --ctx-size changes it"
+        notes.append(f"the context is {made.ctx_size} tokens, because {whole} do not fit")
+    if made.host_layers and asked.gpu_layers is None:
+        reasons["host weights"] = "the device has no room for them; --gpu-layers changes it"
+        which = f"{made.host_layers} of {spec.n_layers} layers"
+        notes.append(f"{which} are in host memory, because the device has no room for them")
     lines = tuple(
-        replace(line, reason=reason) if line.name == "KV cache" else line for line in made.lines
+        replace(line, reason=reasons.get(line.name or "", line.reason)) for line in made.lines
     )
-    note = f"the context is {made.ctx_size} tokens, because {whole} do not fit"
-    return replace(decision, plan=replace(made, lines=lines, notes=(*made.notes, note)))
+    return replace(decision, plan=replace(made, lines=lines, notes=tuple(notes)))
 
 
 @dataclass(frozen=True)
@@ -194,6 +209,8 @@ def _decided(config: EngineConfig, given: _Given) -> Decision:
 
 _OPTIONS: dict[BufferName, str] = {
     "KV cache": "--ctx-size",
+    "weights": "--gpu-layers",
+    "host weights": "--gpu-layers",
     "tensors": "--ubatch-size",
     "experts": "--expert-mode",
     "staged experts": "--expert-mode",
@@ -213,6 +230,8 @@ _OPTIONS_OF_ITEMS = {
     "experts that the CPU": "--expert-mode",
     "addresses of the CPU's": "--expert-mode",
     "addresses of experts": "",
+    "addresses of blocks": "",
+    "rotary table": "--ctx-size",
     "activations of the CPU": "--expert-mode",
 }
 
@@ -332,13 +351,20 @@ def plan(
     """
     ctx_size = context_size(config, spec)
     lines = tuple(_fixed_lines(config, spec, device, weights, scratch))
-    base = MemoryPlan(ctx_size, config.kv_type, ON_DEVICE, lines, n_regions=config.parallel)
+    base = MemoryPlan(
+        ctx_size,
+        config.kv_type,
+        ON_DEVICE,
+        lines,
+        n_regions=config.parallel,
+        host_layers=_host_layers(config, weights),
+    )
     budget = device_budget(device, available_host_bytes, config.vram_margin_bytes)
     free = budget - base.total("device") - (base.total("host") if device.is_uma else 0)
     try:
         if free < 0:
             parts = {
-                "weights": weights.trunk,
+                "weights": sum(weights.trunk_pieces(base.host_layers)[0]),
                 "KV cache": config.parallel * sum(_cache_bytes(spec, ctx_size, config.kv_type)),
                 "activations": sum(scratch.tensors),
             }
@@ -353,6 +379,7 @@ def plan(
         pool = _pool_room(base, device, free, available_host_bytes)
         given = ExpertRoom(config, spec.experts, weights, device, free, pool, base, scratch.brings)
         made = place_experts(given, mode_of_cache)
+        made = replace(made, notes=(*_notes(config, weights), *made.notes))
         _check_host(made, spec, device, available_host_bytes)
         return made
     except OutOfMemoryError as error:
@@ -360,6 +387,18 @@ def plan(
             others = "; a file in a type that vkmoe runs as it is needs less"
             raise OutOfMemoryError(f"{error}; weights are {growth}", error.hint + others) from None
         raise
+
+
+def _host_layers(config: EngineConfig, weights: WeightBytes) -> int:
+    """Count the layers whose trunk is to be in host memory."""
+    n_layers = len(weights.layer_pieces)
+    return n_layers - min(n_layers, n_layers if config.gpu_layers is None else config.gpu_layers)
+
+
+def _notes(config: EngineConfig, weights: WeightBytes) -> tuple[str, ...]:
+    if config.gpu_layers is None or weights.layer_pieces:
+        return ()
+    return (f"the CPU reads weights in the file: --gpu-layers {config.gpu_layers} has no effect",)
 
 
 def _check_host(
@@ -467,13 +506,19 @@ def _fixed_lines(
     """Make the lines for all that a model needs whatever is decided about its experts."""
     ctx_size, kv_type = context_size(config, spec), config.kv_type
     ropes = [round_up(ctx_size * rope.dim * 4) for rope in spec.ropes]
-    trunk = lay_out_spans(device, [*weights.pieces, *ropes])  # rotary tables are behind weights
+    n_host = _host_layers(config, weights)
+    on_device, on_host = weights.trunk_pieces(n_host)
+    trunk = lay_out_spans(device, [*on_device, *ropes])  # rotary tables are behind weights
     n_bytes = layout_bytes([trunk]) - sum(ropes)
     item, reason = "weights used by every token", "read for each token"
     if weights.mapped:
         yield Allocation("weights", "file", weights.mapped, "read where the file is mapped")
         item, reason = "addresses of blocks", "where weights are in the file"
     yield allocation(device, item, "device", reason, "weights", [trunk], n_bytes)
+    if on_host:
+        item = f"weights of the last {n_host} of {spec.n_layers} layers"
+        layouts = [lay_out_spans(device, list(on_host))]
+        yield allocation(device, item, "host", "as --gpu-layers", "host weights", layouts)
     if weights.copied:
         item, reason = "other weights", "kernels cannot read them as they are in the file"
         yield allocation(device, item, "host", reason, n_bytes=weights.copied)

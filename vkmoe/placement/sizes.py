@@ -62,6 +62,7 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
         experts=sum(n_experts * n_bytes for n_experts, n_bytes in spans),
         spans=tuple(n_bytes for _, n_bytes in spans),
         conversions=conversions(tensors),
+        layer_pieces=tuple(len(layer.trunk) for layer in tensors.layers),
     )
 
 
