@@ -63,13 +63,10 @@ PAIR = (Batch((3, 0), 2),)
 
 @every_mapping
 def test_matrices(runner: Runner, tuning: Tuning) -> None:
-    """Batches of 2, 4 and 8 rows, of which four have one that is inert."""
-    for subject in (
-        MatvecRows(tuning, (("Q4_K", 5), ("Q4_K", 3), ("F16", 7))),
-        ResidualRows(tuning, "Q8_0"),
-        HeadRows(tuning, "Q8_0"),
-    ):
-        RowsCase(subject).run(runner).verify()
+    """Batches of 2, 4 and 8 rows, of which four have one that is inert; of others, of one size."""
+    RowsCase(MatvecRows(tuning, (("Q4_K", 5), ("Q4_K", 3), ("F16", 7)))).run(runner).verify()
+    RowsCase(ResidualRows(tuning, "Q8_0"), (Batch((5, 3, 6), 4),)).run(runner).verify()
+    RowsCase(HeadRows(tuning, "Q8_0"), (Batch(ALL[::-1], 8),)).run(runner).verify()
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
