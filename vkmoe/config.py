@@ -7,14 +7,9 @@ numbers. The module looks at no file and no device: what was found there is in f
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
-from decimal import Decimal
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal
 
 from vkmoe.choices import (
     CopyTiming,
@@ -30,6 +25,15 @@ from vkmoe.choices import (
     TuningSource,
 )
 from vkmoe.errors import UsageError
+from vkmoe.option_fields import (
+    check_fields,
+    flags_of,
+    long_flag,
+    option,
+    parse_ids,
+    parse_margin,
+    parse_size,
+)
 
 __all__ = [
     "DEFAULT_PREDICTOR",
@@ -38,116 +42,13 @@ __all__ = [
     "EngineConfig",
     "Pins",
     "SamplingConfig",
-    "environment_name",
-    "flags_of",
-    "long_flag",
     "mode_contradicts",
-    "parse_ids",
-    "parse_margin",
-    "parse_size",
     "predictor_contradicts",
 ]
 
 DEFAULT_PREDICTOR: PredictorName = "token"
 MAX_THREADS = 512
 MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
-
-
-# ----- what an option says about itself -----
-
-
-def _option(
-    default: Any,
-    help: str,
-    *flags: str,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    metavar: str | None = None,
-    check: Callable[[str], object] | None = None,
-) -> Any:
-    """Declare a dataclass field that is also a command-line option.
-
-    `flags` default to `--field-name`; a switch that can be turned off is "--on/--off". `minimum`
-    and `maximum` are inclusive. `metavar` stands for the value in help texts. `check` reads a text
-    and raises UsageError where it is malformed.
-    """
-    metadata = {
-        "help": help, "flags": flags, "minimum": minimum, "maximum": maximum,
-        "metavar": metavar, "check": check,
-    }  # fmt: skip
-    return field(default=default, metadata=metadata)
-
-
-def flags_of(item: Field[Any]) -> tuple[str, ...]:
-    """List the flags of the option that a field declares."""
-    flags: tuple[str, ...] = item.metadata["flags"]
-    return flags or ("--" + item.name.replace("_", "-"),)
-
-
-def environment_name(field_name: str) -> str:
-    """Name the environment variable that sets an option: `ctx_size` -> `VKMOE_CTX_SIZE`."""
-    return "VKMOE_" + field_name.upper()
-
-
-def long_flag(flags: tuple[str, ...], value: Any = True) -> str:
-    """Choose the first long flag of an option; of a switch, the form that gives it `value`.
-
-    ("-c", "--ctx-size") -> --ctx-size; ("--keep/--no-keep",) -> --keep, and --no-keep for False.
-    """
-    on, _, off = next(flag for flag in flags if flag.startswith("--")).partition("/")
-    return off if off and value is False else on
-
-
-# ----- sizes and ids, written as text -----
-
-_MAX_SIZE = 1 << 62
-_SIZE = re.compile(r"(?=\.?\d)(\d*\.?\d*)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgtpe", 1):
-    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
-
-
-def parse_size(text: str) -> int:
-    """Read a size such as "6GiB", "1.5 g", "500 MB" or "1048576" as bytes.
-
-    KiB, MiB, GiB and so on and single letters are powers of 1024; KB, MB, GB of 1000. Raises
-    UsageError for anything else, for less than one byte and more than 2^62.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise UsageError(f"{text!r} is not a size", "write it as 6GiB, 500MiB or in bytes")
-    value = Decimal(match[1]) * unit
-    if not 1 <= value <= _MAX_SIZE:
-        verdict = "too large, more than 2^62 bytes" if value > 1 else "less than one byte"
-        raise UsageError(f"{text!r} is {verdict}", "leave it out for what the device has room for")
-    return int(value)
-
-
-def parse_margin(text: str) -> int:
-    """Read a size as `parse_size` does, or 0."""
-    return 0 if text.strip() == "0" else parse_size(text)
-
-
-def parse_ids(text: str) -> tuple[int, ...]:
-    """Read a list of expert ids such as "1, 2,,3"; they come out distinct and in their order.
-
-    Empty pieces and blanks do not matter. Raises UsageError with the piece that is no id, and when
-    there is none at all.
-    """
-    pieces = [piece.strip() for piece in text.split(",")]
-    for piece in pieces:
-        number = piece.isascii() and piece.isdigit()
-        if piece and not (number and len(piece.lstrip("0")) < 10):
-            verdict = "too large for an expert's id" if number else "not an expert's id"
-            raise UsageError(
-                f"in {text!r}, {piece!r} is {verdict}",
-                "write whole numbers from 0 with commas between them, such as 1,2,3",
-            )
-    ids = tuple(dict.fromkeys(int(piece.lstrip("0") or "0") for piece in pieces if piece))
-    if not ids:
-        raise UsageError(f"{text!r} names no expert", "write ids such as 1,2,3")
-    return ids
 
 
 # ----- what is pinned -----
@@ -181,52 +82,52 @@ class SamplingConfig:
     The order is: penalties, top-k, top-p, min-p, temperature, draw.
     """
 
-    temp: float = _option(0.8, "Temperature; 0 always takes the most likely token.", minimum=0)
-    top_k: int = _option(40, "Keep only the k most likely tokens; 0 keeps all.", minimum=0)
-    top_p: float = _option(
+    temp: float = option(0.8, "Temperature; 0 always takes the most likely token.", minimum=0)
+    top_k: int = option(40, "Keep only the k most likely tokens; 0 keeps all.", minimum=0)
+    top_p: float = option(
         0.95,
         "Keep the smallest set of tokens whose probability reaches p; 1 keeps all.",
         minimum=0,
         maximum=1,
     )
-    min_p: float = _option(
+    min_p: float = option(
         0.05,
         "Drop tokens less likely than this times the most likely one; 0 drops none.",
         minimum=0,
         maximum=1,
     )
-    repeat_penalty: float = _option(
+    repeat_penalty: float = option(
         1.0,
         "Divide the logits of recent tokens by this (multiply negative ones); 1 is off.",
         minimum=0.01,
     )
-    repeat_last_n: int = _option(
+    repeat_last_n: int = option(
         64, "How many recent tokens the penalties look at; -1 means all.", minimum=-1
     )
-    presence_penalty: float = _option(
+    presence_penalty: float = option(
         0.0, "Subtract this from the logit of every recent token once."
     )
-    frequency_penalty: float = _option(
+    frequency_penalty: float = option(
         0.0, "Subtract this from the logit of a recent token for each time it occurred."
     )
-    seed: int | None = _option(
+    seed: int | None = option(
         None, "Seed of the random draw. Default: a random one, printed at the end.", minimum=0
     )
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Says how a model is loaded and run."""
 
-    device: str | None = _option(
+    device: str | None = option(
         None,
         "Device: its index or part of its name (see `vkmoe devices`), cpu, or vulkan for the best "
         "with a Vulkan driver. Default: discrete before integrated before CPU.",
     )
-    ctx_size: int | None = _option(
+    ctx_size: int | None = option(
         None,
         "Context length in tokens, prompt and reply together. "
         "Default: the model's own, at most 8192; less where that does not fit.",
@@ -234,8 +135,8 @@ class EngineConfig:
         "--ctx-size",
         minimum=1,
     )
-    kv_type: KvType = _option("f16", "Number format of the KV cache.")
-    gpu_layers: int | None = _option(
+    kv_type: KvType = option("f16", "Number format of the KV cache.")
+    gpu_layers: int | None = option(
         None,
         "Layers, from the first, whose weights besides routed experts are in device memory; the "
         "GPU reads those of the others in host memory, over the bus. More than there are: all. "
@@ -245,14 +146,14 @@ class EngineConfig:
         minimum=0,
         metavar="N",
     )
-    parallel: int = _option(
+    parallel: int = option(
         1,
         "How many sequences are processed at once; each has a context of its own in the KV cache.",
         "-np",
         "--parallel",
         minimum=1,
     )
-    ubatch_size: int | None = _option(
+    ubatch_size: int | None = option(
         None,
         "Most tokens of a prompt that are processed at once. Default: as the device favours.",
         "-ub",
@@ -260,7 +161,7 @@ class EngineConfig:
         minimum=1,
         maximum=MAX_ROWS,
     )
-    threads: int | None = _option(
+    threads: int | None = option(
         None,
         "Threads that compute where the device is the CPU, or the experts that the CPU computes "
         "beside a GPU; the text is the same with any number. "
@@ -270,24 +171,24 @@ class EngineConfig:
         minimum=1,
         maximum=MAX_THREADS,
     )
-    draft: DraftWay = _option(
+    draft: DraftWay = option(
         "none",
         "Guess the next tokens from where the last ones stood before in the text (lookup), and "
         "verify several at once: the same text, sooner where it repeats itself.",
     )
-    validation: bool = _option(
+    validation: bool = option(
         False,
         "Run under the Vulkan validation layer with synchronisation validation "
         "(slow; for finding driver and vkmoe bugs).",
     )
 
-    tuning: TuningSource = _option(
+    tuning: TuningSource = option(
         "remembered",
         "How kernels are launched: as `vkmoe tune` found best on the device (remembered), or as on "
         "every device of its kind (table), to repeat the bits of a run from elsewhere.",
     )
 
-    vram_margin: str | None = _option(
+    vram_margin: str | None = option(
         None,
         "Device memory to leave to others, such as the desktop: 1GiB, 0.5g or 0. Default: 512MiB; "
         "where the device shares the host's memory 4GiB of that, on a CPU 1GiB.",
@@ -296,20 +197,20 @@ class EngineConfig:
     )
 
     # ----- where experts are computed -----
-    expert_mode: Literal["auto", ModeName] = _option(
+    expert_mode: Literal["auto", ModeName] = option(
         "auto",
         "Where experts are computed: on the device, which holds all of them (resident), or some "
         "and reads the others in host memory (cache); those that have a slot on the device and "
         "the others on the CPU, at the same time (hybrid); or all on the CPU (cpu). "
         "auto: resident where all fit, else cache.",
     )
-    cpu_moe: bool | None = _option(
+    cpu_moe: bool | None = option(
         None,
         "Whether the CPU computes all experts: yes is --expert-mode cpu, no rules it out. "
         "Default: as --expert-mode.",
         "--cpu-moe/--no-cpu-moe",
     )
-    n_cpu_moe: int | None = _option(
+    n_cpu_moe: int | None = option(
         None,
         "The CPU computes the experts of the first N layers that have any; those of the others "
         "must fit on the device.",
@@ -320,7 +221,7 @@ class EngineConfig:
     )
 
     # ----- the expert cache -----
-    expert_cache: str | None = _option(
+    expert_cache: str | None = option(
         None,
         "Device memory for experts, all layers together, such as 6GiB, 500MiB or plain bytes "
         "(GB = 10^9, GiB or G = 2^30); the other experts are read from host memory, or are the "
@@ -330,7 +231,7 @@ class EngineConfig:
         metavar="SIZE",
         check=parse_size,
     )
-    expert_slots: int | None = _option(
+    expert_slots: int | None = option(
         None,
         "How many experts of each layer the device holds; instead of --expert-cache. "
         "Default: as many as fit.",
@@ -338,52 +239,52 @@ class EngineConfig:
         "--moe-expert-cache-size",
         minimum=1,
     )
-    expert_policy: PolicyName = _option(
+    expert_policy: PolicyName = option(
         "slru",
         "Which expert leaves the device when another needs its slot: the one unused for longest "
         "(lru), the least used that was not used again soon (slru), or the one with the least "
         "frequent and recent uses (lfru).",
     )
-    expert_allocation: SlotSharing = _option(
+    expert_allocation: SlotSharing = option(
         "layer",
         "Whether each layer keeps its own slots, or layers with experts of one size share them.",
     )
-    expert_half_life: float = _option(
+    expert_half_life: float = option(
         64.0,
         "Tokens after which a use of an expert counts half; fewer follow a new subject sooner.",
         minimum=1,
     )
-    moe_warmpin: int | None = _option(
+    moe_warmpin: int | None = option(
         None,
         "Experts of each layer to keep on the device once their uses are known: the most used, in "
         "at most half of the slots; 0: none. Default: as many as a token uses, where not all fit; "
         "none where tokens tell which experts they use (--expert-predictor token).",
         minimum=0,
     )
-    moe_warmpin_after: int = _option(
+    moe_warmpin_after: int = option(
         64,
         "Tokens after which --moe-warmpin chooses, and after as many more chooses anew.",
         minimum=1,
     )
-    expert_resident_selection: ResidentSelection | None = _option(
+    expert_resident_selection: ResidentSelection | None = option(
         None,
         "Experts to keep on the device: the first of each layer (first_n) or those named (manual) "
         "from the start, or those used most (frequency) once --expert-warmup-tokens have passed, "
         "from the start those of --expert-profile. Default: none, manual with "
         "--expert-resident-ids.",
     )
-    expert_num_resident: int | None = _option(
+    expert_num_resident: int | None = option(
         None,
         "How many experts of each layer --expert-resident-selection keeps. Default: all slots.",
         minimum=1,
     )
-    expert_warmup_tokens: int = _option(
+    expert_warmup_tokens: int = option(
         4096,
         "Tokens after which --expert-resident-selection frequency chooses, once; until then the "
         "cache has no residents but those of a profile.",
         minimum=1,
     )
-    expert_resident_ids: str | None = _option(
+    expert_resident_ids: str | None = option(
         None,
         "Experts to keep on the device, the same of every layer, such as 1,2,3.",
         metavar="IDS",
@@ -391,7 +292,7 @@ class EngineConfig:
     )
 
     # ----- moving experts before they are needed -----
-    host_pool: str | None = _option(
+    host_pool: str | None = option(
         None,
         "Host memory for experts, such as 8GiB; those it has no room for stay in the file and are "
         "read when they are needed. Default: the least of all experts, 70 % of the memory that is "
@@ -399,25 +300,25 @@ class EngineConfig:
         metavar="SIZE",
         check=parse_size,
     )
-    executor: Executor | None = _option(
+    executor: Executor | None = option(
         None,
         "Give a token to the device as a whole (fused), or stop at each router until the chosen "
         "experts are there (stepped; slower). Default: fused, where the host pool holds all "
         "experts.",
     )
-    miss: Literal["auto", MissWay] = _option(
+    miss: Literal["auto", MissWay] = option(
         "auto",
         "How an expert without a slot is served: kernels read it in host memory (read), or a copy "
         "kernel brings it over first, in the same submit (gather; of one sequence, and not of "
         "prompts). auto: as the measured speeds favour.",
     )
-    promote_on_read: bool | None = _option(
+    promote_on_read: bool | None = option(
         None,
         "Whether what is read of an expert without a slot is kept on the device at once, so that "
         "it need not cross the bus again. Default: yes, where there is a bus to cross.",
         "--promote-on-read/--no-promote-on-read",
     )
-    expert_predictor: PredictorName | None = _option(
+    expert_predictor: PredictorName | None = option(
         None,
         "What tells which experts are about to be used: the next tokens themselves, by what they "
         "used before (token); the experts of the last tokens, by what used to follow them "
@@ -425,39 +326,39 @@ class EngineConfig:
         "(none). Default: token, which then chooses what leaves the device, too, rather than "
         "--expert-policy.",
     )
-    moe_predict_prefetch: bool | None = _option(
+    moe_predict_prefetch: bool | None = option(
         None,
         "Whether experts are guessed before they are needed: yes is --expert-predictor token "
         "unless that names another, no is --expert-predictor none. Default: as there.",
         "--moe-predict-prefetch/--no-moe-predict-prefetch",
     )
-    expert_admission: bool = _option(
+    expert_admission: bool = option(
         True,
         "Whether an expert gets a slot only if it is likelier to be used next than the one that "
         "would leave; otherwise each that was missed gets one.",
         "--expert-admission/--no-expert-admission",
     )
-    expert_copies: CopyTiming | None = _option(
+    expert_copies: CopyTiming | None = option(
         None,
         "Copy experts into slots while the token runs (overlap), or between two tokens (wait). "
         "Default: overlap, where the device has a queue for copies.",
     )
 
     # ----- what is kept of a run -----
-    expert_profile: str | None = _option(
+    expert_profile: str | None = option(
         None,
         "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
         "written at the end. It tells which tokens there were, and which experts each used.",
         metavar="FILE",
     )
-    expert_stats: str | None = _option(
+    expert_stats: str | None = option(
         None,
         "Write hit rates by layer to this file at the end, as text, and as JSON beside it.",
         metavar="FILE",
     )
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         _check_mode(self)
         _check_expert_choices(self)
 
@@ -528,53 +429,6 @@ class EngineConfig:
 
 
 # ----- what makes a config wrong -----
-
-_SEE_HELP = "see --help for its meaning"
-
-
-def _check_fields(config: EngineConfig | SamplingConfig) -> None:
-    """Check the type of every field, and its range, choices or form as text.
-
-    Raises UsageError naming the field (for a text form, its flag).
-    """
-    hints = get_type_hints(type(config))
-    for item in fields(config):
-        hint, value = hints[item.name], getattr(config, item.name)
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        if value is None and NoneType in kinds:
-            continue
-        if bool in kinds:
-            if not isinstance(value, bool):
-                raise UsageError(f"{item.name} is {value!r}", "use True or False")
-        elif int in kinds or float in kinds:
-            _check_number(item, value, whole=int in kinds)
-        elif str in kinds:
-            _check_text(item, value)
-        elif value not in (choices := [word for kind in kinds for word in get_args(kind)]):
-            words = f"{', '.join(choices[:-1])} or {choices[-1]}"
-            raise UsageError(f"{item.name} is {value!r}", f"use {words}")
-
-
-def _check_number(item: Field[Any], value: Any, whole: bool) -> None:
-    sound = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    # The comparison is false for nan and infinity too.
-    if not sound or not (whole or abs(value) <= sys.float_info.max):
-        noun = "a whole number" if whole else "a finite number"
-        raise UsageError(f"{item.name} is {value!r}, not {noun}", _SEE_HELP)
-    low, high = item.metadata["minimum"], item.metadata["maximum"]
-    if (low is not None and value < low) or (high is not None and value > high):
-        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise UsageError(f"{item.name} is {value}, must be {bounds}", _SEE_HELP)
-
-
-def _check_text(item: Field[Any], value: Any) -> None:
-    if not isinstance(value, str):
-        raise UsageError(f"{item.name} is {value!r}, not text", _SEE_HELP)
-    try:
-        if (check := item.metadata["check"]) is not None:
-            check(value)
-    except UsageError as error:
-        raise UsageError(f"{long_flag(flags_of(item))}: {error}", error.hint) from None
 
 
 def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:

@@ -40,9 +40,8 @@ from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.placer import Progress
-from vkmoe.placement.plan import Decision, decide
+from vkmoe.placement.plan import Decision, decide, with_less
 from vkmoe.placement.remembered import tuning_for
-from vkmoe.placement.spill import with_less
 
 __all__ = ["Engine"]
 

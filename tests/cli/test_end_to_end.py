@@ -17,9 +17,9 @@ from typer.core import TyperCommand, TyperOption
 
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.cli.app import root
-from vkmoe.config import environment_name
 from vkmoe.experts.study.trace import TraceWriter
 from vkmoe.llm import LLM, demo_model_path
+from vkmoe.option_fields import environment_name
 from vkmoe.selftest import suite
 
 from .conftest import Run

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig, environment_name
+from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
+from vkmoe.option_fields import environment_name
 
 from .conftest import FakeLLM, Run
 

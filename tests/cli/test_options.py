@@ -9,14 +9,8 @@ import pytest
 from typer.core import TyperOption
 
 from vkmoe.cli.app import root
-from vkmoe.config import (
-    DEFAULT_PREDICTOR,
-    EngineConfig,
-    SamplingConfig,
-    environment_name,
-    flags_of,
-    long_flag,
-)
+from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig, SamplingConfig
+from vkmoe.option_fields import environment_name, flags_of, long_flag
 
 from .conftest import FakeLLM, Run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vkmoe.config import parse_ids, parse_size
 from vkmoe.errors import UsageError
+from vkmoe.option_fields import parse_ids, parse_size
 
 KIB, MIB, GIB, TIB = (1 << shift for shift in (10, 20, 30, 40))
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tools.make_help import page
-from vkmoe.config import EngineConfig, flags_of
+from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import size_cache, sizing_line
+from vkmoe.option_fields import flags_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OTHERS = (

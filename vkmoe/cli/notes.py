@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vkmoe.config import EngineConfig, flags_of, long_flag
+from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.option_fields import flags_of, long_flag
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo, MemoryPlan

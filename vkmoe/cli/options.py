@@ -22,16 +22,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vkmoe.config import (
-    OF_OTHER_MODES,
-    EngineConfig,
-    environment_name,
-    flags_of,
-    long_flag,
-    mode_contradicts,
-    predictor_contradicts,
-)
+from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, predictor_contradicts
 from vkmoe.errors import PromptError, UsageError, VkmoeError
+from vkmoe.option_fields import environment_name, flags_of, long_flag
 
 __all__ = [
     "IgnoreEos",

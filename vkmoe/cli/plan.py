@@ -173,7 +173,7 @@ def _lines(
 
 
 def _line(line: Allocation) -> str:
-    from vkmoe.placement.plan import option_of
+    from vkmoe.placement.memory import option_of
 
     option = option_of(line)
     change = f"; {option} changes it" if option and option not in line.reason else ""
@@ -232,7 +232,7 @@ def _speed(profile: DeviceProfile, found: Expectation) -> list[str]:
 def _document(
     spec: ModelSpec, profile: DeviceProfile, decided: Decision, found: Expectation
 ) -> dict[str, Any]:
-    from vkmoe.placement.plan import option_of
+    from vkmoe.placement.memory import option_of
 
     made = decided.plan
     return {

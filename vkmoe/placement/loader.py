@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -141,10 +141,9 @@ def load_weights(
                 beside = memory.enter_context(_BesideGpu(cpu, shape, plan.cpu_layers))
                 mapping = MappedPlacer(file, cpu, beside.arena, progressing, too_large)
                 beside.placer = reading.enter_context(mapping)
-            host = arena("host", "host weights")
-            n_device = len(tensors.layers) - plan.host_layers
-            arenas = (trunk, host, n_device)
-            loader = _Loader(placing, arenas, None if pools else experts, table, beside)
+            first_in_host = len(tensors.layers) - plan.host_layers
+            parts = _TrunkArenas(trunk, arena("host", "host weights"), first_in_host)
+            loader = _Loader(placing, parts, None if pools else experts, table, beside)
             weights = loader.load(spec, tensors, plan.ctx_size)
         if reader is not None and pools:
             reader.drop_pages()
@@ -190,24 +189,34 @@ class _BesideGpu(Closing):
         self._cleanup.close()
 
 
+class _TrunkArenas(NamedTuple):
+    """Holds the memory of what every token reads: of the layers from one on, the host's."""
+
+    device: Arena
+    host: Arena
+    first_in_host: int
+
+    def of_layer(self, layer: int) -> Arena:
+        return self.host if layer >= self.first_in_host else self.device
+
+
 class _Loader:
     """Places the tensors of a model in the order of `ModelTensors.trunk`."""
 
     def __init__(
         self,
         placer: Placer,
-        trunk: tuple[Arena, Arena, int],
+        trunk: _TrunkArenas,
         experts: Arena | None,
         table: ExpertTable,
         beside: _BesideGpu | None = None,
     ) -> None:
         """Begin with nothing placed; without an arena routed experts stay in the file.
 
-        The trunk goes to the device, and to host memory from a layer on. Experts that the CPU
-        computes are placed by what is `beside`.
+        Those that the CPU computes are placed by what is `beside`.
         """
         self._placer, self._experts, self._table = placer, experts, table
-        self._device_trunk, self._host_trunk, self._first_in_host = trunk
+        self._trunk = trunk
         self._beside = beside
         self.homes: list[list[Placement]] = []
 
@@ -217,10 +226,9 @@ class _Loader:
         tied = tensors.output is tensors.embeddings
         parts = []
         for index, layer in enumerate(tensors.layers):
-            in_host = index >= self._first_in_host
-            placer.trunk = self._host_trunk if in_host else self._device_trunk
+            placer.trunk = self._trunk.of_layer(index)
             parts.append(self._parts(layer))
-        placer.trunk = self._device_trunk
+        placer.trunk = self._trunk.device
         output_gain = placer.vector(tensors.output_gain)
         output = embeddings if tied else placer.matrix(tensors.output)
         ropes = {
@@ -228,7 +236,7 @@ class _Loader:
             for rope in spec.ropes
         }
         layers = [
-            LayerWeights(*pair, ropes[layer.mixer.rope], in_host=index >= self._first_in_host)
+            LayerWeights(*pair, ropes[layer.mixer.rope], in_host=index >= self._trunk.first_in_host)
             for index, (pair, layer) in enumerate(zip(parts, spec.layers, strict=True))
         ]
         return ModelWeights(embeddings, output_gain, output, tuple(layers), self._table.range)

@@ -26,6 +26,7 @@ __all__ = [
     "is_mapped",
     "layout_bytes",
     "margin_for",
+    "option_of",
     "size_option",
 ]
 
@@ -210,3 +211,44 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+# ----- what changes a line -----
+
+_OPTIONS: dict[BufferName, str] = {
+    "KV cache": "--ctx-size",
+    "weights": "--gpu-layers",
+    "host weights": "--gpu-layers",
+    "tensors": "--ubatch-size",
+    "experts": "--expert-mode",
+    "staged experts": "--expert-mode",
+    "handed rows": "--ubatch-size",
+    "joined rows": "--ubatch-size",
+    "expert slots": "--expert-cache",
+    "expert pool": "--host-pool",
+    "gathered experts": "--miss",
+    "brought experts": "--ubatch-size",
+}
+
+
+_OPTIONS_OF_ITEMS = {
+    "predictor": "--expert-predictor",
+    "host pool": "--host-pool",
+    "landing slots": "--promote-on-read",
+    "experts that the CPU": "--expert-mode",
+    "addresses of the CPU's": "--expert-mode",
+    "addresses of experts": "",
+    "addresses of blocks": "",
+    "rotary table": "--ctx-size",
+    "activations of the CPU": "--expert-mode",
+}
+
+
+def option_of(line: Allocation) -> str:
+    """Name the option that changes how large a line is; empty: none does."""
+    if line.reason.startswith("as --"):
+        return ""  # which it names
+    for begin, option in _OPTIONS_OF_ITEMS.items():
+        if line.item.startswith(begin):
+            return option
+    return _OPTIONS.get(line.name, "") if line.name is not None else ""

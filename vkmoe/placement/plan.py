@@ -52,21 +52,24 @@ from vkmoe.placement.memory import (
     in_mib,
     is_mapped,
     layout_bytes,
+    margin_for,
+    option_of,
 )
 from vkmoe.placement.pools import PoolRoom, host_pools
 from vkmoe.placement.sizes import CONVERTING_BYTES, growth_words, weight_bytes
 
 __all__ = [
     "DEFAULT_CTX_SIZE",
+    "N_ATTEMPTS",
     "Decision",
     "Scratch",
     "context_size",
     "decide",
-    "option_of",
     "plan",
     "predictor_lines",
     "row_sizes",
     "table_shape",
+    "with_less",
 ]
 
 
@@ -115,13 +118,13 @@ def decide(
     except OutOfMemoryError:
         if config.expert_slots or config.expert_cache or config.n_cpu_moe:
             raise  # what was asked for does not fit: a shorter context is not the first to try
-        for less in _with_less(config, model.spec, device):
+        for less in _smaller(config, model.spec, device):
             with suppress(OutOfMemoryError):
                 return _reduced(_decided(less, given), config, model.spec)
         raise
 
 
-def _with_less(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Iterator[EngineConfig]:
+def _smaller(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Iterator[EngineConfig]:
     """Yield what may be tried in place of defaults that do not fit: first a shorter context.
 
     Then fewer layers on the device, one after another.
@@ -207,43 +210,40 @@ def _decided(config: EngineConfig, given: _Given) -> Decision:
     )
 
 
-_OPTIONS: dict[BufferName, str] = {
-    "KV cache": "--ctx-size",
-    "weights": "--gpu-layers",
-    "host weights": "--gpu-layers",
-    "tensors": "--ubatch-size",
-    "experts": "--expert-mode",
-    "staged experts": "--expert-mode",
-    "handed rows": "--ubatch-size",
-    "joined rows": "--ubatch-size",
-    "expert slots": "--expert-cache",
-    "expert pool": "--host-pool",
-    "gathered experts": "--miss",
-    "brought experts": "--ubatch-size",
-}
+# ----- when a device refuses memory that the plan gave it -----
+#
+# Other programs take memory between plan and allocation, and drivers keep some for themselves. What
+# can be smaller is the experts' share: fewer slots, then none.
+
+N_ATTEMPTS = 4  # which take away an eighth of the experts, a quarter, a half, and all
+_REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
+_OF_EXPERTS = ("experts", "expert slots")
 
 
-_OPTIONS_OF_ITEMS = {
-    "predictor": "--expert-predictor",
-    "host pool": "--host-pool",
-    "landing slots": "--promote-on-read",
-    "experts that the CPU": "--expert-mode",
-    "addresses of the CPU's": "--expert-mode",
-    "addresses of experts": "",
-    "addresses of blocks": "",
-    "rotary table": "--ctx-size",
-    "activations of the CPU": "--expert-mode",
-}
+def with_less(
+    config: EngineConfig,
+    made: MemoryPlan,
+    device: DeviceInfo,
+    available_host_bytes: int,
+    error: OutOfMemoryError,
+    attempt: int,
+) -> EngineConfig | None:
+    """Ask for a plan with fewer experts on the device than one that failed; None: there is none.
 
-
-def option_of(line: Allocation) -> str:
-    """Name the option that changes how large a line is; empty: none does."""
-    if line.reason.startswith("as --"):
-        return ""  # which it names
-    for begin, option in _OPTIONS_OF_ITEMS.items():
-        if line.item.startswith(begin):
-            return option
-    return _OPTIONS.get(line.name, "") if line.name is not None else ""
+    `attempt` counts those that failed, from 1. What a user asked for is not changed: then, and
+    where the plan has no experts on the device, nothing can be less.
+    """
+    asked = config.expert_slots is not None or config.expert_cache is not None
+    decided = asked or config.n_cpu_moe is not None or config.mode == "resident"
+    of_experts = sum(
+        line.n_bytes for line in made.lines if line.place == "device" and line.name in _OF_EXPERTS
+    )
+    if error.result != _REFUSED or decided or not of_experts or attempt > N_ATTEMPTS:
+        return None
+    less = of_experts >> max(0, N_ATTEMPTS - attempt)
+    on_host = made.total("host") if device.is_uma else 0
+    most = made.total("device") + on_host - less
+    return replace(config, vram_margin=str(margin_for(device, available_host_bytes, most)))
 
 
 def predictor_lines(
@@ -374,7 +374,7 @@ def plan(
                 f"without its experts ({listed}); {in_mib(budget)} can be used",
                 "lower --vram-margin"
                 if config.vram_margin_bytes
-                else _smaller(config, max(parts, key=parts.__getitem__)),
+                else _hint(config, max(parts, key=parts.__getitem__)),
             )
         pool = _pool_room(base, device, free, available_host_bytes)
         given = ExpertRoom(config, spec.experts, weights, device, free, pool, base, scratch.brings)
@@ -419,7 +419,7 @@ def _check_host(
     )
 
 
-def _smaller(config: EngineConfig, largest: str) -> str:
+def _hint(config: EngineConfig, largest: str) -> str:
     """Say what makes a plan smaller that has no room for any expert, by its largest part."""
     if largest == "KV cache":
         return "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
@@ -531,7 +531,7 @@ def _fixed_lines(
         raise OutOfMemoryError(
             f"the KV cache of a layer needs {in_mib(max(sizes))} in one piece, {device.name} "
             f"allocates at most {in_mib(chunk_cap(device))}",
-            _smaller(config, "KV cache"),
+            _hint(config, "KV cache"),
         )
     caches = [lay_out_spans(device, sizes)]
     yield allocation(device, item, "device", reason, "KV cache", caches)
