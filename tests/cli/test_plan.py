@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vkmoe.placement.device_profiles import known_profiles
+
 from .conftest import Run
 
 
@@ -23,6 +25,11 @@ def test_a_plan_for_a_device_that_is_not_here(run: Run) -> None:
     )
     assert any("without a hit" in line and "with hits alone" in line for line in lines)
     assert any("192 bit at 15 Gbit/s: 360 GB/s by NVIDIA's data sheet" in line for line in lines)
+
+
+def test_the_help_names_the_profiles_there_are(run: Run) -> None:
+    words = " ".join(run("plan", "--help").out.split())
+    assert all(name in words for name in known_profiles())
 
 
 def test_the_same_as_json(run: Run) -> None:
