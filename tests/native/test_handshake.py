@@ -69,6 +69,7 @@ def test_each_waits_for_the_answer_to_the_one_before(chain: Chain) -> None:
 
 
 def test_one_that_does_not_wait_runs_beside_the_host(chain: Chain) -> None:
+    """Drivers of newer Mesa join submits that signal nothing with the next, which waits here."""
     waits, asks = [False, False, True], [True, False, False]
     submission = chain.device.submit_chain(chain.recordings[:3], chain.handshake, waits, asks)
     chain.handshake.wait()

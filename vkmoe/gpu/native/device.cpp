@@ -142,16 +142,16 @@ std::shared_ptr<Submission> Device::submit_chain(
         commands.push_back(recording->commands());
     }
     const auto turns = handshake.begin(waits, asks);
-    const VkSemaphore asked = handshake.asked(), answered = handshake.answered();
+    const VkSemaphore ended = handshake.ended(), answered = handshake.answered();
     const VkPipelineStageFlags stages = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
     std::vector<VkSubmitInfo> infos(n);
     std::vector<VkTimelineSemaphoreSubmitInfo> values(n);
     for (size_t i = 0; i < n; ++i) {
-        const uint32_t n_waits = turns[i].answered > 0, n_signals = turns[i].asked > 0;
+        const uint32_t n_waits = turns[i].answered > 0;
         values[i] = {VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO, nullptr, n_waits,
-                     &turns[i].answered, n_signals, &turns[i].asked};
+                     &turns[i].answered, 1, &turns[i].ended};
         infos[i] = {VK_STRUCTURE_TYPE_SUBMIT_INFO, &values[i], n_waits, &answered, &stages, 1,
-                    &commands[i], n_signals, &asked};
+                    &commands[i], 1, &ended};
     }
     try {
         return submit_all(queue, infos, recordings);

@@ -27,13 +27,13 @@ Owned<VkSemaphore> new_timeline(VkDevice device) {
     return {"semaphore", semaphore, [=] { vkDestroySemaphore(device, semaphore, nullptr); }};
 }
 
-bool has_reached(Context& context, VkSemaphore semaphore, uint64_t turn) {
+bool has_reached(Context& context, VkSemaphore semaphore, uint64_t number) {
     context.require_alive("vkGetSemaphoreCounterValue");
     uint64_t value = 0;
     const VkResult result =
         VKMOE_ATTEMPT(vkGetSemaphoreCounterValue, context.device(), semaphore, &value);
     if (result != VK_SUCCESS) throw VulkanError(context.note(result), "vkGetSemaphoreCounterValue");
-    return value >= turn;
+    return value >= number;
 }
 
 VkResult signal(Context& context, VkSemaphore semaphore, uint64_t turn) {
@@ -47,8 +47,8 @@ VkResult signal(Context& context, VkSemaphore semaphore, uint64_t turn) {
 }  // namespace
 
 Handshake::Handshake(std::shared_ptr<Context> context) {
-    auto asked = new_timeline(context->device()), answered = new_timeline(context->device());
-    held_ = std::make_shared<Held>(Held{std::move(context), std::move(asked), std::move(answered)});
+    auto ended = new_timeline(context->device()), answered = new_timeline(context->device());
+    held_ = std::make_shared<Held>(Held{std::move(context), std::move(ended), std::move(answered)});
 }
 
 void Handshake::release() noexcept { held_.reset(); }
@@ -64,12 +64,13 @@ std::vector<Handshake::Turn> Handshake::begin(const std::vector<bool>& waits,
     if (answered_ != last_) throw std::runtime_error("the last chain is not answered");
     if (waits.size() != asks.size()) throw std::invalid_argument("a chain of two lengths");
     std::vector<Turn> turns(waits.size());
-    uint64_t asked = last_;
+    asking_.clear();
     for (size_t i = 0; i < turns.size(); ++i) {
-        if (waits[i]) turns[i].answered = asked;
-        if (asks[i]) turns[i].asked = ++asked;
+        if (waits[i]) turns[i].answered = last_ + asking_.size();
+        turns[i].ended = ++n_submits_;
+        if (asks[i]) asking_.push_back(n_submits_);
     }
-    last_ = asked;
+    last_ += asking_.size();
     return turns;
 }
 
@@ -78,12 +79,13 @@ void Handshake::wait() {
     if (answered_ == last_) throw std::runtime_error("no submit asks for anything more");
     Context& context = *held->context;
     const uint64_t turn = answered_ + 1;  // another thread may let go meanwhile
-    const VkSemaphore semaphore = held->asked.get();
+    const uint64_t submit = asking_[asking_.size() - (last_ - answered_)];
+    const VkSemaphore semaphore = held->ended.get();
     {
         const py::gil_scoped_release no_gil;
         const auto give_up = Clock::now() + kPolling;
         do {
-            if (has_reached(context, semaphore, turn)) return;
+            if (has_reached(context, semaphore, submit)) return;
             std::this_thread::yield();
         } while (Clock::now() < give_up);
     }
@@ -91,7 +93,7 @@ void Handshake::wait() {
     info.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO;
     info.semaphoreCount = 1;
     info.pSemaphores = &semaphore;
-    info.pValues = &turn;
+    info.pValues = &submit;
     while (true) {
         if (answered_ >= turn) throw std::runtime_error("the chain was let go");
         context.require_alive("vkWaitSemaphores");
