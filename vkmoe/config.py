@@ -202,7 +202,8 @@ class EngineConfig:
         "Where experts are computed: on the device, which holds all of them (resident), or some "
         "and reads the others in host memory (cache); those that have a slot on the device and "
         "the others on the CPU, at the same time (hybrid); or all on the CPU (cpu). "
-        "auto: resident where all fit, else cache.",
+        "auto: resident where the device's own memory holds all, else what is fastest, measured "
+        "once for each model and device.",
     )
     cpu_moe: bool | None = option(
         None,

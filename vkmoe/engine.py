@@ -39,8 +39,9 @@ from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.memory import available_bytes
+from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.placement.placer import Progress
-from vkmoe.placement.plan import Decision, decide, with_less
+from vkmoe.placement.plan import Decision, with_less
 from vkmoe.placement.remembered import tuning_for
 
 __all__ = ["Engine"]
@@ -62,10 +63,14 @@ class Engine(Closing):
         progress: Progress | None = None,
         tuning: Tuning | None = None,
         *,
+        choice: ModeChoice | None = None,
         seed: History | None = None,
         checks: bool = False,
     ) -> None:
         """Load `model`, which is closed with the engine, or when that cannot be made.
+
+        `choice` says where experts are computed if `config` leaves that open; without one they are
+        on the device, or in a cache where not all fit.
 
         `seed` is what an earlier run left, as `history()` gave it: a warm start.
 
@@ -76,6 +81,7 @@ class Engine(Closing):
             opened = model if isinstance(model, ModelFile) else open_model(model)
             self.model = kept.enter_context(opened)
             self.spec: ModelSpec = opened.spec
+            self._choice = choice
             asked, refusals = config, list[OutOfMemoryError]()
             while True:
                 try:
@@ -120,7 +126,8 @@ class Engine(Closing):
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
             info, measure = self.device.info, lambda: link_of_misses(self.device)
             tuning = tuning or tuning_for(info, config.tuning)
-            decision = decide(config, self.model, info, tuning, measure, overlaps)
+            given = self.model, info, tuning, measure, overlaps
+            decision = decide_with(self._choice, config, *given)
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
             self._refused = decision.plan

@@ -534,6 +534,7 @@ class MemoryPlan:
     brought_places: int = 0  # of each half that experts of prompts are brought to; 0: they are not
     executor: Executor = "fused"
     executor_reason: str = ""
+    mode_reason: str = ""  # why this mode, where no option asked for it
     n_regions: int = 1  # of the KV cache: sequences, each of ctx_size positions
     notes: tuple[str, ...] = ()  # options that have no effect and why, and what was reduced
 

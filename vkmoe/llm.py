@@ -38,6 +38,7 @@ from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.placer import Progress
 
@@ -106,7 +107,8 @@ class LLM(Closing):
             self._config = config
             self.tokenizer = read_tokenizer(model)
             records = RecordKeeper(config, model.spec, model.expert_tensors)
-            self.engine = Engine(model, config, progress, seed=records.seed)
+            choice = choose_mode(model, config, self.tokenizer.encode, progress)
+            self.engine = Engine(model, config, progress, choice=choice, seed=records.seed)
             unless_loaded.pop_all()
         self._records: RecordKeeper | None = records
         self.runner: BatchRunner = self.engine

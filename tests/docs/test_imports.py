@@ -27,6 +27,7 @@ LAYERS = (
     ("models",),
     ("execute", "placement", "generate"),
     ("engine",),
+    ("mode_trial",),
     ("llm", "selftest"),
     ("bench",),
     ("cli",),

@@ -43,7 +43,9 @@ FOUND = (
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     where = tmp_path / "cache" / "gpu.json"
-    monkeypatch.setattr(remembered, "remembered_path", lambda device: where)
+    monkeypatch.setattr(
+        remembered, "remembered_path", lambda device, what="": where.parent / f"{what}gpu.json"
+    )
     return where
 
 

@@ -25,6 +25,7 @@ from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import sizing_line
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path, read_tokenizer
+from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.placer import Progress
 from vkmoe.placement.sizes import weight_bytes
@@ -83,7 +84,8 @@ def run(
     """
     path = demo_model_path() if model is None else Path(model)
     with open_model(path) as file:
-        prompt, sizes = read_tokenizer(file).encode(PROMPT), token_bytes(file)
+        tokenizer = read_tokenizer(file)
+        prompt, sizes = tokenizer.encode(PROMPT), token_bytes(file)
         model_bytes = sum(tensor.n_bytes for tensor in file.file.tensors.values())
     needed = len(prompt) + choice.n_tokens * choice.n_repeats
     _check_context(needed, config.ctx_size or file.spec.context_length)
@@ -97,9 +99,13 @@ def run(
         f"  a token reads {sizes.total / 1e6:,.1f} MB of them (trunk {sizes.trunk / 1e6:,.1f}, "
         f"experts {sizes.experts / 1e6:,.1f}): the roofline allows {1 / least_s:,.1f} tok/s"
     )
-    config = replace(config, device=str(index))
-    with Engine(path, config, _loading(output)) as engine:
+    config, loading = replace(config, device=str(index)), _loading(output)
+    with open_model(path) as file:
+        chosen = choose_mode(file, config, tokenizer.encode, loading)
+    with Engine(path, config, loading, choice=chosen) as engine:
         _check_context(needed, engine.ctx_size)
+        if chosen is not None:
+            output.say(f"experts: {chosen.mode} ({chosen.reason})")
         if engine.plan.sizing is not None:
             output.say(sizing_line(engine.plan.sizing))
         checks = _check(engine, prompt, choice.n_tokens, output)

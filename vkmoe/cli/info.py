@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vkmoe.cli.notes import idle_notes
+from vkmoe.cli.notes import idle_notes, mode_line
 from vkmoe.cli.options import Model, Positional, chosen_model, config_options
 from vkmoe.cli.tune import tuning_lines
 from vkmoe.config import EngineConfig
@@ -115,7 +115,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     from vkmoe.devices import choose_device, list_devices
     from vkmoe.experts.decide.settings import sizing_line
     from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.plan import decide
+    from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
     from vkmoe.placement.remembered import Recalled, recall, with_measured
 
     try:
@@ -128,7 +128,9 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     overlaps = copies_overlap(config, has_queue=not device.is_uma)
     recalled = Recalled() if config.tuning == "table" else recall(device)
     tuning = with_measured(device, recalled)
-    decided = decide(config, model, device, tuning, overlaps=overlaps).plan
+    choice = known_choice(mode_question(config, model, device, tuning), config)
+    given = model, device, tuning, lambda: None, overlaps
+    decided = decide_with(choice, config, *given).plan
     mode = decided.mode
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
@@ -136,6 +138,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
             f"  {line.n_bytes / _MIB:12,.1f} MiB {line.place:8} {line.item} ({line.reason})"
         )
     if model.spec.experts is not None:
+        lines.append(f"mode          {mode_line(decided)}")
         lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
     if mode.in_cache:
         how = "gathered on the device first" if mode.gathers else "read in host memory"

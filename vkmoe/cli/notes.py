@@ -188,7 +188,7 @@ def _at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     if config.threads is not None and llm.device_info.is_vulkan and not llm.plan.cpu_layers:
         yield f"--threads has no effect: {llm.device_info.name} runs shaders"
     sizing = llm.plan.sizing
-    if llm.plan.cpu_layers:
+    if llm.plan.cpu_layers or llm.plan.mode_reason:
         yield f"experts: {mode_line(llm.plan)}"
     elif sizing is not None and not llm.plan.mode.on_device:
         yield sizing_line(sizing)
@@ -200,13 +200,14 @@ def _at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
 def mode_line(plan: MemoryPlan) -> str:
     """Say in a line which mode runs, where experts are computed in it, and why."""
     mode, sizing = plan.mode, plan.sizing
-    why = f" ({mode.reason})" if mode.reason else ""
+    reasons = "; ".join(filter(None, (plan.mode_reason, mode.reason)))
+    why = f" ({reasons})" if reasons else ""
     if mode.on_cpu:
         return f"cpu, the CPU computes those of {plan.cpu_layers} layers{why}"
     if sizing is None or sizing.status == "empty":
         return "the model has none"
     if mode.on_device:
-        return "resident, all on the device"
+        return f"resident, all on the device{why}"
     n, n_all = sizing.n_slots_smallest_layer, sizing.n_experts
     others = "the others in host memory" + " and the file" * bool(plan.host_slots)
     if mode.is_hybrid:

@@ -125,13 +125,15 @@ def _machine(name: str | None, engine: EngineConfig) -> _Machine:
 
 
 def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> Decision:
-    """Decide as a run would."""
+    """Decide as a run would that has nothing to measure."""
     from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.plan import decide
+    from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
 
     info, free = machine.profile.info, machine.profile.available_host_bytes
+    choice = known_choice(mode_question(engine, model, info, machine.tuning, free), engine)
     overlaps = copies_overlap(engine, has_queue=not info.is_uma)
-    return decide(engine, model, info, machine.tuning, lambda: machine.link, overlaps, free)
+    given = model, info, machine.tuning, lambda: machine.link, overlaps, free
+    return decide_with(choice, engine, *given)
 
 
 def _expectation(
@@ -242,7 +244,7 @@ def _document(
         "ctx_size": made.ctx_size,
         "kv_type": made.kv_type,
         "mode": made.mode.name,
-        "mode_reason": made.mode.reason,
+        "mode_reason": made.mode_reason or made.mode.reason,
         "executor": made.executor,
         "expert_slots": list(made.expert_slots),
         "host_layers": made.host_layers,

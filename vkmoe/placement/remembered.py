@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from errno import ENOENT
 from pathlib import Path
@@ -34,14 +34,17 @@ from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.quants import HAS_KERNEL
 
 __all__ = [
+    "MAX_BYTES",
     "Measured",
     "Recalled",
     "forget",
+    "identity",
     "recall",
     "remember",
     "remembered_path",
     "tuning_for",
     "with_measured",
+    "write_remembered",
 ]
 
 log = logging.getLogger("vkmoe")
@@ -93,12 +96,12 @@ def with_measured(device: DeviceInfo, recalled: Recalled) -> Tuning:
     return replace(choose_tuning(device), launches=launches)
 
 
-def remembered_path(device: DeviceInfo) -> Path:
+def remembered_path(device: DeviceInfo, what: str = "tuning") -> Path:
     """Name the file of a device: in the user's cache folder, whether it is there or not."""
     # Without a home folder "~" stays as it is, and names a folder that is not there.
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
-    return Path(cache) / "vkmoe" / "tuning" / f"{name[:80] or 'device'}.json"
+    return Path(cache) / "vkmoe" / what / f"{name[:80] or 'device'}.json"
 
 
 def recall(device: DeviceInfo) -> Recalled:
@@ -119,12 +122,8 @@ def recall(device: DeviceInfo) -> Recalled:
 
 def remember(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
     """Write what was measured in place of what was remembered. Raises OSError."""
-    path = remembered_path(device)
-    if not path.is_absolute():
-        raise FileNotFoundError(ENOENT, "you have no home folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
     document = {
-        **_identity(device),
+        **identity(device),
         "kernels": [
             {
                 "kernel": item.kernel._asdict(),
@@ -135,15 +134,27 @@ def remember(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
             for item in sorted(measured)
         ],
     }
+    return write_remembered(remembered_path(device), document)
+
+
+def write_remembered(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write a file of the user's cache folder as a whole; returns its path. Raises OSError."""
+    if not path.is_absolute():
+        raise FileNotFoundError(ENOENT, "you have no home folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
     return path
 
 
 def forget(device: DeviceInfo) -> bool:
-    """Delete what is remembered of a device; says whether there was anything. Raises OSError."""
-    path = remembered_path(device)
-    there = path.exists()
-    path.unlink(missing_ok=True)
+    """Delete what is remembered of a device; says whether there was anything. Raises OSError.
+
+    That is how kernels are launched, and where experts are computed.
+    """
+    paths = [remembered_path(device), remembered_path(device, "modes")]
+    there = any(path.exists() for path in paths)
+    for path in paths:
+        path.unlink(missing_ok=True)
     return there
 
 
@@ -163,11 +174,13 @@ _MEANING = {  # of the fields of a file, for notes
 }
 
 
-def _identity(device: DeviceInfo) -> dict[str, Any]:
+def identity(
+    device: DeviceInfo, file_format: str = FORMAT, version: int = VERSION
+) -> dict[str, Any]:
     """Return what a file begins with, all of which must be as it was."""
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": file_format,
+        "version": version,
         "device": f"{device.name}, {device.vendor_id:#06x}",
         "driver": f"{device.driver}, Vulkan {'.'.join(map(str, device.api_version))}",
         "shaders": _fingerprint(choose_tuning(device).dot_suffix),
@@ -187,11 +200,11 @@ def _fingerprint(suffix: str) -> str:
 def _parse(data: bytes, device: DeviceInfo) -> tuple[Measured, ...]:
     try:
         document = json.loads(data)
-        identity = _identity(device)
-        for name, wanted in identity.items():
+        expected = identity(device)
+        for name, wanted in expected.items():
             if document[name] != wanted:
                 raise _Misfit(_MEANING[name])
-        if set(document) != {*identity, "kernels"}:
+        if set(document) != {*expected, "kernels"}:
             raise _Misfit("it has a field that is not known")
         table = choose_tuning(device)
         return tuple(_measured(item, table, device) for item in document["kernels"])

@@ -1,0 +1,148 @@
+"""Where experts are computed if that is left open: measured once, remembered, then run."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.tiny import model_path
+from vkmoe import mode_trial
+from vkmoe.choices import ModeName
+from vkmoe.cli.notes import opened
+from vkmoe.config import EngineConfig
+from vkmoe.cpu.device import has_cpu
+from vkmoe.devices import choose_device, list_devices
+from vkmoe.engine import Engine
+from vkmoe.errors import DeviceLostError, OutOfMemoryError
+from vkmoe.execute.cpu_worker import CpuWorker
+from vkmoe.llm import LLM, demo_model_path
+from vkmoe.mode_trial import first_layers, measure_modes
+from vkmoe.models import open_model
+from vkmoe.placement import mode_choice
+
+pytestmark = pytest.mark.skipif(not has_cpu(), reason="vkmoe was built without -DVKMOE_CPU=ON")
+SLOTS: dict[str, Any] = {"device": "vulkan", "expert_slots": 4, "ctx_size": 64}  # cache or hybrid
+SHARED: dict[str, Any] = {"device": "vulkan", "ctx_size": 64}  # all fit: resident or cpu
+
+
+@pytest.fixture(autouse=True)
+def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models are chosen for, too, in a short time, and nothing is remembered yet."""
+    monkeypatch.setattr(mode_trial, "WARM_SECONDS", 0.1)
+    monkeypatch.setattr(mode_trial, "SECONDS", 0.1)
+    monkeypatch.setattr(mode_choice, "LEAST_EXPERTS", 1)
+    path = tmp_path / "modes.json"
+    monkeypatch.setattr(mode_choice, "remembered_path", lambda device, what: path)
+
+
+@pytest.mark.parametrize(("options", "modes"), [(SLOTS, "cache hybrid"), (SHARED, "resident cpu")])
+def test_modes_are_measured_once_and_the_choice_is_kept(
+    options: dict[str, Any], modes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vkmoe")
+    with LLM(**options) as llm:
+        chosen, reason = llm.plan.mode.name, llm.plan.mode_reason
+    assert chosen in modes.split() and reason.startswith("measured of 2 of 6 layers: ")
+    assert all(f"{mode} " in reason for mode in modes.split())
+    assert sum("measuring" in message for message in caplog.messages) == 1
+    with LLM(**options) as llm:
+        assert (llm.plan.mode.name, llm.plan.mode_reason) == (chosen, reason)
+    assert sum("measuring" in message for message in caplog.messages) == 1
+    with LLM(tuning="table", **options) as llm:
+        assert "measured" not in llm.plan.mode_reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("cache", SLOTS), ("hybrid", SLOTS), ("resident", SHARED), ("cpu", SHARED)],
+)
+def test_the_line_at_the_start_tells_which_mode_runs_and_why(
+    mode: ModeName,
+    options: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the counters: which experts the CPU computed, and which were found on the device."""
+    modes = ("cache", "hybrid") if options is SLOTS else ("resident", "cpu")
+    times = {other: 1.0 if other == mode else 2.0 for other in modes}
+    monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: times)
+    turns: list[int] = []
+    compute = CpuWorker.compute
+
+    def counted(self: CpuWorker, layer: int) -> None:
+        turns.append(layer)
+        compute(self, layer)
+
+    monkeypatch.setattr(CpuWorker, "compute", counted)
+    with opened(None, EngineConfig(**options), verbose=False, quiet=False) as llm:
+        llm.generate("def f(x):", max_tokens=6, temp=0, ignore_eos=True)
+        assert llm.engine.profiler is not None
+        tally = llm.engine.profiler.served().total
+        assert llm.plan.mode.name == mode
+    (line,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("experts: "))
+    assert line.startswith(f"experts: {mode}, ")
+    assert f"(measured of 2 of 6 layers: {mode} 1 ms, {_other(modes, mode)} 2" in line
+    assert bool(turns) == (mode in ("hybrid", "cpu"))
+    share = tally.n_hits / tally.n_uses
+    assert {"resident": share == 1, "cpu": share == 0}.get(mode, 0 < share < 1)
+
+
+def _other(modes: tuple[str, str], mode: str) -> str:
+    return next(other for other in modes if other != mode)
+
+
+def test_a_mode_that_cannot_be_loaded_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vkmoe")
+
+    def refused(part: Any, config: EngineConfig, progress: Any) -> Engine:
+        if config.expert_mode != "cache":
+            raise OutOfMemoryError("no room", "try less")
+        return Engine(part, config, progress)
+
+    monkeypatch.setattr(mode_trial, "Engine", refused)
+    with LLM(**SLOTS) as llm:
+        assert llm.plan.mode.name == "cache"
+    assert "experts are not computed in mode hybrid: no room" in caplog.messages
+
+
+def test_a_device_that_fails_in_the_trial_leaves_the_rule(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(*given: Any, **named: Any) -> None:
+        raise DeviceLostError("the device is lost", "")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "run_token", lost)
+        with LLM(**SLOTS) as llm:
+            assert llm.plan.mode_reason == "12% of the experts have a slot"
+    assert "cannot be measured: the device is lost" in caplog.text
+    with LLM(**SLOTS) as llm:
+        assert llm.plan.mode_reason.startswith("measured"), "nothing was remembered"
+
+
+def test_a_short_context_is_walked_again() -> None:
+    """A model may know fewer positions than there are rounds."""
+    config, device = EngineConfig(**SLOTS), choose_device(list_devices(), "vulkan")
+    with open_model(demo_model_path()) as model:
+        question = mode_choice.mode_question(config, model, device)
+        assert question is not None
+        few = replace(model, spec=replace(model.spec, context_length=6))
+        times = measure_modes(few, config, question, [3, 4])
+    assert set(times) == {"cache", "hybrid"} and all(time > 0 for time in times.values())
+
+
+def test_the_first_layers_of_a_model_are_those_up_to_the_last_with_experts() -> None:
+    """Layers before them that have none are kept: what comes behind them reads what they make."""
+    with open_model(model_path("deepseek2_lite")) as model:
+        n_before = model.spec.moe_layers[0]
+        assert n_before > 0
+        part = first_layers(model, 1)
+        assert part.spec.layers == model.spec.layers[: n_before + 1]
+        assert part.tensors.layers == model.tensors.layers[: n_before + 1]
+        assert first_layers(model, 99).spec == model.spec

@@ -1,0 +1,186 @@
+"""Measures where experts are computed best, if the user leaves that open, and remembers it.
+
+Each mode in question decodes the same text with the first layers of the model, all modes in turns;
+the first tokens are not measured, so that caches hold what they come to hold. What is asked and
+what is remembered are the subject of placement/mode_choice.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from statistics import median
+
+from vkmoe.choices import ModeName
+from vkmoe.closing import Closing
+from vkmoe.config import EngineConfig
+from vkmoe.devices import choose_device, list_devices
+from vkmoe.engine import Engine
+from vkmoe.errors import GpuError
+from vkmoe.models import ModelFile, open_model
+from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, Times, known_choice, mode_question
+from vkmoe.placement.placer import Progress
+from vkmoe.placement.remembered import tuning_for
+
+__all__ = ["choose_mode", "first_layers", "measure_modes"]
+
+log = logging.getLogger("vkmoe")
+N_LAYERS = 2  # with experts, that are measured
+N_TOKENS = 4  # of a round
+# Rounds of each mode, at least and at most: no more begin after so many seconds.
+WARM_ROUNDS, WARM_SECONDS = (2, 24), 2.0
+ROUNDS, SECONDS = (5, 24), 2.0
+N_CONTEXT = N_TOKENS * (WARM_ROUNDS[1] + ROUNDS[1])
+
+# What the measured modes read: any text that a model knows the words of.
+TEXT = """
+A library in the old harbour district kept its catalogue on paper until last winter. The new keeper,
+an engineer by training, wrote a small program to copy it into a database, one drawer after another.
+Each card has an author, a title, a year and a shelf; many have notes in the margin, and some of
+them contradict each other. She decided to keep every note as it was, and to let readers judge.
+
+def parse_card(line: str) -> dict[str, str]:
+    fields = [field.strip() for field in line.split(";")]
+    if len(fields) != 4:
+        raise ValueError(f"a card has four fields, this one has {len(fields)}")
+    return dict(zip(("author", "title", "year", "shelf"), fields))
+
+By spring, 41,250 cards had been read, and 312 of them could not be understood by the program. Those
+she typed herself, in the evenings, with a cup of tea. "The machine is quick," she used to say, "but
+it has never been cold in a reading room." In May the first visitors looked up a book from home; the
+shelf it stood on was 7 metres long, and the book was there, between two others that had been asked
+for last in 1968. What is a catalogue for, if not to find what one did not know was missing?
+"""
+
+
+def choose_mode(
+    model: ModelFile,
+    config: EngineConfig,
+    encode: Callable[[str], list[int]],
+    progress: Progress | None = None,
+) -> ModeChoice | None:
+    """Choose where experts are computed; None where options or the plan leave no choice.
+
+    What was measured before counts; else it is measured now, which takes some seconds, and is
+    remembered. `encode` turns a text into the model's tokens, `progress` is called as by the engine
+    while a mode loads its layers. Raises what making a plan raises.
+    """
+    if config.mode != "auto" or model.spec.experts is None:
+        return None
+    device = choose_device(list_devices(), config.device)
+    question = mode_question(config, model, device, tuning_for(device, config.tuning))
+    if question is None or config.tuning == "table" or question.recall() is not None:
+        return known_choice(question, config)
+    log.info("measuring where experts are computed best: some seconds, once for this model here")
+    try:
+        times = measure_modes(model, config, question, encode(TEXT), progress)
+    except GpuError as error:
+        log.warning("where experts are computed best cannot be measured: %s", error)
+        return question.by_rule
+    part = min(N_LAYERS, len(model.spec.moe_layers))
+    what = f"{part} of {len(model.spec.moe_layers)} layers"
+    try:
+        question.remember(times, what)
+    except OSError as error:
+        log.info("what was measured cannot be remembered: %s", error.strerror)
+    return question.answer(times, what)
+
+
+def measure_modes(
+    model: ModelFile,
+    config: EngineConfig,
+    question: ModeQuestion,
+    tokens: Sequence[int],
+    progress: Progress | None = None,
+) -> Times:
+    """Measure the milliseconds of a decoded token in each mode, in turns.
+
+    A mode whose layers cannot be loaded is left out. Raises GpuErrors: what the last one of them
+    raised where none is left, and those of a device that fails while it computes.
+    """
+    assert tokens and question.slots
+    text = [tokens[index % len(tokens)] for index in range(N_CONTEXT)]
+    with ExitStack() as running:
+        arms: dict[ModeName, _Arm] = {}
+        for mode, n_slots in question.slots.items():
+            asked = _config_of(mode, n_slots, config, model.spec.context_length)
+            part = first_layers(open_model(model.file.path), N_LAYERS)
+            try:
+                arms[mode] = running.enter_context(_Arm(Engine(part, asked, progress), text))
+            except GpuError as error:
+                log.info("experts are not computed in mode %s: %s", mode, error)
+                failure = error
+        if not arms:
+            raise failure
+        _rounds(arms, WARM_ROUNDS, WARM_SECONDS)
+        return {mode: median(times) for mode, times in _rounds(arms, ROUNDS, SECONDS).items()}
+
+
+def _rounds(
+    arms: Mapping[ModeName, _Arm], at_least_and_most: tuple[int, int], seconds: float
+) -> dict[ModeName, list[float]]:
+    """Let each mode decode some tokens in turns; return its milliseconds of a token in each."""
+    least, most = at_least_and_most
+    found: dict[ModeName, list[float]] = {mode: [] for mode in arms}
+    began = time.perf_counter()
+    for index in range(most):
+        if index >= least and time.perf_counter() - began > seconds:
+            break
+        for mode, arm in arms.items():
+            found[mode].append(arm.milliseconds())
+    return found
+
+
+def first_layers(model: ModelFile, n: int) -> ModelFile:
+    """Return the model up to the n-th layer with experts; both share the open file."""
+    end = model.spec.moe_layers[:n][-1] + 1
+    return replace(
+        model,
+        spec=replace(model.spec, layers=model.spec.layers[:end]),
+        tensors=replace(model.tensors, layers=model.tensors.layers[:end]),
+    )
+
+
+def _config_of(
+    mode: ModeName, n_slots: int, config: EngineConfig, n_positions: int
+) -> EngineConfig:
+    """Ask for a mode with as many slots in a layer as the whole model would have.
+
+    The model knows `n_positions` at most.
+    """
+    cached = mode in ("cache", "hybrid")
+    return replace(
+        config,
+        expert_mode=mode,
+        expert_slots=n_slots if cached and n_slots else None,
+        expert_cache="1" if cached and not n_slots else None,  # a byte: no slots
+        ctx_size=min(N_CONTEXT, n_positions),
+        parallel=1,
+        draft="none",
+        validation=False,
+        expert_stats=None,
+        expert_profile=None,
+    )
+
+
+class _Arm(Closing):
+    """Decodes a text in one mode; owns the engine."""
+
+    def __init__(self, engine: Engine, text: Sequence[int]) -> None:
+        self._engine, self._text, self._position = engine, text, 0
+
+    def milliseconds(self) -> float:
+        """Decode the tokens of a round; return the time of one. Raises GpuErrors."""
+        began, first = time.perf_counter(), self._position
+        self._position += N_TOKENS
+        for position in range(first, self._position):
+            token, place = self._text[position], position % self._engine.ctx_size
+            self._engine.run_token(token, place, with_logits=False)
+        return 1e3 * (time.perf_counter() - began) / N_TOKENS
+
+    def close(self) -> None:
+        """Free all. May be called twice."""
+        self._engine.close()
