@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny import model_path
+from tests.needs import missing
 from vkmoe import mode_trial
 from vkmoe.choices import ModeName
 from vkmoe.cli.notes import opened
@@ -24,7 +25,6 @@ from vkmoe.mode_trial import first_layers, measure_modes
 from vkmoe.models import open_model
 from vkmoe.placement import mode_choice
 
-pytestmark = pytest.mark.skipif(not has_cpu(), reason="vkmoe was built without -DVKMOE_CPU=ON")
 SLOTS: dict[str, Any] = {"device": "vulkan", "expert_slots": 4, "ctx_size": 64}  # cache or hybrid
 SHARED: dict[str, Any] = {"device": "vulkan", "ctx_size": 64}  # all fit: resident or cpu
 
@@ -32,6 +32,8 @@ SHARED: dict[str, Any] = {"device": "vulkan", "ctx_size": 64}  # all fit: reside
 @pytest.fixture(autouse=True)
 def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models are chosen for, too, in a short time, and nothing is remembered yet."""
+    if not has_cpu():
+        missing("vkmoe was built without the CPU device")
     monkeypatch.setattr(mode_trial, "WARM_SECONDS", 0.1)
     monkeypatch.setattr(mode_trial, "SECONDS", 0.1)
     monkeypatch.setattr(mode_choice, "LEAST_EXPERTS", 1)

@@ -35,7 +35,7 @@ from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
-from vkmoe.placement.expert_memory import ExpertMemory
+from vkmoe.placement.expert_memory import BudgetWatch, ExpertMemory
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.memory import available_bytes
@@ -155,6 +155,7 @@ class Engine(Closing):
         self._stop_before_freeing(memory)
         self._table = loaded.table
         self._experts = memory.follow(loaded, seed)
+        self._watch = BudgetWatch(self.device, self._experts, plan.mode)
         # ----- programs -----
         weights, space = memory.extend(loaded), self.workspace
         addresses = self._caches.addresses
@@ -222,6 +223,7 @@ class Engine(Closing):
                 self.rewind(region, first)
             self._ends[region] = last + 1
         self._backend.settle()
+        self._watch.look()
         self._programs.make_ready(batch)
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()

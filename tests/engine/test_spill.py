@@ -1,4 +1,5 @@
-"""Memory that a device refuses while a model is loaded costs slots, not the run."""
+"""Memory that a device refuses while a model is loaded, or that others take while it runs, costs
+slots, not the run."""
 
 from __future__ import annotations
 
@@ -162,3 +163,82 @@ def test_a_margin_for_some_bytes_leaves_as_many(
     for n_bytes in (GIB, 5 * GIB, 40 * GIB):
         found = device_budget(info, 30 * GIB, margin_for(info, 30 * GIB, n_bytes))
         assert min(n_bytes, most) - 2 <= found <= n_bytes
+
+
+# ----- while it runs -----
+
+
+def allocated(device: Device) -> int:
+    return sum(device.native.memory_bytes())
+
+
+class Crowded:
+    """The device's memory: `n_over` bytes more are used than the driver grants, until freed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_over, self.first = 0, -1
+        init, heaps = Device.__init__, Device.heaps
+
+        def opened(device: Device, *args: Any) -> None:
+            init(device, *args)
+            known = tuple(replace(heap, budget=GIB) for heap in device.info.heaps)
+            device.info = replace(device.info, heaps=known)
+
+        def now(device: Device) -> tuple[Heap, ...]:
+            live = allocated(device)
+            self.first = live if self.first < 0 else self.first
+            used = GIB + self.n_over - (self.first - live)
+            return tuple(replace(heap, budget=GIB, usage=used) for heap in heaps(device))
+
+        monkeypatch.setattr(Device, "__init__", opened)
+        monkeypatch.setattr(Device, "heaps", now)
+        monkeypatch.setattr("vkmoe.gpu.arena.SLOT_CHUNK", 1 << 19)
+        monkeypatch.setattr("vkmoe.placement.expert_memory.WATCH_SECONDS", 0.0)
+
+
+def walk(engine: Engine, crowded: Crowded | None = None) -> list[bytes]:
+    """Logits after each of some tokens; in the middle of them others take memory."""
+    logits = []
+    for position, token in enumerate(TOKENS * 3):
+        if crowded is not None and position == 10:
+            crowded.n_over = 3 << 19
+        engine.run_token(token, position)
+        logits.append(engine.full_logits().tobytes())
+    return logits
+
+
+def test_slots_are_given_back_where_others_take_memory(
+    discrete: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text stays the same; the driver's budget is kept to; once, and with one line."""
+    path = demo_model_path()
+    with Engine(path, EngineConfig(ctx_size=64)) as engine:
+        expected = walk(engine)
+    crowded = Crowded(monkeypatch)
+    config = EngineConfig(ctx_size=64, expert_slots=16, promote_on_read=True)
+    with Engine(path, config, checks=True) as engine:
+        before = allocated(engine.device)
+        assert walk(engine, crowded) == expected
+        freed = before - allocated(engine.device)
+        assert 3 << 19 <= freed < 5 << 19
+        assert engine.cache is not None
+        n_slots = int(engine.cache.residency.locations.capacities.sum())
+    (message,) = (text for text in caplog.messages if "given back" in text)
+    assert n_slots < 6 * 16 and f"{6 * 16 - n_slots} experts fewer have a slot" in message
+
+
+@pytest.mark.usefixtures("cpu_native")
+@pytest.mark.parametrize("way", ["hybrid", "resident"])
+def test_what_may_not_be_given_back_is_a_warning(
+    way: str, discrete: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which experts are the CPU's may not depend on other programs."""
+    crowded = Crowded(monkeypatch)
+    asked: dict[str, Any] = {"expert_slots": 16} if way == "hybrid" else {}
+    config = EngineConfig(ctx_size=64, expert_mode=way, **asked)  # type: ignore[arg-type]
+    with Engine(demo_model_path(), config) as engine:
+        before = allocated(engine.device)
+        walk(engine, crowded)
+        assert allocated(engine.device) >= before
+    (message,) = (text for text in caplog.messages if "other programs" in text)
+    assert "close them, or start again" in message

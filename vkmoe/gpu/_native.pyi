@@ -43,6 +43,9 @@ class Instance:
     def physical_devices(self) -> list[dict[str, Any]]:
         """What each device is and can do, as plain data."""
 
+    def heaps(self, index: int) -> list[dict[str, Any]]:
+        """The heaps of a device as they are now. Raises IndexError if there is no such device."""
+
     def open(self, index: int, features: list[str]) -> Device:
         """Open a device with just these features.
 

@@ -1,7 +1,7 @@
 """Places many spans into few large allocations, within the device's allocation caps.
 
 `lay_out_spans` decides how: a pure function, so that a plan can be made without a device. An Arena
-owns the buffers of such a layout. A span is never moved; it is freed with the whole arena.
+owns the buffers of such a layout. A span is never moved; it is freed with its chunk or the arena.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from vkmoe.gpu.device import Device, Intent
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["ALIGNMENT", "Arena", "Placement", "chunk_cap", "lay_out_spans", "round_up"]
+__all__ = [
+    "ALIGNMENT",
+    "Arena",
+    "Placement",
+    "chunk_cap",
+    "lay_out_slots",
+    "lay_out_spans",
+    "round_up",
+]
 
 ALIGNMENT = 256  # of every span: whole cache lines on all devices
 PREFERRED_CHUNK = 1 << 30  # some drivers claim more than they can give in one piece
+SLOT_CHUNK = 256 << 20  # so much is given back at once where other programs need memory
 
 
 class Placement(NamedTuple):
@@ -43,7 +52,14 @@ def chunk_cap(device: DeviceInfo) -> int:
     return largest // ALIGNMENT * ALIGNMENT - ALIGNMENT
 
 
-def lay_out_spans(device: DeviceInfo, spans: Iterable[int]) -> ArenaLayout:
+def lay_out_slots(device: DeviceInfo, slot_bytes: int, n_slots: int) -> ArenaLayout:
+    """Lay out slots of a size, in chunks that are small enough to be freed one by one."""
+    return lay_out_spans(device, [slot_bytes] * n_slots, SLOT_CHUNK)
+
+
+def lay_out_spans(
+    device: DeviceInfo, spans: Iterable[int], chunk_bytes: int = PREFERRED_CHUNK
+) -> ArenaLayout:
     """Lay out spans of these bytes, one behind the other, in chunks that the device can allocate.
 
     Each is rounded up to ALIGNMENT, and so is each chunk's first address, for which a chunk has
@@ -51,7 +67,7 @@ def lay_out_spans(device: DeviceInfo, spans: Iterable[int]) -> ArenaLayout:
     can be has one of its own, which an Arena refuses.
     """
     alike = [(round_up(n_bytes), sum(1 for _ in group)) for n_bytes, group in groupby(spans)]
-    cap, left = min(PREFERRED_CHUNK, chunk_cap(device)), sum(size * n for size, n in alike)
+    cap, left = min(chunk_bytes, chunk_cap(device)), sum(size * n for size, n in alike)
     chunks: list[int] = []
     runs: list[SpanRun] = []
     used = room = 0
@@ -101,6 +117,10 @@ class Arena:
     def chunks(self) -> tuple[_native.Buffer, ...]:
         """Return the allocations, oldest first."""
         return tuple(self._chunks)
+
+    def free_last(self) -> None:
+        """Free the last chunk. Must hold: nothing reads or writes its spans, none is handed out."""
+        self._chunks.pop().close()
 
     def place(self, n_bytes: int) -> Placement:
         """Hand out the next span, which must have been laid out as one of these bytes."""

@@ -272,6 +272,10 @@ class Device(Closing):
                 self._require_validation()
             cleanup.pop_all()
 
+    def heaps(self) -> tuple[Heap, ...]:
+        """Return the heaps as they are now: budgets change when other programs take memory."""
+        return tuple(Heap(**heap) for heap in self._instance.heaps(self.info.index))
+
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> _native.Buffer:
         """Allocate a raw buffer of `n_bytes`; falls back to the intent's next fitting memory type.
 

@@ -6,8 +6,10 @@ the threads that move bytes. Does not own the weights that stay where they are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from time import monotonic
 
 import numpy as np
 
@@ -20,8 +22,9 @@ from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, Exper
 from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
 from vkmoe.experts.store.slots import POISON, SlotManager
 from vkmoe.experts.store.tier import HostPool
+from vkmoe.facts import ExpertMode
 from vkmoe.gpu.arena import Arena
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
@@ -29,10 +32,11 @@ from vkmoe.placement.loader import LoadedWeights
 from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads, StagedUploads
 
-__all__ = ["ExpertMemory"]
+__all__ = ["BudgetWatch", "ExpertMemory"]
 
-
+log = logging.getLogger("vkmoe")
 MOVED_SHARE = 8  # of the layers, each of which moves one expert with a token
+WATCH_SECONDS = 1.0  # between two looks at the budget, each of which asks the driver
 
 
 def _hybrid_ways(wait: bool, overlap: Overlap | None, span_bytes: Sequence[int]) -> CacheWays:
@@ -42,6 +46,52 @@ def _hybrid_ways(wait: bool, overlap: Overlap | None, span_bytes: Sequence[int])
     """
     n_bytes = max(1, len(span_bytes) // MOVED_SHARE) * max(span_bytes)
     return CacheWays(wait, overlap=overlap, punctual=True, fixed_bytes=n_bytes)
+
+
+class BudgetWatch:
+    """Gives slots back where other programs take so much of a GPU's memory that ours is too much.
+
+    Beyond its budget (VK_EXT_memory_budget) a driver moves what it likes to host memory, or refuses
+    more. Does nothing where the driver tells no budget, or where the memory is the host's.
+    """
+
+    def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
+        self._device, self._tracker = device, tracker
+        # Which experts are the CPU's may not depend on other programs.
+        self._gives = mode.in_cache and not mode.is_hybrid
+        info = device.info
+        self._heap = info.memory_types[memory_type_candidates(info, "device")[0]].heap
+        heap = info.heaps[self._heap]
+        self._watches = info.is_vulkan and not info.is_uma and bool(heap.budget)
+        self._next_look = monotonic()
+        self._warned = False
+
+    def look(self) -> None:
+        """Look at the budget, if that was not done of late. To be called between runs."""
+        if not self._watches or monotonic() < self._next_look:
+            return
+        self._next_look = monotonic() + WATCH_SECONDS
+        heap = self._device.heaps()[self._heap]
+        n_over = (heap.usage or 0) - (heap.budget or 0)
+        if n_over <= 0 or not heap.usage or not heap.budget:
+            return
+        n_slots = n_freed = 0
+        if self._gives:
+            n_slots, n_freed = self._tracker.give_back(n_over)
+        if n_freed:
+            log.warning(
+                "other programs need the GPU's memory: %.0f MiB were given back, %d experts fewer "
+                "have a slot",
+                n_freed / 2**20,
+                n_slots,
+            )
+        elif not self._warned:
+            self._warned = True
+            log.warning(
+                "other programs need the GPU's memory, of which %.0f MiB too much are in use: "
+                "expect to be slowed down; close them, or start again",
+                n_over / 2**20,
+            )
 
 
 class ExpertMemory(Closing):

@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.facts import READ_IN_PLACE, Allocation, ArenaLayout, DeviceInfo, ExpertMode
-from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
+from vkmoe.gpu.arena import chunk_cap, lay_out_slots, lay_out_spans, round_up
 from vkmoe.ops.prompt_experts import HALF_BYTES, N_HALVES, places_of_round
 from vkmoe.placement.cache_choice import N_LANDING
 from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
@@ -119,7 +119,7 @@ class SlotLayout:
     def host_arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
         """Lay out host slots: so many of each size."""
         sizes = zip(dict.fromkeys(self.span_bytes), slots, strict=True)
-        return tuple(lay_out_spans(self.device, [size] * n) for size, n in sizes)
+        return tuple(lay_out_slots(self.device, size, n) for size, n in sizes)
 
     def host_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of host slots."""

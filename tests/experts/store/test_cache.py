@@ -23,6 +23,7 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.store.cache import _count_misses
 from vkmoe.experts.store.slots import Landings
+from vkmoe.gpu import arena
 from vkmoe.gpu.device import Device
 
 SPACE = KeySpace(n_layers=3, n_experts=8)
@@ -285,6 +286,84 @@ def test_ctrl_c_at_any_line_of_recovering_is_survived(make: Make, device: Device
         for _ in range(2):
             rig.token(random_routing(rng))
     assert n_lines > 50, "what is traced is not the bookkeeping"
+
+
+# ----- slots that are given back -----
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots or so are a chunk: only those at the end of each arena can be given back."""
+    monkeypatch.setattr(arena, "SLOT_CHUNK", 1024)
+
+
+@pytest.mark.parametrize("n_landing", [0, 2])
+@pytest.mark.parametrize("delay", [None, 1])
+@pytest.mark.parametrize("allocation", ["layer", "global"])
+def test_slots_are_given_back_between_tokens(
+    make: Make, small_chunks: None, allocation: str, delay: int | None, n_landing: int
+) -> None:
+    """What they held is read at home from then on; each layer keeps some, to the end."""
+    rig = make(6, allocation, delay, n_landing=n_landing, pins=(most_used(1, 3),))
+    rng, locations = np.random.default_rng(5), rig.residency.locations
+    before, freed = rig.slots.n_bytes, 0
+    while True:
+        for _ in range(6):
+            rig.token(random_routing(rng))
+        n_held = int(locations.resident.sum())
+        n_slots, n_bytes = rig.cache.give_back(1)
+        freed += n_bytes
+        rig.cache.check_integrity()
+        assert rig.slots.n_bytes == before - freed
+        if not n_slots:
+            break
+        assert n_bytes >= n_slots * 256
+        assert n_held - int(locations.resident.sum()) <= n_slots + 3 * n_landing
+        assert locations.capacities.sum() == int(locations.resident.sum()) + sum(
+            locations.n_free_of_all
+        )
+    assert freed > 0 and (locations.capacities >= 1).all()
+    assert (locations.capacities < [pool.capacity for pool in locations.pools]).all()
+    n_hits = sum(rig.token(random_routing(rng, 3)).sum() for _ in range(40))
+    assert n_hits > 0, "the slots that are left are used"
+    assert rig.cache.give_back(1 << 40) == (0, 0), "no more can be given back"
+
+
+def test_much_is_given_back_at_once(make: Make, small_chunks: None) -> None:
+    rig = make(6)
+    rng = np.random.default_rng(6)
+    for _ in range(6):
+        rig.token(random_routing(rng))
+    before = rig.slots.n_bytes
+    n_slots, n_bytes = rig.cache.give_back(1 << 40)
+    assert n_slots > 6 and before - n_bytes == rig.slots.n_bytes < before / 2
+    for _ in range(6):
+        rig.token(random_routing(rng))
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_ctrl_c_while_slots_are_given_back_is_survived(
+    make: Make, small_chunks: None, device: Device, delay: int | None
+) -> None:
+    """At any line: what was half done is done by the next one, and no token reads what is gone."""
+    rng = np.random.default_rng(9)
+    struck: set[Line] = set()
+    n_struck = -1
+    while len(struck) > n_struck:
+        rig = make(6, delay=delay, n_landing=2)
+        for _ in range(5):
+            rig.token(random_routing(rng))
+        n_struck = len(struck)
+        with suppress(KeyboardInterrupt), ctrl_c_at_new_line(struck):
+            rig.cache.give_back(1)
+        device.native.wait_idle()
+        rig.table.end_all()
+        for _ in range(2):
+            rig.token(random_routing(rng))
+        rig.cache.give_back(1)
+        for _ in range(2):
+            rig.token(random_routing(rng))
+    assert len(struck) > 60
 
 
 def test_ctrl_c_costs_only_the_experts_that_were_being_copied(make: Make) -> None:

@@ -76,6 +76,9 @@ class Locations:
             for layer in pool.layers:
                 self.pool_of[space.keys(layer)] = index
         self._derived: _Derived | None = None
+        self._retired: Keys = NO_KEYS  # slots out of use
+        # How many slots of each pool are in use, besides those to land in [n_pools].
+        self.capacities: Keys = np.array([pool.capacity for pool in self.pools], np.int64)
         self.set_apart(0)
 
     def set_apart(self, n_landing: int) -> None:
@@ -238,6 +241,40 @@ class Locations:
         view.holders.reshape(-1)[self._entry_of[theirs]] = keys
         self._derived = view
 
+    def in_slots(self, numbers: Keys) -> Keys:
+        """Return the experts that have these slots."""
+        (held,) = self.resident.nonzero()
+        found: Keys = held[np.isin(self._slot_of[held], numbers)]
+        return found
+
+    def landing_in(self, numbers: Keys) -> list[tuple[int, int]]:
+        """Return which landing slots are among these, by layer and index."""
+        return [(int(layer), int(i)) for layer, i in np.argwhere(np.isin(self.landing, numbers))]
+
+    def n_free_besides(self, pool: int, numbers: Keys) -> int:
+        """Return how many slots of a pool are free that are none of these."""
+        return int((~np.isin(self._view().free[pool], numbers)).sum())
+
+    def can_retire(self, numbers: Keys) -> bool:
+        """Return whether each pool keeps a slot, and its floor, if these are put out of use."""
+        _, left = self._without(numbers)
+        least = [max(1, pool.floor * len(pool.layers)) for pool in self.pools]
+        return bool((left >= least).all())
+
+    def retire(self, numbers: Keys) -> None:
+        """Put slots out of use for good; those to land in among them are replaced by free ones.
+
+        Must hold: no expert has one, and each pool has as many free slots that stay.
+        """
+        assert not self.in_slots(numbers).size, "experts have slots that are to go"
+        for layer, index in self.landing_in(numbers):
+            pool = int(self.pool_of[layer * self.space.n_experts])
+            free = [slot for slot in self._view().free[pool] if slot not in numbers]
+            self._derived = None
+            self.landing[layer, index] = free[0]
+        self._derived = None
+        self._retired, self.capacities = self._without(numbers)
+
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin these keys, and no others, by a rule; return the experts that no rule pins any more.
 
@@ -255,12 +292,12 @@ class Locations:
         held = np.flatnonzero(self.resident)
         slots = self._slot_of[held]
         landing = self.landing[self.landing != NO_SLOT]
-        used = np.concatenate([slots, landing])
+        used = np.concatenate([slots, landing, self._retired])
         assert len(np.unique(used)) == len(used), "a slot has two uses"
         pools = np.searchsorted(self._firsts, slots, side="right") - 1
         assert (self.pool_of[held] == pools).all(), "a slot of another pool"
-        for index, pool in enumerate(self.pools):
-            assert (pools == index).sum() + self.n_free(index) == pool.capacity, pool
+        for index, (pool, capacity) in enumerate(zip(self.pools, self.capacities, strict=True)):
+            assert (pools == index).sum() + self.n_free(index) == capacity, pool
             first, end = self._firsts[index], self._firsts[index + 1]
             ours = self.landing[list(pool.layers)]
             assert ((first <= ours) & (ours < end)).all(), "a landing slot of another pool"
@@ -270,6 +307,13 @@ class Locations:
     def _has(self, state: int) -> bool:
         """Return whether an expert is in a state: nearly never, and asked for every token."""
         return state in self._state.tobytes()  # far faster than any way of NumPy's
+
+    def _without(self, numbers: Keys) -> tuple[Keys, Keys]:
+        """Return which slots are out of use if these are, too, and what each pool has then."""
+        retired = np.union1d(self._retired, numbers)
+        pools = np.searchsorted(self._firsts, retired, side="right") - 1
+        whole = np.array([pool.capacity for pool in self.pools], np.int64)
+        return retired, whole - np.bincount(pools, minlength=len(self.pools))
 
     def _view(self) -> _Derived:
         if self._derived is None:
@@ -287,6 +331,7 @@ class Locations:
         n_pinned = np.bincount(pools[self.pins[held] != 0], minlength=n_pools)
         is_free = holders.reshape(-1)[self._entry_of] == n_keys
         is_free[self.landing[self.landing != NO_SLOT]] = False
+        is_free[self._retired] = False
         numbers = np.flatnonzero(is_free)
         borders = np.searchsorted(numbers, self._firsts)
         free = [numbers[a:b].tolist()[::-1] for a, b in itertools.pairwise(borders.tolist())]

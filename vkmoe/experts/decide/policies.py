@@ -226,9 +226,7 @@ class Slru(Policy):
         assert 0 <= share <= 1, share
         self.frequency = frequency
         self._again: Mask = np.zeros(self.space.n_keys + 1, np.bool_)  # used again since entry
-        # At least one slot is on probation: a newcomer could not stay otherwise.
-        sizes = [min(int(pool.capacity * share), pool.capacity - 1) for pool in self.pools]
-        self._n_protected = np.array(sizes, np.int64)
+        self._share = share
 
     def note_use(self, keys: Keys) -> None:
         self._again[keys] = True
@@ -253,7 +251,10 @@ class Slru(Policy):
 
     def _protected(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Mask:
         """Return which are protected, [n_pools, n]; arguments as for `_value`."""
-        room = (self._n_protected - self.locations.n_pinned)[pools]
+        # At least one slot is on probation: a newcomer could not stay otherwise.
+        capacities = self.locations.capacities
+        n_protected = np.minimum((capacities * self._share).astype(np.int64), capacities - 1)
+        room = (n_protected - self.locations.n_pinned)[pools]
         recency = self._last[keys] * (self._again[keys] & unpinned)  # 0: cannot be protected
         column = keys.shape[1] - np.maximum(1, room)
         lowest = np.maximum(1, np.sort(recency, axis=1)[np.arange(len(pools)), column])

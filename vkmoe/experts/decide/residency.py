@@ -9,6 +9,7 @@ slots; does not copy: it answers with moves, whose arrival its caller notes in t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from math import inf
 
@@ -212,6 +213,24 @@ class Residency:
         """Forget what was used last, as a new text begins that it does not bear on."""
         if self._foresight is not None:
             self._foresight.reset()
+
+    def leaving_for(self, numbers: Keys) -> Keys:
+        """Return which experts must leave so that these slots can be put out of use.
+
+        Those that have them, and where landing slots are among them the least used of their pools,
+        pinned ones last, which leave theirs to land in.
+        """
+        locations, counts = self.locations, self.counts.values()
+        leaving = locations.in_slots(numbers)
+        found, others = [leaving], locations.resident
+        others[leaving] = False
+        first = self.space.n_experts * np.array([i for i, _ in locations.landing_in(numbers)])
+        for pool, n in Counter(locations.pool_of[first.astype(np.int64)].tolist()).items():
+            n_short = max(0, n - locations.n_free_besides(pool, numbers))
+            ours = np.flatnonzero(others & (locations.pool_of == pool))
+            order = np.lexsort((counts[ours], locations.pins[ours] != 0))
+            found.append(ours[order[:n_short]])
+        return np.concatenate(found)
 
     def arrived(self, moves: Iterable[Move]) -> None:
         """Note that all bytes of moves are there: the next token finds the experts in slots."""

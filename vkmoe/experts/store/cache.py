@@ -134,6 +134,14 @@ class ExpertTracker:
             by_host = self.cache is not None and self.cache.copies_by_host
             self.overlap.computed([host] if by_host else submits, host)
 
+    def give_back(self, n_bytes: int) -> tuple[int, int]:
+        """Free slots until so many bytes are free, as `ExpertCache.give_back` does.
+
+        Must hold: no submit is in flight.
+        """
+        self._table.end_all()
+        return self.cache.give_back(n_bytes) if self.cache is not None else (0, 0)
+
     def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """Ensure that a MoE layer's experts are where the next submit, which uses them, reads.
 
@@ -377,6 +385,25 @@ class ExpertCache:
         if self.residency.settings.executor == "stepped" and upcoming.ids:
             self._steps.guess_first()
 
+    def give_back(self, n_bytes: int) -> tuple[int, int]:
+        """Free slots until so many bytes are free, as far as can be; return slots and bytes.
+
+        Between runs. Their experts are at home from then on. Must hold: the CPU computes none.
+        Raises DeviceLostError.
+        """
+        assert self._cpu is None, "which experts are the CPU's would depend on other programs"
+        n_slots = n_freed = 0
+        slots, locations = self._memory.slots, self.residency.locations
+        while n_freed < n_bytes:
+            able = (numbers for numbers in slots.last_chunks() if locations.can_retire(numbers))
+            numbers = next(able, NO_KEYS)
+            if not numbers.size:
+                break
+            self._leave(numbers)
+            n_freed += slots.free(numbers)
+            n_slots += numbers.size
+        return n_slots, n_freed
+
     def settle(self) -> None:
         """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
         self._recover()
@@ -404,6 +431,22 @@ class ExpertCache:
         """Return which experts' addresses the table may not have yet [n_keys]."""
         changed = self.residency.locations.changed
         return changed if self.pool is None else changed | self.pool.locations.changed
+
+    def _leave(self, numbers: Keys) -> None:
+        """Let nothing use these slots any more: no expert, no copy, no submit to come."""
+        self.settle()
+        self._tier.cancel(np.zeros(self._space.n_keys, np.bool_))
+        locations, slots, table = self.residency.locations, self._memory.slots, self._table
+        leaving = self.residency.leaving_for(numbers)
+        self._landings.move(locations.landing_in(numbers))
+        slots.unmap(slots.at(locations.slots_of(leaving)), table.version)
+        locations.leave(leaving)
+        locations.retire(numbers)
+        self._landed = []
+        self._landings.offer()
+        self._write_addresses()
+        table.publish()
+        assert all(slot.writable(table.oldest_read) for slot in slots.at(numbers))
 
     def _source(self) -> Callable[[int], Any]:
         """Return what says where the bytes of a key come from: home, pool, or the file itself."""

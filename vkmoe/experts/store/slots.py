@@ -8,7 +8,7 @@ landing slots to the next submit, in the table. Neither chooses experts or copie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.decide.locations import FREE, NO_SLOT, Locations, Move
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.store.table import NOWHERE, ExpertTable
-from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
+from vkmoe.gpu.arena import Arena, Placement, lay_out_slots
 from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 
@@ -107,6 +107,26 @@ class SlotManager(Closing):
         if self._poison:
             self._fill(slots)
 
+    def last_chunks(self) -> Iterator[Keys]:
+        """Yield the numbers of slots that can be freed together, of the most memory first."""
+        for arena in sorted(self._arenas.values(), key=lambda each: -each.n_bytes):
+            last = arena.chunks[-1] if arena.chunks else None
+            found = [number for number, slot in enumerate(self.all) if slot.memory.buffer is last]
+            if found:
+                yield np.array(found, np.int64)
+
+    def free(self, numbers: Keys) -> int:
+        """Free the chunk that these slots are in, as `last_chunks` has them; return its bytes.
+
+        Must hold: no submit, in flight or to come, reads or writes them, nor does a copy.
+        """
+        slot = self.all[numbers[0]]
+        arena = self._arenas[self._pools[slot.pool].slot_bytes]
+        assert arena.chunks[-1] is slot.memory.buffer, "another chunk"
+        before = arena.n_bytes
+        arena.free_last()
+        return before - arena.n_bytes
+
     def close(self) -> None:
         for arena in self._arenas.values():
             arena.close()
@@ -119,12 +139,19 @@ class SlotManager(Closing):
             totals[spec.slot_bytes] += spec.n_slots(self.n_landing)
         name = "expert slots" if self._intent == "device" else "expert pool"
         for size, n_slots in totals.items():
-            layout = lay_out_spans(self._device.info, [size] * n_slots)
+            layout = lay_out_slots(self._device.info, size, n_slots)
             self._arenas[size] = Arena(self._device, self._intent, name, layout)
-        for index, spec in enumerate(self._pools):
-            arena = self._arenas[spec.slot_bytes]
-            for _ in range(spec.n_slots(self.n_landing)):
-                self.all.append(Slot(arena.place(spec.slot_bytes), index))
+        # Pools of one size take turns, so that a chunk has slots of all of them.
+        order = sorted(
+            (turn, index)
+            for index, spec in enumerate(self._pools)
+            for turn in range(spec.n_slots(self.n_landing))
+        )
+        slots: list[list[Slot]] = [[] for _ in self._pools]
+        for _, index in order:
+            size = self._pools[index].slot_bytes
+            slots[index].append(Slot(self._arenas[size].place(size), index))
+        self.all = [slot for of_pool in slots for slot in of_pool]
         if self._intent == "device" or self._poison:
             self._fill(self.all)
 
@@ -180,6 +207,11 @@ class Landings:
                 self._table.set_landing(layer, index, NOWHERE)
                 waiting.append((layer, index))
         self._waiting = waiting
+
+    def move(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Note that other slots take the place of these, by layer and index; offered when free."""
+        self._waiting += [entry for entry in entries if entry not in self._waiting]
+        self._landed = {}
 
     def landed(self, keys: Keys, rank: Keys, filled: Mask) -> list[int]:
         """Return which experts kernels stored whole in a landing slot; all arrays are alike.

@@ -105,7 +105,8 @@ struct Properties {
     }
 };
 
-void add_memory(py::dict& facts, VkPhysicalDevice physical, bool has_budget, bool has_chains) {
+/// "heaps" and "memory_types". Drivers before Vulkan 1.1 know no chains of structures.
+py::dict memory_facts(VkPhysicalDevice physical, bool has_budget, bool has_chains) {
     VkPhysicalDeviceMemoryBudgetPropertiesEXT budget{};
     budget.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT;
     VkPhysicalDeviceMemoryProperties2 memory{};
@@ -133,8 +134,15 @@ void add_memory(py::dict& facts, VkPhysicalDevice physical, bool has_budget, boo
         type["flags"] = flag_names(kMemoryFlags, properties.memoryTypes[i].propertyFlags);
         types.append(type);
     }
+    py::dict facts;
     facts["heaps"] = heaps;
     facts["memory_types"] = types;
+    return facts;
+}
+
+bool has_budget(const std::vector<std::string>& extensions) {
+    return std::find(extensions.begin(), extensions.end(), "VK_EXT_memory_budget") !=
+           extensions.end();
 }
 
 py::list queue_family_facts(VkPhysicalDevice physical) {
@@ -195,9 +203,8 @@ py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
     const auto can = [&](VkSubgroupFeatureFlagBits operation) {
         return in_compute && (properties.subgroup.supportedOperations & operation) != 0;
     };
-    const bool has_budget = std::find(extensions.begin(), extensions.end(),
-                                      "VK_EXT_memory_budget") != extensions.end();
-    py::dict facts;
+    const bool has_chains = core.apiVersion >= VK_API_VERSION_1_1;
+    py::dict facts = memory_facts(physical, has_budget(extensions), has_chains);
     facts["index"] = index;
     facts["name"] = core.deviceName;
     facts["type"] = type_name(core.deviceType);
@@ -217,11 +224,14 @@ py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
     facts["takes_subgroup_size"] = takes_size;
     facts["subgroup_arithmetic"] = can(VK_SUBGROUP_FEATURE_ARITHMETIC_BIT);
     facts["subgroup_shuffle"] = can(VK_SUBGROUP_FEATURE_SHUFFLE_BIT);
-    add_memory(facts, physical, has_budget, core.apiVersion >= VK_API_VERSION_1_1);
     facts["queue_families"] = queue_family_facts(physical);
     facts["features"] = features;
     facts["limits"] = limit_facts(properties);
     return facts;
+}
+
+py::list heap_facts(VkPhysicalDevice physical) {
+    return memory_facts(physical, has_budget(device_extensions(physical)), true)["heaps"];
 }
 
 }  // namespace vkmoe

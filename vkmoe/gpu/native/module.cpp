@@ -67,6 +67,12 @@ void add_instance(py::module_& module) {
                  return facts;
              })
         .def(
+            "heaps",
+            [](const InstanceHandle& instance, size_t index) {
+                return heap_facts(instance->physical_device(index));
+            },
+            "index"_a)
+        .def(
             "open",
             [](const InstanceHandle& instance, size_t index,
                const std::vector<std::string>& features) {
