@@ -74,8 +74,8 @@ def test_slots_take_what_the_device_has_left(info: DeviceInfo, weights: WeightBy
     left = device_budget(info, RAM) - made.total("device")
     (slots_line,) = (line for line in made.lines if line.item.startswith("expert slots"))
     assert slots_line.place == "device"
-    assert 0 <= slots_line.n_bytes - slot_bytes(made, weights) < 2 * MIB
-    assert 0 <= left < max(weights.spans) + 2 * MIB
+    assert 0 <= slots_line.n_bytes - slot_bytes(made, weights) < 5 * MIB, "64 KiB a chunk"
+    assert 0 <= left < max(weights.spans) + 5 * MIB
     homes = made.lines[-1]
     assert homes.place == "host" and homes.n_bytes >= weights.experts
 
@@ -204,7 +204,7 @@ def test_slots_that_do_not_fit_say_what_does(
 
 
 def test_all_experts_asked_for_on_a_card_they_do_not_fit_on() -> None:
-    with pytest.raises(OutOfMemoryError, match=r"--expert-slots 500 needs 17,500 MiB"):
+    with pytest.raises(OutOfMemoryError, match=r"--expert-slots 500 needs 17,503 MiB"):
         planned(DISCRETE_12, expert_slots=500)
     with pytest.raises(OutOfMemoryError, match="--expert-cache 1TiB needs"):
         planned(DISCRETE_12, expert_cache="1TiB")
