@@ -1,4 +1,4 @@
-"""How the tests are run: their order, Ctrl-C, and that nothing the user tuned counts."""
+"""How tests are run: their order, Ctrl-C, no tuning of the user's, and what a build may lack."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.needs import missing
+from vkmoe.cpu.device import has_cpu
 from vkmoe.placement import remembered
 
 
@@ -36,3 +38,10 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remembered, "remembered_path", lambda device: folder / "device.json")
         yield
+
+
+@pytest.fixture(scope="session")
+def cpu_native() -> None:
+    """The kernels of the CPU, which a build with -DVKMOE_CPU=OFF leaves out."""
+    if not has_cpu():
+        missing("vkmoe was built without the CPU device")

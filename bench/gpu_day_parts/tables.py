@@ -92,7 +92,7 @@ def _kernel(kernel: dict[str, Any]) -> dict[str, Any]:
         "bytes": kernel["bytes_read"],
         "us": kernel["us"]["median"],
         "gb_per_s": speed["median"] if speed else None,
-        "share_of_copy": kernel["share_of_copy"],
+        "share_of_copy": kernel["share_of_memory"],
     }
 
 

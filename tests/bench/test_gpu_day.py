@@ -376,7 +376,7 @@ def test_other_backends_stay_behind(packed_rival: Path) -> None:
 
 KERNEL = {
     "variant": "matvec.q4_k", "shape": "4096 x 2048", "bytes_read": 8 << 20, "us": {"median": 5.0},
-    "gb_per_s": {"median": 1400.0}, "share_of_copy": 0.7,
+    "gb_per_s": {"median": 1400.0}, "share_of_memory": 0.7,
 }  # fmt: skip
 CARD = {"date": "2026-01-01", "vkmoe": "0.1.0", "commit": "abc", "cpu": "A CPU", "cores": 16}
 

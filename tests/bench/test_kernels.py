@@ -15,12 +15,14 @@ from tests.gpu.invented import DEVICES, device
 from vkmoe.bench import kernels
 from vkmoe.bench.clock import Clock, Memory, WrongResultError
 from vkmoe.bench.copies import measure_link_speeds
+from vkmoe.bench.decode import token_bytes
 from vkmoe.bench.kernels import KernelChoice
 from vkmoe.bench.measure import Mode, Output, Summary
 from vkmoe.bench.shapes import MODELS, TINY, KernelShapes, shapes_of
 from vkmoe.bench.transfer import TransferChoice
 from vkmoe.bench.works import WORKS, Setup, selecting
 from vkmoe.choices import TuningSource
+from vkmoe.cpu.device import cpu_info, cpu_kernels
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import _native as native
@@ -32,9 +34,10 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
 from vkmoe.ops.launches import KernelClass, Launch
 from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.quants import HAS_KERNEL
+from vkmoe.placement.mapped import kept_type
+from vkmoe.quants import HAS_KERNEL, TYPES
 from vkmoe.selftest.families import FAMILIES
-from vkmoe.selftest.inputs import WEIGHT_TYPES
+from vkmoe.selftest.inputs import WEIGHT_TYPES, other_types
 from vkmoe.selftest.launch_cases import works_of
 from vkmoe.selftest.suite import compiled_variants
 
@@ -75,12 +78,52 @@ def test_a_run_writes_the_roofline_and_then_each_kernel(
     (result,) = results["kernels"]
     assert result["variant"].partition("+")[0] == "matvec.q8_0"
     assert result["error"] <= result["error_limit"] and result["us"]["n"] == 2
-    assert result["gb_per_s"]["median"] > 0 and 0 < result["share_of_copy"] < 10
-    least = max(result["bytes_read"] / result["gb_per_s"]["median"] / 1e3 * result["share_of_copy"],
+    assert result["gb_per_s"]["median"] > 0 and 0 < result["share_of_memory"] < 10
+    at_best = result["bytes_read"] / result["gb_per_s"]["median"] / 1e3
+    least = max(at_best * result["share_of_memory"],
                 results["roofline"]["rows"][1]["value"]["median"])  # fmt: skip
     assert result["share_of_roofline"] == pytest.approx(least / result["us"]["median"])
+    n_weights = (256 + 128 + 128) * 512
+    rate = n_weights / result["us"]["median"] / 1e3
+    assert result["billion_weights_per_s"]["median"] == pytest.approx(rate)
     assert out.index("latency mode") < out.index("roofline") < out.index("us per dispatch")
     assert steps[-1].startswith("1/1, ")
+
+
+def test_a_cpu_has_threads_and_a_roofline_of_its_own(cpu_native: None) -> None:
+    """Its memory is read, no link is measured, and types are read that GPUs have no kernel for."""
+    lines: list[str] = []
+    types = ("q8_0", "iq3_s")
+    choice = replace(SMALL, families=("matvec",), types=types, shape="q/k/v", threads=1)
+    found = kernels.run("cpu", choice, Output(lines.append))
+    roofline, rows = found["results"]["roofline"], found["results"]["kernels"]
+    assert found["card"]["threads"] == 1 and roofline["latency_mode"] == "wall"
+    assert [row["what"] for row in roofline["rows"]] == [
+        "memory read by 1 thread", "empty dispatch", "empty submit and wait",
+    ]  # fmt: skip
+    assert all(row["value"]["median"] > 0 for row in roofline["rows"])
+    n_blocks = (256 + 128 + 128) * 512 // 256
+    assert {row["variant"]: row["bytes_read"] for row in rows} == {
+        "matvec.q8_0": n_blocks * 8 * 34,
+        "matvec.iq3_s": n_blocks * 110,
+    }
+    assert all(row["error"] <= row["error_limit"] and row["us"]["n"] == 2 for row in rows)
+    assert all(row["share_of_memory"] > 0 < row["billion_weights_per_s"]["median"] for row in rows)
+
+
+def test_every_kernel_of_a_cpu_is_measured_in_every_type(cpu_native: None) -> None:
+    info = cpu_info()
+    models = kernels.models_of(SMALL, info.layout)
+    found, left_out = kernels.chosen_jobs(SMALL, models, choose_tuning(info), info)
+    assert {job.setup.variant.family for job in found} == cpu_kernels() & set(WORKS)
+    of_weights = {job.setup.variant.axis for job in found if job.work.n_weights}
+    assert of_weights == {*WEIGHT_TYPES, *other_types()} and not left_out
+
+
+def test_idle_threads_are_named() -> None:
+    lines: list[str] = []
+    kernels.run(None, replace(SMALL, families=("finish",), threads=3), Output(lines.append))
+    assert any(line.startswith("--threads has no effect: ") for line in lines)
 
 
 def test_what_is_remembered_is_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +242,22 @@ def test_types_of_a_file_are_those_it_is_loaded_with(tmp_path: Path) -> None:
     assert raw > set(UNEVEN.values()) and {kind for _, kind in types} <= HAS_KERNEL
     assert {("down", "Q8_0"), ("gate/up", "Q8_0"), ("o", "Q8_0"), ("router", "F32")} <= types
     assert matrices(KernelChoice(models=(str(path),)), name) == types
+
+
+def test_a_cpu_has_the_types_of_a_file_as_they_are(tmp_path: Path) -> None:
+    path = rewrite(MODEL_FILES / "moe_plain.gguf", tmp_path / "uneven.gguf", of_types(UNEVEN))
+    with open_model(path) as file:
+        tensors = [*file.file.tensors.values()]
+        kinds = {kept_type(tensor.type) for tensor in tensors}
+        assert {kind for _, kind in shapes_of(file, "file").types} == kinds > {"F32", "Q5_1"}
+        read = token_bytes(file, "file")
+        whole = sum(TYPES[kept_type(item.type)].row_bytes(item.n_weights) for item in tensors)
+        experts = file.spec.experts
+    assert experts is not None
+    unused = read.experts * (experts.n_experts - experts.n_used) // experts.n_used
+    row_bytes = file.tensors.embeddings.tensor.n_bytes // file.spec.n_vocab
+    assert file.spec.tied_embeddings, "the head reads all of them"
+    assert read.total == whole - unused + row_bytes
 
 
 @pytest.mark.parametrize("path", sorted(MODEL_FILES.glob("*.gguf")), ids=lambda path: path.stem)

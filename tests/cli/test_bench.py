@@ -108,6 +108,24 @@ def test_decode_of_the_demo_model(run: Run, tmp_path: Path) -> None:
     assert picture(plot) > 20
 
 
+def test_decode_on_the_cpu(run: Run, cpu_native: None) -> None:
+    """With its own roofline, on as many threads as were asked for."""
+    few = ("--quick", "--repeats", "2", "--tokens", "2", "--device", "cpu", "-t", "1")
+    done = run("bench", "decode", *few, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["card"]["threads"] == 1 and found["results"]["roofline"]["latency_mode"] == "wall"
+    assert positive(found["results"]["rows"]) and found["results"]["checks"]["cases"] > 5
+    assert 0 < found["results"]["bytes_per_token"] < found["results"]["model_bytes"]
+
+
+def test_nothing_is_transferred_to_the_cpu(run: Run, cpu_native: None) -> None:
+    done = run("bench", "transfer", "--device", "cpu")
+    assert (done.code, done.out) == (2, "")
+    error, hint = done.err.splitlines()
+    assert "nothing is transferred to CPU" in error and "vkmoe bench kernels" in hint
+
+
 def test_decode_stops_at_a_wrong_kernel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = ((KernelClass("matvec", "Q4_K", "many", "long"), Launch(8, 3)),)
 

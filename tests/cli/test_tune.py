@@ -49,6 +49,15 @@ def test_a_second_run_has_nothing_to_do(run: Run, path: Path) -> None:
     assert "nothing was remembered" in run("tune", "--forget").err
 
 
+def test_the_cpu_needs_none(run: Run, path: Path, cpu_native: None) -> None:
+    """One line says so, and what changes its speed; a script that tunes goes on."""
+    done = run("tune", "--device", "cpu")
+    device, line = done.err.splitlines()
+    assert (done.code, done.out) == (0, "") and device.startswith("device ")
+    assert "the CPU needs no tuning" in line and "-t" in line and not path.exists()
+    assert "nothing was remembered" in run("tune", "--device", "cpu", "--forget").err
+
+
 def test_a_model_is_measured_by_its_own_matrices_and_its_text_stays(
     run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,36 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.quants import FOR_THREADS, TYPES, can_load, decode
+from vkmoe.quants import TYPES
 from vkmoe.quants.types import Bytes
-from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
 
-__all__ = ["OTHERS", "Rig", "rows_of"]
+__all__ = ["Rig", "words"]
 
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
 
-# Read as they are in a file, though GPUs have no kernel for them.
-OTHERS = tuple(sorted(name for name in FOR_THREADS - set(WEIGHT_TYPES) if can_load(name)))
-LARGEST = 8.0  # of the weights that are drawn
 PLAIN = {
     **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride"), 0),
     **dict.fromkeys(("n_partials", "partials_pitch"), 0),
     **dict.fromkeys(("inverse_width", "eps"), 0.0),
 }
-
-
-def rows_of(name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
-    """Draw rows as in a file, finite."""
-    if name in WEIGHT_TYPES:
-        return random_rows(name, n_rows, n_columns, rng)
-    kind = TYPES[name]
-    n_blocks = n_rows * n_columns // kind.block_weights
-    blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
-    values = decode(name, blocks, n_rows * n_columns).reshape(n_blocks, -1)
-    fit = np.abs(values).max(axis=1) <= LARGEST  # neither infinite nor NaN
-    found: Bytes = blocks[fit][np.arange(n_blocks) % fit.sum()]
-    return found.reshape(n_rows, -1)
 
 
 class Rig:

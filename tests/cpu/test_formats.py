@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cpu.programs import OTHERS, Rig, rows_of
+from tests.cpu.programs import Rig
 from vkmoe.quants import FOR_THREADS, decode
 from vkmoe.quants.types import BY_ID, TYPES
 from vkmoe.reference.inputs import multiply
-from vkmoe.selftest.inputs import WEIGHT_TYPES
+from vkmoe.selftest.inputs import WEIGHT_TYPES, other_types, random_rows
 
 N_ROWS, N_COLUMNS = 130, 768
 
@@ -31,11 +31,11 @@ def test_every_type_that_is_multiplied_has_the_blocks_of_the_table(native: Any) 
             assert BY_ID[format["input"]].name in ("F32", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")
 
 
-@pytest.mark.parametrize("name", [*WEIGHT_TYPES, *OTHERS])
+@pytest.mark.parametrize("name", [*WEIGHT_TYPES, *other_types()])
 def test_products_are_those_of_the_twin(native: Any, name: str) -> None:
     """Beside float64 they differ by the rounding of the vector to 8 bits."""
     rng = np.random.default_rng(TYPES[name].ggml_id)
-    rows = rows_of(name, N_ROWS, N_COLUMNS, rng)
+    rows = random_rows(name, N_ROWS, N_COLUMNS, rng)
     vector = rng.standard_normal((1, N_COLUMNS), np.float32)
     vector[0, 256:512] = 0  # a block without a scale
     rig, y = Rig(native), np.zeros((1, N_ROWS), np.float32)
@@ -49,11 +49,11 @@ def test_products_are_those_of_the_twin(native: Any, name: str) -> None:
     assert np.linalg.norm(y[0] - exact) <= 0.025 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("name", [*WEIGHT_TYPES, *OTHERS])
+@pytest.mark.parametrize("name", [*WEIGHT_TYPES, *other_types()])
 def test_products_of_many_vectors_are_each_as_if_alone(native: Any, name: str) -> None:
     """To the bit, in tiles of any size; and those of the twin."""
     rng = np.random.default_rng(TYPES[name].ggml_id)
-    rows = rows_of(name, N_ROWS, N_COLUMNS, rng)
+    rows = random_rows(name, N_ROWS, N_COLUMNS, rng)
     vectors = rng.standard_normal((300, N_COLUMNS), np.float32)
     found = {}
     for n in (1, 7, 17, 300):

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.cpu.programs import Rig, rows_of, words
+from tests.cpu.programs import Rig, words
 from vkmoe.cpu.device import CpuDevice, cpu_info
 from vkmoe.ops.tuning import choose_tuning
 from vkmoe.quants.types import TYPES
 from vkmoe.reference.experts import activated
 from vkmoe.reference.inputs import multiply
 from vkmoe.selftest.families import FAMILIES
+from vkmoe.selftest.inputs import random_rows
 from vkmoe.selftest.suite import run_variant, variants_of
 
 # What no program of a CPU has: experts are read where they are, a GPU joins what both computed, and
@@ -45,8 +46,8 @@ def test_experts_are_found_by_the_addresses_of_their_matrices(
     width, inner, n_slots, n_rows = 256, 512, 3, 2
     experts, places = [], []
     for _ in range(4):
-        matrices = [rows_of("Q4_K", inner, width, rng) for _ in range(2)]
-        matrices.append(rows_of("Q6_K", width, inner, rng))
+        matrices = [random_rows("Q4_K", inner, width, rng) for _ in range(2)]
+        matrices.append(random_rows("Q6_K", width, inner, rng))
         biases = [rng.standard_normal(n, np.float32) for n in (inner, inner, width)]
         experts.append((matrices, biases))
         parts: list[NDArray[Any]] = [*matrices, *biases]

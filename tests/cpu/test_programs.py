@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cpu.programs import Rig, rows_of, words
+from tests.cpu.programs import Rig, words
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.quants import decode
 from vkmoe.quants.types import TYPES, Bytes
 from vkmoe.reference.inputs import multiply
+from vkmoe.selftest.inputs import random_rows
 
 Q8_K = TYPES["Q8_K"].ggml_id
 WIDTH = 512
@@ -31,7 +32,7 @@ def test_every_kernel_is_one_that_programs_name(native: Any) -> None:
 def test_three_matrices_are_multiplied_by_each_vector(native: Any) -> None:
     """With biases and the scale of a norm; vectors lie a pitch apart, and y has more beside."""
     rng, rig = np.random.default_rng(1), Rig(native)
-    matrices = [rows_of("Q4_K", n, WIDTH, rng) for n in (40, 7, 70)]
+    matrices = [random_rows("Q4_K", n, WIDTH, rng) for n in (40, 7, 70)]
     x = rng.standard_normal((4, WIDTH + 64), np.float32)
     y = np.full((4, 130), 7, np.float32)
     bias = rng.standard_normal(130, np.float32)
@@ -49,7 +50,7 @@ def test_three_matrices_are_multiplied_by_each_vector(native: Any) -> None:
 
 def test_heads_have_vectors_of_their_own(native: Any) -> None:
     rng, rig = np.random.default_rng(2), Rig(native)
-    stack = rows_of("Q4_K", 3 * 20, 256, rng)
+    stack = random_rows("Q4_K", 3 * 20, 256, rng)
     x = rng.standard_normal((2, 3 * 260 + 8), np.float32)
     y = np.zeros((2, 60), np.float32)
     ends = dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), 20)
@@ -82,7 +83,7 @@ def state_of(rng: np.random.Generator, n_vectors: int, width: int) -> dict[str, 
 
 def test_a_residual_leaves_what_the_next_norm_takes(native: Any) -> None:
     rng, rig = np.random.default_rng(3), Rig(native)
-    rows, x = rows_of("Q4_K", 100, WIDTH, rng), rng.standard_normal((3, WIDTH), np.float32)
+    rows, x = random_rows("Q4_K", 100, WIDTH, rng), rng.standard_normal((3, WIDTH), np.float32)
     state, bias = state_of(rng, 3, 100), rng.standard_normal(100, np.float32)
     before = state["hidden"].copy()
     residual(rig, rows, x, state, bias=rig.place(bias))
@@ -98,7 +99,7 @@ def test_a_residual_leaves_what_the_next_norm_takes(native: Any) -> None:
 def test_embeddings_are_looked_up_for_the_rows_in_use(native: Any) -> None:
     """An id beyond the vocabulary is its last one."""
     rng, rig = np.random.default_rng(4), Rig(native)
-    rows, state = rows_of("Q4_K", 9, WIDTH, rng), state_of(rng, 3, WIDTH)
+    rows, state = random_rows("Q4_K", 9, WIDTH, rng), state_of(rng, 3, WIDTH)
     before = state["hidden"][2].copy()
     params = np.zeros(8 + 4 * 3, np.uint32)
     params[[3, 8, 12]] = 2, 5, 1000
@@ -136,7 +137,7 @@ def test_a_norm_of_its_own(native: Any) -> None:
 def test_bits_do_not_depend_on_the_number_of_threads(native: Any) -> None:
     """Of a program whose commands read what those before them wrote, run again and again."""
     rng = np.random.default_rng(6)
-    rows, square = rows_of("Q4_K", 1000, WIDTH, rng), rows_of("Q4_K", WIDTH, WIDTH, rng)
+    rows, square = random_rows("Q4_K", 1000, WIDTH, rng), random_rows("Q4_K", WIDTH, WIDTH, rng)
     first = rng.standard_normal((2, WIDTH), np.float32)
     expected = None
     for n_threads in (1, 2, 3, 4, 8):
@@ -183,7 +184,7 @@ def test_what_does_not_fit_is_refused_when_it_is_recorded(
 ) -> None:
     """ggml itself would end the process, and addresses lead anywhere."""
     rng, rig = np.random.default_rng(7), Rig(native)
-    rows = rows_of("Q4_K", 40, WIDTH, rng)
+    rows = random_rows("Q4_K", 40, WIDTH, rng)
     x, y = np.zeros((2, WIDTH), np.float32), np.zeros((2, 40), np.float32)
     rig.matvec("Q4_K", [rows], x, y)
     with pytest.raises(ValueError):

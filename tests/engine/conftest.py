@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from tests.generate.conftest import shared
 from tests.live import live_objects
-from tests.needs import missing
 from tests.ops.tunings import ODD_LAUNCHES
-from vkmoe.cpu.device import has_cpu
 from vkmoe.devices import open_device
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
@@ -73,13 +71,6 @@ def nothing_left() -> Iterator[None]:
     native.clear_injections()
     gc.collect()
     assert native.live_objects() == before
-
-
-@pytest.fixture(scope="session")
-def cpu_native() -> None:
-    """The kernels of the CPU, which a build with -DVKMOE_CPU=OFF leaves out."""
-    if not has_cpu():
-        missing("vkmoe was built without the CPU device")
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """This module times recordings on a device, and measures the roofline that other figures stand by.
 
 It owns the clock: the device's own timestamps, or where it has none the wall time of a submit less
-that of an empty submit. A fill of more memory than caches hold goes before each dispatch.
+that of an empty submit; on a CPU the wall time of its threads. A fill of more memory than caches
+hold goes before each dispatch. A GPU's roofline is a copy, a CPU's what its threads read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from vkmoe.bench.measure import Mode, Output, Row, Summary, percentile, summarise
 from vkmoe.closing import Closing
+from vkmoe.cpu.device import cache_bytes
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Recording
@@ -31,6 +33,7 @@ __all__ = [
     "EMPTIEST",
     "MIB",
     "Clock",
+    "LinkRows",
     "Memory",
     "Roofline",
     "Times",
@@ -38,6 +41,7 @@ __all__ = [
     "check_or_raise",
     "clock_of",
     "host_bytes_per_second",
+    "host_reads",
     "last_dispatch",
     "time_recording",
 ]
@@ -92,7 +96,8 @@ def time_recording(
 
 def clock_of(device: Device, queue: str = "compute") -> Mode:
     """Name the clock that times what runs on a queue: its own, or the wall's."""
-    return "gpu_timestamp" if device.native.has_timestamps(queue) else "wall"
+    owns_one = device.info.is_vulkan and device.native.has_timestamps(queue)
+    return "gpu_timestamp" if owns_one else "wall"
 
 
 def last_dispatch(runner: Runner, variant: str) -> Dispatch:
@@ -108,16 +113,18 @@ def last_dispatch(runner: Runner, variant: str) -> Dispatch:
 
 @dataclass(frozen=True)
 class Memory:
-    """Says how much a clock fills before each repeat, and copies for the bandwidth."""
+    """Says how much a clock fills before each repeat, and copies or reads for the bandwidth."""
 
     flush_bytes: int
-    copy_bytes: int
+    roof_bytes: int
 
     @classmethod
     def of(cls, info: DeviceInfo, tiny: bool = False) -> Memory:
         """Choose more than the caches of its kind of device; `tiny` only tries whether it runs."""
         if tiny:
             return cls(MIB, 4 * MIB)
+        if not info.is_vulkan:
+            return cls(max(32 * MIB, 2 * cache_bytes()), host_bytes())
         if info.is_cpu:
             return cls(32 * MIB, 64 * MIB)
         sizes = (heap.size for heap in info.heaps if heap.device_local)
@@ -135,8 +142,9 @@ class Clock(Closing):
         recorder.fill(self._scratch, 0, self._scratch.size, 0)
         self._flush = recorder.finish()
         self.mode = clock_of(device)
+        self._timed = device.native.has_timestamps()  # a CPU reads the wall's clock for them
         self._empty_submit = 0.0
-        if self.mode == "wall":
+        if not self._timed:
             nothing = device.native.recorder().finish()
             self._empty_submit = percentile(self._seconds(nothing), 50)
 
@@ -145,6 +153,8 @@ class Clock(Closing):
         """Name the clock that runs, in words."""
         if self.mode == "gpu_timestamp":
             return "gpu_timestamp: the device's own clock, before and behind one dispatch"
+        if self._timed:
+            return "wall: from where the threads begin with one dispatch to where all are done"
         return f"wall: submit and wait, less an empty submit ({1e6 * self._empty_submit:.1f} us)"
 
     def close(self) -> None:
@@ -153,7 +163,7 @@ class Clock(Closing):
     def dispatch_us(self, runner: Runner, dispatch: Dispatch) -> Summary:
         """Time a dispatch that a runner has run, alone, in microseconds."""
         alone = Program(dispatch.variant, [dispatch])
-        seconds = self._seconds(runner.record(alone, timed=self.mode == "gpu_timestamp"))
+        seconds = self._seconds(runner.record(alone, self._timed))
         return summarise([1e6 * took for took in seconds])
 
     def roofline(self) -> Roofline:
@@ -163,19 +173,32 @@ class Clock(Closing):
         """
         with Runner(self.device) as runner:
             check_or_raise(runner, EMPTIEST.run, "finish, one word")
-            empty = self.dispatch_us(runner, last_dispatch(runner, "finish"))
+            took = self.dispatch_us(runner, last_dispatch(runner, "finish"))
+        empty = Row("empty dispatch", took, "us", self.mode, "one workgroup stores a word")
+        submit = Row("empty submit and wait", self._submit_us(), "us", "wall")
+        if self.device.n_threads is not None:
+            memory = self._thread_reads(self.device.n_threads)
+            return Roofline(self.mode, self.explanation, memory, empty, submit)
+        copies = Row(
+            "copy within device memory", self._copy_speed(), "GB/s", self.mode, "read + write"
+        )
+        return Roofline(self.mode, self.explanation, copies, empty, submit, self._link_speeds())
+
+    def _thread_reads(self, n_threads: int) -> Row:
+        """Measure GB/s of all threads together; nothing can be wrong that is only read."""
+        speeds = host_reads(n_threads, self._repeats, self._memory.roof_bytes)
+        what = f"memory read by {n_threads} thread{'s' * (n_threads > 1)}"
+        return Row(what, summarise([speed / 1e9 for speed in speeds]), "GB/s", "wall", "read only")
+
+    def _link_speeds(self) -> LinkRows:
+        """Measure GB/s of host memory that kernels read in place, and of copies of it."""
         uploads = clock_of(self.device, "upload")
         reads, copies = [], []
         for _ in range(self._repeats):
             speed = measure_link(self.device)
             reads.append(speed.read_bytes_per_second / 1e9)
             copies.append(speed.copy_bytes_per_second / 1e9)
-        return Roofline(
-            self.mode,
-            self.explanation,
-            Row("copy within device memory", self._copy_speed(), "GB/s", self.mode, "read + write"),
-            Row("empty dispatch", empty, "us", self.mode, "one workgroup stores a word"),
-            Row("empty submit and wait", self._submit_us(), "us", "wall"),
+        return LinkRows(
             Row("GPU reads host memory", summarise(reads), "GB/s", self.mode, "in place"),
             Row("copy host -> device", summarise(copies), "GB/s", uploads, "upload queue"),
         )
@@ -188,16 +211,15 @@ class Clock(Closing):
 
     def _copy_speed(self) -> Summary:
         """Measure GB/s of a copy within device memory, both directions counted."""
-        n_bytes = self._memory.copy_bytes
+        n_bytes = self._memory.roof_bytes
         source = self.device.allocate("device", n_bytes, "copy source")
         target = self.device.allocate("device", n_bytes, "copy target")
         pattern = np.random.default_rng(0).integers(0, 256, n_bytes, np.uint8)
-        timed = self.mode == "gpu_timestamp"
-        recorder = self.device.native.recorder(n_timestamps=2 if timed else 0)
-        if timed:
+        recorder = self.device.native.recorder(n_timestamps=2 * self._timed)
+        if self._timed:
             recorder.timestamp(0)
         recorder.copy(source, 0, target, 0, n_bytes)
-        if timed:
+        if self._timed:
             recorder.timestamp(1)
         with Transfer(self.device) as transfer:
             transfer.write(source, 0, pattern)
@@ -212,10 +234,17 @@ class Clock(Closing):
 
     def _seconds(self, recording: Recording) -> list[float]:
         """Take the repeats, after a run that warms up."""
-        timed = self.mode == "gpu_timestamp"
-        times = time_recording(self.device, recording, 1 + self._repeats, timed, before=self._flush)
+        timed, n_times = self._timed, 1 + self._repeats
+        times = time_recording(self.device, recording, n_times, timed, before=self._flush)
         overhead, found = (0.0, times.device) if timed else (self._empty_submit, times.wall)
         return [max(took - overhead, MIN_SECONDS) for took in found[1:]]
+
+
+class LinkRows(NamedTuple):
+    """Holds how fast host memory is reached, in GB/s."""
+
+    reads: Row
+    copies: Row
 
 
 @dataclass(frozen=True)
@@ -224,23 +253,22 @@ class Roofline:
 
     latency_mode: Mode
     explanation: str
-    copy: Row  # GB/s, bytes read plus bytes written
+    memory: Row  # GB/s: a GPU copies, bytes read plus bytes written; the threads of a CPU read
     empty_dispatch: Row  # us, `finish`: one workgroup that stores a word
     submit: Row  # us
-    host_reads: Row  # GB/s
-    host_copies: Row  # GB/s
+    link: LinkRows | None = None  # None: the device's memory is the host's, as on a CPU
 
     @property
     def rows(self) -> list[Row]:
-        return [self.copy, self.empty_dispatch, self.submit, self.host_reads, self.host_copies]
+        return [self.memory, self.empty_dispatch, self.submit, *(self.link or ())]
 
     @property
-    def copy_gb_per_s(self) -> float:
-        return self.copy.value.median
+    def gb_per_s(self) -> float:
+        return self.memory.value.median
 
     def least_us(self, n_bytes: int) -> float:
-        """Return the microseconds that reading so many bytes takes at the copy's speed."""
-        return n_bytes / self.copy_gb_per_s / 1e3
+        """Return the microseconds that reading so many bytes takes at the speed of memory."""
+        return n_bytes / self.gb_per_s / 1e3
 
     def show(self, output: Output) -> None:
         """Write it with the clock that measured it."""
@@ -255,17 +283,28 @@ class Roofline:
         return {"latency_mode": self.latency_mode, "rows": self.rows}
 
 
+def host_bytes() -> int:
+    """Choose of how many bytes the reading is timed: more than caches hold."""
+    return max(HOST_BYTES, 2 * cache_bytes())
+
+
 def host_bytes_per_second(n_threads: int) -> float:
     """Measure how fast the CPU reads memory, with so many threads: the best of a few passes."""
-    words = np.zeros(HOST_BYTES // 8, np.uint64)
+    return max(host_reads(n_threads, N_PASSES, host_bytes()))
+
+
+def host_reads(n_threads: int, n_passes: int, n_bytes: int) -> list[float]:
+    """Measure bytes per second of threads that together read `n_bytes`, in each of the passes."""
+    words = np.zeros(n_bytes // 8, np.uint64)
+    words[:] = 1  # pages never written may all be the same one
     parts = np.array_split(words, n_threads)
-    best = 0.0
+    speeds = []
     with ThreadPoolExecutor(n_threads) as threads:
-        for _ in range(N_PASSES):
+        for _ in range(1 + n_passes):  # the first one starts the threads
             began = time.perf_counter()
             list(threads.map(np.max, parts))  # without the GIL, in whole vectors
-            best = max(best, HOST_BYTES / (time.perf_counter() - began))
-    return best
+            speeds.append(n_bytes / (time.perf_counter() - began))
+    return speeds[1:]
 
 
 def check_or_raise(runner: Runner, check: Callable[[Runner], Checks], what: str) -> Check:

@@ -100,7 +100,7 @@ def compare(
         "marked where the two intervals do not overlap; they know nothing of what changed for"
     )
     output.say("all of a run, such as clocks and other programs.")
-    for name in ("date", "commit", "driver", "load_average"):
+    for name in ("date", "commit", "driver", "threads", "load_average"):
         output.say(f"{name + ':':<16} {then['card'].get(name)} -> {now['card'].get(name)}")
     for change in found:
         output.say(str(change))

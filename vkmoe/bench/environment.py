@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from vkmoe import __version__
+from vkmoe.bench.measure import Output
 from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.device import Device
 
-__all__ = ["describe", "link_under_load", "print_card"]
+__all__ = ["describe", "link_under_load", "print_card", "show_card"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PCI = Path("/sys/bus/pci/devices")
@@ -36,7 +38,7 @@ def describe(info: DeviceInfo) -> dict[str, Any]:
         "device": info.name,
         "device_type": info.type,
         "driver": info.driver,
-        "vulkan": ".".join(str(part) for part in info.api_version),
+        "vulkan": _vulkan(info),
         "os": platform.platform(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0))
@@ -51,11 +53,29 @@ def describe(info: DeviceInfo) -> dict[str, Any]:
     }
 
 
+def _vulkan(info: DeviceInfo) -> str:
+    return ".".join(map(str, info.api_version)) if info.is_vulkan else "none: no shader runs"
+
+
 def print_card(card: dict[str, Any], say: Callable[[str], None] = print) -> None:
     """Write the card, one fact a line, and an empty line behind it."""
     for key, value in card.items():
         say(f"{key + ':':<16} {value}")
     say("")
+
+
+def show_card(device: Device, threads: int | None, output: Output) -> dict[str, Any]:
+    """Write and return the card of an open device; on a CPU with its threads.
+
+    `threads` are those that were asked for, which are idle where shaders run.
+    """
+    card = describe(device.info)
+    if device.n_threads is not None:
+        card["threads"] = device.n_threads
+    print_card(card, output.say)
+    if threads is not None and device.n_threads is None:
+        output.say(f"--threads has no effect: {device.info.name} runs shaders\n")
+    return card
 
 
 def link_under_load(info: DeviceInfo, work: Callable[[], object]) -> str:

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from vkmoe.bench.clock import Clock, Memory, Roofline, check_or_raise, last_dispatch
 from vkmoe.bench.defaults import LARGEST_MIB, MODEL, REPEATS
-from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.environment import show_card
 from vkmoe.bench.measure import Output, Summary, document
 from vkmoe.bench.shapes import MODELS, TINY, KernelShapes, shapes_of
 from vkmoe.bench.works import WORKS, Setup, Work, selecting
-from vkmoe.choices import TuningSource
+from vkmoe.choices import Layout, TuningSource
+from vkmoe.devices import open_device
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
-from vkmoe.gpu.device import Device
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
@@ -30,7 +30,8 @@ from vkmoe.models import open_model
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.families import FAMILIES
-from vkmoe.selftest.suite import Variant, compiled_variants, runnable
+from vkmoe.selftest.inputs import compared_types
+from vkmoe.selftest.suite import Variant, compiled_variants, variants_of
 
 __all__ = ["KernelChoice", "run"]
 
@@ -38,8 +39,9 @@ QUICK_TYPES, QUICK_CONTEXT, QUICK_VOCABULARY = ("Q4_K",), 512, 8192
 CACHE_TYPES = ("", "F16")  # of kernels that read no weights, where only some types are wanted
 EXPLANATION = (
     "A line is one dispatch: microseconds [95 % interval of the median], GB/s of the bytes it must",
-    "read, and the share of the roofline: the least time (those bytes at the speed of the copy, or",
-    "an empty dispatch) over the time it took. Caches are flushed before each repeat.",
+    "read, billions of weights a second (Gw/s), the share of the roofline: the least time (those",
+    "bytes at the speed in its first line, or an empty dispatch) over the time it took. Caches are",
+    "flushed before each repeat.",
 )
 
 
@@ -56,9 +58,11 @@ class KernelChoice:
     repeats: int | None = None  # None: as `quick` has it
     quick: bool = False  # few types, no large matrices, short contexts
     tuning: TuningSource = "remembered"
+    threads: int | None = None  # of a CPU; None: one for each physical core
 
     def __post_init__(self) -> None:
-        types = sorted({variant.axis for variant in compiled_variants() if variant.axis})
+        compiled = {variant.axis for variant in compiled_variants() if variant.axis}
+        types = sorted(compiled | set(compared_types()))
         _refuse_unknown("--family", self.families, WORKS)
         _refuse_unknown("--type", [name.upper() for name in self.types], types)
         names = [name for name in self.models if not _is_file(name)]
@@ -89,12 +93,12 @@ def run(device_name: str | None, choice: KernelChoice, output: Output) -> dict[s
 
     Raises UsageError where nothing passes the filters, WrongResultError, ModelFileError, GpuErrors.
     """
-    models = models_of(choice)
-    with Device(device_name) as device:
-        card = describe(device.info)
-        print_card(card, output.say)
+    with open_device(device_name, n_threads=choice.threads) as device:
+        models = models_of(choice, device.info.layout)
+        card = show_card(device, choice.threads, output)
         own = tuning_for(device.info, choice.tuning)
         jobs, left_out = chosen_jobs(choice, models, own, device.info)
+        left_out += _uncompared(models, device.info)
         if not jobs:
             raise UsageError("no kernel passes these filters", "; ".join(left_out))
         with Clock(device, choice.n_repeats, Memory.of(device.info, TINY in models)) as clock:
@@ -124,13 +128,13 @@ def _is_file(name: str) -> bool:
     return name.endswith(".gguf") or Path(name).is_file()
 
 
-def models_of(choice: KernelChoice) -> list[KernelShapes]:
+def models_of(choice: KernelChoice, layout: Layout = "planes") -> list[KernelShapes]:
     """Look the models up, and read those that are files: these have types of their own."""
     models: list[KernelShapes] = []
     for name in choice.models:
         if _is_file(name):
             with open_model(Path(name)) as file:
-                models.append(shapes_of(file))
+                models.append(shapes_of(file, layout))
         else:
             models += MODELS.values() if name == "all" else [(MODELS | {"tiny": TINY})[name]]
     if choice.quick:
@@ -167,6 +171,14 @@ def chosen_jobs(
     return jobs, [f"{what}: {', '.join(types)}" for what, types in left_out.items()]
 
 
+def _uncompared(models: Sequence[KernelShapes], info: DeviceInfo) -> Iterator[str]:
+    """Name types of files that no case compares: what is not checked is not timed."""
+    compared = {variant.axis for variant in variants_of(info)}
+    for shapes in models:
+        if others := sorted({kind for _, kind in shapes.types} - compared):
+            yield f"{shapes.name}: no case compares {', '.join(others)} with NumPy"
+
+
 def _candidates(
     choice: KernelChoice, models: Sequence[KernelShapes], own: Tuning, info: DeviceInfo
 ) -> Iterator[Job]:
@@ -176,12 +188,12 @@ def _candidates(
     """
     types = [name.upper() for name in choice.types]
     few = choice.quick or any(shapes.types for shapes in models)
-    for variant in compiled_variants():
+    for variant in variants_of(info):
         assert variant.family in WORKS, f"{variant.name} has no shapes in bench/works.py"
         wanted = not choice.families or variant.family in choice.families
         wanted &= not types or variant.axis in types
         wanted &= choice.all_mappings or _selects(own, variant)
-        if not wanted or not runnable(variant, info):
+        if not wanted:
             continue
         tuning = selecting(variant, own, info)
         others = [[each] for each in MODELS.values()] if not choice.quick else []
@@ -219,7 +231,7 @@ def _measure(
     """Check, time, write each job. Raises WrongResultError before a wrong one is timed."""
     for line in EXPLANATION:
         output.say(line)
-    output.say(f"{'us per dispatch':>34} {'GB/s':>8} {'of roof':>8}")
+    output.say(f"{'us per dispatch':>34} {'GB/s':>8} {'Gw/s':>8} {'of roof':>8}")
     started = time.monotonic()
     for index, job in enumerate(jobs, start=1):
         seconds = time.monotonic() - started
@@ -229,11 +241,11 @@ def _measure(
             dispatch = last_dispatch(runner, job.setup.variant.name)
             took, launch = clock.dispatch_us(runner, dispatch), _launch(dispatch)
         n_bytes = job.work.n_bytes
-        speed = _speed(n_bytes, took)
+        speed, weights = _rate(n_bytes, took), _rate(job.work.n_weights, took)
         least = max(roofline.least_us(n_bytes), roofline.empty_dispatch.value.median)
         share = least / took.median
-        cell = f"{speed.median:8.2f}" if speed else f"{'':8}"
-        output.say(f"{took!s:>34} {cell} {share:8.1%} {job.name}")
+        cells = " ".join(f"{rate.median:8.2f}" if rate else f"{'':8}" for rate in (speed, weights))
+        output.say(f"{took!s:>34} {cells} {share:8.1%} {job.name}")
         yield {
             "variant": job.setup.variant.name,
             "model": job.setup.shapes.name,
@@ -241,7 +253,8 @@ def _measure(
             "bytes_read": n_bytes,
             "us": took,
             "gb_per_s": speed,
-            "share_of_copy": speed.median / roofline.copy_gb_per_s if speed else None,
+            "billion_weights_per_s": weights,
+            "share_of_memory": speed.median / roofline.gb_per_s if speed else None,
             "share_of_roofline": share,
             "error": worst.error,
             "error_limit": worst.limit,
@@ -256,9 +269,9 @@ def _launch(dispatch: Dispatch) -> dict[str, int]:
     return found | {"subgroup_size": dispatch.subgroup_size, "groups": prod(dispatch.groups)}
 
 
-def _speed(n_bytes: int, took: Summary) -> Summary | None:
-    """Return GB/s; none for what reads next to nothing."""
-    if not n_bytes:
+def _rate(amount: int, took: Summary) -> Summary | None:
+    """Return billions in a second, such as GB/s; none for next to nothing."""
+    if not amount:
         return None
-    low, median, high = (n_bytes / us / 1e3 for us in (took.high, took.median, took.low))
+    low, median, high = (amount / us / 1e3 for us in (took.high, took.median, took.low))
     return Summary(median, low, high, took.n)

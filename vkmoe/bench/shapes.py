@@ -6,10 +6,11 @@ and for a tiny model of no file that has a bit of everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from vkmoe.choices import Layout
 from vkmoe.errors import UsageError
 from vkmoe.facts import Activation, AttentionSpec, LatentSpec, RopeSpec
 from vkmoe.models import ModelFile
@@ -17,6 +18,7 @@ from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.workspace import router_shape
 from vkmoe.ops.router import RouterShape
+from vkmoe.placement.mapped import kept_type
 from vkmoe.quants import loaded_type
 
 __all__ = ["MODELS", "SIZES", "TINY", "KernelShapes", "LatentSizes", "ModelSizes", "shapes_of"]
@@ -154,8 +156,11 @@ _ROLES = {
 }
 
 
-def shapes_of(model: ModelFile) -> KernelShapes:
-    """Take shapes and types from a model file. Raises UsageError for one without experts."""
+def shapes_of(model: ModelFile, layout: Layout = "planes") -> KernelShapes:
+    """Take shapes, and types as they are loaded in a layout, from a model file.
+
+    Raises UsageError for one without experts.
+    """
     spec = model.spec
     experts, mixer = spec.experts, spec.mixers[0]
     if experts is None:
@@ -186,22 +191,22 @@ def shapes_of(model: ModelFile) -> KernelShapes:
         window=max(windows, default=0),
         sinks=sinks,
         latent=latent,
-        types=frozenset(_types(model.tensors)),
+        types=frozenset(_types(model.tensors, loaded_type if layout == "planes" else kept_type)),
     )
 
 
-def _types(tensors: ModelTensors) -> Iterator[tuple[str, str]]:
+def _types(tensors: ModelTensors, loaded: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     """List role and type, as loaded, of each matrix in a layer with experts, and outside layers."""
-    yield "embed", tensors.embeddings.type
-    yield "head", tensors.output.type
+    yield "embed", loaded(tensors.embeddings.data_type)
+    yield "head", loaded(tensors.output.data_type)
     for layer in tensors.layers:
         for name, part in (*layer.mixer.items(), *layer.feed_forward.items()):
             if isinstance(part, FileMatrix):
-                yield _ROLES[name], part.type
+                yield _ROLES[name], loaded(part.data_type)
         experts = layer.block if layer.has_experts else None
         for name, block in {"": experts, "shared ": layer.feed_forward.get("shared")}.items():
             if isinstance(block, FeedForwardTensors):
-                gate, up, down = (loaded_type(matrix.type) for matrix in block.matrices)
+                gate, up, down = (loaded(matrix.type) for matrix in block.matrices)
                 yield from ((f"{name}gate/up", kind) for kind in (gate, up))
                 yield f"{name}down", down
 

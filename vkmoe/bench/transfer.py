@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vkmoe.bench.clock import Clock, Memory, Roofline
+from vkmoe.bench.clock import Clock, LinkRows, Memory, Roofline
 from vkmoe.bench.copies import measure_copies, measure_link_speeds
 from vkmoe.bench.defaults import COPY_MIB, DISPATCHES, HOMES_GIB, READ_MIB, REPEATS, SUBMITS
-from vkmoe.bench.environment import describe, print_card
+from vkmoe.bench.environment import show_card
 from vkmoe.bench.measure import Output, Row, document
 from vkmoe.bench.reads import distinct_types, measure_mapped, measure_reads
 from vkmoe.bench.submits import measure_dispatches, measure_homes, measure_submits
+from vkmoe.devices import open_device
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
@@ -77,13 +78,18 @@ class _Part(NamedTuple):
     roof: Callable[[Roofline], Row | None]
 
 
+def _link(roofline: Roofline) -> LinkRows:
+    assert roofline.link is not None, "a CPU was refused"
+    return roofline.link
+
+
 PARTS = {
     "submit": _Part(measure_submits, lambda roofline: None),
     "dispatch": _Part(measure_dispatches, lambda roofline: None),
-    "copies": _Part(measure_copies, lambda roofline: roofline.host_copies),
+    "copies": _Part(measure_copies, lambda roofline: _link(roofline).copies),
     "homes": _Part(measure_homes, lambda roofline: None),
-    "link": _Part(measure_link_speeds, lambda roofline: roofline.host_copies),
-    "reads": _Part(measure_reads, lambda roofline: roofline.copy),
+    "link": _Part(measure_link_speeds, lambda roofline: _link(roofline).copies),
+    "reads": _Part(measure_reads, lambda roofline: roofline.memory),
     "mapped": _Part(measure_mapped, lambda roofline: None),
 }
 
@@ -91,11 +97,15 @@ PARTS = {
 def run(device_name: str | None, choice: TransferChoice, output: Output) -> dict[str, Any]:
     """Measure the roofline, then the parts, each with its own section.
 
-    Raises WrongResultError, GpuErrors.
+    Raises UsageError for a CPU, WrongResultError, GpuErrors.
     """
-    with Device(device_name) as device:
-        card = describe(device.info)
-        print_card(card, output.say)
+    with open_device(device_name) as device:
+        if not device.info.is_vulkan:
+            raise UsageError(
+                f"nothing is transferred to {device.info.name}: it reads memory where it is",
+                "`vkmoe bench kernels` has its memory and kernels; --device takes a Vulkan device",
+            )
+        card = show_card(device, None, output)
         _say_memory(device.info, output)
         settings = choice.settings(device.info)
         with Clock(device, settings.repeats, Memory.of(device.info)) as clock:

@@ -60,6 +60,7 @@ class Work:
     what: str
     n_bytes: int
     check: Callable[[Runner], Checks]
+    n_weights: int = 0  # among what it reads, each counted once
     role: str = ""  # of the matrix: of each role a model file has types of its own
     blocks: tuple[tuple[str, int], ...] = ()  # (type, columns) that must be whole blocks
 
@@ -101,7 +102,7 @@ def _matvec(setup: Setup) -> Iterator[Work]:
         segments = tuple((kind, n) for n in rows)
         case = MatvecCase(tuning, segments, shapes.width, n_partials, biased=biased)
         text = f"{'+'.join(map(str, rows))} x {shapes.width}"
-        yield _weights(role, text, case.run, kind, (sum(rows), shapes.width))
+        yield _weights(setup, role, text, case.run, (sum(rows), shapes.width))
     if shapes.latent is not None:
         latent, n_heads = shapes.latent, shapes.n_heads
         heads = {"k": (latent.kv_rank, latent.nope_dim), "v": (latent.value_dim, latent.kv_rank)}
@@ -109,20 +110,20 @@ def _matvec(setup: Setup) -> Iterator[Work]:
             stack = HeadsCase(tuning, kind, n_heads, n_rows, n_columns)
             text = f"{n_heads} x {n_rows} x {n_columns}"
             form = n_heads * n_rows, n_columns
-            yield _weights(f"heads of {what}", text, stack.run, kind, form)
+            yield _weights(setup, f"heads of {what}", text, stack.run, form)
 
 
 def _matvec_residual(setup: Setup) -> Iterator[Work]:
     shapes, kind = setup.shapes, setup.variant.axis
     case = ResidualCase(setup.tuning, kind, shapes.width, shapes.o_columns, biased=shapes.biased)
     text = f"{shapes.width} x {shapes.o_columns}"
-    yield _weights("o", text, case.run, kind, (shapes.width, shapes.o_columns))
+    yield _weights(setup, "o", text, case.run, (shapes.width, shapes.o_columns))
 
 
 def _embed(setup: Setup) -> Iterator[Work]:
     width, kind = setup.shapes.width, setup.variant.axis
     case = EmbedCase(setup.tuning, kind, EMBED_ROWS, width, (EMBED_ROWS - 1,))
-    yield _weights("embed", f"1 x {width}", case.run, kind, (1, width))
+    yield _weights(setup, "embed", f"1 x {width}", case.run, (1, width))
 
 
 def _gate_up(setup: Setup) -> Iterator[Work]:
@@ -133,7 +134,7 @@ def _gate_up(setup: Setup) -> Iterator[Work]:
         )
         text = f"{use.n_slots} x 2 x {inner} x {shapes.width}"
         form = use.n_slots * 2 * inner, shapes.width
-        yield _weights(f"{what}gate/up", text, case.run, kind, form)
+        yield _weights(setup, f"{what}gate/up", text, case.run, form)
 
 
 def _down(setup: Setup) -> Iterator[Work]:
@@ -142,7 +143,7 @@ def _down(setup: Setup) -> Iterator[Work]:
         case = DownCase(tuning, kind, use, shapes.width, inner)
         text = f"{use.n_slots} x {shapes.width} x {inner}"
         form = use.n_slots * shapes.width, inner
-        yield _weights(f"{what}down", text, case.run, kind, form)
+        yield _weights(setup, f"{what}down", text, case.run, form)
 
 
 def _matmul(setup: Setup) -> Iterator[Work]:
@@ -152,7 +153,7 @@ def _matmul(setup: Setup) -> Iterator[Work]:
     segments = tuple((kind, n) for n in shapes.qkv)
     case = MatmulCase(tuning, segments, shapes.width, batch, biased=shapes.biased)
     text = f"{batch.most} rows, {'+'.join(map(str, shapes.qkv))} x {shapes.width}"
-    yield _weights("q/k/v", text, case.run, kind, (sum(shapes.qkv), shapes.width))
+    yield _weights(setup, "q/k/v", text, case.run, (sum(shapes.qkv), shapes.width))
 
 
 def _matmul_residual(setup: Setup) -> Iterator[Work]:
@@ -160,7 +161,7 @@ def _matmul_residual(setup: Setup) -> Iterator[Work]:
     segments = ((kind, shapes.width),)
     case = MatmulCase(setup.tuning, segments, shapes.o_columns, batch, residual=True)
     text = f"{batch.most} rows, {shapes.width} x {shapes.o_columns}"
-    yield _weights("o", text, case.run, kind, (shapes.width, shapes.o_columns))
+    yield _weights(setup, "o", text, case.run, (shapes.width, shapes.o_columns))
 
 
 def _expert_matmul(setup: Setup) -> Iterator[Work]:
@@ -175,7 +176,7 @@ def _expert_matmul(setup: Setup) -> Iterator[Work]:
     name = "gate/up" if gate_up else "down"
     text = f"{batch.most} rows, {router.n_experts} x {n_rows} x {n_columns}"
     n_read = min(router.n_experts, batch.most * router.n_used) * len(types) * n_rows
-    yield _weights(name, text, case.run, kind, (n_read, n_columns))
+    yield _weights(setup, name, text, case.run, (n_read, n_columns))
 
 
 def _prompt(setup: Setup) -> Batch:
@@ -195,13 +196,14 @@ def _uses(setup: Setup) -> Iterator[tuple[str, Use, int]]:
 
 
 def _weights(
-    role: str, text: str, check: Callable[[Runner], Checks], kind: str, form: tuple[int, int]
+    setup: Setup, role: str, text: str, check: Callable[[Runner], Checks], form: tuple[int, int]
 ) -> Work:
     """Describe what reads a matrix [n_rows, n_columns] of a weight type once; `text` shows it."""
-    n_rows, n_columns = form
+    kind, (n_rows, n_columns) = setup.variant.axis, form
     fits = n_columns % BLOCK_WEIGHTS[kind] == 0
-    row_bytes = device_row_bytes(kind, n_columns) if fits else 0
-    return Work(f"{role} {text}", n_rows * row_bytes, check, role, ((kind, n_columns),))
+    row_bytes = device_row_bytes(kind, n_columns, setup.tuning.layout) if fits else 0
+    n_weights = n_rows * n_columns
+    return Work(f"{role} {text}", n_rows * row_bytes, check, n_weights, role, ((kind, n_columns),))
 
 
 # ----- attention -----

@@ -134,11 +134,6 @@ class Amounts:
     )  # fmt: skip
 
 
-Device = Annotated[
-    str | None, option("--device", help="Vulkan device: its index or part of its name.")
-]
-
-
 def bench(context: typer.Context) -> None:
     """Measure this device, and how far vkmoe is from what the device allows.
 
@@ -150,11 +145,11 @@ def bench(context: typer.Context) -> None:
     vkmoe bench kernels --compare before.json say what became faster or slower
     vkmoe bench transfer --plot speeds.png    a picture
 
-    Each writes a card of the machine and the roofline first: how fast this device copies its own
-    memory, what an empty dispatch and an empty submit cost, how fast host memory is reached. Then
-    come the figures, each with its distance from that. Results are checked before they are timed;
-    a wrong one ends the run. Figures are medians with the 95 % interval of the median. Close
-    other programs first: on a CPU device every one of them takes part.
+    Each writes a card of the machine and the roofline first: how fast a GPU copies its own memory,
+    or the threads of a CPU read theirs, what an empty dispatch and an empty submit cost, how fast
+    a GPU reaches host memory. Then come the figures, each with its distance from that. Results are
+    checked before they are timed; a wrong one ends the run. Figures are medians with the 95 %
+    interval of the median. Close other programs first: on a CPU every one of them takes part.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
@@ -165,8 +160,7 @@ def bench(context: typer.Context) -> None:
 def kernels(
     *,
     which: Filters,
-    config: Annotated[EngineConfig, ("tuning",)],
-    device: Device = None,
+    config: Annotated[EngineConfig, ("device", "threads", "tuning")],
     effort: Effort,
     report: Report,
 ) -> None:
@@ -189,8 +183,9 @@ def kernels(
         repeats=effort.repeats,
         quick=effort.quick,
         tuning=config.tuning,
+        threads=config.threads,
     )
-    _report(report, "kernels", lambda output: run(device, choice, output))
+    _report(report, "kernels", lambda output: run(config.device, choice, output))
 
 
 @config_options
@@ -198,7 +193,7 @@ def transfer(
     *,
     parts: Annotated[list[str] | None, typer.Argument(metavar="[PART...]", hidden=True)] = None,
     amounts: Amounts,
-    device: Device = None,
+    config: Annotated[EngineConfig, ("device",)],
     effort: Effort,
     report: Report,
 ) -> None:
@@ -213,7 +208,8 @@ def transfer(
     reads     the matvec with its weights in each type of memory
     mapped    the CPU reading and writing each type of memory
 
-    Name some of these parts to run them alone.
+    Name some of these parts to run them alone. For the CPU as a device there is nothing to measure
+    here: it reads weights where the file is mapped.
     """
     from vkmoe.bench.transfer import TransferChoice, run
 
@@ -227,7 +223,7 @@ def transfer(
         _numbers(amounts.read_mib),
         effort.quick,
     )
-    _report(report, "transfer", lambda output: run(device, choice, output))
+    _report(report, "transfer", lambda output: run(config.device, choice, output))
 
 
 @config_options

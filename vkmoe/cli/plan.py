@@ -118,8 +118,9 @@ def _machine(name: str | None, engine: EngineConfig) -> _Machine:
             link = link_of_misses(device)
             with Clock(device, MIN_REPEATS, Memory.of(info)) as clock:
                 found = clock.roofline()
-            reads = 1e9 * found.host_reads.value.median
-            speeds = Speeds(1e9 * found.copy_gb_per_s, reads, host)
+            assert found.link is not None, "every Vulkan device has one"
+            reads = 1e9 * found.link.reads.value.median
+            speeds = Speeds(1e9 * found.gb_per_s, reads, host)
     profile = DeviceProfile(info, available_bytes(), speeds, {"speeds": "measured now"})
     return _Machine(profile, tuning, link)
 

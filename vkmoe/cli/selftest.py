@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkmoe.cli.notes import note
-from vkmoe.cli.options import Json, option
+from vkmoe.cli.options import Json, config_options, option
+from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["selftest"]
 
 
+@config_options
 def selftest(
     *,
-    device: Annotated[
-        str | None, option("--device", help="Vulkan device: its index or part of its name.")
-    ] = None,
+    config: Annotated[EngineConfig, ("device",)],
     only: Annotated[
         str,
         option("--only", help="Only kernels with this in their name: matvec, attention, mxfp4."),
@@ -36,10 +36,10 @@ def selftest(
     from vkmoe.devices import choose_device, list_devices
     from vkmoe.selftest import run
 
-    chosen = choose_device(list_devices(), device)
+    chosen = choose_device(list_devices(), config.device)
     note(f"device {chosen.index}: {chosen.name} ({chosen.driver})")
     cases: list[Case] = []
-    for case in run(device, only):
+    for case in run(config.device, only):
         cases.append(case)
         if not as_json:
             typer.echo(_line(case))

@@ -10,6 +10,7 @@ import typer
 
 from vkmoe.cli.notes import counting, note
 from vkmoe.cli.options import Model, Positional, chosen_model, config_options, option
+from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["tune", "tuning_lines"]
 
+NO_NEED = (
+    "the CPU needs no tuning: ggml's kernels are launched in one way, with a thread for each "
+    "physical core ({n} here); `-t` asks for more or fewer, `vkmoe bench decode -t` measures that"
+)
 SECONDS = 14.0  # after which no more kernels are begun; one takes a few at most
 
 
@@ -29,9 +34,7 @@ def tune(
     *,
     positional: Positional = None,
     model: Model = None,
-    device: Annotated[
-        str | None, option("--device", help="Vulkan device: its index or part of its name.")
-    ] = None,
+    config: Annotated[EngineConfig, ("device",)],
     again: Annotated[
         bool, option("--again", kind=bool, help="Measure anew what is remembered already.")
     ] = False,
@@ -44,17 +47,20 @@ def tune(
     Takes less than 20 seconds. Only results that agree with NumPy are timed, and what vkmoe would
     choose by itself stays unless something else is clearly faster. Every later start uses what is
     remembered, until the driver or vkmoe's kernels change. With MODEL its own shapes and types are
-    measured, else common types in the shapes of Qwen3-30B-A3B.
+    measured, else common types in the shapes of Qwen3-30B-A3B. The CPU needs none of this: there
+    each kernel is launched in one way.
     """
-    from vkmoe.gpu.device import Device as open_device
+    from vkmoe.devices import open_device
     from vkmoe.placement.remembered import forget as delete
 
     path = chosen_model(context, positional, model)
-    with open_device(device) as opened:
+    with open_device(config.device) as opened:
         info = opened.info
         note(f"device {info.index}: {info.name} ({info.driver})")
         if forget:
             note("forgotten" if delete(info) else "nothing was remembered")
+        elif not info.is_vulkan:
+            note(NO_NEED.format(n=opened.n_threads))
         else:
             _tune(opened, _works(path), again)
 

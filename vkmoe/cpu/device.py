@@ -11,6 +11,7 @@ import platform
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +30,15 @@ from vkmoe.quants.types import BY_ID, TYPES
 if TYPE_CHECKING:
     from vkmoe.cpu import _native
 
-__all__ = ["CpuDevice", "cpu_info", "cpu_kernels", "has_cpu", "input_form", "n_cores"]
+__all__ = [
+    "CpuDevice",
+    "cache_bytes",
+    "cpu_info",
+    "cpu_kernels",
+    "has_cpu",
+    "input_form",
+    "n_cores",
+]
 
 ALIGNMENT = 256  # of buffers, in bytes: what programs expect of any device
 Bytes = NDArray[np.uint8]
@@ -75,6 +84,19 @@ def _core(cpu: int) -> str:
 
 
 @cache
+def cache_bytes() -> int:
+    """Add up the largest caches of the CPUs that this process may use; 0: not known."""
+    caches: dict[str, int] = {}  # by the CPUs that share one
+    for cpu in os.sched_getaffinity(0):
+        levels = sorted(Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"))
+        with suppress(OSError, ValueError, IndexError):
+            size = (levels[-1] / "size").read_text().strip()
+            shared = (levels[-1] / "shared_cpu_list").read_text()
+            caches[shared] = int(size.removesuffix("K")) << 10
+    return sum(caches.values())
+
+
+@cache
 def _model() -> str:
     """Name the processor as the system does."""
     try:
@@ -117,6 +139,11 @@ class CpuDevice(Device):
         """Start `n_threads`, by default one for each physical core."""
         self.info = cpu_info(index)
         self.native: Any = _Native(n_threads or n_cores())
+
+    @property
+    def n_threads(self) -> int:
+        """Count the threads, of which one is the caller's."""
+        return int(self.native.pool.n_threads)
 
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> Any:
         """Allocate memory, whatever it is for."""

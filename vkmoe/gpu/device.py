@@ -272,6 +272,11 @@ class Device(Closing):
                 self._require_validation()
             cleanup.pop_all()
 
+    @property
+    def n_threads(self) -> int | None:
+        """Count the CPU threads that run programs; None where a driver runs them."""
+        return None
+
     def heaps(self) -> tuple[Heap, ...]:
         """Return the heaps as they are now: budgets change when other programs take memory."""
         return tuple(Heap(**heap) for heap in self._instance.heaps(self.info.index))

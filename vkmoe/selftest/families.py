@@ -55,7 +55,7 @@ from vkmoe.selftest.rows import (
     RowsCase,
 )
 
-__all__ = ["FAMILIES", "Family", "Setting", "Trial", "forms_of", "launched"]
+__all__ = ["FAMILIES", "MIXED_TYPE", "Family", "Setting", "Trial", "forms_of", "launched"]
 
 # Weights read by a measured dispatch: on GPUs more than their caches hold (up to 128 MiB).
 CPU_BYTES, GPU_BYTES = 2 << 20, 256 << 20
@@ -90,7 +90,7 @@ class Setting(NamedTuple):
 
     def rows_of(self, n_columns: int, n_matrices: int) -> int:
         """Count rows per matrix so that all matrices together have the measured size."""
-        row_bytes = device_row_bytes(self.axis, n_columns)
+        row_bytes = device_row_bytes(self.axis, n_columns, self.info.layout)
         return max(1, self.measured_bytes // n_matrices // row_bytes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import NormInput, NormOutput
 from vkmoe.ops.tuning import Tuning
-from vkmoe.quants import decode, to_device
+from vkmoe.quants import FOR_THREADS, can_load, decode, to_device
 from vkmoe.quants.types import TYPES, Bytes
 from vkmoe.reference.inputs import rounded
 from vkmoe.reference.matvec import HiddenState
@@ -35,8 +35,10 @@ __all__ = [
     "LeftState",
     "NormedInput",
     "Placed",
+    "compared_types",
     "decode_rows",
     "multiplied",
+    "other_types",
     "params_words",
     "place_matrix",
     "random_rows",
@@ -71,8 +73,18 @@ _SCALES = {
 # MXFP4's exponents: 2^-9 to 2^-4, times values up to 12.
 _EXPONENTS = range(119, 125)
 
+# Of other types, whose blocks are drawn from all bits: the largest weight, and how many blocks are
+# drawn at least, of which about half have no larger one.
+LARGEST, FEWEST_DRAWN = 8.0, 64
+
 # Larger matrices repeat their rows: they are for measurements, and drawing takes long.
 DISTINCT_BYTES = 8 << 20
+
+
+@cache
+def other_types() -> tuple[str, ...]:
+    """Name the types that CPUs read as they are in a file, though GPUs have no kernel for them."""
+    return tuple(sorted(name for name in FOR_THREADS - set(WEIGHT_TYPES) if can_load(name)))
 
 
 @dataclass
@@ -88,6 +100,14 @@ class Placed:
         return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
 
 
+def compared_types() -> tuple[str, ...]:
+    """Name those of `other_types` that cases compare: of the others tests/cpu has a twin.
+
+    There ggml rounds sums of activations to float16, which no bound on single terms allows.
+    """
+    return tuple(name for name in other_types() if name not in ("Q4_1", "Q5_1"))
+
+
 def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
     """Draw rows uint8 [n_rows, row_bytes] as in a file, finite."""
     kind = TYPES[type_name]
@@ -95,9 +115,11 @@ def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Gene
     n_distinct = _most_distinct(type_name, n_columns)
     if n_rows > n_distinct:
         return np.resize(random_rows(type_name, n_distinct, n_columns, rng), (n_rows, row_bytes))
-    if type_name not in _SCALES:
+    if type_name in ("F32", "F16", "BF16"):
         return _floats(type_name, n_rows * n_columns, rng).reshape(n_rows, row_bytes)
     n_blocks = n_rows * row_bytes // kind.block_bytes
+    if type_name not in _SCALES:
+        return _moderate_blocks(type_name, n_blocks, rng).reshape(n_rows, row_bytes)
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
     places, size = _SCALES[type_name]
     for at in places:
@@ -106,6 +128,15 @@ def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Gene
     if type_name == "MXFP4":
         blocks[:, 0] = rng.integers(_EXPONENTS.start, _EXPONENTS.stop, n_blocks)
     return blocks.reshape(n_rows, row_bytes)
+
+
+def _moderate_blocks(type_name: str, n_blocks: int, rng: np.random.Generator) -> Bytes:
+    """Draw blocks [n_blocks, block_bytes] of any bits whose weights are finite and moderate."""
+    kind = TYPES[type_name]
+    blocks = rng.integers(0, 256, (max(n_blocks, FEWEST_DRAWN), kind.block_bytes), np.uint8)
+    values = decode(type_name, blocks, len(blocks) * kind.block_weights)
+    largest = np.abs(values).reshape(len(blocks), -1).max(axis=1)
+    return np.resize(blocks[largest <= LARGEST], (n_blocks, kind.block_bytes))
 
 
 def _floats(type_name: str, n_weights: int, rng: np.random.Generator) -> Bytes:

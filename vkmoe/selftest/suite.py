@@ -21,7 +21,16 @@ from vkmoe.ops.launches import KEEPING, MatvecFamily
 from vkmoe.ops.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
 from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.comparison import Check, Checks
-from vkmoe.selftest.families import FAMILIES, Family, Setting, Trial, forms_of, launched
+from vkmoe.selftest.families import (
+    FAMILIES,
+    MIXED_TYPE,
+    Family,
+    Setting,
+    Trial,
+    forms_of,
+    launched,
+)
+from vkmoe.selftest.inputs import compared_types
 
 __all__ = ["Case", "Variant", "compiled_variants", "run", "run_variant", "runnable", "variants_of"]
 
@@ -67,12 +76,18 @@ def compiled_variants() -> list[Variant]:
 
 
 def variants_of(info: DeviceInfo) -> list[Variant]:
-    """List the variants that a device can run; a CPU has one of each kernel and type."""
+    """List the variants that a device can run.
+
+    A CPU has one of each kernel and type, also of types that GPUs have no kernel for.
+    """
     compiled = compiled_variants()
     if info.is_vulkan:
         return [variant for variant in compiled if runnable(variant, info)]
-    plain = dict.fromkeys(variant.name.partition("+")[0] for variant in compiled)
-    found = [Variant.parse(name) for name in plain]
+    names = {variant.name.partition("+")[0] for variant in compiled}
+    for variant in compiled:
+        if variant.axis == MIXED_TYPE:  # of a kernel that reads weights
+            names |= {f"{variant.family}.{kind.lower()}" for kind in compared_types()}
+    found = map(Variant.parse, sorted(names))
     return [variant for variant in found if variant.family in cpu_kernels()]
 
 
@@ -99,13 +114,16 @@ def run(device: str | None, only: str = "") -> Iterator[Case]:
     `device` is an index or a name. Raises UsageError if there is no such variant, NoDeviceError,
     NoDriverError, and other GpuErrors if the device fails.
     """
-    if not any(only.lower() in variant.name for variant in compiled_variants()):
-        raise UsageError(f"no kernel has {only!r} in its name", f"there is {', '.join(FAMILIES)}")
     with open_device(device) as opened:
+        found = [each for each in variants_of(opened.info) if only.lower() in each.name]
+        if not found:
+            raise UsageError(
+                f"no kernel of this device has {only!r} in its name",
+                f"there is {', '.join(FAMILIES)}",
+            )
         own = tuning_for(opened.info, "remembered")
-        for variant in variants_of(opened.info):
-            if only.lower() in variant.name:
-                yield from run_variant(variant, opened, own)
+        for variant in found:
+            yield from run_variant(variant, opened, own)
 
 
 def run_variant(
