@@ -9,20 +9,24 @@ Columns are sums of what drivers call by different names (COLUMNS); an empty one
 "registers" are those of a lane (AMD, NVIDIA) or of a thread (Intel), "waves" those of `lanes` that
 fit on a SIMD unit (AMD). Latency is a guess of a compiler, which knows neither loops nor memory.
 "loads" are those of weights in flight at once, counted in the assembly of kernels that read nothing
-else by address.
+else by address. With --kept what was compiled before from the same SPIR-V, by the same driver, is
+read from a file beside that driver: what compilers say of the same bytes does not change.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tools.assembly import Question, count, read
 from tools.gpu_drivers import CANNOT, GPUS, command, folder, is_complete
@@ -34,6 +38,8 @@ from vkmoe.ops.tuning import choose_tuning
 __all__ = ["COLUMNS", "Compiled", "column", "compile_all", "compiled_for", "spills", "waves"]
 
 ROOT = Path(__file__).resolve().parent.parent
+# What the kept figures depend on, besides driver and SPIR-V.
+COUNTED_BY = (Path(__file__), *sorted((ROOT / "tools" / "assembly").glob("*.py")))
 # What a column adds up, in the words of RADV, NVK and ANV.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "registers": ("VGPRs", "Number of GPRs", "Max live registers"),
@@ -83,16 +89,58 @@ def waves(statistics: Mapping[str, float], lanes: int, least_lanes: int) -> int 
     return None if stated is None else int(stated) * least_lanes // lanes
 
 
-def compile_all(only: str = "", assembly: Path | None = None) -> list[Compiled]:
+def compile_all(
+    only: str = "", assembly: Path | None = None, kept: Path | None = None
+) -> list[Compiled]:
     """Compile the pipelines of the device at hand whose names contain `only`.
 
-    Writes their assembly to a folder where one is given. Raises VkmoeError: on most devices of this
-    machine's own, that they keep no statistics.
+    Writes their assembly to a folder where one is given. Those that the file `kept` has are read
+    from there, the others added. Raises VkmoeError: on most devices of this machine's own, that
+    they keep no statistics.
     """
+    known = _read_kept(kept) if kept else {}
+    rows: dict[str, Compiled] = {}
     with Device(statistics=True) as device:
         compiling = partial(_compile, device, assembly=assembly)
-        found = pipelines(choose_tuning(device.info)).items()
-        return [compiling(*item) for item in found if only in item[0].name]
+        for pipeline, models in pipelines(choose_tuning(device.info)).items():
+            if only in pipeline.name:
+                key = _digest(pipeline)
+                row = Compiled(**known[key]) if key in known else compiling(pipeline, models)
+                rows[key] = row._replace(models=models)
+    if kept and not rows.keys() <= known.keys():
+        others = known if only else {}  # a run of all leaves out what no kernel is any more
+        _keep(kept, others | {key: row._asdict() for key, row in rows.items()})
+    return list(rows.values())
+
+
+def _digest(pipeline: Pipeline) -> str:
+    """Hash all that a compiler is given, and what counts in its assembly."""
+    sums = hashlib.sha256(repr(tuple(pipeline)).encode())
+    for part in (spirv_words(pipeline.variant), *_sources()):
+        sums.update(hashlib.sha256(part).digest())
+    return sums.hexdigest()
+
+
+@cache
+def _sources() -> tuple[bytes, ...]:
+    return tuple(path.read_bytes() for path in COUNTED_BY)
+
+
+def _read_kept(path: Path) -> dict[str, dict[str, Any]]:
+    """Read what was kept; nothing where there is no such file, or a damaged one."""
+    try:
+        found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return {key: Compiled(**row)._asdict() for key, row in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _keep(path: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the file anew, whole or not at all: others may read it meanwhile."""
+    path.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        json.dump(rows, file)
+    os.replace(file.name, path)
 
 
 def _compile(
@@ -137,13 +185,18 @@ def _is_of_batch(name: str) -> bool:
     return any(word.startswith("columns=") and word != "columns=1" for word in name.split())
 
 
-def compiled_for(gpu: str, only: str = "", assembly: Path | None = None) -> list[Compiled]:
+def compiled_for(
+    gpu: str, only: str = "", assembly: Path | None = None, keeps: bool = False
+) -> list[Compiled]:
     """Compile in a process on the driver of a GPU, past its cache; see `compile_all`.
 
-    Raises RuntimeError with what that process wrote where it fails.
+    With `keeps` what was compiled before is read from a file in the folder of the drivers, which
+    goes when they are fetched anew. Raises RuntimeError with what that process wrote where it
+    fails.
     """
     program = [sys.executable, "-m", "tools.kernel_statistics", "--json", "--only", only]
     program += ["--assembly", str(assembly.resolve())] if assembly is not None else []
+    program += ["--kept", str(folder() / "compiled" / f"{gpu}.json")] if keeps else []
     words, environment = command(folder(), gpu, program)
     environment |= {"MESA_SHADER_CACHE_DISABLE": "1"}
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -188,6 +241,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TEXT", help="pipelines with it in the name")
     parser.add_argument("--assembly", type=Path, metavar="FOLDER", help="write it there")
     parser.add_argument("--json", action="store_true", help="print everything, as a list")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="read and keep figures there")
     return parser.parse_args()
 
 
@@ -201,7 +255,8 @@ def main() -> int:
     if assembly is not None:
         assembly.mkdir(parents=True, exist_ok=True)
     try:
-        rows = compiled_for(gpu, only, assembly) if gpu else compile_all(only, assembly)
+        kept = options.kept
+        rows = compiled_for(gpu, only, assembly) if gpu else compile_all(only, assembly, kept)
     except VkmoeError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return 1

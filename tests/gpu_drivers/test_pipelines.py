@@ -4,6 +4,7 @@ registers.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,12 +12,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tools.gpu_drivers import GPUS
-from tools.kernel_statistics import COLUMNS, LOADS, Compiled, compiled_for
+from tools.gpu_drivers import GPUS, command
+from tools.kernel_statistics import COLUMNS, LOADS, Compiled, _read_kept, compiled_for
 
 from .conftest import OF_EACH_MAKER
 from .limits import CODE_BYTES, GCN, RDNA, WAVES, Figures, beyond, figures, kernel_of, stored, worse
@@ -40,10 +41,13 @@ ALLOWED: tuple[Allowed, ...] = ()
 
 @pytest.fixture(scope="module")
 def compiled(drivers: Path) -> Iterator[Mapping[str, Future[list[Compiled]]]]:
-    """What each GPU's compiler says; several work at once, and a test waits for its own."""
+    """What each GPU's compiler says; several work at once, and a test waits for its own.
+
+    Of kernels that have changed since they were last compiled here; all where there is no record.
+    """
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        yield {gpu: pool.submit(compiled_for, gpu) for gpu in GPUS}
+        yield {gpu: pool.submit(compiled_for, gpu, keeps=True) for gpu in GPUS}
     finally:  # where few tests were chosen, or Ctrl-C came
         pool.shutdown(cancel_futures=True)
 
@@ -93,6 +97,35 @@ def test_waves_fit_and_code_is_short(
     assert {kernel_of(row) for row in rows} >= WAVES.keys()
     found = list(beyond(rows, gpu))
     assert not found, "\n".join(found)
+
+
+def test_only_what_has_changed_is_compiled_again(drivers: Path, tmp_path: Path) -> None:
+    """What is kept is what was found; a figure of another SPIR-V is not taken for it."""
+    kept = tmp_path / "record" / "navi31.json"
+    program = [sys.executable, "-m", "tools.kernel_statistics", "--json", "--kept", str(kept)]
+    words, environment = command(drivers, "navi31", [*program, "--only", "embed.q4_k"])
+
+    def run() -> list[dict[str, Any]]:
+        done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+    (first,), record = run(), json.loads(kept.read_text(encoding="utf-8"))
+    ((key, row),) = record.items()
+    assert row == first and first["statistics"]["VGPRs"] > 0
+    kept.write_text(json.dumps({key: row | {"milliseconds": -1.0}}), encoding="utf-8")
+    assert run()[0]["milliseconds"] == -1.0
+    kept.write_text(json.dumps({key[::-1]: row | {"milliseconds": -1.0}}), encoding="utf-8")
+    assert run()[0]["milliseconds"] > 0
+    assert json.loads(kept.read_text(encoding="utf-8"))[key]["statistics"] == row["statistics"]
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    assert _read_kept(tmp_path / "none.json") == {}
+    for text in ("{", "[1, 2]", '{"a": 1}'):
+        (tmp_path / "navi31.json").write_text(text, encoding="utf-8")
+        assert _read_kept(tmp_path / "navi31.json") == {}
 
 
 def test_the_table_and_the_assembly_are_of_what_was_asked_for(
