@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ops.tunings import MAPPINGS, SIZES, tuning_for
+from tests.ops.tunings import (
+    MAPPINGS,
+    SIZES,
+    TYPES_AND_MAPPINGS,
+    drawn_tuning_for,
+    mapping_of,
+    tuning_for,
+)
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
@@ -29,15 +36,14 @@ def step_of(*kinds: str) -> int:
     return max(256 if TYPES[kind].block_weights == 256 else 32 for kind in kinds)
 
 
-@pytest.mark.parametrize("suffix", MAPPINGS)
-@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@pytest.mark.parametrize(("kind", "suffix"), TYPES_AND_MAPPINGS)
 def test_gate_and_up(runner: Runner, kind: str, suffix: str) -> None:
     """Gate and up of one type in one dispatch, of two types in two; 1 to 8 slots."""
     i, j = WEIGHT_TYPES.index(kind), MAPPINGS.index(suffix)
     other = WEIGHT_TYPES[(i + 1 + j) % len(WEIGHT_TYPES)] if (i + j) % 2 else kind
     rng = np.random.default_rng([i, j])
     case = GateUpCase(
-        tuning_for(suffix, SIZES[(i + j) % len(SIZES)], 1 + (3 * i + j) % 4),
+        drawn_tuning_for(suffix, SIZES[(i + j) % len(SIZES)], 1 + (3 * i + j) % 4),
         (kind, other),
         Use(int(rng.integers(8, 20)), 1 + (i + 2 * j) % 8),
         n_rows=int(rng.integers(1, 30)),
@@ -48,13 +54,12 @@ def test_gate_and_up(runner: Runner, kind: str, suffix: str) -> None:
     case.run(runner).verify()
 
 
-@pytest.mark.parametrize("suffix", MAPPINGS)
-@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@pytest.mark.parametrize(("kind", "suffix"), TYPES_AND_MAPPINGS)
 def test_down(runner: Runner, kind: str, suffix: str) -> None:
     i, j = WEIGHT_TYPES.index(kind), MAPPINGS.index(suffix)
     rng = np.random.default_rng([i, j, 1])
     case = DownCase(
-        tuning_for(suffix, SIZES[(i + j + 2) % len(SIZES)], 1 + (i + 3 * j) % 4),
+        drawn_tuning_for(suffix, SIZES[(i + j + 2) % len(SIZES)], 1 + (i + 3 * j) % 4),
         kind,
         Use(int(rng.integers(8, 20)), 1 + (3 * i + j) % 8),
         n_rows=int(rng.integers(1, 30)),
@@ -87,7 +92,7 @@ def test_without_a_norm(runner: Runner) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str) -> None:
     """Row 2 of every expert is NaN; the partial sum it takes part in is NaN, no other is."""
-    tuning = CPU_TUNING if WEIGHT_TYPES.index(kind) % 2 else GPU_TUNING
+    tuning = CPU_TUNING if mapping_of(kind).startswith("+blocks") else GPU_TUNING
     use = Use(5, 3, damaged_row=2)
     with np.errstate(invalid="ignore"):
         checks = GateUpCase(tuning, (kind, kind), use, 7, 256).run(runner)

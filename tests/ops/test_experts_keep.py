@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ops.tunings import MAPPINGS, tuning_for
+from tests.ops.tunings import MAPPINGS, drawn_tuning_for, elsewhere, tuning_for
 from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.runner import Runner
@@ -28,6 +28,11 @@ from vkmoe.selftest.inputs import WEIGHT_TYPES
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 CPU, GPU = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)
 both_mappings = pytest.mark.parametrize("tuning", [CPU, GPU], ids=["blocks", "lanes"])
+EVERY_TYPE = [
+    pytest.param(kind, tuning, id=f"{kind}-{tuning.mapping}")
+    for i, kind in enumerate(WEIGHT_TYPES)
+    for tuning in ((CPU, GPU)[i % 2], *elsewhere((GPU, CPU)[i % 2]))
+]
 ALL, NONE = Use(4, 4, kept=(0, 1, 2, 3)), Use(4, 3, kept=())
 BIASED = Use(9, 3, kept=(1,), biased=True)
 # Stands in for store.glsl: adds 1 to each word that would be stored.
@@ -56,7 +61,7 @@ def test_any_number_of_slots_is_kept(runner: Runner, use: Use, tuning: Tuning) -
 @pytest.mark.parametrize("suffix", MAPPINGS)
 def test_keeping_leaves_the_results_as_they_are(runner: Runner, suffix: str) -> None:
     """The same bits from the kernel that keeps, with misses and without, as from the plain one."""
-    tuning = tuning_for(suffix, 32, 2)
+    tuning = drawn_tuning_for(suffix, 32, 2)
     gate_up = GateUpCase(tuning, ("Q4_K", "Q4_K"), NONE, 9, 768)
     for case in (gate_up, DownCase(tuning, "Q4_K", NONE, 9, 768)):
         found = []
@@ -87,12 +92,14 @@ def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu_device, "spirv_words", lambda name: counting_spirv(name, tmp_path))
 
 
-@both_mappings
-@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@pytest.mark.parametrize(("kind", "tuning"), EVERY_TYPE)
 def test_every_word_is_stored_once(
     runner: Runner, counting: None, kind: str, tuning: Tuning
 ) -> None:
-    """One block a row and five of them; the last workgroup has fewer rows than it could take."""
+    """One block a row and five of them; the last workgroup has fewer rows than it could take.
+
+    The mappings take turns where compiling is slow.
+    """
     use = Use(3, 2, kept=(1, 0))
     cases: list[DownCase | GateUpCase] = [
         DownCase(tuning, kind, use, 5, n_blocks * least_columns(kind)) for n_blocks in (1, 5)

@@ -1,20 +1,35 @@
-"""The lane mappings this device can run, and the tunings that select them."""
+"""The lane mappings this device can run, and the tunings that select them.
+
+Also what a driver is spared that compiles slowly: there tests share pipelines.
+"""
 
 from __future__ import annotations
 
 import os
 from functools import cache
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.ops.launches import ColumnClass, KernelClass, Launch, MatvecFamily, RowClass
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
+from vkmoe.selftest.inputs import WEIGHT_TYPES
 from vkmoe.selftest.suite import Variant, runnable
 
-__all__ = ["MAPPINGS", "ODD_LAUNCHES", "SIZES", "chosen_device", "tuning_for"]
+__all__ = [
+    "COMPILES_SLOWLY",
+    "MAPPINGS",
+    "ODD_LAUNCHES",
+    "SIZES",
+    "TYPES_AND_MAPPINGS",
+    "chosen_device",
+    "drawn_tuning_for",
+    "elsewhere",
+    "mapping_of",
+    "tuning_for",
+]
 
 SIZES = (8, 32, 64, 128)  # workgroup sizes
 
@@ -23,6 +38,22 @@ SIZES = (8, 32, 64, 128)  # workgroup sizes
 def chosen_device() -> DeviceInfo:
     """The facts of the device that the fixture `device` opens."""
     return choose_device(list_devices(), os.environ.get("VKMOE_DEVICE"))
+
+
+# SwiftShader takes one or two seconds for a pipeline, whatever its constants.
+COMPILES_SLOWLY = "SwiftShader" in chosen_device().name
+
+
+def elsewhere(*values: Any) -> list[Any]:
+    """What is tried too, but not on a driver that compiles slowly."""
+    return [] if COMPILES_SLOWLY else list(values)
+
+
+def drawn_tuning_for(suffix: str, workgroup_size: int, rows: int) -> Tuning:
+    """The tuning where any will do; one for all tests on a driver that compiles slowly."""
+    if COMPILES_SLOWLY:
+        workgroup_size, rows = 8 if suffix.startswith("+blocks") else 32, 4
+    return tuning_for(suffix, workgroup_size, rows)
 
 
 def tuning_for(suffix: str, workgroup_size: int, rows: int) -> Tuning:
@@ -50,4 +81,17 @@ MAPPINGS = [
     suffix
     for suffix in ("", "+subgroup", "+blocks", "+blocks64")
     if runnable(Variant.parse(f"matvec.q4_k{suffix}"), chosen_device())
+]
+
+
+def mapping_of(kind: str) -> str:
+    """The mapping whose turn it is by the order of types."""
+    return MAPPINGS[WEIGHT_TYPES.index(kind) % len(MAPPINGS)]
+
+
+# All of both; the mappings take turns on a driver that compiles slowly.
+TYPES_AND_MAPPINGS = [
+    (kind, suffix)
+    for kind, suffix in product(WEIGHT_TYPES, MAPPINGS)
+    if suffix == mapping_of(kind) or not COMPILES_SLOWLY
 ]
