@@ -186,17 +186,15 @@ def _is_of_batch(name: str) -> bool:
 
 
 def compiled_for(
-    gpu: str, only: str = "", assembly: Path | None = None, keeps: bool = False
+    gpu: str, only: str = "", assembly: Path | None = None, kept: Path | None = None
 ) -> list[Compiled]:
     """Compile in a process on the driver of a GPU, past its cache; see `compile_all`.
 
-    With `keeps` what was compiled before is read from a file in the folder of the drivers, which
-    goes when they are fetched anew. Raises RuntimeError with what that process wrote where it
-    fails.
+    Raises RuntimeError with what that process wrote where it fails.
     """
     program = [sys.executable, "-m", "tools.kernel_statistics", "--json", "--only", only]
     program += ["--assembly", str(assembly.resolve())] if assembly is not None else []
-    program += ["--kept", str(folder() / "compiled" / f"{gpu}.json")] if keeps else []
+    program += ["--kept", str(kept.resolve())] if kept is not None else []
     words, environment = command(folder(), gpu, program)
     environment |= {"MESA_SHADER_CACHE_DISABLE": "1"}
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -255,8 +253,8 @@ def main() -> int:
     if assembly is not None:
         assembly.mkdir(parents=True, exist_ok=True)
     try:
-        kept = options.kept
-        rows = compiled_for(gpu, only, assembly) if gpu else compile_all(only, assembly, kept)
+        asked = only, assembly, options.kept
+        rows = compiled_for(gpu, *asked) if gpu else compile_all(*asked)
     except VkmoeError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return 1

@@ -47,7 +47,8 @@ def compiled(drivers: Path) -> Iterator[Mapping[str, Future[list[Compiled]]]]:
     """
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        yield {gpu: pool.submit(compiled_for, gpu, keeps=True) for gpu in GPUS}
+        records = {gpu: drivers / "compiled" / f"{gpu}.json" for gpu in GPUS}
+        yield {gpu: pool.submit(compiled_for, gpu, kept=kept) for gpu, kept in records.items()}
     finally:  # where few tests were chosen, or Ctrl-C came
         pool.shutdown(cancel_futures=True)
 
