@@ -36,7 +36,9 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """What `vkmoe tune` found for the user has no say in what tests compare."""
     folder = tmp_path_factory.mktemp("tuning")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remembered, "remembered_path", lambda device: folder / "device.json")
+        patch.setattr(
+            remembered, "remembered_path", lambda device, what="": folder / f"{what}.json"
+        )
         yield
 
 

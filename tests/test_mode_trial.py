@@ -23,7 +23,7 @@ from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.mode_trial import first_layers, measure_modes
 from vkmoe.models import open_model
-from vkmoe.placement import mode_choice
+from vkmoe.placement import mode_choice, remembered
 
 SLOTS: dict[str, Any] = {"device": "vulkan", "expert_slots": 4, "ctx_size": 64}  # cache or hybrid
 SHARED: dict[str, Any] = {"device": "vulkan", "ctx_size": 64}  # all fit: resident or cpu
@@ -38,7 +38,7 @@ def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mode_trial, "SECONDS", 0.1)
     monkeypatch.setattr(mode_choice, "LEAST_EXPERTS", 1)
     path = tmp_path / "modes.json"
-    monkeypatch.setattr(mode_choice, "remembered_path", lambda device, what: path)
+    monkeypatch.setattr(remembered, "remembered_path", lambda device, what="": path)
 
 
 @pytest.mark.parametrize(("options", "modes"), [(SLOTS, "cache hybrid"), (SHARED, "resident cpu")])

@@ -27,7 +27,9 @@ WORKS = Counter(
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     where = tmp_path / "cache" / "device.json"
-    monkeypatch.setattr(remembered, "remembered_path", lambda device: where)
+    monkeypatch.setattr(
+        remembered, "remembered_path", lambda device, what="": where.parent / f"{what}{where.name}"
+    )
     monkeypatch.setattr(launch_cases, "common_works", lambda: WORKS)
     return where
 

@@ -17,7 +17,7 @@ from tools.pipelines import Described
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info, has_cpu
 from vkmoe.facts import DeviceInfo
-from vkmoe.placement import mode_choice
+from vkmoe.placement import mode_choice, remembered
 from vkmoe.placement.device_profiles import read_profile
 from vkmoe.placement.mode_choice import (
     ModeChoice,
@@ -46,8 +46,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where choices are remembered: nowhere yet."""
     if not has_cpu():
         missing("vkmoe was built without the CPU device")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "vkmoe" / "modes"
+    modes = tmp_path / "modes"
+    monkeypatch.setattr(
+        remembered, "remembered_path", lambda device, what="": modes / f"{device.name}.json"
+    )
+    return modes
 
 
 def asked(profile: str | DeviceInfo, model: str = BIG, ram: int = ROOM, **options: Any) -> Any:

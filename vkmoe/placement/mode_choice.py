@@ -23,8 +23,8 @@ from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan
 from vkmoe.models import ModelFile
 from vkmoe.ops.tuning import Tuning
+from vkmoe.placement import remembered
 from vkmoe.placement.plan import Decision, decide
-from vkmoe.placement.remembered import MAX_BYTES, identity, remembered_path, write_remembered
 
 __all__ = [
     "ModeChoice",
@@ -106,13 +106,17 @@ class ModeQuestion:
         same = self.model, self.settings
         kept = [each for each in self._entries() if (each["model"], each["settings"]) != same]
         document = {**_identity(self.device), "modes": [new, *kept][:_MOST_ENTRIES]}
-        return write_remembered(remembered_path(self.device, "modes"), document)
+        return remembered.write_remembered(self._path, document)
+
+    @property
+    def _path(self) -> Path:
+        return remembered.remembered_path(self.device, "modes")
 
     def _entries(self) -> list[dict[str, Any]]:
         """Read the file of the device; [] where it is not there, damaged, or does not fit."""
         try:
-            with remembered_path(self.device, "modes").open("rb") as stream:
-                document = json.loads(stream.read(MAX_BYTES + 1))
+            with self._path.open("rb") as stream:
+                document = json.loads(stream.read(remembered.MAX_BYTES + 1))
             expected = _identity(self.device)
             if {name: document[name] for name in expected} != expected:
                 return []
@@ -204,7 +208,7 @@ def _by_rule(shares: Mapping[ModeName, float], device: DeviceInfo, all_fit: bool
 def _identity(device: DeviceInfo) -> dict[str, Any]:
     """Return what a file begins with, all of which must be as it was."""
     cpu = cpu_info()
-    found = identity(device, _FORMAT, _VERSION)
+    found = remembered.identity(device, _FORMAT, _VERSION)
     return found | {"vkmoe": __version__, "cpu": f"{cpu.name}, {cpu.driver}"}
 
 
