@@ -3,7 +3,7 @@
 //           its sequence.
 // Inputs    q f32, row t from word q_offset + t*q_pitch on: [N_HEADS][NOPE_DIM + ROPE_DIM]; kv f32, row t from word kv_offset +
 //           t*kv_pitch on: [KV_RANK + ROPE_DIM]; both raw, maybe one tensor; params; by address the cache [regions][context]
-//           [KV_RANK + ROPE_DIM] (f16 or f32), c's gain [KV_RANK], and the RoPE table (cos, sin) [context][ROPE_DIM/2].
+//           [KV_RANK + ROPE_DIM] (kv_types.glsl), c's gain [KV_RANK], and the RoPE table (cos, sin) [context][ROPE_DIM/2].
 // Who       a workgroup takes all heads of a row's q, another its cached row. A lane takes the two dims of q that turn together, or
 //           the dims in one word of the cache.
 // Assumes   no two rows have the same place in the cache. Rows from n_rows on are left alone.
@@ -21,6 +21,7 @@ layout(constant_id = 2) const uint ROPE_DIM = 64u;
 layout(constant_id = 3) const uint NOPE_DIM = 128u;
 layout(constant_id = 4) const uint N_HEADS = 16u;
 layout(constant_id = 5) const uint ROPE_STYLE = 1u; // 0 = halves (neox), 1 = adjacent pairs
+layout(constant_id = 6) const uint K_TYPE = 0u; // see kv_types.glsl
 
 layout(set = 0, binding = 0, std430) buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Kv { float kv[]; };
@@ -37,10 +38,12 @@ layout(push_constant, std430) uniform Push {
     float eps;
 };
 
+#define V_TYPE K_TYPE
 #define N_KV_HEADS 1u
 #define ROTARY_DIM ROPE_DIM
 #define CACHED_DIM (KV_RANK + ROPE_DIM)
 #include "kv_rows.glsl"
+#include "staged_row.glsl"
 #include "attention_rope.glsl"
 #include "reduce.glsl"
 
@@ -73,12 +76,19 @@ float cached_dim(uint first_word, uint d, uint position, float factor) {
 void append(uint position) {
     const uint first_word = kv_offset + ROW * kv_pitch;
     const float factor = compressed_factor(first_word);
-    const uvec2 row = unit_address(region_address(rows, params.rows[ROW].sequence), 0u, position, 0u);
-    for (uint word = gl_LocalInvocationIndex; word < CACHED_WORDS; word += gl_WorkGroupSize.x) {
-        float values[WORD_DIMS];
-        [[unroll]] for (uint i = 0u; i < WORD_DIMS; ++i)
-            values[i] = cached_dim(first_word, word * WORD_DIMS + i, position, factor);
-        CacheWord(address_add(row, word * 4u)).word = encode(values);
+    const uvec2 region = region_address(K_TYPE, rows, params.rows[ROW].sequence);
+    if (K_TYPE == Q8_0) {
+        for (uint d = gl_LocalInvocationIndex; d < CACHED_DIM; d += gl_WorkGroupSize.x)
+            staged[d] = cached_dim(first_word, d, position, factor);
+        append_staged(region, cached_row(0u, position));
+        return;
+    }
+    for (uint word = gl_LocalInvocationIndex; word < row_words(K_TYPE); word += gl_WorkGroupSize.x) {
+        vec4 values = vec4(0.0);
+        [[unroll]] for (uint i = 0u; i < 2u; ++i) {
+            if (i < word_dims(K_TYPE)) values[i] = cached_dim(first_word, word * word_dims(K_TYPE) + i, position, factor);
+        }
+        store_row_word(K_TYPE, region, cached_row(0u, position), word, encode(K_TYPE, values, 0u));
     }
 }
 

@@ -1,7 +1,7 @@
 // Computes  for each row of a prompt: q after norm and RoPE, in its place; k after norm and RoPE, and v, in the caches, at the
 //           row's position in the region of its sequence.
 // Inputs    qkv f32, row r from word r*qkv_pitch on: [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same], raw; params; by
-//           address the K and V caches [regions][N_KV_HEADS][context][HEAD_DIM] (f16 or f32), norm gains, and the RoPE table (cos,
+//           address the K and V caches [regions][N_KV_HEADS][context][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
 //           sin) [context][ROTARY_DIM/2].
 // Who       a workgroup takes a head of a row, or where the norm is over the full width all of q, of k or of v. A lane takes the
 //           two dims of q that turn together, or the dims in one word of a cache.
@@ -21,6 +21,8 @@ layout(constant_id = 3) const uint N_KV_HEADS = 4u;
 layout(constant_id = 4) const uint ROTARY_DIM = 128u;
 layout(constant_id = 5) const uint ROPE_STYLE = 0u; // 0 = halves (neox), 1 = adjacent pairs
 layout(constant_id = 6) const uint NORM_MODE = 1u;  // 0 = none, 1 = per head, 2 = full width
+layout(constant_id = 7) const uint K_TYPE = 0u; // see kv_types.glsl
+layout(constant_id = 8) const uint V_TYPE = 0u;
 
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
 layout(push_constant, std430) uniform Push {
@@ -37,6 +39,7 @@ layout(push_constant, std430) uniform Push {
 
 #define CACHED_DIM HEAD_DIM
 #include "kv_rows.glsl"
+#include "staged_row.glsl"
 #include "attention_rope.glsl"
 #include "reduce.glsl"
 
@@ -110,14 +113,24 @@ float cached_dim(Span span, uint head, uint d, uint position) {
 }
 
 void append(Span span, uint position, float factor) {
-    const uvec2 region = region_address(span.is_value ? v_cache : k_cache, params.rows[ROW].sequence);
-    for (uint i = gl_LocalInvocationIndex; i < span.n_heads * CACHED_WORDS; i += gl_WorkGroupSize.x) {
-        const uint head = i / CACHED_WORDS, word = i % CACHED_WORDS;
-        float values[WORD_DIMS];
-        [[unroll]] for (uint j = 0u; j < WORD_DIMS; ++j)
-            values[j] = cached_dim(span, head, word * WORD_DIMS + j, position) * factor;
-        const uvec2 row = unit_address(region, span.first_head + head, position, 0u);
-        CacheWord(address_add(row, word * 4u)).word = encode(values);
+    const uint type = K_TYPE == V_TYPE || !span.is_value ? K_TYPE : V_TYPE;
+    const uvec2 region = region_address(type, span.is_value ? v_cache : k_cache, params.rows[ROW].sequence);
+    if (type == Q8_0) {
+        for (uint head = 0u; head < span.n_heads; ++head) {
+            for (uint d = gl_LocalInvocationIndex; d < HEAD_DIM; d += gl_WorkGroupSize.x)
+                staged[d] = cached_dim(span, head, d, position) * factor;
+            append_staged(region, cached_row(span.first_head + head, position));
+        }
+        return;
+    }
+    const uint head_words = row_words(type);
+    for (uint i = gl_LocalInvocationIndex; i < span.n_heads * head_words; i += gl_WorkGroupSize.x) {
+        const uint head = i / head_words, word = i % head_words;
+        vec4 values = vec4(0.0);
+        [[unroll]] for (uint j = 0u; j < 2u; ++j) {
+            if (j < word_dims(type)) values[j] = cached_dim(span, head, word * word_dims(type) + j, position) * factor;
+        }
+        store_row_word(type, region, cached_row(span.first_head + head, position), word, encode(type, values, 0u));
     }
 }
 

@@ -3,10 +3,10 @@
 //           | r] per position, c after RMSNorm, r after RoPE. Leaves partials as attention.comp does; attention_combine joins
 //           them.
 // Inputs    absorbed f32 [N_HEADS][KV_RANK]; q f32 [N_HEADS][NOPE_DIM + ROPE_DIM] and kv f32 [KV_RANK + ROPE_DIM], raw, from
-//           words q_offset and kv_offset; by address the cache [context][KV_RANK + ROPE_DIM] (f16 or f32), c's gain [KV_RANK],
+//           words q_offset and kv_offset; by address the cache [context][KV_RANK + ROPE_DIM] (kv_types.glsl), c's gain [KV_RANK],
 //           and the RoPE table (cos, sin) [context][ROPE_DIM/2]. Output: partials [N_HEADS][N_SPLITS][KV_RANK + 2]. The split
-//           that owns the position appends the token's row to the cache. Rows of the batch lie a pitch behind one another,
-//           regions of the cache region_bytes. Modes are those of attention.comp.
+//           that owns the position appends the token's row to the cache. Rows of the batch lie a pitch behind one another.
+//           Modes are those of attention.comp.
 // Who       a team of TEAM_LANES lanes loads one row, 8 dims per lane and unit, once: for scores and sums of WORKGROUP_HEADS
 //           heads. Teams take STEP_POSITIONS positions per step, each with its own online softmax.
 // Assumes   TEAM_LANES divides KV_RANK/8, 8 divides ROPE_DIM, WORKGROUP_HEADS divides N_HEADS; rows below the position are
@@ -29,6 +29,7 @@ layout(constant_id = 5) const uint N_SPLITS = 1u;
 layout(constant_id = 6) const uint TEAM_LANES = 8u;
 layout(constant_id = 7) const uint STEP_POSITIONS = 2u;
 layout(constant_id = 8) const uint WORKGROUP_HEADS = 4u;
+layout(constant_id = 9) const uint K_TYPE = 0u; // see kv_types.glsl; a row is key and value
 
 layout(set = 0, binding = 0, std430) readonly buffer Absorbed { float absorbed[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Q { float q[]; };
@@ -45,7 +46,6 @@ layout(push_constant, std430) uniform Push {
     float scale;
     uint mode;
     uint n_regions;
-    uint region_bytes;
     uint absorbed_pitch;    // from row to row of the batch
     uint q_pitch;
     uint kv_pitch;
@@ -53,15 +53,22 @@ layout(push_constant, std430) uniform Push {
 };
 
 #define ROTARY_DIM ROPE_DIM
-#define ROW_DIM (KV_RANK + ROPE_DIM)
+#define V_TYPE K_TYPE
+#define N_KV_HEADS 1u
+#define CACHED_DIM (KV_RANK + ROPE_DIM)
+#define ROW_DIM CACHED_DIM
 #define VALUE_DIM KV_RANK
 #define INPUT_ROWS WORKGROUP_HEADS // query heads; then, in their place, this token's row
+#define N_CACHES 1u
+#define KEYS 0u
+#define VALUES 0u
 
 #include "attention_split.glsl"
+#include "kv_types.glsl"
 #include "attention_state.glsl"
 #include "attention_rope.glsl"
-#include "attention_cache.glsl"
 #include "latent_input.glsl"
+#include "attention_cache.glsl"
 #include "attention_step.glsl"
 #include "attention_partials.glsl"
 
@@ -73,28 +80,31 @@ void main() {
     const uint start = gl_WorkGroupID.y * length;
     if (start > position) return; // an unused split: attention_combine skips it by the same formula
     const uint end = min(start + length, position + 1u), filled = filled_end(end, position);
-    const uvec2 rows_at = region_start(rows);
+    const uvec2 rows_at = region_start(K_TYPE, rows);
 
     find_team();
     uint first = start + team * STEP_POSITIONS; // of this team's positions
     const uint team_end = is_active ? end : 0u;  // the lanes beyond the last whole team see none
     uvec4 loaded_rows[STEP_RAW];
-    if (LOADS_AHEAD) { LOAD_STEP(rows_at, 0u, first, filled, loaded_rows) }
+    if (LOADS_AHEAD) { LOAD_STEP(K_TYPE, rows_at, 0u, first, filled, loaded_rows) }
     load_query(first_head, position);
-    if (appends(end, position)) append_position(rows_at, position, first_head == 0u);
+    if (appends(end, position)) {
+        stage_row(position);
+        append_position(rows_at, rows_at, 0u, position, first_head == 0u);
+    }
     if (mode == APPEND) return;
 
     clear_sums();
     for (uint next_start = start + STEP_ROWS; true; next_start += STEP_ROWS) {
         float values[STEP_VALUES];
-        if (!LOADS_AHEAD) { LOAD_STEP(rows_at, 0u, first, filled, loaded_rows) }
-        TAKE_OWN(own_row, first, end, position, loaded_rows)
+        if (!LOADS_AHEAD) { LOAD_STEP(K_TYPE, rows_at, 0u, first, filled, loaded_rows) }
+        TAKE_OWN(KEYS, first, end, position, loaded_rows)
         step_scores(loaded_rows, values);
         step_softmax(first, team_end, values);
         step_values(loaded_rows, values);
         if (next_start >= end) break;
         first += STEP_ROWS;
-        if (LOADS_AHEAD) { LOAD_STEP(rows_at, 0u, first, filled, loaded_rows) }
+        if (LOADS_AHEAD) { LOAD_STEP(K_TYPE, rows_at, 0u, first, filled, loaded_rows) }
     }
     store_partials(first_head);
 }

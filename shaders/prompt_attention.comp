@@ -3,7 +3,7 @@
 //           denominator (gpt-oss). Of latent attention, k_t is a cached row, and v_t its first VALUE_DIM dims.
 // Inputs    queries f32, row r from word r*query_pitch on: [N_HEADS][VALUE_DIM], after norm and RoPE; where ROW_DIM is more, the
 //           other dims of head h from word rest_offset + r*rest_pitch + h*rest_stride of `rest` on; params; by address the
-//           K and V caches [regions][N_KV_HEADS][context][ROW_DIM] (f16 or f32), with these rows in place, and sinks f32
+//           K and V caches [regions][N_KV_HEADS][context][ROW_DIM] (kv_types.glsl), with these rows in place, and sinks f32
 //           [N_HEADS] (null = none). Output: out f32, row r from word r*out_pitch on: [N_HEADS*VALUE_DIM].
 // Who       a column is a head of a row. A workgroup takes COLUMNS columns that share a kv head, rows in order, and walks the cache
 //           for all of them at once: see include/prompt_tile.glsl (GPUs) and prompt_lanes.glsl (CPU drivers).
@@ -24,6 +24,8 @@ layout(constant_id = 2) const uint VALUE_DIM = 128u;
 layout(constant_id = 3) const uint N_HEADS = 32u;
 layout(constant_id = 4) const uint N_KV_HEADS = 4u;
 layout(constant_id = 5) const uint WORKGROUP_HEADS = 32u;
+layout(constant_id = 6) const uint K_TYPE = 0u; // see kv_types.glsl; equal where a row is key and value
+layout(constant_id = 7) const uint V_TYPE = 0u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Queries { float queries[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rest { float rest[]; };
@@ -48,7 +50,7 @@ layout(push_constant, std430) uniform Push {
 #include "kv_rows.glsl"
 
 const uint GROUP = N_HEADS / N_KV_HEADS; // columns of a row that share a kv head
-const uint UNITS = ROW_DIM / 8u, VALUE_UNITS = VALUE_DIM / 8u;
+const uint VALUE_UNITS = VALUE_DIM / 8u;
 const bool IS_LATENT = ROW_DIM != VALUE_DIM;
 const float LARGEST = 3.0e38; // so that infinite sinks leave no NaN
 

@@ -33,6 +33,8 @@ from tools.gpu_drivers import CANNOT, GPUS, command, folder, is_complete
 from tools.pipelines import MODELS, Pipeline, pipelines
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import Device, spirv_words
+from vkmoe.gpu.kernels import KERNELS
+from vkmoe.kv_types import KV_NUMBERS
 from vkmoe.ops.tuning import choose_tuning
 
 __all__ = ["COLUMNS", "Compiled", "column", "compile_all", "compiled_for", "spills", "waves"]
@@ -169,8 +171,16 @@ def _compile(
     if is_counted:
         blocks = read(text, lanes, executable.texts.get("Final NIR", ""))
         statistics |= {LOADS: count(blocks, Question()).loads_in_flight}
-    family = pipeline.variant.partition("+")[0] + _kind(name)
+    family = pipeline.variant.partition("+")[0] + _cache_types(pipeline) + _kind(name)
     return Compiled(name, family, models, lanes, milliseconds, statistics)
+
+
+def _cache_types(pipeline: Pipeline) -> str:
+    """Name the types of KV caches that a pipeline reads or writes, as if they were its variant."""
+    constants = dict(zip(KERNELS[pipeline.kernel].constants, pipeline.constants, strict=True))
+    of_number = {number: name for name, number in KV_NUMBERS.items()}
+    names = [of_number[constants[key]] for key in ("k_type", "v_type") if key in constants]
+    return "." + "/".join(dict.fromkeys(names)) if names else ""
 
 
 def _kind(name: str) -> str:

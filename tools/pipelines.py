@@ -20,12 +20,12 @@ from tools.synthetic.presets import PRESETS
 from tools.synthetic.tensors import tensor_list
 from vkmoe.batch import BatchKind
 from vkmoe.bench.shapes import SIZES
-from vkmoe.choices import KvType
 from vkmoe.facts import ON_DEVICE, ExpertMode
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
+from vkmoe.kv_types import KvTypes, both
 from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
@@ -55,6 +55,8 @@ KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="ga
 BESIDE_CPU, OF_ALL_TYPES = ExpertMode("cache", miss="cpu"), "qwen3-30b-a3b"  # with what, and whose
 # Two of several columns, as more have no other kernels; a prompt whose experts have several tiles.
 SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (64,))
+F16 = both("f16")
+OTHER_CACHES = (both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))  # than f16, of any model
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 
 
@@ -111,16 +113,17 @@ def _programs(model: str, tuning: Tuning) -> Iterator[Program]:
     usual = described.file(FALLBACK)
     yield build(usual, BESIDE_CPU)
     yield build(usual, GATHERED)
-    yield build(usual, ON_DEVICE, kv_type="f32")
+    for kv_types in OTHER_CACHES:
+        yield build(usual, ON_DEVICE, kv_types=kv_types)
 
 
 def _program(
-    model: ModelFile, mode: ExpertMode, tuning: Tuning, kv_type: KvType = "f16"
+    model: ModelFile, mode: ExpertMode, tuning: Tuning, kv_types: KvTypes = F16
 ) -> Program:
     """Build the programs of batches with logits over invented memory, one behind the other."""
     memory, spec = _Memory(), model.spec
     ctx_size = min(spec.context_length, DEFAULT_CTX_SIZE)
-    kernels = attention_kernels(spec, ctx_size, kv_type, tuning)
+    kernels = attention_kernels(spec, ctx_size, kv_types, tuning)
     caches = tuple(
         KvAddresses(*map(memory.take, kernels[layer.mixer].state_bytes)) for layer in spec.layers
     )

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Executor = Literal["fused", "stepped"]
-KvType = Literal["f16", "f32"]
+KvType = Literal["f32", "f16", "q8_0"]  # of a KV cache
 Layout = Literal["planes", "file"]  # of rows of weights where kernels read them (quants/layouts.py)
 
 ExpertsIn = Literal["device", "host", "cache", "cpu"]

@@ -135,7 +135,21 @@ class EngineConfig:
         "--ctx-size",
         minimum=1,
     )
-    kv_type: KvType = option("f16", "Number format of the KV cache.")
+    cache_type_k: KvType = option(
+        "f16",
+        "Number format of keys in the KV cache: f32, f16, or q8_0, which takes 8.5 bits for a "
+        "number. Where a model caches one compressed row of a position (latent attention), this is "
+        "the format of the row.",
+        "-ctk",
+        "--cache-type-k",
+    )
+    cache_type_v: KvType | None = option(
+        None,
+        "Number format of values in the KV cache. Default: f16; with latent attention as "
+        "--cache-type-k, and nothing else.",
+        "-ctv",
+        "--cache-type-v",
+    )
     gpu_layers: int | None = option(
         None,
         "Layers, from the first, whose weights besides routed experts are in device memory; the "

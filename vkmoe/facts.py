@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from vkmoe.choices import BufferName, Executor, ExpertsIn, KvType, Layout, MissWay, ModeName
+from vkmoe.choices import BufferName, Executor, ExpertsIn, Layout, MissWay, ModeName
+from vkmoe.kv_types import KvTypes, region_bytes
 
 __all__ = [
-    "KV_BYTES",
     "ON_DEVICE",
     "READ_IN_PLACE",
     "Activation",
@@ -131,7 +131,6 @@ class DeviceInfo:
 # ----- the model; sizes in elements -----
 
 Activation = Literal["silu", "swiglu_oai"]
-KV_BYTES: dict[KvType, int] = {"f16": 2, "f32": 4}  # of an element in a KV cache
 
 
 @dataclass(frozen=True)
@@ -195,9 +194,10 @@ class AttentionSpec:
         """Count the elements that the output projection reads."""
         return self.q_width
 
-    def state_bytes(self, ctx_size: int, kv_type: KvType) -> tuple[int, ...]:
+    def state_bytes(self, ctx_size: int, kv_types: KvTypes) -> tuple[int, ...]:
         """Count the bytes a layer keeps of `ctx_size` positions: a cache of keys, one of values."""
-        return (ctx_size * self.kv_width * KV_BYTES[kv_type],) * 2
+        n_rows = ctx_size * self.n_kv_heads
+        return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in kv_types)
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,9 @@ class LatentSpec:
         """Count the elements that the output projection reads."""
         return self.n_heads * self.value_dim
 
-    def state_bytes(self, ctx_size: int, kv_type: KvType) -> tuple[int, ...]:
+    def state_bytes(self, ctx_size: int, kv_types: KvTypes) -> tuple[int, ...]:
         """Count the bytes a layer keeps of `ctx_size` positions: one cache of compressed rows."""
-        return (ctx_size * self.row * KV_BYTES[kv_type],)
+        return (region_bytes(kv_types.keys, ctx_size, self.row),)
 
 
 @dataclass(frozen=True)
@@ -522,7 +522,7 @@ class MemoryPlan:
     """
 
     ctx_size: int
-    kv_type: KvType
+    kv_types: KvTypes
     mode: ExpertMode
     lines: tuple[Allocation, ...]
     expert_slots: tuple[int, ...] = ()

@@ -10,12 +10,14 @@
 #extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
 #endif
 
-// One 16-byte load. The address must be a multiple of 16. CPU drivers pay per lane and component whatever its width, so
-// LOAD_64BIT takes it as two 64-bit components (needs shaderInt64).
+// One 16-byte and one 8-byte load. The address must be a multiple of that. CPU drivers pay per lane and component whatever its
+// width, so LOAD_64BIT takes 64-bit components (needs shaderInt64).
 #ifdef LOAD_64BIT
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { u64vec2 halves; };
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Words2 { uint64_t both; };
 #else
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Words4 { uvec4 words; };
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Words2 { uvec2 words; };
 #endif
 // One 4-byte load. The address must be a multiple of 4.
 layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Word { uint word; };
@@ -42,8 +44,10 @@ uvec4 load_words4(uvec2 address) {
     const u64vec2 halves = Words4(address).halves;
     return uvec4(unpackUint2x32(halves.x), unpackUint2x32(halves.y));
 }
+uvec2 load_words2(uvec2 address) { return unpackUint2x32(Words2(address).both); }
 #else
 uvec4 load_words4(uvec2 address) { return Words4(address).words; }
+uvec2 load_words2(uvec2 address) { return Words2(address).words; }
 #endif
 // Four words of a bound buffer, loaded as 16 bytes by address are.
 #ifdef LOAD_64BIT

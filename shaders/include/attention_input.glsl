@@ -1,5 +1,5 @@
-// Norm and RoPE of the query heads and of this token's k, and the appended cache rows, for attention.comp.
-// Needs: attention_cache.glsl, attention_rope.glsl, the bindings and push constants of attention.comp.
+// Norm and RoPE of the query heads and of this token's k, and its v, for attention.comp.
+// Needs: attention_state.glsl, attention_rope.glsl, the bindings and push constants of attention.comp.
 const uint Q_WIDTH = N_HEADS * HEAD_DIM;
 const uint KV_WIDTH = N_KV_HEADS * HEAD_DIM;
 const uint NORM_PER_HEAD = 1u, NORM_FULL_WIDTH = 2u;
@@ -31,8 +31,6 @@ float span_squares(uint first, uint width) {
     return squares;
 }
 
-shared uvec4 own_key[UNITS * UNIT_RAW]; // this token's k and v, exactly as the caches hold them
-shared uvec4 own_value[UNITS * UNIT_RAW];
 float key_inverse_rms; // of this token's k row, which lies in stage row WORKGROUP_HEADS
 
 // Stages all query heads of this workgroup and k after gain and rotation, and sums the squares of the raw rows: totals
@@ -80,24 +78,17 @@ void load_query(uint first_head, uint kv_head, uint position) {
     barrier(); // the totals have been read
 }
 
-// Keeps this token's k and v in shared memory for this workgroup and, if `writes`, appends them to the caches.
-void append_position(uvec2 keys_at, uvec2 values_at, uint kv_head, uint position, bool writes) {
-    const uint row_offset = (kv_head * context + position) * ROW_BYTES;
-    const uint v_row = Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM;
-    for (uint word = lane; word < CACHED_WORDS; word += WORKGROUP_LANES) {
-        float key[WORD_DIMS], value[WORD_DIMS];
-        [[unroll]] for (uint i = 0u; i < WORD_DIMS; ++i) {
-            const uint d = word * WORD_DIMS + i;
-            key[i] = stage[WORKGROUP_HEADS * HEAD_DIM + d] * key_inverse_rms;
-            value[i] = qkv[first_qkv + v_row + d];
-        }
-        const uint key_word = encode(key), value_word = encode(value);
-        own_key[word / 4u][word % 4u] = key_word;
-        own_value[word / 4u][word % 4u] = value_word;
-        if (writes) {
-            CacheWord(address_add(keys_at, row_offset + word * 4u)).word = key_word;
-            CacheWord(address_add(values_at, row_offset + word * 4u)).word = value_word;
-        }
-    }
+// One dim of this token's k or v, as it goes into the cache. Of q8_0, v is staged in place of the first query, as it is read
+// twice.
+float own_dim(uint cache, uint kv_head, uint d) {
+    const float key = stage[WORKGROUP_HEADS * HEAD_DIM + d] * key_inverse_rms;
+    if (cache == KEYS) return key;
+    return V_TYPE == Q8_0 ? stage[d] : qkv[first_qkv + Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM + d];
+}
+
+// Stages this token's v where it is of q8_0. Every invocation must call it, once the queries are loaded.
+void stage_value(uint kv_head) {
+    if (V_TYPE != Q8_0) return;
+    for (uint d = lane; d < HEAD_DIM; d += WORKGROUP_LANES) stage[d] = qkv[first_qkv + Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM + d];
     barrier();
 }

@@ -1,22 +1,15 @@
 // Registers, shared memory and team sums of attention.comp and latent_attention.comp.
 // Arrays in registers are indexed only by loops that unroll completely: an inner loop of unknown length would keep the outer
 // one rolled, and the arrays would move to memory.
-// A unit is 8 dims of a row: one 16-byte word in an f16 cache, two in an f32 cache.
-// Needs: GL_EXT_control_flow_attributes, N_SPLITS, TEAM_LANES, STEP_POSITIONS, WORKGROUP_HEADS; ROW_DIM, the width of a key,
+// Needs: GL_EXT_control_flow_attributes, kv_types.glsl; N_SPLITS, TEAM_LANES, STEP_POSITIONS, WORKGROUP_HEADS; ROW_DIM, the width of a key,
 // VALUE_DIM, of a value, both of whole units; INPUT_ROWS, the rows that are staged on the way in. (Macros: a constant that
 // is another one's alias would take over its name in SPIR-V.)
 const uint WORKGROUP_LANES = gl_WorkGroupSize.x;
-const uint UNITS = ROW_DIM / 8u;
 const uint VALUE_UNITS = VALUE_DIM / 8u;
 const uint LANE_UNITS = (UNITS + TEAM_LANES - 1u) / TEAM_LANES; // unit of lane: team_lane + j * TEAM_LANES
 const uint VALUE_LANE_UNITS = VALUE_UNITS / TEAM_LANES;
 const uint N_TEAMS = WORKGROUP_LANES / TEAM_LANES;      // the remaining lanes idle
 const uint ACTIVE_LANES = N_TEAMS * TEAM_LANES;
-#ifdef KV_F16
-const uint UNIT_RAW = 1u; // 16-byte words per unit
-#else
-const uint UNIT_RAW = 2u;
-#endif
 const uint STEP_RAW = STEP_POSITIONS * LANE_UNITS * UNIT_RAW;
 const uint QUERY_VECTORS = WORKGROUP_HEADS * LANE_UNITS * 2u;
 const uint OUT_VECTORS = WORKGROUP_HEADS * VALUE_LANE_UNITS * 2u;

@@ -7,8 +7,8 @@ void step_scores(const uvec4 keys[STEP_RAW], inout float values[STEP_VALUES]) {
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) {
         [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) {
             const uint raw = (i * LANE_UNITS + j) * UNIT_RAW;
-            const vec4 low = decode_low(keys, raw);
-            const vec4 high = decode_high(keys, raw);
+            const vec4 low = decode_low(K_TYPE, keys[raw]);
+            const vec4 high = decode_high(K_TYPE, keys[raw], keys[raw + UNIT_RAW - 1u]);
             [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
                 const uint at = (h * LANE_UNITS + j) * 2u;
                 values[i * WORKGROUP_HEADS + h] += dot(query[at], low) + dot(query[at + 1u], high);
@@ -43,8 +43,8 @@ void step_values(const uvec4 rows[STEP_RAW], const float weights[STEP_VALUES]) {
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) {
         [[unroll]] for (uint j = 0u; j < VALUE_LANE_UNITS; ++j) {
             const uint raw = (i * LANE_UNITS + j) * UNIT_RAW;
-            const vec4 low = decode_low(rows, raw);
-            const vec4 high = decode_high(rows, raw);
+            const vec4 low = decode_low(V_TYPE, rows[raw]);
+            const vec4 high = decode_high(V_TYPE, rows[raw], rows[raw + UNIT_RAW - 1u]);
             [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
                 const uint at = (h * VALUE_LANE_UNITS + j) * 2u;
                 running_out[at] += weights[i * WORKGROUP_HEADS + h] * low;

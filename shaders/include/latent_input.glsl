@@ -1,6 +1,6 @@
 // The absorbed and rotated query heads, and this token's normed and rotated row, for latent_attention.comp.
-// Needs: attention_cache.glsl, attention_rope.glsl, the bindings and push constants of latent_attention.comp.
-shared uvec4 own_row[UNITS * UNIT_RAW]; // exactly as the cache holds it
+// Needs: attention_state.glsl, attention_rope.glsl, the bindings and push constants of latent_attention.comp.
+float compressed_factor; // 1 / rms of the compressed part of this token's row, by which that is yet to be multiplied
 
 // One dim of a head's query.
 float query_dim(uint head, uint d, uint position) {
@@ -30,8 +30,8 @@ void load_query(uint first_head, uint position) {
     barrier(); // the stage has been read
 }
 
-// Stages this token's row; returns 1 / rms of its compressed part, by which that is yet to be multiplied.
-float stage_row(uint position) {
+// Stages this token's row. Every invocation must call it, once the queries are loaded.
+void stage_row(uint position) {
     const uint first = ROW * kv_pitch + kv_offset;
     float squares = 0.0;
     if (is_active) {
@@ -48,21 +48,10 @@ float stage_row(uint position) {
         lane_part[part_index(0u)] = squares;
     }
     sum_parts(1u);
-    return inverse_rms(workgroup_total(0u), KV_RANK);
+    compressed_factor = inverse_rms(workgroup_total(0u), KV_RANK);
 }
 
-// Keeps this token's row in shared memory for this workgroup and, if `writes`, appends it to the cache.
-void append_position(uvec2 rows_at, uint position, bool writes) {
-    const float compressed_factor = stage_row(position);
-    for (uint word = lane; word < CACHED_WORDS; word += WORKGROUP_LANES) {
-        float values[WORD_DIMS];
-        [[unroll]] for (uint i = 0u; i < WORD_DIMS; ++i) {
-            const uint d = word * WORD_DIMS + i;
-            values[i] = stage[d] * (d < KV_RANK ? compressed_factor : 1.0);
-        }
-        const uint row_word = encode(values);
-        own_row[word / 4u][word % 4u] = row_word;
-        if (writes) CacheWord(address_add(rows_at, position * ROW_BYTES + word * 4u)).word = row_word;
-    }
-    barrier();
+// One dim of this token's row, as it goes into the cache.
+float own_dim(uint cache, uint kv_head, uint d) {
+    return stage[d] * (d < KV_RANK ? compressed_factor : 1.0);
 }

@@ -28,10 +28,10 @@ void begin_columns() {
 }
 
 // This lane's units of a row; positions that no row sees may never have been written: the nearest that is seen stands in.
-void load_row(uvec2 cache, Positions seen, uint position, out RawUnit raw[LANE_UNITS]) {
+void load_row(uint type, uvec2 region, Positions seen, uint position, out RawUnit raw[LANE_UNITS]) {
     [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) {
         const uint unit = min(lane + j * LANES, UNITS - 1u);
-        raw[j] = load_unit(unit_address(cache, kv_head(), clamp(position, seen.first, seen.last), unit));
+        raw[j] = load_unit(type, region, cached_row(kv_head(), clamp(position, seen.first, seen.last)), unit);
     }
 }
 
@@ -39,7 +39,7 @@ void load_row(uvec2 cache, Positions seen, uint position, out RawUnit raw[LANE_U
 void score_row(const RawUnit keys[LANE_UNITS], out float scores[COLUMNS]) {
     vec4 dots[COLUMNS];
     [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) {
-        const vec4 low = decode_low(keys[j]), high = decode_high(keys[j]);
+        const vec4 low = decode_low(K_TYPE, keys[j]), high = decode_high(K_TYPE, keys[j]);
         [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) {
             const uint at = (c * LANE_UNITS + j) * 2u;
             precise const vec4 dot4 = j == 0u ? query[at] * low : fma(query[at], low, dots[c]);
@@ -73,7 +73,7 @@ void weigh_step(Positions seen, uint c, uint step, inout float scores[STEP][COLU
 // Adds to the columns that see the row.
 void add_row(const RawUnit values[LANE_UNITS], const float weights[COLUMNS], const bool sees[COLUMNS]) {
     [[unroll]] for (uint j = 0u; j < VALUE_LANE_UNITS; ++j) {
-        const vec4 low = decode_low(values[j]), high = decode_high(values[j]);
+        const vec4 low = decode_low(V_TYPE, values[j]), high = decode_high(V_TYPE, values[j]);
         [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) {
             const uint at = (c * VALUE_LANE_UNITS + j) * 2u;
             precise const vec4 more_low = fma(vec4(weights[c]), low, sums[at]);
@@ -85,19 +85,19 @@ void add_row(const RawUnit values[LANE_UNITS], const float weights[COLUMNS], con
 }
 
 void walk(Run run) {
-    const uvec2 keys = region_address(k_cache, run.sequence), values = region_address(v_cache, run.sequence);
+    const uvec2 keys = region_address(K_TYPE, k_cache, run.sequence), values = region_address(V_TYPE, v_cache, run.sequence);
     Positions seen[COLUMNS];
     [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) seen[c] = is_inert(c) ? NOTHING : seen_in(run, c);
     for (uint step = run.seen.first / STEP * STEP; step <= run.seen.last; step += STEP) {
         RawUnit rows[STEP][LANE_UNITS];
         float weights[STEP][COLUMNS];
         [[unroll]] for (uint i = 0u; i < STEP; ++i) {
-            load_row(keys, run.seen, step + i, rows[i]);
+            load_row(K_TYPE, keys, run.seen, step + i, rows[i]);
             score_row(rows[i], weights[i]);
         }
         [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) weigh_step(seen[c], c, step, weights);
         [[unroll]] for (uint i = 0u; i < STEP; ++i) {
-            if (!IS_LATENT) load_row(values, run.seen, step + i, rows[i]);
+            if (!IS_LATENT) load_row(V_TYPE, values, run.seen, step + i, rows[i]);
             bool sees[COLUMNS];
             [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) sees[c] = includes(seen[c], step + i);
             add_row(rows[i], weights[i], sees);

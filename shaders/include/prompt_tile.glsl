@@ -52,10 +52,10 @@ void stage_chunk(uvec2 keys, Positions seen, uint block, uint first) {
     const uint CHUNK_UNITS = CHUNK / 2u;
     for (uint i = lane; i < BLOCK * CHUNK_UNITS; i += LANES) {
         const uint position = clamp(block + i / CHUNK_UNITS, seen.first, seen.last), unit = first / 2u + i % CHUNK_UNITS;
-        const RawUnit raw = load_unit(unit_address(keys, kv_head(), position, min(unit, UNITS - 1u)));
+        const RawUnit raw = load_unit(K_TYPE, keys, cached_row(kv_head(), position), min(unit, UNITS - 1u));
         const uint at = (COLUMNS + i / CHUNK_UNITS) * CHUNK_STRIDE + i % CHUNK_UNITS * 2u;
-        stage[at] = decode_low(raw);
-        stage[at + 1u] = decode_high(raw);
+        stage[at] = decode_low(K_TYPE, raw);
+        stage[at + 1u] = decode_high(K_TYPE, raw);
     }
     barrier();
 }
@@ -146,10 +146,10 @@ void add_values(uvec2 values, Positions seen, uint block) {
             RawUnit raw[STEP];
             [[unroll]] for (uint i = 0u; i < STEP; ++i) {
                 const uint position = clamp(block + first + step + i, seen.first, seen.last);
-                raw[i] = load_unit(unit_address(values, kv_head(), position, value_unit()));
+                raw[i] = load_unit(V_TYPE, values, cached_row(kv_head(), position), value_unit());
             }
             [[unroll]] for (uint i = 0u; i < STEP; ++i) {
-                const vec4 low = decode_low(raw[i]), high = decode_high(raw[i]);
+                const vec4 low = decode_low(V_TYPE, raw[i]), high = decode_high(V_TYPE, raw[i]);
                 [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) add_value(c, weights[c][step + i], low, high);
             }
         }
@@ -170,8 +170,8 @@ bool see_whole(uint block) {
 void add_seen_values(uvec2 values, Positions seen, uint block) {
     [[dont_unroll]] for (uint i = 0u; i < BLOCK; ++i) {
         const uint position = clamp(block + i, seen.first, seen.last);
-        const RawUnit raw = load_unit(unit_address(values, kv_head(), position, value_unit()));
-        const vec4 low = decode_low(raw), high = decode_high(raw);
+        const RawUnit raw = load_unit(V_TYPE, values, cached_row(kv_head(), position), value_unit());
+        const vec4 low = decode_low(V_TYPE, raw), high = decode_high(V_TYPE, raw);
         [[unroll]] for (uint c = 0u; c < VALUE_COLUMNS; ++c) {
             const float weight = stage[value_column(c) * CHUNK_STRIDE + i / 4u][i % 4u];
             if (floatBitsToUint(weight) != UNSEEN) add_value(c, weight, low, high);
@@ -183,7 +183,7 @@ void walk(Run run) {
     barrier(); // the run before has been walked
     if (lane < COLUMNS) column_seen[lane] = is_inert(lane) ? run.seen : seen_in(run, lane); // what inert columns see is stored nowhere
     barrier();
-    const uvec2 keys = region_address(k_cache, run.sequence), values = region_address(v_cache, run.sequence);
+    const uvec2 keys = region_address(K_TYPE, k_cache, run.sequence), values = region_address(V_TYPE, v_cache, run.sequence);
     for (uint block = run.seen.first / BLOCK * BLOCK; block <= run.seen.last; block += BLOCK) {
         score_block(keys, run.seen, block);
         weigh_block(block);

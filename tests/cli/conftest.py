@@ -19,6 +19,7 @@ from vkmoe.experts.records.profiler import Served, Tally
 from vkmoe.experts.records.report import ExpertReport, Setup
 from vkmoe.facts import ON_DEVICE, Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
 from vkmoe.generate.chat import ChatTemplate
+from vkmoe.kv_types import both
 from vkmoe.llm import GenerationStatistics, Piece
 
 DEVICE = DeviceInfo(
@@ -57,7 +58,7 @@ class FakeLLM:
         self.tokenizer = tokenizer_of(self.vocabulary)
         self.spec, self.device_info = FakeSpec(), DEVICE
         lines = (Allocation("things", "device", 5, "why"),)
-        self.plan = MemoryPlan(1024, "f16", ON_DEVICE, lines)
+        self.plan = MemoryPlan(1024, both("f16"), ON_DEVICE, lines)
         self.memory = {"device": 5 << 20, "host": 0}
         self.load_seconds = 0.5
         reported = list(self.validation_messages)

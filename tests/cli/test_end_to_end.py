@@ -37,6 +37,7 @@ VALUES: dict[str, Any] = {
     "device": "0",
     "threads": 2,
     "ctx_size": 64,
+    "cache_type_v": "q8_0",
     "gpu_layers": 2,
     "ubatch_size": 1,
     "stride": 30,

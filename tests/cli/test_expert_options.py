@@ -140,7 +140,7 @@ def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:
         ({"expert_policy": ["lru"]}, r"expert_policy is \['lru'\]"),
         ({"expert_allocation": "LAYER"}, "expert_allocation is 'LAYER'"),
         ({"expert_resident_selection": "all"}, "expert_resident_selection is 'all'"),
-        ({"kv_type": "f64"}, "kv_type is 'f64'"),
+        ({"cache_type_k": "f64"}, "cache_type_k is 'f64'"),
         ({"expert_cache": 5}, "expert_cache is 5, not text"),
         ({"expert_cache": "lots"}, "--expert-cache: 'lots' is not a size"),
         ({"host_pool": "8gigs"}, "--host-pool: '8gigs' is not a size"),

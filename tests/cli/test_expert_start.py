@@ -9,6 +9,7 @@ import pytest
 
 from vkmoe.experts.decide.settings import size_cache
 from vkmoe.facts import ExpertMode, MemoryPlan
+from vkmoe.kv_types import both
 
 from .conftest import FakeLLM, Run
 
@@ -31,7 +32,7 @@ def line_of(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, plan
 
 
 SIZING = size_cache((40, 40), (MIB, MIB), 128, 8)
-CACHED = MemoryPlan(64, "f16", ExpertMode("cache"), (), (40, 40), SIZING)
+CACHED = MemoryPlan(64, both("f16"), ExpertMode("cache"), (), (40, 40), SIZING)
 
 
 def test_a_start_says_how_much_is_cached(

@@ -19,7 +19,8 @@ FIELDS = [*dataclasses.fields(EngineConfig), *dataclasses.fields(SamplingConfig)
 GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "device": ("intel", "intel", None),
     "ctx_size": ("77", 77, "many"),
-    "kv_type": ("f32", "f32", "f64"),
+    "cache_type_k": ("Q8_0", "q8_0", "f64"),
+    "cache_type_v": ("f32", "f32", "q4_0"),
     "parallel": ("4", 4, "0"),
     "ubatch_size": ("64", 64, "some"),
     "threads": ("3", 3, "0"),

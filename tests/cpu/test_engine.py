@@ -40,7 +40,9 @@ def on_threads(path: Path | ModelFile, n_threads: int = 2, **options: Any) -> En
 def test_tiny_models_agree_with_transformers(name: str) -> None:
     wanted = expected(name)
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
-    with on_threads(model_path(name), kv_type="f32", ctx_size=ctx_size) as engine:
+    with on_threads(
+        model_path(name), cache_type_k="f32", cache_type_v="f32", ctx_size=ctx_size
+    ) as engine:
         has_blocks = "mxfp4" in name
         for phase in PHASES:
             logits, routing = run(engine, wanted["tokens"], phase)

@@ -50,7 +50,7 @@ METADATA = {
 TOKENS = [(7 * i * i + 3 * (i % 4)) % (N_VOCAB - 1) + 1 for i in range(8)]
 # Seen: 8e-7. As in test_logits.py.
 TOLERANCE = 1e-4
-F32 = EngineConfig(kv_type="f32", ctx_size=64)
+F32 = EngineConfig(cache_type_k="f32", cache_type_v="f32", ctx_size=64)
 
 
 def types_of(layer: list[str]) -> dict[str, str]:

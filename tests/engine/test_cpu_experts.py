@@ -44,7 +44,7 @@ def with_experts(names: tuple[str, ...] | list[str]) -> list[str]:
 def test_tiny_models_agree_with_transformers(name: str, way: str) -> None:
     wanted = expected(name)
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
-    config = EngineConfig(kv_type="f32", ctx_size=ctx_size, **WAYS[way])
+    config = EngineConfig(cache_type_k="f32", cache_type_v="f32", ctx_size=ctx_size, **WAYS[way])
     with Engine(model_path(name), config, checks=True) as engine:
         assert engine.plan.cpu_layers > 0
         has_blocks = "mxfp4" in name

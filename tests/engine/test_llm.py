@@ -160,7 +160,7 @@ def test_wrong_options_of_a_generation_are_named(
         ({"context": 64}, "context"),
         ({"ctx_size": 0}, "ctx_size"),
         ({"ctx_size": 129}, "129.*128"),
-        ({"kv_type": "q8"}, "q8"),
+        ({"cache_type_k": "q8"}, "q8"),
     ],
 )
 def test_wrong_options_of_a_model_are_named(options: dict[str, Any], words: str) -> None:
@@ -170,9 +170,9 @@ def test_wrong_options_of_a_model_are_named(options: dict[str, Any], words: str)
 
 
 def test_a_config_and_keywords_combine() -> None:
-    with LLM(TINY, EngineConfig(ctx_size=48), kv_type="f32") as llm:
+    with LLM(TINY, EngineConfig(ctx_size=48), cache_type_v="f32") as llm:
         assert llm.plan.ctx_size == llm.engine.ctx_size == 48
-        assert llm.plan.kv_type == "f32"
+        assert llm.plan.kv_types == ("f16", "f32")
         assert llm.spec.context_length == 128
 
 

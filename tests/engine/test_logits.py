@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 Floats = NDArray[np.float32]
 PHASES: tuple[Phase, ...] = ("decode", "prompt")
-F32 = EngineConfig(kv_type="f32")
+F32 = EngineConfig(cache_type_k="f32", cache_type_v="f32")
 # Seen: 2e-6. More is allowed, for drivers that sum in another order.
 TOLERANCE = 1e-4
 # K and V in f16 are off by up to 2^-11 of their size in every layer; seen: 1.1e-3.
@@ -69,7 +69,7 @@ CASES += [(tuning, name) for tuning in ("lanes", "lanes+subgroup") for name in O
 def test_tiny_models_agree_with_transformers(name: str, tuning: Tuning | None) -> None:
     wanted = expected(name)
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
-    config = EngineConfig(kv_type="f32", ctx_size=ctx_size)
+    config = EngineConfig(cache_type_k="f32", cache_type_v="f32", ctx_size=ctx_size)
     with Engine(model_path(name), config, tuning=tuning) as engine:
         assert engine.spec.architecture == architecture(name)
         # The kernels of prompts are the same with subgroups.
@@ -99,7 +99,7 @@ def test_every_kind_of_model_is_among_them() -> None:
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_an_f16_cache_changes_little(name: str) -> None:
     wanted = expected(name)
-    with Engine(model_path(name), EngineConfig(kv_type="f16")) as engine:
+    with Engine(model_path(name), EngineConfig()) as engine:
         found = [run(engine, wanted["tokens"], phase)[0] for phase in PHASES]
     for logits in found:
         assert 0 < error(logits, wanted["logits"]) <= F16_TOLERANCE
@@ -128,7 +128,10 @@ def test_the_demo_model_in_f32_agrees_with_transformers(
     make_demo_model(shared / "demo", tmp_path / "demo.gguf", "F32")
     wanted = load("demo_transformers.npz")
     n_tokens = len(wanted["source_full_ids"])
-    with Engine(tmp_path / "demo.gguf", EngineConfig(kv_type="f32", ctx_size=n_tokens)) as engine:
+    with Engine(
+        tmp_path / "demo.gguf",
+        EngineConfig(cache_type_k="f32", cache_type_v="f32", ctx_size=n_tokens),
+    ) as engine:
         logits, routing = run(engine, load("demo_heldout.npz")["tokens"][0, :n_tokens], phase)
     at = np.take_along_axis(logits, wanted["source_full_ids"].astype(np.int64), axis=1)
     clear = wanted["source_router_margin"].min(axis=0) >= 1e-4  # [positions]

@@ -18,6 +18,7 @@ __all__ = ["Access", "Instruction", "Module", "Variable"]
 NAME, MEMBER_NAME, CAPABILITY = 5, 6, 17
 TYPE_INT, TYPE_FLOAT, TYPE_VECTOR, TYPE_ARRAY, TYPE_STRUCT, TYPE_POINTER = 21, 22, 23, 28, 30, 32
 CONSTANT, SPEC_CONSTANT, SPEC_COMPOSITE, SPEC_OP = 43, 50, 51, 52
+TRUE, FALSE = 41, 42
 VARIABLE, LOAD, STORE, COPY_MEMORY, COPY_MEMORY_SIZED = 59, 61, 62, 63, 64
 DECORATE, MEMBER_DECORATE = 71, 72
 ATOMICS = range(227, 243)
@@ -172,12 +173,14 @@ class Module:
                    if variable.storage == WORKGROUP)  # fmt: skip
 
     def _constant_values(self, given: Mapping[int, int]) -> dict[int, int | tuple[int, ...]]:
-        """Values of all integer constants, specialised and derived."""
+        """Values of all integer and boolean constants, specialised and derived."""
         spec = {result: number for number, result in self.spec_ids.items()}
         values: dict[int, int | tuple[int, ...]] = {}
         for opcode, words in self.instructions:
             if opcode in (CONSTANT, SPEC_CONSTANT):
                 values[words[1]] = given.get(spec.get(words[1], -1), words[2])
+            elif opcode in (TRUE, FALSE):
+                values[words[1]] = int(opcode == TRUE)
             elif opcode == SPEC_COMPOSITE:
                 parts = [values[part] for part in words[2:]]
                 assert all(isinstance(part, int) for part in parts)
@@ -222,8 +225,8 @@ def _evaluate(
         return b if a else c
     operations = {
         128: lambda: a + b, 130: lambda: a - b, 132: lambda: a * b, 134: lambda: a // b,
-        137: lambda: a % b, 170: lambda: int(a == b), 171: lambda: int(a != b),
-        172: lambda: int(a > b), 174: lambda: int(a >= b), 176: lambda: int(a < b),
-            199: lambda: a & b,
+        137: lambda: a % b, 166: lambda: a | b, 167: lambda: a & b, 170: lambda: int(a == b),
+        171: lambda: int(a != b), 172: lambda: int(a > b), 174: lambda: int(a >= b),
+        176: lambda: int(a < b), 199: lambda: a & b,
     }  # fmt: skip
     return operations[opcode]() & 0xFFFFFFFF

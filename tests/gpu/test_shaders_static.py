@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import cache
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import pytest
 
@@ -25,9 +25,11 @@ from tests.gpu.spirv import (
     Access,
     Module,
 )
+from vkmoe.choices import KvType
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
+from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split, type_numbers
 from vkmoe.ops.launches import Launch, MatvecFamily, Tile, kernel_class
 from vkmoe.ops.prompt_attention import choose_tiling
 from vkmoe.ops.router import MAX_EXPERTS
@@ -172,14 +174,15 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
     elif family(name) == "rms_norm":
         assert loads == {WORD_LOAD}
     elif family(name) in ATTENTION_FAMILIES:
-        assert loads == {Access(LOAD, "v4u32", 16), ENTRY_LOAD, WORD_LOAD}  # of RoPE: a pair
+        assert loads == {Access(LOAD, "v4u32", 16), ENTRY_LOAD, WORD_LOAD}  # of RoPE, quants
     elif family(name) == "attention_combine":
         assert loads == {WORD_LOAD}
     elif family(name) in APPENDING_FAMILIES:
         assert loads == {ENTRY_LOAD, WORD_LOAD}
     elif family(name) == "prompt_attention":
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
-        assert loads == {wide, WORD_LOAD}  # of sinks: a word
+        quants = Access(LOAD, "u64", 8) if name.endswith("+blocks64") else ENTRY_LOAD
+        assert loads == {wide, quants, WORD_LOAD}  # of sinks, and of scales: a word
     elif family(name) in ("read_words", "gather", "bring_experts", "join_rows"):
         assert loads == {Access(LOAD, "v4u32", 16)}
     else:
@@ -250,47 +253,53 @@ def test_shared_memory_of_tiles(name: str) -> None:
         assert name.endswith("+half") or found >= tile.shared_bytes - 64
 
 
+CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f32"))
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "attention"])
 @pytest.mark.parametrize("tuning", DEFAULT_TUNINGS, ids=str)
-def test_shared_memory_of_attention(name: str, tuning: Tuning) -> None:
+@pytest.mark.parametrize("kv_types", CACHES, ids=str)
+def test_shared_memory_of_attention(name: str, tuning: Tuning, kv_types: KvTypes) -> None:
     """As the host counts it, and within the limit, for the shapes of real models."""
     shapes = ((32, 4, 128), (16, 16, 128), (64, 4, 64), (8, 1, 256), (64, 8, 64), (40, 1, 80))
     for n_heads, n_kv_heads, head_dim in shapes:
-        kv_type = "F16" if weight_type(name) == "f16" else "F32"
         shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim, 4096, "neox", "per_head",
-                               1e-6, 1.0, kv_type)  # type: ignore[arg-type]  # fmt: skip
+                               1e-6, 1.0, kv_types)  # fmt: skip
         split = choose_split(shape, tuning)
         found = module(name).shared_bytes([
             split.workgroup_size, head_dim, n_heads, n_kv_heads, head_dim, 0, 1, split.n_splits,
-            split.team_lanes, split.step_positions, split.workgroup_heads])  # fmt: skip
+            split.team_lanes, split.step_positions, split.workgroup_heads,
+            *type_numbers(shape).values()])  # fmt: skip
         assert found <= split.shared_bytes(shape) <= SHARED_LIMIT
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "latent_attention"])
 @pytest.mark.parametrize("tuning", DEFAULT_TUNINGS, ids=str)
-def test_shared_memory_of_latent_attention(name: str, tuning: Tuning) -> None:
+@pytest.mark.parametrize("kv_type", KV_NUMBERS)
+def test_shared_memory_of_latent_attention(name: str, tuning: Tuning, kv_type: KvType) -> None:
     """As the host counts it, for the rows of DeepSeek's models and for narrow subgroups."""
-    kv_type: Literal["F16", "F32"] = "F16" if weight_type(name) == "f16" else "F32"
     for n_heads, kv_rank, rope_dim in ((16, 512, 64), (128, 512, 64), (5, 96, 32)):
         shape = LatentShape(n_heads, kv_rank, rope_dim, 128, 4096, 1e-6, 1.0, kv_type)
         for subgroup_size in {tuning.subgroup_size, 4, 64}:
             split = choose_split(shape, replace(tuning, subgroup_size=subgroup_size))
             found = module(name).shared_bytes([
                 split.workgroup_size, kv_rank, rope_dim, 128, 1, split.n_splits,
-                split.team_lanes, split.step_positions, split.workgroup_heads])  # fmt: skip
+                split.team_lanes, split.step_positions, split.workgroup_heads,
+                KV_NUMBERS[kv_type]])  # fmt: skip
             assert found <= split.shared_bytes(shape) <= SHARED_LIMIT
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "prompt_attention"])
-def test_shared_memory_of_prompt_attention(name: str) -> None:
+@pytest.mark.parametrize("kv_types", CACHES, ids=str)
+def test_shared_memory_of_prompt_attention(name: str, kv_types: KvTypes) -> None:
     """Of every width: the widest tiles, and the rows that leave fewest columns a workgroup."""
-    kv_type: Literal["F16", "F32"] = "F16" if weight_type(name) == "f16" else "F32"
     on_cpu, on_gpu = DEFAULT_TUNINGS[1:3]
     tuning = on_cpu if name.endswith(on_cpu.walk_suffix) else on_gpu
     shapes: list[AttentionShape | LatentShape]
-    shapes = [AttentionShape(16, 4, dim, dim, 4096, "neox", "none", 1e-6, 1.0, kv_type)
+    shapes = [AttentionShape(16, 4, dim, dim, 4096, "neox", "none", 1e-6, 1.0, kv_types)
                for dim in (8, 64, 96, 128, 136, 256)]  # fmt: skip
-    shapes += [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_type) for rank in (8, 512, 1024)]
+    shapes += [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_types.values)
+               for rank in (8, 512, 1024)]  # fmt: skip
     for shape in shapes:
         tiling = choose_tiling(shape, tuning)
         constants = [
@@ -300,13 +309,14 @@ def test_shared_memory_of_prompt_attention(name: str) -> None:
             16,
             4,
             tiling.workgroup_heads,
+            *type_numbers(shape).values(),
         ]
         assert module(name).shared_bytes(constants) <= SHARED_LIMIT, tiling
 
 
 def test_the_reader_sees_what_is_there() -> None:
     """The checks above mean something only if the reader finds stores, loads and shared memory."""
-    attention = module("attention.f16")
+    attention = module("attention")
     assert {access.opcode for access in attention.accesses} == {LOAD, STORE}
     assert any(v.storage == STORAGE_BUFFER for v in attention.variables)
     assert PHYSICAL in {item.words[1] for item in attention.types.values() if item.opcode == 32}

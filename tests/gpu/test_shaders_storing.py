@@ -60,7 +60,7 @@ def test_stores_by_address_go_to_places_on_the_device_only() -> None:
     code = {name: re.sub(r"//.*", "", text) for name, text in texts.items()}
     writable = [name for name, text in code.items()
                 if re.search(r"layout\(buffer_reference[^)]*\) (?!readonly)", text)]  # fmt: skip
-    assert sorted(writable) == ["cached_word.glsl", "store.glsl"]
+    assert sorted(writable) == ["kv_types.glsl", "store.glsl"]
     calls = {name: set(re.findall(r"(?<!void )store_words?4?\((.*?),", text))
              for name, text in code.items() if name != "store.glsl"}  # fmt: skip
     assert {name: found for name, found in calls.items() if found} == {

@@ -16,6 +16,7 @@ from typing import Any, get_args
 from tools.gpu_drivers import GPUS, command, folder
 from vkmoe.bench.shapes import SIZES, ModelSizes
 from vkmoe.gpu.device import Device, Intent
+from vkmoe.kv_types import both
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.launches import kernel_class
 from vkmoe.ops.tuning import choose_tuning
@@ -59,9 +60,9 @@ def _attention(model: ModelSizes) -> AttentionShape | LatentShape:
     n_heads, head_size = model.n_heads, model.head_size
     if model.latent is not None:
         rank, rope = model.latent.kv_rank, model.latent.rope_size
-        return LatentShape(n_heads, rank, rope, head_size, CONTEXT, 1e-6, 1.0, "F16")
+        return LatentShape(n_heads, rank, rope, head_size, CONTEXT, 1e-6, 1.0, "f16")
     sizes = n_heads, model.n_kv_heads, head_size, head_size
-    return AttentionShape(*sizes, CONTEXT, "neox", "none", 1e-6, 1.0, "F16")
+    return AttentionShape(*sizes, CONTEXT, "neox", "none", 1e-6, 1.0, both("f16"))
 
 
 def on_gpu(gpu: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from vkmoe.facts import (
     RopeSpec,
 )
 from vkmoe.gpu.program import Dispatch, Program, memory_range
+from vkmoe.kv_types import both
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.weights import (
     AttentionWeights,
@@ -246,7 +247,7 @@ def token_program(
             for kind, (_, is_moe) in zip(kinds, layers, strict=False)
         ),
     )
-    kernels = attention_kernels(spec, CONTEXT, "f16", tuning)
+    kernels = attention_kernels(spec, CONTEXT, both("f16"), tuning)
     caches = tuple(
         KvAddresses(*map(memory.take, kernels[layer.mixer].state_bytes)) for layer in spec.layers
     )

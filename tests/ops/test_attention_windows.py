@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
+from vkmoe.kv_types import both
 from vkmoe.ops.attention import AttentionTensors, KvCache, attention
 from vkmoe.ops.attention_shapes import AttentionShape, choose_split
 from vkmoe.ops.context import OpContext
@@ -102,7 +103,7 @@ def test_sinks_with_few_positions(runner: Runner, tuning: Tuning) -> None:
 def test_the_twins_are_the_masked_softmax_with_a_column_more(window: int) -> None:
     """As gpt-oss has it: i sees j if i - j < window; the sink is one more logit, then dropped."""
     rng, position, shape = np.random.default_rng(window), 37, qwen3_shape(norm="none")
-    case_q, case_k, case_v = (rng.normal(size=(n, 64)) for n in (8, 2, 2))
+    case_q, case_k, case_v = (rng.normal(size=(n, 64)).astype(np.float32) for n in (8, 2, 2))
     keys, values = (rng.normal(size=(2, 60, 64)) for _ in range(2))
     sinks = rng.normal(size=8)
     rope = np.broadcast_to(np.array([1.0, 0.0]), (60, 32, 2))
@@ -140,14 +141,15 @@ def test_the_window_has_no_say_in_the_split() -> None:
 
 
 def attention_inputs(
-    q: NDArray[np.float64],
-    k: NDArray[np.float64],
-    v: NDArray[np.float64],
+    q: NDArray[np.float32],
+    k: NDArray[np.float32],
+    v: NDArray[np.float32],
     rope: NDArray[np.float64],
     shape: AttentionShape,
 ) -> AttentionInputs:
     """What the twin takes, of a shape without norms."""
-    return AttentionInputs(q, k, v, None, None, rope, shape.rope_style, shape.eps, shape.scale)
+    rest = (shape.rope_style, shape.eps, shape.scale, both("f32"))
+    return AttentionInputs(q, k, v, None, None, rope, *rest)
 
 
 def dispatches(shape: AttentionShape, cache: KvCache) -> list[Dispatch]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import MEMORY, Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
+from vkmoe.kv_types import KV_NUMBERS
 from vkmoe.ops.attention import AttentionTensors, LatentCache, LatentQkv, latent_attention
 from vkmoe.ops.attention_shapes import AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.context import OpContext
@@ -25,10 +26,11 @@ CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)
 SHAPES = {
     "64 + 32": deepseek2_shape(),
-    "64 + 32, f32": deepseek2_shape(kv_type="F32", rope_style="neox"),
+    "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
+    "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),
     "96 + 32, one head": deepseek2_shape(n_heads=1, kv_rank=96),
     "40 + 8, five heads": deepseek2_shape(n_heads=5, kv_rank=40, rope_dim=8, nope_dim=0),
-    "24 + 16, many heads": deepseek2_shape(n_heads=128, kv_rank=24, rope_dim=16, kv_type="F32"),
+    "24 + 16, many heads": deepseek2_shape(n_heads=128, kv_rank=24, rope_dim=16, kv_type="f32"),
 }
 POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
 Step = NDArray[np.float32]
@@ -113,7 +115,7 @@ def test_dims_beyond_a_half_saturate(runner: Runner) -> None:
     token[-shape.rope_dim :] *= 1e6
     step(case, 5, token)
     (cache,) = case.caches
-    assert np.abs(cache.rows[5].astype(np.float32)).max() == 65504.0
+    assert np.abs(cache.values[0, 5].astype(np.float32)).max() == 65504.0
 
 
 def test_the_twin_is_attention_with_k_and_v_written_out() -> None:
@@ -125,10 +127,12 @@ def test_the_twin_is_attention_with_k_and_v_written_out() -> None:
     angles = rng.uniform(-3, 3, (60, 4))
     rope = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
     absorbed = np.einsum("hd,hdr->hr", q_nope, up_k)
-    inputs = LatentInputs(absorbed, q_rope, kv, gain, rope, "normal", 1e-6, scale)
+    inputs = LatentInputs(absorbed, q_rope, kv, gain, rope, "normal", 1e-6, scale, "f32")
     partials, row = latent_twin(inputs, rows, position, 2)
-    np.testing.assert_allclose(row[:24], gain * kv[:24] / np.sqrt((kv[:24] ** 2).mean() + 1e-6))
-    np.testing.assert_allclose(row[24:], rotate(kv[None, 24:], rope[position], "normal")[0])
+    normed = gain * kv[:24] / np.sqrt((kv[:24] ** 2).mean() + 1e-6)
+    np.testing.assert_allclose(row[:24], normed, rtol=1e-6)
+    turned = rotate(kv[None, 24:], rope[position], "normal")[0]
+    np.testing.assert_allclose(row[24:], turned, rtol=1e-6)
     seen = np.vstack([rows[:position], row])
     attended = attention_combine(partials, position)
     turned = rotate(q_rope, rope[position], "normal")
@@ -151,7 +155,7 @@ def test_what_is_read_and_written_is_declared() -> None:
     latent_attention(op, shape, split, cache, inputs, tensors)
     first, join = program.commands
     assert isinstance(first, Dispatch) and isinstance(join, Dispatch)
-    rows = memory_range(cache.rows, shape.cache_bytes)
+    rows = memory_range(cache.rows, *shape.cache_bytes)
     assert {found for found in first.writes if found.resource == MEMORY} == {rows}
     assert {found for found in first.reads if found.resource == MEMORY} == {
         rows,
@@ -160,7 +164,7 @@ def test_what_is_read_and_written_is_declared() -> None:
     }
     assert {raw.words(60, 5 * 8), raw.words(7, 48), absorbed.words(0, 200)} <= set(first.reads)
     assert join.writes == (out.words(0, 200),)
-    assert shape.cache_bytes == shape.context * 48 * 2
+    assert shape.cache_bytes == (shape.context * 48 * 2,)
 
 
 def test_choices_fit_in_shared_memory() -> None:
@@ -172,7 +176,7 @@ def test_choices_fit_in_shared_memory() -> None:
     tunings += [replace(CPU_TUNING, subgroup_size=n) for n in (0, 4, 8)]
     for kv_rank, rope_dim in ((512, 64), (64, 32), (96, 32), (8, 8), (384, 128), (1024, 256)):
         for n_heads in (1, 6, 16, 40, 128):
-            for kv_type in ("F16", "F32"):
+            for kv_type in KV_NUMBERS:
                 shape = deepseek2_shape(
                     n_heads=n_heads, kv_rank=kv_rank, rope_dim=rope_dim, kv_type=kv_type
                 )

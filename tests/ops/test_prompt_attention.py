@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import param_words
+from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
 from vkmoe.ops.attention import KvCache
 from vkmoe.ops.attention_shapes import (
     MAX_HEAD_DIM,
@@ -37,25 +38,38 @@ from vkmoe.selftest.prompt_attention import GroupedPrompts, PromptBatch, Prompts
 from .tunings import MAPPINGS, tuning_for
 
 N_ROWS = 24  # of most programs
+F32 = both("f32")
 WALKS = [suffix for suffix in ("", "+blocks64") if suffix in MAPPINGS]
 both_walks = pytest.mark.parametrize("walk", WALKS, ids=["gpu", "cpu"][: len(WALKS)])
 
 SHAPES: dict[str, AttentionShape | LatentShape] = {
     "qwen3": qwen3_shape(),
-    "qwen3 f32": qwen3_shape(kv_type="F32"),
+    "qwen3 f32": qwen3_shape(kv_types=both("f32")),
     "gpt-oss": gpt_oss_shape(),
     "deepseek2": deepseek2_shape(),
-    "deepseek2 f32": deepseek2_shape(kv_type="F32"),
+    "deepseek2 f32": deepseek2_shape(kv_type="f32"),
+    "qwen3 q8_0": qwen3_shape(kv_types=both("q8_0")),
+    "gpt-oss q8_0, f16": gpt_oss_shape(kv_types=KvTypes("q8_0", "f16")),
+    "deepseek2 q8_0": deepseek2_shape(kv_type="q8_0"),
     "full norm, 128": qwen3_shape(
         n_heads=4, n_kv_heads=4, norm="full_width", head_dim=128, rotary_dim=128
     ),
     "partial pairs, 32": qwen3_shape(n_heads=6, head_dim=32, rotary_dim=16, rope_style="normal"),
     "group 5, partial halves, 96": qwen3_shape(
-        n_heads=10, n_kv_heads=2, head_dim=96, rotary_dim=48, kv_type="F32"
+        n_heads=10, n_kv_heads=2, head_dim=96, rotary_dim=48, kv_types=both("f32")
     ),
     "group 40, 8": qwen3_shape(n_heads=40, n_kv_heads=1, head_dim=8, rotary_dim=8, norm="none"),
+    "full norm, 80, f16, q8_0": qwen3_shape(
+        n_heads=4,
+        n_kv_heads=4,
+        norm="full_width",
+        head_dim=80,
+        rotary_dim=80,
+        kv_types=KvTypes("f16", "q8_0"),
+    ),
 }
 OF_ANY_KIND = ["qwen3", "gpt-oss", "deepseek2"]
+OF_Q8 = ["gpt-oss q8_0, f16", "deepseek2 q8_0"]
 
 
 def case_of(runner: Runner, name: str, walk: str, n_rows: int = N_ROWS) -> Prompts:
@@ -92,7 +106,7 @@ def test_wide_rows(runner: Runner, walk: str) -> None:
     step(case, case.draw(range(24, 40)))
 
 
-@pytest.mark.parametrize("kv_type", ["F16", "F32"])
+@pytest.mark.parametrize("kv_type", KV_NUMBERS)
 def test_the_widest_latent_rows(runner: Runner, kv_type: str) -> None:
     shape = deepseek2_shape(
         kv_rank=MAX_RANK, rope_dim=MAX_ROPE_DIM, n_heads=3, kv_type=kv_type, context=64
@@ -113,7 +127,7 @@ def outputs(case: Prompts, batch: PromptBatch, cuts: Sequence[int]) -> NDArray[n
 
 
 @both_walks
-@pytest.mark.parametrize("name", OF_ANY_KIND)
+@pytest.mark.parametrize("name", [*OF_ANY_KIND, *OF_Q8])
 def test_no_cut_changes_a_bit(runner: Runner, name: str, walk: str) -> None:
     """100 positions: in the longest chunks, row by row, and cut at random; caches too."""
     rng, results = np.random.default_rng(1), []
@@ -122,7 +136,7 @@ def test_no_cut_changes_a_bit(runner: Runner, name: str, walk: str) -> None:
         case = case_of(runner, name, walk)
         batch = case.draw(range(100))
         out = outputs(case, batch, [int(cut) for cut in cuts if cut < 100])
-        caches = [runner.fetch(cache.address, cache.rows.nbytes) for cache in case.caches]
+        caches = [runner.fetch(cache.address, cache.rows.data.nbytes) for cache in case.caches]
         results.append(np.concatenate([out.view(np.uint8).ravel(), *caches]))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
@@ -219,7 +233,7 @@ def test_sinks_from_minus_infinity_to_far_above_the_scores(runner: Runner, walk:
 @both_walks
 def test_large_scores_do_not_overflow(runner: Runner, walk: str) -> None:
     """A running maximum that keeps rising by hundreds."""
-    shape = qwen3_shape(norm="none", scale=30.0, kv_type="F32")
+    shape = qwen3_shape(norm="none", scale=30.0, kv_types=both("f32"))
     case = prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
     for start in range(0, 48, N_ROWS):
         step(case, case.draw(range(start, start + N_ROWS)))
@@ -227,10 +241,10 @@ def test_large_scores_do_not_overflow(runner: Runner, walk: str) -> None:
 
 def test_the_twin_is_that_of_decoding() -> None:
     rng, shape, position = np.random.default_rng(3), gpt_oss_shape(window=9), 37
-    q, k, v = (rng.normal(size=(n, 64)) for n in (8, 2, 2))
+    q, k, v = (rng.normal(size=(n, 64)).astype(np.float32) for n in (8, 2, 2))
     keys, values = rng.normal(size=(2, 2, 60, 64))
     sinks, rope = rng.normal(size=8), np.broadcast_to(np.array([1.0, 0.0]), (60, 32, 2))
-    inputs = decode_twins.AttentionInputs(q, k, v, None, None, rope, "neox", 1e-6, shape.scale)
+    inputs = decode_twins.AttentionInputs(q, k, v, None, None, rope, "neox", 1e-6, shape.scale, F32)
     left = decode_twins.attention(inputs, keys, values, position, 2, window=9)
     wanted = decode_twins.attention_combine(left.partials, position, 9, sinks)
     keys[:, position], values[:, position] = k, v
@@ -250,11 +264,11 @@ def test_neither_context_nor_window_have_a_say(walk: str) -> None:
 
 def test_every_width_fits() -> None:
     """choose_tiling asserts that the tiles fit in the shared memory that all devices have."""
-    for kv_type in ("F16", "F32"):
+    for kv_type in KV_NUMBERS:
         for mapping in ("lanes", "blocks"):
             tuning = Tuning(mapping, 64, 4, False, load_64bit=mapping == "blocks")
             for dim in range(8, MAX_HEAD_DIM + 1, 8):
-                shape = qwen3_shape(head_dim=dim, rotary_dim=dim, kv_type=kv_type)
+                shape = qwen3_shape(head_dim=dim, rotary_dim=dim, kv_types=both(kv_type))
                 assert choose_tiling(shape, tuning).workgroup_heads >= 4
             for rank in range(8, MAX_RANK + 1, 8):
                 latent = deepseek2_shape(kv_rank=rank, rope_dim=MAX_ROPE_DIM, kv_type=kv_type)
@@ -262,10 +276,11 @@ def test_every_width_fits() -> None:
 
 
 def test_what_is_read_and_written_by_address_is_declared() -> None:
-    shape = replace(gpt_oss_shape(norm="per_head"), context=64)
+    shape = gpt_oss_shape(norm="per_head", context=64, kv_types=KvTypes("q8_0", "f16"))
     places = {"keys": 1 << 20, "values": 1 << 21, "rope_table": 1 << 22, "sinks": 64}
     append, attend = dispatches(shape, KvCache(**places, q_gain=256, k_gain=512, n_regions=3))
-    caches = [memory_range(places[name], 3 * shape.cache_bytes) for name in ("keys", "values")]
+    sizes = zip(("keys", "values"), shape.cache_bytes, strict=True)
+    caches = [memory_range(places[name], 3 * n_bytes) for name, n_bytes in sizes]
     assert all(cache in append.writes and cache in attend.reads for cache in caches)
     assert memory_range(1 << 22, shape.rope_bytes) in append.reads
     assert memory_range(256, 4 * shape.head_dim) in append.reads

@@ -17,6 +17,7 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
+from vkmoe.kv_types import KvTypes, both
 from vkmoe.ops.attention import (
     AttentionTensors,
     KvCache,
@@ -37,6 +38,7 @@ from vkmoe.ops.router import (
 )
 from vkmoe.ops.tuning import Tuning
 from vkmoe.quants.types import Bytes
+from vkmoe.reference.kv_cache import CacheShape, KvRows
 from vkmoe.reference.logits import look_up
 from vkmoe.selftest.attention import deepseek2_shape, gpt_oss_shape, qwen3_shape
 from vkmoe.selftest.inputs import WEIGHT_TYPES
@@ -138,9 +140,11 @@ class Row(NamedTuple):
 CONTEXT, N_REGIONS = 150, 3
 SHAPES: dict[str, AttentionShape | LatentShape] = {
     "grouped": qwen3_shape(context=CONTEXT),
-    "window": gpt_oss_shape(context=CONTEXT, kv_type="F32", sinks=False),
+    "window": gpt_oss_shape(context=CONTEXT, kv_types=both("f32"), sinks=False),
     "full width": qwen3_shape(context=CONTEXT, norm="full_width", n_heads=4),
     "latent": deepseek2_shape(context=CONTEXT),
+    "K q8_0, V f16": gpt_oss_shape(context=CONTEXT, kv_types=KvTypes("q8_0", "f16"), sinks=False),
+    "latent q8_0": deepseek2_shape(context=CONTEXT, kv_type="q8_0"),
 }
 # One sequence alone; three of them, in any order; speculation beside others.
 BATCHES: dict[str, list[Row]] = {
@@ -158,11 +162,13 @@ class Attended:
         rng = np.random.default_rng(11)
         self._runner, self._shape, self._tuning = runner, shape, tuning
         self._split = choose_split(shape, tuning, n_splits=3)
-        kind = np.float16 if shape.kv_type == "F16" else np.float32
-        n_values = N_REGIONS * shape.cache_bytes // kind().itemsize
-        n_caches = 1 if isinstance(shape, LatentShape) else 2
-        rows = rng.normal(0, 1, (n_caches, n_values)).astype(kind)
-        self._caches = [runner.place(cache) for cache in rows]
+        n_kv_heads = 1 if isinstance(shape, LatentShape) else shape.n_kv_heads
+        sizes = CacheShape(N_REGIONS, n_kv_heads, CONTEXT, shape.row_dim)
+        self._caches = []
+        for kv_type, _ in zip(shape.kv_types, shape.cache_bytes, strict=False):
+            rows = KvRows(kv_type, sizes)
+            rows.write(np.s_[:, :, :], rng.normal(0, 1, sizes))
+            self._caches.append(runner.place(rows.data))
         rotary = shape.rope_dim if isinstance(shape, LatentShape) else shape.rotary_dim
         self._rope = runner.place(rng.uniform(-1, 1, (CONTEXT, rotary)).astype(np.float32))
         self._gain = runner.place(rng.uniform(0.5, 1.5, 4096).astype(np.float32))
@@ -204,8 +210,8 @@ class Attended:
 
     @property
     def cached(self) -> list[Bytes]:
-        n_bytes = N_REGIONS * self._shape.cache_bytes
-        return [self._runner.fetch(cache, n_bytes) for cache in self._caches]
+        caches = zip(self._caches, self._shape.cache_bytes, strict=True)
+        return [self._runner.fetch(cache, N_REGIONS * n_bytes) for cache, n_bytes in caches]
 
 
 def _params(rows: list[Row], n_rows: int) -> NDArray[np.uint32]:

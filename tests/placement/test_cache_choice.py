@@ -14,6 +14,7 @@ from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.facts import DeviceInfo, ExpertMode, MemoryPlan
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.kv_types import both
 from vkmoe.placement.cache_choice import cache_mode, cache_pools, cache_settings, copies_overlap
 
 from .invented_models import DENSE, N_USED, SPEC
@@ -22,12 +23,12 @@ SPAN = 4096
 
 
 def cached(*slots: int) -> MemoryPlan:
-    return MemoryPlan(1024, "f16", ExpertMode("cache"), (), expert_slots=slots)
+    return MemoryPlan(1024, both("f16"), ExpertMode("cache"), (), expert_slots=slots)
 
 
 UNEVEN = cached(20, 20, 19)
-RESIDENT = MemoryPlan(1024, "f16", ExpertMode("device"), ())
-AT_HOME = MemoryPlan(1024, "f16", ExpertMode("host"), ())
+RESIDENT = MemoryPlan(1024, both("f16"), ExpertMode("device"), ())
+AT_HOME = MemoryPlan(1024, both("f16"), ExpertMode("host"), ())
 
 
 def settings_of(config: EngineConfig, plan: MemoryPlan, overlaps: bool = False) -> CacheSettings:

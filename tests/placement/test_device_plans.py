@@ -13,6 +13,7 @@ import pytest
 from tools.pipelines import MODELS, Described
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
+from vkmoe.facts import LatentSpec, LayerSpec
 from vkmoe.models import ModelFile
 from vkmoe.placement.device_profiles import (
     DeviceProfile,
@@ -29,7 +30,7 @@ PROFILES = ("8gb-nobar", "navi31", "rtx3060-12gb", "uma-32gb")
 QWEN3 = "qwen3-30b-a3b"
 WAYS: dict[str, dict[str, Any]] = {
     "auto": {},
-    "f32 cache": {"kv_type": "f32", "ctx_size": 4096},
+    "f32 cache": {"cache_type_k": "f32", "cache_type_v": "f32", "ctx_size": 4096},
     "hybrid": {"expert_mode": "hybrid"},
     "cpu": {"cpu_moe": True},
     "some layers": {"n_cpu_moe": 40},
@@ -78,12 +79,45 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
     on_device = made.total("device")
     assert on_device <= device_budget(info, free)
     assert made.total("host") + (on_device if info.is_uma else 0) <= free
-    kv_bytes = {"f16": 2, "f32": 4}[made.kv_type]
     (cache,) = (line for line in made.lines if line.item.startswith("KV cache"))
-    values = sum(
-        sum(layer.mixer.state_bytes(made.ctx_size, "f16")) // 2 for layer in model.spec.layers
-    )
-    assert values * kv_bytes <= cache.n_bytes <= values * kv_bytes * 1.01 + (1 << 20)
+    half_bytes = 2 * made.ctx_size * sum(map(cached_numbers, model.spec.layers))
+    wanted = half_bytes * {"f16": 1, "f32": 2}[made.kv_types.keys]
+    assert wanted <= cache.n_bytes <= wanted * 1.01 + (1 << 20)
+
+
+def cached_numbers(layer: LayerSpec) -> int:
+    """What a layer caches of a position."""
+    mixer = layer.mixer
+    return mixer.row if isinstance(mixer, LatentSpec) else 2 * mixer.kv_width
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_q8_0_takes_17_bits_where_f16_takes_32(name: str) -> None:
+    """34 bytes hold the 32 numbers of a block; none are lost where rows are pairs of blocks."""
+    profile, model = read_profile("rtx3060-12gb"), model_of(name)
+    is_latent = any(isinstance(mixer, LatentSpec) for mixer in model.spec.mixers)
+    bytes_of = {}
+    asked = [("f16", "f16", "f16"), ("q8_0", "q8_0", "q8_0")]
+    asked += [] if is_latent else [("q8_0", "f16", "K q8_0, V f16")]
+    for keys, values, named in asked:
+        types = {"cache_type_k": keys, "cache_type_v": values}
+        made = decided(model, profile, ctx_size=4096, n_cpu_moe=1000, **types).plan
+        (line,) = (line for line in made.lines if line.name == "KV cache")
+        assert line.item == f"KV cache, 4096 tokens, {named}"
+        bytes_of[named] = line.n_bytes
+    half = bytes_of.pop("f16")
+    assert bytes_of.pop("q8_0") == pytest.approx(half * 34 / 64, rel=1e-3)
+    for n_bytes in bytes_of.values():
+        assert n_bytes == pytest.approx(half * (34 + 64) / 128, rel=1e-3)
+
+
+def test_a_row_that_is_key_and_value_has_one_type() -> None:
+    profile, model = read_profile("rtx3060-12gb"), model_of("deepseek-v2-lite")
+    for asked in ({"cache_type_v": "q8_0"}, {"cache_type_k": "q8_0", "cache_type_v": "f16"}):
+        with pytest.raises(UsageError, match=r"--cache-type-v .* --cache-type-k") as caught:
+            decided(model, profile, **asked)
+        assert "--cache-type-v" in caught.value.hint
+    assert decided(model, profile, cache_type_k="q8_0").plan.kv_types == ("q8_0", "q8_0")
 
 
 def model_bytes(model: ModelFile) -> int:
@@ -122,12 +156,12 @@ def small(profile: DeviceProfile, n_bytes: int) -> DeviceProfile:
 def test_a_context_that_was_not_asked_for_gives_way() -> None:
     """It is halved until it fits, and that is said; one that was asked for is refused."""
     profile, model = small(read_profile("8gb-nobar"), 7 * GIB // 4), model_of("olmoe-1b-7b")
-    made = decided(model, profile, kv_type="f32").plan
+    made = decided(model, profile, cache_type_k="f32", cache_type_v="f32").plan
     assert made.ctx_size < 4096
     assert f"the context is {made.ctx_size} tokens, because 4096 do not fit" in made.notes
     (cache,) = (line for line in made.lines if line.name == "KV cache")
     assert cache.reason == "reduced from 4096, which does not fit; --ctx-size changes it"
-    twice = {"kv_type": "f32", "ctx_size": 2 * made.ctx_size}
+    twice = {"cache_type_k": "f32", "cache_type_v": "f32", "ctx_size": 2 * made.ctx_size}
     with pytest.raises(OutOfMemoryError, match="KV cache"):
         decided(model, profile, **twice)
     with pytest.raises(OutOfMemoryError, match="without its experts"):

@@ -144,7 +144,9 @@ def test_a_dense_model_has_no_experts() -> None:
 
 def test_f32_keys_and_values_take_twice_the_memory() -> None:
     f16 = bytes_of(planned(DISCRETE_12), "KV cache")
-    f32 = bytes_of(planned(DISCRETE_12, EngineConfig(kv_type="f32")), "KV cache")
+    f32 = bytes_of(
+        planned(DISCRETE_12, EngineConfig(cache_type_k="f32", cache_type_v="f32")), "KV cache"
+    )
     assert 0 <= f16 - DEFAULT_CTX_SIZE * KV_BYTES_PER_TOKEN < MIB
     assert abs(f32 - 2 * f16) < MIB
 
@@ -212,7 +214,7 @@ def test_a_trunk_that_does_not_fit() -> None:
         planned(SMALL_WINDOW, weights=WeightBytes((9 * GIB,), 0))
     assert "smaller model" in caught.value.hint
     with pytest.raises(OutOfMemoryError, match="KV cache 7,680 MiB") as caught:
-        planned(SMALL_WINDOW, EngineConfig(ctx_size=40960, kv_type="f32"))
+        planned(SMALL_WINDOW, EngineConfig(ctx_size=40960, cache_type_k="f32", cache_type_v="f32"))
     assert "--ctx-size" in caught.value.hint
     large = replace(SCRATCH, tensors=(9 * GIB,))
     with pytest.raises(OutOfMemoryError, match="activations 9,216 MiB") as caught:
@@ -265,7 +267,7 @@ def test_a_layer_s_caches_that_the_device_cannot_allocate_are_refused() -> None:
     assert planned(device, EngineConfig(parallel=2, ctx_size=40960))
     with pytest.raises(OutOfMemoryError, match="one piece") as caught:
         planned(device, EngineConfig(parallel=4, ctx_size=40960))
-    assert caught.value.hint == "lower --ctx-size or --parallel"
+    assert caught.value.hint == "lower --ctx-size or --parallel, or try --cache-type-k q8_0"
 
 
 def test_latent_layers_have_one_cache_of_compressed_rows() -> None:

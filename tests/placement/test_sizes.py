@@ -19,6 +19,7 @@ from vkmoe.facts import READ_IN_PLACE, Conversion, DeviceInfo, ExpertMode, Memor
 from vkmoe.gguf_file import TensorInfo, open_gguf
 from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
 from vkmoe.gpu.device import Device
+from vkmoe.kv_types import both
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model, read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
@@ -197,7 +198,7 @@ def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
 def test_one_line_says_what_how_much_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds are those of a trial on this machine: here one that converts 40 million a second."""
     monkeypatch.setattr(subject, "_weights_per_second", lambda *_: 40e6)
-    whole = MemoryPlan(64, "f16", ExpertMode("device"), ())
+    whole = MemoryPlan(64, both("f16"), ExpertMode("device"), ())
     assert conversion_line([TRUNK], whole) == (
         "converting 1 tensor of Q5_1 to Q8_0: 143 MiB -> 203 MiB, about 5 s"
     )

@@ -36,7 +36,6 @@ from vkmoe.selftest.suite import Variant, compiled_variants, variants_of
 __all__ = ["KernelChoice", "run"]
 
 QUICK_TYPES, QUICK_CONTEXT, QUICK_VOCABULARY = ("Q4_K",), 512, 8192
-CACHE_TYPES = ("", "F16")  # of kernels that read no weights, where only some types are wanted
 EXPLANATION = (
     "A line is one dispatch: microseconds [95 % interval of the median], GB/s of the bytes it must",
     "read, billions of weights a second (Gw/s), the share of the roofline: the least time (those",
@@ -207,7 +206,7 @@ def _is_usual(job: Job, quick: bool, few: bool) -> bool:
     """Say whether a job's type is its file's in this role, or one of those without a file."""
     axis, role, of_file = job.setup.variant.axis, job.work.role, job.setup.shapes.types
     if not role:
-        return not few or axis in CACHE_TYPES
+        return not few or job.work.is_usual
     return (role, axis) in of_file if of_file else not quick or axis in QUICK_TYPES
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from vkmoe.bench.clock import EMPTIEST
 from vkmoe.bench.shapes import TINY, KernelShapes
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
+from vkmoe.kv_types import both
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import list_words
 from vkmoe.ops.matvec import BLOCK_WEIGHTS
@@ -40,6 +42,7 @@ MATMUL_ROWS = 32
 GATHERED_TYPE = "Q8_0"
 ROUTER_TYPES = ("F32", "F16", "BF16")  # which converters leave routers in
 ATTENTION_ROWS = 128
+CACHES = (both("f16"), both("f32"), both("q8_0"))  # the usual ones first
 READ_MIB, TINY_READ_MIB = 64, 1
 PROMPT_ROWS, TILE_COLUMNS = (128, 512), 32
 
@@ -63,6 +66,7 @@ class Work:
     n_weights: int = 0  # among what it reads, each counted once
     role: str = ""  # of the matrix: of each role a model file has types of its own
     blocks: tuple[tuple[str, int], ...] = ()  # (type, columns) that must be whole blocks
+    is_usual: bool = True  # whether it is measured where only some types are wanted
 
     @property
     def misfit(self) -> str:
@@ -214,16 +218,23 @@ def _attention(setup: Setup) -> Iterator[Work]:
     if setup.shapes.latent is None or setup.shapes is TINY:
         for shape in _grouped(setup):
             n_seen = min(shape.context, shape.window or shape.context)
-            n_bytes = 2 * shape.cache_bytes // shape.context * n_seen
-            yield Work(_attention_text(shape), n_bytes, _attended(shape, _split(setup, shape)))
+            n_bytes = sum(shape.cache_bytes) // shape.context * n_seen
+            yield _decoding_work(setup, shape, n_bytes)
 
 
 def _latent_attention(setup: Setup) -> Iterator[Work]:
     """Read keys and values that are the same bytes once."""
     for shape in _latent(setup):
-        yield Work(
-            _attention_text(shape), shape.cache_bytes, _attended(shape, _split(setup, shape))
-        )
+        yield _decoding_work(setup, shape, sum(shape.cache_bytes))
+
+
+def _decoding_work(setup: Setup, shape: AttentionShape | LatentShape, n_bytes: int) -> Work:
+    check = _attended(shape, _split(setup, shape))
+    return Work(_attention_text(shape), n_bytes, check, is_usual=_has_usual_caches(shape))
+
+
+def _has_usual_caches(shape: AttentionShape | LatentShape) -> bool:
+    return shape.kv_types == CACHES[0]
 
 
 def _grouped_prompts(setup: Setup) -> Iterator[Work]:
@@ -234,7 +245,7 @@ def _grouped_prompts(setup: Setup) -> Iterator[Work]:
             n_seen = min(
                 shape.context, shape.window + ATTENTION_ROWS if shape.window else shape.context
             )
-            n_bytes = 2 * shape.cache_bytes // shape.context * n_seen
+            n_bytes = sum(shape.cache_bytes) // shape.context * n_seen
             if setup.variant.family == "append_rows":
                 n_words, n_bytes = 2 * ATTENTION_ROWS * shape.qkv_width, 0
             yield _prompt_work(setup, shape, 4 * n_words + n_bytes)
@@ -243,7 +254,7 @@ def _grouped_prompts(setup: Setup) -> Iterator[Work]:
 def _latent_prompts(setup: Setup) -> Iterator[Work]:
     for shape in _latent(setup):
         n_words = ATTENTION_ROWS * shape.n_heads * (2 * shape.kv_rank + shape.rope_dim)
-        n_bytes = shape.cache_bytes
+        n_bytes = sum(shape.cache_bytes)
         if setup.variant.family == "append_latent_rows":
             rotary = 2 * shape.n_heads * shape.rope_dim
             n_words, n_bytes = ATTENTION_ROWS * (rotary + 2 * shape.row_dim), 0
@@ -262,13 +273,14 @@ def _prompt_work(setup: Setup, shape: AttentionShape | LatentShape, n_bytes: int
         case.step(case.draw(range(first, shape.context)), checks)
         return checks
 
-    return Work(f"{ATTENTION_ROWS} rows, {_attention_text(shape)}", n_bytes, check)
+    text = f"{ATTENTION_ROWS} rows, {_attention_text(shape)}"
+    return Work(text, n_bytes, check, is_usual=_has_usual_caches(shape))
 
 
 def _combine(setup: Setup) -> Iterator[Work]:
     """Join what the splits of either kind left."""
     shapes: list[AttentionShape | LatentShape] = [*_latent(setup)] or [*_grouped(setup)]
-    for shape in shapes:
+    for shape in filter(_has_usual_caches, shapes):  # whose type has no say
         split = _split(setup, shape)
         yield Work(
             f"join of {_attention_text(shape)}",
@@ -279,8 +291,9 @@ def _combine(setup: Setup) -> Iterator[Work]:
 
 def _grouped(setup: Setup) -> Iterator[AttentionShape]:
     model = setup.shapes
-    for context in model.contexts:
-        for window in (0, model.window) if model.window else (0,):
+    windows = (0, model.window) if model.window else (0,)
+    for kv_types, context in product(CACHES, model.contexts):
+        for window in windows:
             yield AttentionShape(
                 model.n_heads,
                 model.n_kv_heads,
@@ -291,7 +304,7 @@ def _grouped(setup: Setup) -> Iterator[AttentionShape]:
                 norm=model.norm,
                 eps=1e-6,
                 scale=model.head_dim**-0.5,
-                kv_type="F32" if setup.variant.axis == "F32" else "F16",
+                kv_types=kv_types,
                 window=window,
                 sinks=model.sinks,
             )
@@ -300,7 +313,7 @@ def _grouped(setup: Setup) -> Iterator[AttentionShape]:
 def _latent(setup: Setup) -> Iterator[LatentShape]:
     model = setup.shapes
     latent = model.latent
-    for context in model.contexts if latent is not None else ():
+    for kv_types, context in product(CACHES, model.contexts if latent is not None else ()):
         assert latent is not None
         yield LatentShape(
             model.n_heads,
@@ -310,7 +323,7 @@ def _latent(setup: Setup) -> Iterator[LatentShape]:
             context,
             eps=1e-6,
             scale=latent.query_dim**-0.5,
-            kv_type="F32" if setup.variant.axis == "F32" else "F16",
+            kv_type=kv_types.keys,
         )
 
 
@@ -320,11 +333,13 @@ def _split(setup: Setup, shape: AttentionShape | LatentShape) -> AttentionSplit:
 
 
 def _attention_text(shape: AttentionShape | LatentShape) -> str:
+    cached = "" if _has_usual_caches(shape) else f", cached as {shape.kv_types}"
     if isinstance(shape, LatentShape):
-        return f"attention at {shape.context}, {shape.n_heads} heads over rows of {shape.row_dim}"
+        heads = f"{shape.n_heads} heads over rows of {shape.row_dim}"
+        return f"attention at {shape.context}, {heads}{cached}"
     seen = f" (last {shape.window})" if shape.window else ""
     heads = f"{shape.n_heads}/{shape.n_kv_heads} heads of {shape.head_dim}"
-    return f"attention at {shape.context}{seen}, {heads}"
+    return f"attention at {shape.context}{seen}, {heads}{cached}"
 
 
 def _attended(

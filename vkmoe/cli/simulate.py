@@ -193,11 +193,12 @@ def _replay(
 def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
     """Choose the settings of the engine's cache, by the engine's own rule."""
     from vkmoe.facts import ON_DEVICE, ExpertMode, ExpertSpec, MemoryPlan
+    from vkmoe.kv_types import both
     from vkmoe.placement.cache_choice import cache_settings, copies_overlap
 
     plan = MemoryPlan(
         ctx_size=0,
-        kv_type="f16",
+        kv_types=both("f16"),
         mode=ON_DEVICE if n_slots >= header.n_experts else ExpertMode("cache"),
         lines=(),
         expert_slots=(n_slots,) * header.n_layers,

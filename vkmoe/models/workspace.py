@@ -1,23 +1,22 @@
 """This module has what a token's computation works on besides weights: tensors and the KV cache.
 
 Owns the cache's memory; the workspace only describes tensors, in shapes that follow from a model's
-description. What lies where in a cache is the subject of ops/attention.py.
+description. What lies where in a cache is the subject of kv_types.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
 
 from vkmoe.batch import Phase
-from vkmoe.choices import KvType
 from vkmoe.closing import Closing
 from vkmoe.facts import ArenaLayout, ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
+from vkmoe.kv_types import KvTypes, row_parts
 from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
 from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
 from vkmoe.ops.prompt_attention import PromptTiling, choose_tiling
@@ -40,17 +39,28 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttentionKernels:
-    """Says how a kind of attention runs: its shape, how that is spread, and what a layer caches."""
+    """Says how a kind of attention runs: its shape, and how that is spread."""
 
     shape: AttentionShape | LatentShape
     split: AttentionSplit
     tiling: PromptTiling
-    state_bytes: tuple[int, ...]  # of each cache of a layer, for one sequence
 
     @property
-    def n_strips(self) -> int:
-        """Count the parts of a cache that hold all positions behind one another."""
-        return self.shape.n_kv_heads if isinstance(self.shape, AttentionShape) else 1
+    def state_bytes(self) -> tuple[int, ...]:
+        """Count the bytes of each cache of a layer, for one sequence."""
+        return self.shape.cache_bytes
+
+    def strips(self, cache: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a region of a cache that hold all positions behind one another.
+
+        Each is its first byte and the bytes of a position.
+        """
+        shape, first = self.shape, 0
+        n_kv_heads = shape.n_kv_heads if isinstance(shape, AttentionShape) else 1
+        for row_bytes in row_parts(shape.kv_types[cache], shape.row_dim):
+            for _ in range(n_kv_heads):
+                yield first, row_bytes
+                first += shape.context * row_bytes
 
 
 @dataclass(frozen=True)
@@ -202,21 +212,20 @@ def _act_words(block: FeedForward) -> int:
 
 
 def attention_kernels(
-    spec: ModelSpec, ctx_size: int, kv_type: KvType, tuning: Tuning
+    spec: ModelSpec, ctx_size: int, kv_types: KvTypes, tuning: Tuning
 ) -> dict[Mixer, AttentionKernels]:
     """Say how each kind of attention runs with `ctx_size` places in its caches."""
     kernels = {}
     for mixer in spec.mixers:
-        shape = _attention_shape(mixer, ctx_size, "F16" if kv_type == "f16" else "F32", spec)
-        states = mixer.state_bytes(ctx_size, kv_type)
+        shape = _attention_shape(mixer, ctx_size, kv_types, spec)
         kernels[mixer] = AttentionKernels(
-            shape, choose_split(shape, tuning), choose_tiling(shape, tuning), states
+            shape, choose_split(shape, tuning), choose_tiling(shape, tuning)
         )
     return kernels
 
 
 def _attention_shape(
-    mixer: Mixer, ctx_size: int, cache_type: Literal["F16", "F32"], spec: ModelSpec
+    mixer: Mixer, ctx_size: int, kv_types: KvTypes, spec: ModelSpec
 ) -> AttentionShape | LatentShape:
     scale = mixer.scale or mixer.query_dim**-0.5
     if isinstance(mixer, LatentSpec):
@@ -228,7 +237,7 @@ def _attention_shape(
             context=ctx_size,
             eps=spec.norm_eps,
             scale=scale,
-            kv_type=cache_type,
+            kv_type=kv_types.keys,
             rope_style=mixer.rope.style,
         )
     return AttentionShape(
@@ -241,7 +250,7 @@ def _attention_shape(
         norm=mixer.qk_norm,
         eps=spec.norm_eps,
         scale=scale,
-        kv_type=cache_type,
+        kv_types=kv_types,
         window=mixer.window,
         sinks=mixer.sinks,
     )
@@ -306,12 +315,14 @@ class KvCaches(Closing):
         with translate_errors("copying a part of the KV cache"):
             recorder = self._device.native.recorder()
             for layer, places in zip(self._layers, self._places, strict=True):
-                for n_bytes, place in zip(layer.state_bytes, places, strict=True):
-                    strip_bytes = n_bytes // layer.n_strips
-                    copied = strip_bytes // layer.shape.context * n_positions
-                    for strip in range(layer.n_strips):
-                        first = place.offset + strip_bytes * strip
-                        before, after = first + n_bytes * source, first + n_bytes * target
+                for cache, (n_bytes, place) in enumerate(
+                    zip(layer.state_bytes, places, strict=True)
+                ):
+                    for first, position_bytes in layer.strips(cache):
+                        before, after = (
+                            place.offset + n_bytes * region + first for region in (source, target)
+                        )
+                        copied = position_bytes * n_positions
                         recorder.copy(place.buffer, before, place.buffer, after, copied)
             self._device.native.submit(recorder.finish()).wait()
 

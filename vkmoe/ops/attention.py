@@ -9,12 +9,19 @@ vkmoe/reference/attention.py, latent_attention.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Range, TensorRef, memory_range
-from vkmoe.ops.attention_shapes import ROPE_STYLES, AttentionShape, AttentionSplit, LatentShape
+from vkmoe.ops.attention_shapes import (
+    ROPE_STYLES,
+    AttentionShape,
+    AttentionSplit,
+    LatentShape,
+    type_numbers,
+)
 from vkmoe.ops.context import OpContext
 
 __all__ = [
@@ -25,25 +32,26 @@ __all__ = [
     "attention",
     "constant_reads",
     "latent_attention",
+    "regions",
 ]
 
 ATTENTION = kernel(
     "attention",
     "r:qkv r:params w:partials",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
-    "u32:context f32:eps f32:scale u32:window u32:mode u32:n_regions u32:region_bytes "
+    "u32:context f32:eps f32:scale u32:window u32:mode u32:n_regions "
     "u32:qkv_pitch u32:partials_pitch",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
-    "team_lanes step_positions workgroup_heads",
+    "team_lanes step_positions workgroup_heads k_type v_type",
 )
 LATENT_ATTENTION = kernel(
     "latent_attention",
     "r:absorbed r:params r:q r:kv w:partials",
     "address:rows address:rope_table address:gain "
     "u32:context u32:q_offset u32:kv_offset f32:eps f32:scale u32:mode u32:n_regions "
-    "u32:region_bytes u32:absorbed_pitch u32:q_pitch u32:kv_pitch u32:partials_pitch",
+    "u32:absorbed_pitch u32:q_pitch u32:kv_pitch u32:partials_pitch",
     "workgroup_size kv_rank rope_dim nope_dim rope_style n_splits "
-    "team_lanes step_positions workgroup_heads",
+    "team_lanes step_positions workgroup_heads k_type",
 )
 ATTENTION_COMBINE = kernel(
     "attention_combine",
@@ -95,23 +103,22 @@ def attention(
     split.check(shape)
     assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
     assert shape.sinks == (cache.sinks != 0), (shape, cache)
-    n_bytes = cache.n_regions * shape.cache_bytes
-    caches = tuple(memory_range(place, n_bytes) for place in (cache.keys, cache.values))
+    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
     numbers = {
         **vars(shape),
         **vars(split),
         **vars(cache),
+        **type_numbers(shape),
         **_pitches(qkv=qkv, partials=tensors.partials),
         "rope_style": ROPE_STYLES[shape.rope_style],
         "norm_mode": NORM_MODES[shape.norm],
         "k_cache": cache.keys,
         "v_cache": cache.values,
-        "region_bytes": shape.cache_bytes,
     }
     for mode in _modes(op):
         op.append(
             ATTENTION.dispatch(
-                f"attention.{shape.kv_type.lower()}{split.suffix}",
+                f"attention{split.suffix}",
                 {**numbers, "mode": mode},
                 {
                     "qkv": qkv.rows(op.n_rows, 0, shape.qkv_width),
@@ -142,6 +149,14 @@ def _groups(
 def _pitches(**tensors: TensorRef) -> dict[str, int]:
     """Say how far the rows of tensors lie apart, as kernels name it."""
     return {f"{name}_pitch": tensor.row_words for name, tensor in tensors.items()}
+
+
+def regions(
+    caches: Iterable[int], shape: AttentionShape | LatentShape, n_regions: int
+) -> tuple[Range, ...]:
+    """List the memory of a layer's caches, all regions of each."""
+    places = zip(caches, shape.cache_bytes, strict=True)
+    return tuple(memory_range(cache, n_regions * n_bytes) for cache, n_bytes in places)
 
 
 def constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
@@ -187,16 +202,16 @@ def latent_attention(
     out f32 [n_heads * kv_rank]. Two dispatches; three for several rows.
     """
     split.check(shape)
-    cached = memory_range(cache.rows, cache.n_regions * shape.cache_bytes)
+    cached = regions((cache.rows,), shape, cache.n_regions)
     numbers = {
         **vars(shape),
         **vars(split),
         **vars(cache),
+        **type_numbers(shape),
         **_pitches(absorbed=qkv.absorbed, q=qkv.q, kv=qkv.kv, partials=tensors.partials),
         "rope_style": ROPE_STYLES[shape.rope_style],
         "q_offset": qkv.q_offset,
         "kv_offset": qkv.kv_offset,
-        "region_bytes": shape.cache_bytes,
     }
     constant = (
         memory_range(cache.rope_table, shape.rope_bytes),
@@ -205,7 +220,7 @@ def latent_attention(
     for mode in _modes(op):
         op.append(
             LATENT_ATTENTION.dispatch(
-                f"latent_attention.{shape.kv_type.lower()}{split.suffix}",
+                f"latent_attention{split.suffix}",
                 {**numbers, "mode": mode},
                 {
                     "absorbed": qkv.absorbed.rows(op.n_rows, 0, shape.n_heads * shape.kv_rank),
@@ -216,8 +231,8 @@ def latent_attention(
                 },
                 _groups(op, shape, split, mode),
                 op.label,
-                reads=(cached, *constant),
-                writes=(cached,) if mode != READ else (),
+                reads=(*cached, *constant),
+                writes=cached if mode != READ else (),
             )
         )
     _join_splits(op, shape, split, tensors)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from vkmoe.choices import KvType
+from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
 from vkmoe.ops.tuning import Tuning
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "AttentionSplit",
     "LatentShape",
     "choose_split",
+    "type_numbers",
 ]
 
 UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
@@ -29,7 +32,6 @@ UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
 MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 256, 1024, 256
 MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
 ROPE_STYLES = {"neox": 0, "normal": 1}  # as the shaders number them
-KV_BYTES = {"F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class AttentionShape:
     norm: Literal["none", "per_head", "full_width"]  # RMSNorm of q and k before RoPE
     eps: float
     scale: float
-    kv_type: Literal["F16", "F32"]
+    kv_types: KvTypes
     window: int = 0  # positions seen, the token's own included; 0 = all
     sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
 
@@ -57,7 +59,8 @@ class AttentionShape:
         assert self.head_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.head_dim <= MAX_HEAD_DIM, self
         assert self.n_heads % self.n_kv_heads == 0, self
         assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
-        assert self.context >= 1 and self.cache_bytes < MAX_CACHE_BYTES and self.window >= 0, self
+        assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
+        assert self.window >= 0, self
 
     @property
     def group(self) -> int:
@@ -76,9 +79,10 @@ class AttentionShape:
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
     @property
-    def cache_bytes(self) -> int:
-        """Count the bytes of the K cache of one layer; V has the same."""
-        return self.n_kv_heads * self.context * self.head_dim * KV_BYTES[self.kv_type]
+    def cache_bytes(self) -> tuple[int, ...]:
+        """Count the bytes of a region of one layer's caches: of keys, and of values."""
+        n_rows = self.n_kv_heads * self.context
+        return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in self.kv_types)
 
     @property
     def rope_bytes(self) -> int:
@@ -102,7 +106,7 @@ class LatentShape:
     context: int  # positions in the cache
     eps: float  # of the RMSNorm of the first kv_rank dims
     scale: float
-    kv_type: Literal["F16", "F32"]
+    kv_type: KvType
     rope_style: Literal["neox", "normal"] = "normal"
     window: ClassVar[int] = 0  # all positions are seen
 
@@ -110,7 +114,7 @@ class LatentShape:
         assert self.kv_rank % UNIT_DIMS == 0 and UNIT_DIMS <= self.kv_rank <= MAX_RANK, self
         assert self.rope_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.rope_dim <= MAX_ROPE_DIM, self
         assert self.n_heads >= 1 and self.nope_dim >= 0, self
-        assert self.context >= 1 and self.cache_bytes < MAX_CACHE_BYTES, self
+        assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
 
     @property
     def group(self) -> int:
@@ -130,9 +134,14 @@ class LatentShape:
         return self.n_heads * (self.nope_dim + self.rope_dim)
 
     @property
-    def cache_bytes(self) -> int:
-        """Count the bytes of the one cache of one layer."""
-        return self.context * self.row_dim * KV_BYTES[self.kv_type]
+    def kv_types(self) -> KvTypes:
+        """Name the types of keys and values, which are of the same rows."""
+        return both(self.kv_type)
+
+    @property
+    def cache_bytes(self) -> tuple[int, ...]:
+        """Count the bytes of a region of one layer's only cache."""
+        return (region_bytes(self.kv_type, self.context, self.row_dim),)
 
     @property
     def rope_bytes(self) -> int:
@@ -180,8 +189,8 @@ class AttentionSplit:
         values = max(self.step_positions * heads, n_input_rows)
         words = max(n_teams * shape.value_dim, n_input_rows * shape.row_dim)
         words += values * (self.workgroup_size + n_teams + 1) + values * n_teams + heads * n_teams
-        own_row_bytes = shape.row_dim * KV_BYTES[shape.kv_type]
-        return 4 * words + own_row_bytes * (1 if is_latent else 2)
+        own_row_bytes = shape.row_dim // UNIT_DIMS * _raw_bytes(shape)
+        return 4 * words + own_row_bytes * len(shape.cache_bytes)
 
     def check(self, shape: AttentionShape | LatentShape) -> None:
         """Assert what the kernels assume of a split; choose_split keeps to it."""
@@ -269,10 +278,26 @@ def _most_lane_words(tuning: Tuning) -> int:
 def _lane_words(shape: AttentionShape | LatentShape, lanes: int, heads: int, positions: int) -> int:
     """Count the registers of a lane for queries, sums, loaded rows and their scores."""
     row_units, value_units = _lane_units(shape, lanes)
-    loaded_units = row_units if isinstance(shape, LatentShape) else row_units + value_units
-    unit_words = UNIT_DIMS * KV_BYTES[shape.kv_type] // 4
+    loaded = zip((row_units, value_units), shape.kv_types, strict=True)
+    loaded_words = [n_units * _unit_words(kv_type) for n_units, kv_type in loaded]
     held = heads * (row_units + value_units) * UNIT_DIMS
-    return held + positions * (loaded_units * unit_words + heads)
+    return held + positions * (sum(loaded_words[: len(shape.cache_bytes)]) + heads)
+
+
+def _unit_words(kv_type: KvType) -> int:
+    """Count the words that a lane loads of a unit: of q8_0 also its scale."""
+    return UNIT_DIMS * NUMBER_BYTES[kv_type] // 4 + (kv_type == "q8_0")
+
+
+def _raw_bytes(shape: AttentionShape | LatentShape) -> int:
+    """Count the bytes that a unit takes once it is loaded, in either cache: whole 16-byte words."""
+    return 32 if "f32" in shape.kv_types else 16
+
+
+def type_numbers(shape: AttentionShape | LatentShape) -> dict[str, int]:
+    """Return the constants that tell kernels the types of caches."""
+    keys, values = (KV_NUMBERS[kv_type] for kv_type in shape.kv_types)
+    return {"k_type": keys, "v_type": values}
 
 
 def _lane_units(shape: AttentionShape | LatentShape, lanes: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ append_latent_rows.comp, prompt_attention.comp. Twins: vkmoe/reference/prompt_at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from vkmoe.ops.attention import (
     LatentCache,
     LatentQkv,
     constant_reads,
+    regions,
 )
 from vkmoe.ops.attention_shapes import (
     CPU_LATENT_UNITS,
@@ -27,6 +28,7 @@ from vkmoe.ops.attention_shapes import (
     UNIT_DIMS,
     AttentionShape,
     LatentShape,
+    type_numbers,
 )
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import Tuning
@@ -46,26 +48,27 @@ APPEND_ROWS = kernel(
     "rw:qkv r:params",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
     "u32:context u32:n_regions u32:qkv_pitch f32:eps",
-    "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode",
+    "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode k_type v_type",
 )
 APPEND_LATENT_ROWS = kernel(
     "append_latent_rows",
     "rw:q r:params r:kv",
     "address:rows address:rope_table address:gain "
     "u32:context u32:n_regions u32:q_offset u32:q_pitch u32:kv_offset u32:kv_pitch f32:eps",
-    "workgroup_size kv_rank rope_dim nope_dim n_heads rope_style",
+    "workgroup_size kv_rank rope_dim nope_dim n_heads rope_style k_type",
 )
 PROMPT_ATTENTION = kernel(
     "prompt_attention",
     "r:queries r:params r:rest w:out",
     "address:k_cache address:v_cache address:sinks u32:context u32:n_regions u32:window f32:scale "
     "u32:query_pitch u32:rest_offset u32:rest_pitch u32:rest_stride u32:out_pitch",
-    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads",
+    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads k_type v_type",
 )
 
 GPU_LANES = 128  # which every device takes
 BLOCK, CHUNK = 32, 8  # positions and vec4s of a row that prompt_tile.glsl stages at once
-LANE_SUMS = {"F16": 32, "F32": 16}  # of a lane on GPUs: what every compiler has registers for
+# Sums of a lane on GPUs: what every compiler has registers for beside what it decodes.
+LANE_SUMS, LANE_SUMS_OF_MORE = 32, 16
 CPU_LANES, CPU_COLUMNS = 8, 8  # at most
 THREAD_COLUMNS = 32  # of CPU threads, which share what is read of the cache
 
@@ -108,7 +111,9 @@ def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> Prompt
         columns = max(1, min(CPU_COLUMNS, CPU_LATENT_UNITS // lane_units))
         return PromptTiling(CPU_LANES, columns, tuning.walk_suffix)
     lanes_of_unit = _power_of_two(GPU_LANES // value_units)
-    columns = min(32, lanes_of_unit * LANE_SUMS[shape.kv_type] // UNIT_DIMS)
+    needs_more = "f32" in shape.kv_types or shape.kv_types.values == "q8_0"
+    lane_sums = LANE_SUMS_OF_MORE if needs_more else LANE_SUMS
+    columns = min(32, lanes_of_unit * lane_sums // UNIT_DIMS)
     words = 4 * (CHUNK + 1) * (2 * columns + BLOCK) + 5 * columns
     assert 4 * words <= SHARED_BYTES, (shape, columns)
     return PromptTiling(GPU_LANES, columns, tuning.walk_suffix)
@@ -127,14 +132,15 @@ def append_rows(
     qkv: rows of which the first qkv_width words are q, k and v, raw; v and k stay what they are.
     """
     assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
-    caches = _regions((cache.keys, cache.values), shape, cache.n_regions)
+    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
     n_spans = 3 if shape.norm == "full_width" else shape.n_heads + 2 * shape.n_kv_heads
     op.append(
         APPEND_ROWS.dispatch(
-            f"append_rows.{shape.kv_type.lower()}{op.tuning.walk_suffix}",
+            f"append_rows{op.tuning.walk_suffix}",
             {
                 **vars(op.tuning),
                 **vars(shape),
+                **type_numbers(shape),
                 **vars(cache),
                 "rope_style": ROPE_STYLES[shape.rope_style],
                 "norm_mode": NORM_MODES[shape.norm],
@@ -170,7 +176,7 @@ def prompt_attention(
         **{"query_pitch": qkv.row_words, "rest_offset": 0, "rest_pitch": 0, "rest_stride": 0},
     }
     queries = qkv.rows(op.n_rows, 0, shape.n_heads * shape.head_dim)
-    caches = _regions((cache.keys, cache.values), shape, cache.n_regions)
+    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
     sinks = (memory_range(cache.sinks, 4 * shape.n_heads),) if cache.sinks else ()
     bound = {"queries": queries, "rest": qkv.part(0, 0)}
     _attend(op, shape, tiling, numbers, bound, tensors, (*caches, *sinks))
@@ -185,10 +191,11 @@ def append_latent_rows(
     """
     op.append(
         APPEND_LATENT_ROWS.dispatch(
-            f"append_latent_rows.{shape.kv_type.lower()}{op.tuning.walk_suffix}",
+            f"append_latent_rows{op.tuning.walk_suffix}",
             {
                 **vars(op.tuning),
                 **vars(shape),
+                **type_numbers(shape),
                 **vars(cache),
                 **qkv._asdict(),
                 "rope_style": ROPE_STYLES[shape.rope_style],
@@ -206,7 +213,7 @@ def append_latent_rows(
                 memory_range(cache.rope_table, shape.rope_bytes),
                 memory_range(cache.gain, 4 * shape.kv_rank),
             ),
-            writes=_regions((cache.rows,), shape, cache.n_regions),
+            writes=regions((cache.rows,), shape, cache.n_regions),
         )
     )
 
@@ -235,7 +242,7 @@ def latent_prompt_attention(
         "queries": qkv.absorbed.rows(op.n_rows, 0, shape.n_heads * shape.kv_rank),
         "rest": qkv.q.rows(op.n_rows, qkv.q_offset, shape.q_width),
     }
-    cached = _regions((cache.rows,), shape, cache.n_regions)
+    cached = regions((cache.rows,), shape, cache.n_regions)
     _attend(op, shape, tiling, numbers, bound, tensors, cached)
 
 
@@ -252,9 +259,10 @@ def _attend(
     width = shape.n_heads * shape.value_dim
     op.append(
         PROMPT_ATTENTION.dispatch(
-            f"prompt_attention.{shape.kv_type.lower()}{tiling.suffix}",
+            f"prompt_attention{tiling.suffix}",
             {
                 **vars(shape),
+                **type_numbers(shape),
                 **vars(tiling),
                 **{"row_dim": shape.row_dim, "value_dim": shape.value_dim},
                 **{"window": shape.window, "out_pitch": tensors.out.row_words},
@@ -266,10 +274,3 @@ def _attend(
             reads=reads,
         )
     )
-
-
-def _regions(
-    caches: Iterable[int], shape: AttentionShape | LatentShape, n_regions: int
-) -> tuple[Range, ...]:
-    """List the memory of caches, all regions of each."""
-    return tuple(memory_range(cache, n_regions * shape.cache_bytes) for cache in caches)

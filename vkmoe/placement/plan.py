@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vkmoe.choices import BufferName, KvType
+from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info, has_cpu
 from vkmoe.errors import OutOfMemoryError, UsageError
@@ -28,6 +28,7 @@ from vkmoe.facts import (
     ArenaLayout,
     DeviceInfo,
     ExpertMode,
+    LatentSpec,
     MemoryPlan,
     ModelSpec,
     WeightBytes,
@@ -36,6 +37,7 @@ from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
+from vkmoe.kv_types import KvTypes, both
 from vkmoe.models import ModelFile
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels
@@ -290,7 +292,8 @@ def _workspace(
 
     Raises UsageError where those that were asked for are too long.
     """
-    attention = attention_kernels(spec, context_size(config, spec), config.kv_type, tuning)
+    ctx_size, types = context_size(config, spec), kv_types(config, spec)
+    attention = attention_kernels(spec, ctx_size, types, tuning)
     sizes, most = row_sizes(config, device), device.limits.max_storage_buffer_range
     while True:
         workspace = Workspace(spec, tuning, attention, sizes, shares)
@@ -353,7 +356,7 @@ def plan(
     lines = tuple(_fixed_lines(config, spec, device, weights, scratch))
     base = MemoryPlan(
         ctx_size,
-        config.kv_type,
+        kv_types(config, spec),
         ON_DEVICE,
         lines,
         n_regions=config.parallel,
@@ -365,7 +368,7 @@ def plan(
         if free < 0:
             parts = {
                 "weights": sum(weights.trunk_pieces(base.host_layers)[0]),
-                "KV cache": config.parallel * sum(_cache_bytes(spec, ctx_size, config.kv_type)),
+                "KV cache": config.parallel * sum(_cache_bytes(spec, ctx_size, base.kv_types)),
                 "activations": sum(scratch.tensors),
             }
             listed = ", ".join(f"{name} {in_mib(n_bytes)}" for name, n_bytes in parts.items())
@@ -422,7 +425,8 @@ def _check_host(
 def _hint(config: EngineConfig, largest: str) -> str:
     """Say what makes a plan smaller that has no room for any expert, by its largest part."""
     if largest == "KV cache":
-        return "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
+        less = "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
+        return less if config.cache_type_k == "q8_0" else f"{less}, or try --cache-type-k q8_0"
     return "lower --ubatch-size" if largest == "activations" else "choose a smaller model"
 
 
@@ -465,8 +469,9 @@ def context_size(config: EngineConfig, spec: ModelSpec) -> int:
             f"{spec.name} was trained for",
             f"use at most {spec.context_length}",
         )
-    row_bytes = max(_cache_bytes(spec, 1, config.kv_type))
-    largest = (MAX_CACHE_BYTES - 1) // row_bytes
+    few = 4  # rows of as many positions fill whole words of 16 bytes
+    most_bytes = max(_cache_bytes(spec, few, kv_types(config, spec)))
+    largest = (MAX_CACHE_BYTES - 1) * few // most_bytes
     if ctx_size > largest:
         raise UsageError(
             f"a context of {ctx_size} tokens makes the KV cache of a layer larger than 4 GiB",
@@ -475,9 +480,26 @@ def context_size(config: EngineConfig, spec: ModelSpec) -> int:
     return ctx_size
 
 
-def _cache_bytes(spec: ModelSpec, ctx_size: int, kv_type: KvType) -> list[int]:
+def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
+    """Choose what the KV cache holds.
+
+    Raises UsageError for values unlike keys where a model caches them as one.
+    """
+    keys, values = config.cache_type_k, config.cache_type_v
+    if not any(isinstance(mixer, LatentSpec) for mixer in spec.mixers):
+        return KvTypes(keys, values or "f16")
+    if values not in (None, keys):
+        raise UsageError(
+            f"--cache-type-v {values} contradicts --cache-type-k {keys}: {spec.name} caches keys "
+            "and values as one row",
+            f"leave out --cache-type-v; --cache-type-k {values} makes the rows {values}",
+        )
+    return both(keys)
+
+
+def _cache_bytes(spec: ModelSpec, ctx_size: int, types: KvTypes) -> list[int]:
     """Count the bytes of each cache of each layer, in the order in which they are placed."""
-    layers = (layer.mixer.state_bytes(ctx_size, kv_type) for layer in spec.layers)
+    layers = (layer.mixer.state_bytes(ctx_size, types) for layer in spec.layers)
     return [n_bytes for sizes in layers for n_bytes in sizes]
 
 
@@ -504,7 +526,7 @@ def _fixed_lines(
     scratch: Scratch,
 ) -> Iterator[Allocation]:
     """Make the lines for all that a model needs whatever is decided about its experts."""
-    ctx_size, kv_type = context_size(config, spec), config.kv_type
+    ctx_size, types = context_size(config, spec), kv_types(config, spec)
     ropes = [round_up(ctx_size * rope.dim * 4) for rope in spec.ropes]
     n_host = _host_layers(config, weights)
     on_device, on_host = weights.trunk_pieces(n_host)
@@ -523,10 +545,10 @@ def _fixed_lines(
         item, reason = "other weights", "kernels cannot read them as they are in the file"
         yield allocation(device, item, "host", reason, n_bytes=weights.copied)
     of_each = f" for each of {config.parallel}" if config.parallel > 1 else ""
-    item = f"KV cache, {ctx_size} tokens{of_each}, {kv_type}"
+    item = f"KV cache, {ctx_size} tokens{of_each}, {types}"
     default = f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
     reason = "as --ctx-size" if config.ctx_size else default
-    sizes = [config.parallel * n_bytes for n_bytes in _cache_bytes(spec, ctx_size, kv_type)]
+    sizes = [config.parallel * n_bytes for n_bytes in _cache_bytes(spec, ctx_size, types)]
     if max(sizes) > chunk_cap(device):
         raise OutOfMemoryError(
             f"the KV cache of a layer needs {in_mib(max(sizes))} in one piece, {device.name} "

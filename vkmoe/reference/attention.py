@@ -11,6 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import KvType
+from vkmoe.kv_types import KvTypes
+from vkmoe.reference.kv_cache import cache_row
 from vkmoe.reference.matvec import rms_norm
 
 __all__ = [
@@ -20,7 +23,6 @@ __all__ = [
     "LatentResult",
     "attention",
     "attention_combine",
-    "cache_row",
     "first_seen",
     "latent_attention",
     "latent_row",
@@ -32,14 +34,13 @@ __all__ = [
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 SPLIT_STEP = 32
-HALF_MAX = 65504.0
 
 
 class AttentionResult(NamedTuple):
     """Holds what the kernel leaves: partials, and the rows appended to caches at the position."""
 
     partials: Wide  # [n_heads, n_splits, head_dim + 2], rows of unused splits are NaN
-    key: Floats  # [n_kv_heads, head_dim], in the cache's type
+    key: Floats  # [n_kv_heads, head_dim], rounded as in the cache
     value: Floats
 
 
@@ -59,6 +60,7 @@ class AttentionInputs:
     rope_style: str  # "neox": halves, "normal": adjacent pairs
     eps: float
     scale: float
+    kv_types: KvTypes  # of the caches
 
 
 def first_seen(position: int, window: int) -> int:
@@ -85,13 +87,6 @@ def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
     return result
 
 
-def cache_row(rows: Wide, kv_type: type[np.floating]) -> Floats:
-    """Round rows as the cache holds them: halves round to nearest even and saturate."""
-    if kv_type is np.float16:
-        return np.clip(rows.astype(np.float32), -HALF_MAX, HALF_MAX).astype(np.float16)
-    return rows.astype(kv_type)
-
-
 def attention(
     inputs: AttentionInputs,
     k_cache: Floats,
@@ -110,8 +105,9 @@ def attention(
     n_kv_heads, context, _ = k_cache.shape
     position = min(position, context - 1)
     query = inputs.scale * norm_rotate(inputs, inputs.q, inputs.q_gain, position)
-    key = cache_row(norm_rotate(inputs, inputs.k, inputs.k_gain, position), k_cache.dtype.type)
-    value = cache_row(inputs.v.astype(np.float64), v_cache.dtype.type)
+    key_type, value_type = inputs.kv_types
+    key = cache_row(norm_rotate(inputs, inputs.k, inputs.k_gain, position), key_type)
+    value = cache_row(inputs.v, value_type)
     last = key if appended_key is None else appended_key
     seen = slice(first_seen(position, window), position)
     keys = np.concatenate([k_cache[:, seen], last[:, None]], axis=1).astype(np.float64)
@@ -176,7 +172,7 @@ class LatentResult(NamedTuple):
     """Holds what the kernel leaves: partials, and the row appended to the cache at the position."""
 
     partials: Wide  # [n_heads, n_splits, kv_rank + 2], rows of unused splits are NaN
-    row: Floats  # [kv_rank + rope_dim], in the cache's type
+    row: Floats  # [kv_rank + rope_dim], rounded as in the cache
 
 
 @dataclass(frozen=True)
@@ -194,6 +190,7 @@ class LatentInputs:
     rope_style: str
     eps: float
     scale: float
+    kv_type: KvType  # of the cache
 
 
 def latent_attention(
@@ -213,7 +210,7 @@ def latent_attention(
     position = min(position, len(cache) - 1)
     turned = rotate(inputs.q_rope.astype(np.float64), inputs.rope[position], inputs.rope_style)
     query = inputs.scale * np.hstack([inputs.absorbed.astype(np.float64), turned])
-    row = cache_row(latent_row(inputs, position), cache.dtype.type)
+    row = cache_row(latent_row(inputs, position), inputs.kv_type)
     last = row if appended_row is None else appended_row
     rows = np.vstack([cache[:position], last]).astype(np.float64)
     return LatentResult(_split_partials(query, rows, rows[:, :kv_rank], n_splits), row)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from vkmoe.reference.attention import (
     AttentionInputs,
     LatentInputs,
-    cache_row,
     first_seen,
     latent_row,
     norm_rotate,
     rotate,
 )
+from vkmoe.reference.kv_cache import cache_row
 
 __all__ = ["Appended", "append_latent_row", "append_row", "prompt_attention"]
 
@@ -29,23 +29,24 @@ Wide = NDArray[np.float64]
 
 
 class Appended(NamedTuple):
-    """Holds what a row leaves: its turned queries, and its rows of each cache in their type."""
+    """Holds what a row leaves: its turned queries, and its rows as caches hold them."""
 
     queries: Wide  # [n_heads, head_dim], or the rotary part alone: [n_heads, rope_dim]
     cached: tuple[Floats, ...]  # key and value [n_kv_heads, head_dim], or [kv_rank + rope_dim]
 
 
-def append_row(inputs: AttentionInputs, position: int, kv_type: type[np.floating]) -> Appended:
+def append_row(inputs: AttentionInputs, position: int) -> Appended:
     """Norm and rotate q and k of one row; v is cached as it is."""
     queries = norm_rotate(inputs, inputs.q, inputs.q_gain, position)
-    key = cache_row(norm_rotate(inputs, inputs.k, inputs.k_gain, position), kv_type)
-    return Appended(queries, (key, cache_row(inputs.v.astype(np.float64), kv_type)))
+    key_type, value_type = inputs.kv_types
+    key = cache_row(norm_rotate(inputs, inputs.k, inputs.k_gain, position), key_type)
+    return Appended(queries, (key, cache_row(inputs.v, value_type)))
 
 
-def append_latent_row(inputs: LatentInputs, position: int, kv_type: type[np.floating]) -> Appended:
+def append_latent_row(inputs: LatentInputs, position: int) -> Appended:
     """Rotate the rotary parts of one row, and norm its compressed part."""
     turned = rotate(inputs.q_rope.astype(np.float64), inputs.rope[position], inputs.rope_style)
-    return Appended(turned, (cache_row(latent_row(inputs, position), kv_type),))
+    return Appended(turned, (cache_row(latent_row(inputs, position), inputs.kv_type),))
 
 
 def prompt_attention(

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import KvType
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
+from vkmoe.kv_types import both
 from vkmoe.ops.attention import (
     AttentionTensors,
     KvCache,
@@ -27,6 +29,7 @@ from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentSha
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.tuning import choose_tuning
 from vkmoe.reference import attention as twins
+from vkmoe.reference.kv_cache import CacheShape, KvRows, rounding_step
 from vkmoe.selftest.comparison import Checks, Inputs, Words
 from vkmoe.selftest.inputs import PARAMS, params_words
 
@@ -36,7 +39,7 @@ Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 Token = NDArray[np.float32]
 Q_OFFSET, KV_OFFSET = 3, 5  # words of something else before both
-POISON = 0xFF  # bytes of cache rows that were never written: NaN in both types
+POISON = 0xFF  # bytes of cache rows that were never written: NaN in all types
 
 QWEN3 = AttentionShape(
     n_heads=8,
@@ -48,7 +51,7 @@ QWEN3 = AttentionShape(
     norm="per_head",
     eps=1e-6,
     scale=64**-0.5,
-    kv_type="F16",
+    kv_types=both("f16"),
 )
 DEEPSEEK2 = LatentShape(
     n_heads=8,
@@ -58,7 +61,7 @@ DEEPSEEK2 = LatentShape(
     context=200,
     eps=1e-6,
     scale=56**-0.5,
-    kv_type="F16",
+    kv_type="f16",
 )
 
 
@@ -87,11 +90,17 @@ class _Wanted(NamedTuple):
 
 
 class _Cache(NamedTuple):
-    """Holds what a cache on the device must hold: [..., context, row_dim]."""
+    """Holds what a cache on the device must hold, in its one region."""
 
     name: str
     address: int
-    rows: Floats
+    rows: KvRows
+
+    @property
+    def values(self) -> Floats:
+        """Decode the rows: [n_kv_heads, context, row_dim]."""
+        values: Floats = self.rows.values()[0]
+        return values
 
 
 class _CachedCase(ABC):
@@ -101,9 +110,8 @@ class _CachedCase(ABC):
         self, runner: Runner, shape: AttentionShape | LatentShape, split: AttentionSplit, seed: int
     ) -> None:
         self._runner, self._context, self.split = runner, shape.context, split
+        self._row_dim = shape.row_dim
         self._rng = np.random.default_rng(seed)
-        self._half_step = 2.0**-10 if shape.kv_type == "F16" else 0.0
-        self._cache_type = np.float16 if shape.kv_type == "F16" else np.float32
         self.partials = TensorRef("partials", split.partials_words(shape))
         self.out = TensorRef("out", shape.n_heads * shape.value_dim)
         self._tensors = AttentionTensors(PARAMS, self.partials, self.out)
@@ -135,27 +143,30 @@ class _CachedCase(ABC):
         inputs = {**self._inputs(token), PARAMS: params_words(position)}
         partials, out = self._runner.run(self._program, inputs, self.partials, self.out)
         found = [
-            self._runner.fetch(address, rows.nbytes).view(rows.dtype).reshape(rows.shape)
+            KvRows(rows.kv_type, rows.shape, self._runner.fetch(address, rows.data.nbytes))
             for _, address, rows in self.caches
         ]
         row = min(position, self._context - 1)
-        wanted = self._twin(token, position, [rows[..., row, :] for rows in found])
-        for (name, _, rows), left, twin in zip(self.caches, found, wanted.rows, strict=True):
+        appended = [rows.values()[0, :, row] for rows in found]
+        wanted = self._twin(token, position, appended)
+        compared = zip(self.caches, found, appended, wanted.rows, strict=True)
+        for (name, _, rows), left, left_row, twin in compared:
             # Values are only rounded; keys and latent rows are normed and rotated before.
-            limit = 0.0 if name == "V" else self._half_step + 1e-5
-            size = 0.2 + np.abs(twin.astype(np.float64))
-            checks.close(f"appended row of the {name} cache", left[..., row, :], twin, size, limit)
-            rows[..., row, :] = left[..., row, :]
-            checks.equal(f"the other rows of the {name} cache", *_bits(left, rows))
+            allowed = rounding_step(twin, rows.kv_type) + 1e-5 * (0.2 + np.abs(twin))
+            limit = 0.0 if name == "V" else 1.0
+            checks.close(f"appended row of the {name} cache", left_row, twin, allowed, limit)
+            rows.take(left, np.s_[:, :, row])
+            checks.equal(f"the other rows of the {name} cache", left.data, rows.data)
         _compare_attended(checks, partials, out, wanted)
         return out.view(np.float32)
 
-    def _place_cache(self, name: str, shape: tuple[int, ...], filled: slice) -> int:
+    def _place_cache(self, name: str, kv_type: KvType, n_heads: int, filled: slice) -> int:
         """Make a cache of which only the rows `filled` have been written; returns its address."""
-        rows: Floats = np.empty(shape, self._cache_type)
-        rows.view(np.uint8)[...] = POISON
-        rows[..., filled, :] = self._rng.normal(0, 1, rows[..., filled, :].shape)
-        self.caches.append(_Cache(name, self._runner.place(rows), rows))
+        shape = CacheShape(1, n_heads, self._context, self._row_dim)
+        rows, n_filled = KvRows(kv_type, shape, POISON), len(range(self._context)[filled])
+        drawn = self._rng.normal(0, 1, (1, n_heads, n_filled, self._row_dim))
+        rows.write(np.s_[:, :, filled], drawn)
+        self.caches.append(_Cache(name, self._runner.place(rows.data), rows))
         return self.caches[-1].address
 
     def _rotations(self, dim: int) -> NDArray[np.float32]:
@@ -179,9 +190,10 @@ class AttentionCase(_CachedCase):
         """Fill the cache; `sinks` [n_heads] in place of random ones, where the shape has sinks."""
         super().__init__(runner, shape, split, seed=0)
         self.shape = shape
-        cache_shape = (shape.n_kv_heads, shape.context, shape.head_dim)
+        filled = slice(n_unseen, n_filled)
         keys, values = (
-            self._place_cache(name, cache_shape, slice(n_unseen, n_filled)) for name in "KV"
+            self._place_cache(name, kv_type, shape.n_kv_heads, filled)
+            for name, kv_type in zip("KV", shape.kv_types, strict=True)
         )
         self._rope = self._rotations(shape.rotary_dim)
         self._gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
@@ -211,9 +223,10 @@ class AttentionCase(_CachedCase):
         )
         q_gain, k_gain = self._gains
         inputs = twins.AttentionInputs(
-            q, k, v, q_gain, k_gain, self._rope, shape.rope_style, shape.eps, shape.scale
-        )
-        keys, values = (cache.rows for cache in self.caches)
+            q, k, v, q_gain, k_gain, self._rope, shape.rope_style, shape.eps, shape.scale,
+            shape.kv_types,
+        )  # fmt: skip
+        keys, values = (cache.values for cache in self.caches)
         left = twins.attention(
             inputs,
             keys,
@@ -244,7 +257,7 @@ class LatentCase(_CachedCase):
     ) -> None:
         super().__init__(runner, shape, split, seed=0)
         self.shape = shape
-        rows = self._place_cache("latent", (shape.context, shape.row_dim), slice(n_filled))
+        rows = self._place_cache("latent", shape.kv_type, 1, slice(n_filled))
         self._rope = self._rotations(shape.rope_dim)
         self._gain = self._rng.uniform(0.5, 1.5, shape.kv_rank).astype(np.float32)
         cache = LatentCache(rows, runner.place(self._rope), runner.place(self._gain))
@@ -277,18 +290,14 @@ class LatentCase(_CachedCase):
             rope_style=shape.rope_style,
             eps=shape.eps,
             scale=shape.scale,
+            kv_type=shape.kv_type,
         )
-        rows = self.caches[0].rows
-        left = twins.latent_attention(inputs, rows, position, self.split.n_splits, appended[0])
+        rows, (own,) = self.caches[0].values[0], appended[0]
+        left = twins.latent_attention(inputs, rows, position, self.split.n_splits, own)
         row = min(position, shape.context - 1)
-        seen_values = np.vstack([rows[:row], appended[0]])[:, : shape.kv_rank]
+        seen_values = np.vstack([rows[:row], own])[:, : shape.kv_rank]
         out = twins.attention_combine(left.partials, row)
-        return _Wanted(left.partials, (left.row,), out, seen_values)
-
-
-def _bits(*arrays: Floats) -> list[NDArray[np.uint8]]:
-    """View arrays as bit patterns, so that NaNs can be equal."""
-    return [np.ascontiguousarray(array).view(np.uint8) for array in arrays]
+        return _Wanted(left.partials, (left.row[None],), out, seen_values)
 
 
 def _compare_attended(checks: Checks, partials: Words, out: Words, twin: _Wanted) -> None:

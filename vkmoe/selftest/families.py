@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import GROUP_BYTES
 from vkmoe.gpu.runner import Runner
+from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
 from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.ops.experts import GROUP_BYTES as COPIED_BYTES
 from vkmoe.ops.launches import ColumnClass, KernelClass, Launch, MatvecFamily, RowClass
@@ -75,10 +76,11 @@ BIASED_ROUTERS = (
 PAIR = (RowBatch((3, 0), 2),)  # of rows, in another order than they are drawn
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 PROMPT_ROWS = 40
+CACHES = (*map(both, KV_NUMBERS), KvTypes("q8_0", "f16"))
 
 
 class Setting(NamedTuple):
-    """Holds what a variant is run with; `axis` is its weight or cache type."""
+    """Holds what a variant is run with; `axis` is its weight type."""
 
     axis: str
     tuning: Tuning
@@ -238,29 +240,36 @@ def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:
 
 def _attention(setting: Setting) -> Iterator[Trial]:
     """Compare where everything is seen; then with a window and sinks, nothing written outside."""
-    kv_type = setting.axis or "F32"
-    full, windowed = qwen3_shape(kv_type=kv_type), gpt_oss_shape(kv_type=kv_type)
-    compare = partial(_attended, setting)
-    yield Trial(
-        "", [partial(compare, full, POSITIONS), partial(compare, windowed, POSITIONS_IN_WINDOWS)]
-    )
+    for kv_types in CACHES:
+        full, windowed = qwen3_shape(kv_types=kv_types), gpt_oss_shape(kv_types=kv_types)
+        compare = partial(_attended, setting)
+        yield Trial(
+            str(kv_types),
+            [partial(compare, full, POSITIONS), partial(compare, windowed, POSITIONS_IN_WINDOWS)],
+        )
+
+
+def _combine(setting: Setting) -> Iterator[Trial]:
+    yield next(_attention(setting))
 
 
 def _latent_attention(setting: Setting) -> Iterator[Trial]:
-    shape = deepseek2_shape(kv_type=setting.axis)
-    yield Trial("", [partial(_attended, setting, shape, POSITIONS)])
+    for kv_type in KV_NUMBERS:
+        shape = deepseek2_shape(kv_type=kv_type)
+        yield Trial(kv_type, [partial(_attended, setting, shape, POSITIONS)])
 
 
 def _prompts(setting: Setting) -> Iterator[Trial]:
     """Compare chunks of two prompts; then with a window and sinks."""
-    kv_type = setting.axis or "F32"
-    shapes = qwen3_shape(kv_type=kv_type), gpt_oss_shape(kv_type=kv_type)
-    yield Trial("", [partial(_chunks, setting, shape) for shape in shapes])
+    for kv_types in CACHES:
+        shapes = qwen3_shape(kv_types=kv_types), gpt_oss_shape(kv_types=kv_types)
+        yield Trial(str(kv_types), [partial(_chunks, setting, shape) for shape in shapes])
 
 
 def _latent_prompts(setting: Setting) -> Iterator[Trial]:
-    shape = deepseek2_shape(kv_type=setting.axis)
-    yield Trial("of latent rows", [partial(_chunks, setting, shape)])
+    for kv_type in KV_NUMBERS:
+        shape = deepseek2_shape(kv_type=kv_type)
+        yield Trial(f"{kv_type} of latent rows", [partial(_chunks, setting, shape)])
 
 
 def _prompt_attention(setting: Setting) -> Iterator[Trial]:
@@ -379,7 +388,7 @@ FAMILIES = {
     "rms_norm": Family(_rms_norm, "reduce_suffix"),
     "attention": Family(_attention, "reduce_suffix"),
     "latent_attention": Family(_latent_attention, "reduce_suffix"),
-    "attention_combine": Family(_attention, "nothing"),
+    "attention_combine": Family(_combine, "nothing"),
     "append_rows": Family(_prompts, "walk_suffix"),
     "append_latent_rows": Family(_latent_prompts, "walk_suffix"),
     "prompt_attention": Family(_prompt_attention, "walk_suffix"),

@@ -30,13 +30,14 @@ from vkmoe.ops.prompt_attention import (
 from vkmoe.ops.tuning import Tuning
 from vkmoe.reference import prompt_attention as twins
 from vkmoe.reference.attention import AttentionInputs, LatentInputs
+from vkmoe.reference.kv_cache import CacheShape, KvRows, rounding_step
 from vkmoe.selftest.comparison import Checks, Inputs, Words
 
 __all__ = ["GroupedPrompts", "LatentPrompts", "PromptBatch", "Prompts", "prompts"]
 
 Floats = NDArray[np.floating]
 Singles = NDArray[np.float32]
-POISON = 0xFF  # bytes of cache rows that were never written: NaN in both types
+POISON = 0xFF  # bytes of cache rows that were never written: NaN in all types
 NOTHING = slice(0)
 GAP = 8  # words of something else behind a row of a tensor, and in front of what is in it
 
@@ -64,11 +65,11 @@ class PromptBatch(NamedTuple):
 
 
 class _Cache(NamedTuple):
-    """Holds what a cache on the device must hold: [n_regions, n_kv_heads, context, row_dim]."""
+    """Holds what a cache on the device must hold."""
 
     name: str
     address: int
-    rows: Floats
+    rows: KvRows
 
 
 class Prompts(ABC):
@@ -84,7 +85,6 @@ class Prompts(ABC):
     ) -> None:
         self._runner, self._shape, self._n_rows = runner, shape, n_rows
         self._rng = np.random.default_rng(0)
-        self._cache_type = np.float16 if shape.kv_type == "F16" else np.float32
         self._tiling, self.caches = choose_tiling(shape, tuning), list[_Cache]()
         self._program = Program("prompt attention")
         self._op = OpContext(self._program, tuning, "prompt", n_rows=n_rows)
@@ -145,12 +145,16 @@ class Prompts(ABC):
 
     def _place_caches(self, names: str, n_kv_heads: int, filled: slice) -> list[int]:
         """Make caches of which only some positions have been written; returns addresses."""
-        shape = (self.n_regions, n_kv_heads, self._shape.context, self._shape.row_dim)
-        for name in names:
-            rows: Floats = np.empty(shape, self._cache_type)
-            rows.view(np.uint8)[...] = POISON
-            rows[..., filled, :] = self._rng.normal(0, 1, rows[..., filled, :].shape)
-            self.caches.append(_Cache(name, self._runner.place(rows), rows))
+        context, row_dim = self._shape.context, self._shape.row_dim
+        shape, n_filled = (
+            CacheShape(self.n_regions, n_kv_heads, context, row_dim),
+            len(range(context)[filled]),
+        )
+        for name, kv_type in zip(names, self._shape.kv_types, strict=False):
+            rows = KvRows(kv_type, shape, POISON)
+            drawn = self._rng.normal(0, 1, (self.n_regions, n_kv_heads, n_filled, row_dim))
+            rows.write(np.s_[:, :, filled], drawn)
+            self.caches.append(_Cache(name, self._runner.place(rows.data), rows))
         return [cache.address for cache in self.caches]
 
     def _place_rotations(self, dim: int) -> int:
@@ -180,19 +184,19 @@ class Prompts(ABC):
     def _compare_caches(
         self, checks: Checks, batch: PromptBatch, appended: Sequence[twins.Appended]
     ) -> None:
-        half_step = 2.0**-10 if self._cache_type == np.float16 else 0.0
         for i, (name, address, rows) in enumerate(self.caches):
-            left = self._runner.fetch(address, rows.nbytes).view(rows.dtype).reshape(rows.shape)
+            data = self._runner.fetch(address, rows.data.nbytes)
+            left = KvRows(rows.kv_type, rows.shape, data)
             # Values are only rounded; keys and latent rows are normed and rotated before.
-            limit = 0.0 if name == "V" else half_step + 1e-5
+            values, limit = left.values(), 0.0 if name == "V" else 1.0
             for row, twin in enumerate(appended):
                 place = (batch.sequences[row], slice(None), batch.positions[row])
-                wanted = twin.cached[i].reshape(left[place].shape)
-                size = 0.2 + np.abs(wanted.astype(np.float64))
-                checks.close(f"appended row of the {name} cache", left[place], wanted, size, limit)
-                rows[place] = left[place]
-            found, kept = (np.ascontiguousarray(array).view(np.uint8) for array in (left, rows))
-            checks.equal(f"the other rows of the {name} cache", found, kept)
+                wanted = twin.cached[i].reshape(values[place].shape)
+                allowed = rounding_step(wanted, rows.kv_type) + 1e-5 * (0.2 + np.abs(wanted))
+                what = f"appended row of the {name} cache"
+                checks.close(what, values[place], wanted, allowed, limit)
+                rows.take(left, place)
+            checks.equal(f"the other rows of the {name} cache", left.data, rows.data)
 
     def _out_twin(
         self, batch: PromptBatch, appended: Sequence[twins.Appended]
@@ -200,9 +204,10 @@ class Prompts(ABC):
         """Compute the outputs over the rows that were appended, and the largest value seen."""
         rows = zip(batch.raw, appended, strict=True)
         queries = self._shape.scale * np.array([self._queries(*row) for row in rows])
-        keys = [self.caches[0].rows[sequence] for sequence in batch.sequences]
+        all_keys, all_values = self.caches[0].rows.values(), self.caches[-1].rows.values()
+        keys = [all_keys[sequence] for sequence in batch.sequences]
         width = self._shape.value_dim
-        values = [self.caches[-1].rows[sequence][..., :width] for sequence in batch.sequences]
+        values = [all_values[sequence][..., :width] for sequence in batch.sequences]
         sinks, window = self._sinks, self._shape.window
         wanted = twins.prompt_attention(queries, keys, values, batch.positions, window, sinks)
         return wanted, float(np.nanmax(np.abs(np.array(values).astype(np.float64))))
@@ -254,9 +259,9 @@ class GroupedPrompts(Prompts):
         q, k, v = np.split(heads, [shape.n_heads, shape.n_heads + shape.n_kv_heads])
         inputs = AttentionInputs(
             *(q, k, v, self._q_gain, self._k_gain),
-            *(self._rope, shape.rope_style, shape.eps, shape.scale),
+            *(self._rope, shape.rope_style, shape.eps, shape.scale, shape.kv_types),
         )
-        return twins.append_row(inputs, position, self._cache_type)
+        return twins.append_row(inputs, position)
 
     def _queries(self, raw: Singles, appended: twins.Appended) -> Floats:
         return appended.queries
@@ -320,8 +325,9 @@ class LatentPrompts(Prompts):
             rope_style=shape.rope_style,
             eps=shape.eps,
             scale=shape.scale,
+            kv_type=shape.kv_type,
         )
-        return twins.append_latent_row(inputs, position, self._cache_type)
+        return twins.append_latent_row(inputs, position)
 
     def _queries(self, raw: Singles, appended: twins.Appended) -> Floats:
         return np.hstack([self._absorbed_of(raw), appended.queries])

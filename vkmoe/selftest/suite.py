@@ -60,7 +60,7 @@ class Variant(NamedTuple):
 
     name: str
     family: str
-    axis: str  # weight or cache type, upper case; "" for none
+    axis: str  # weight type, upper case; "" for none
     suffix: str  # "", "+subgroup", "+blocks", "+blocks64", "+half"
 
     @classmethod

@@ -31,11 +31,24 @@ struct Seen {
     size_t n_splits() const { return (position - first) / length + 1; }
 };
 
+/// The rows of a kv head, by position.
+struct Strip {
+    const CacheType& type;
+    const uint8_t* region;
+    size_t first;
+
+    Strip(const Cache& cache, size_t index, size_t first_row)
+        : type(cache.type), region(cache.region(index)), first(first_row) {}
+
+    const float* load(size_t position, float* room, size_t n) const {
+        return type.load(region, first + position, room, n);
+    }
+};
+
 /// The splits of a cache, read for heads that share its rows; what they leave are partials.
 struct Splits {
     size_t n, n_shared;  // splits; heads that read a row together
     size_t key_dim, value_dim, context, window, pitch;
-    CacheType type;
     float* partials;
 
     /// Words of the partials of a row of the batch.
@@ -46,17 +59,16 @@ struct Splits {
     }
 
     /// The partials of a split of a row of the batch at some position, for the heads from `head` on,
-    /// whose queries these are. Keys and values are those of position 0; rows lie `stride` apart.
+    /// whose queries these are. Keys and values are those of position 0.
     void read(size_t row, size_t position, size_t head, size_t split, const float* queries,
-              const uint8_t* keys, const uint8_t* values, size_t stride) const {
+              const Strip& keys, const Strip& values) const {
         const Seen seen(position, context, window, n);
         const size_t start = seen.first + split * seen.length;
         if (start > seen.position) return;  // an unused split
         const size_t length = std::min(start + seen.length, seen.position + 1) - start;
         std::vector<float> scores(n_shared * length), room(key_dim);
         for (size_t t = 0; t < length; ++t) {
-            const float* const key =
-                type.load(keys + (start + t) * stride, room.data(), key_dim);
+            const float* const key = keys.load(start + t, room.data(), key_dim);
             for (size_t h = 0; h < n_shared; ++h) {
                 scores[h * length + t] = dot(queries + h * key_dim, key, key_dim);
             }
@@ -65,8 +77,7 @@ struct Splits {
             weigh(scores.data() + h * length, length, out(row, head + h, split));
         }
         for (size_t t = 0; t < length; ++t) {
-            const float* const value =
-                type.load(values + (start + t) * stride, room.data(), value_dim);
+            const float* const value = values.load(start + t, room.data(), value_dim);
             for (size_t h = 0; h < n_shared; ++h) {
                 add_scaled(out(row, head + h, split), scores[h * length + t], value, value_dim);
             }
@@ -93,7 +104,7 @@ Splits splits_of(const Call& call, size_t n_rows, size_t key_dim, size_t value_d
                  size_t n_heads, size_t window) {
     Splits splits{call.count("n_splits"), call.count("workgroup_heads"), key_dim, value_dim,
                   call.count("context"), window, call.count("partials_pitch"),
-                  CacheType(call), nullptr};
+                  nullptr};
     require(splits.n > 0 && splits.n_shared > 0 && n_heads % splits.n_shared == 0, call,
             "heads do not share rows");
     splits.partials =
@@ -130,7 +141,7 @@ std::vector<Step> in_turn(const Place& place, const Splits& splits, size_t n_row
 std::vector<Step> attention(const Call& call) {
     const size_t n_rows = call.groups[2], mode = call.count("mode");
     require(mode <= kRead, call, "no such mode");
-    const Heads heads(call, n_rows, call.count("region_bytes"));
+    const Heads heads(call, n_rows);
     const size_t dim = heads.dim, group = heads.n_queries / heads.n_kv;
     const Splits splits =
         splits_of(call, n_rows, dim, dim, heads.n_queries, call.count("window"));
@@ -151,9 +162,9 @@ std::vector<Step> attention(const Call& call) {
         }
     };
     const auto read = [=](size_t row, size_t head, size_t split) {
-        const size_t first = heads.at(row, head / group, 0);
+        const size_t first = heads.cached_row(head / group, 0), region = heads.place().region(row);
         splits.read(row, heads.place().position(row), head, split, query(row, head),
-                    heads.keys() + first, heads.values() + first, heads.row_bytes());
+                    {heads.keys(), region, first}, {heads.values(), region, first});
     };
     return in_turn(heads.place(), splits, n_rows, heads.n_queries, n_asked + n_appended,
                    mode != kAppend, bring, read);
@@ -163,7 +174,7 @@ std::vector<Step> latent_attention(const Call& call) {
     const size_t n_rows = call.groups[2], mode = call.count("mode");
     require(mode <= kRead, call, "no such mode");
     const size_t n_heads = call.groups[0] * call.count("workgroup_heads");
-    const LatentRows rows(call, n_rows, n_heads, call.count("region_bytes"));
+    const LatentRows rows(call, n_rows, n_heads);
     const Splits splits = splits_of(call, n_rows, rows.row_dim(), rows.kv_rank, n_heads, 0);
     const size_t absorbed_pitch = call.count("absorbed_pitch");
     const auto* const absorbed =
@@ -185,9 +196,8 @@ std::vector<Step> latent_attention(const Call& call) {
         rows.turn(row, found + rows.kv_rank);
     };
     const auto read = [=](size_t row, size_t head, size_t split) {
-        const uint8_t* const cached = rows.cached(row);
-        splits.read(row, rows.place().position(row), head, split, query(row, head), cached, cached,
-                    rows.row_bytes());
+        const Strip cached(rows.cache(), rows.place().region(row), 0);
+        splits.read(row, rows.place().position(row), head, split, query(row, head), cached, cached);
     };
     return in_turn(rows.place(), splits, n_rows, n_heads, n_asked + n_appended, mode != kAppend,
                    bring, read);

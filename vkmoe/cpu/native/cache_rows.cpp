@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -35,39 +36,96 @@ float inverse_rms(const float* values, size_t n, float eps) {
     return 1.0F / std::sqrt(dot(values, values, n) / static_cast<float>(n) + eps);
 }
 
+constexpr size_t kBlock = 32;  // numbers of q8_0 that share a scale
+
+/// Make quants of at most a block of numbers; returns their scale, an f16: a 127th of the largest.
+/// A quant is the whole number nearest to value / scale, at a tie the one farther from zero.
+uint16_t quantise(const float* values, size_t n, uint8_t* quants) {
+    constexpr float kShare = 0.00787401574803149606F, kHalfMax = 65504.0F, kHighest = 127.0F;
+    float top = 0.0F;
+    bool is_damaged = false;
+    for (size_t i = 0; i < n; ++i) {
+        is_damaged = is_damaged || std::isnan(values[i]);
+        top = std::max(top, std::abs(values[i]));
+    }
+    top = std::min(top, std::numeric_limits<float>::max());
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const uint16_t scale = ggml_fp32_to_fp16(is_damaged ? nan : std::min(top * kShare, kHalfMax));
+    const float factor = ggml_fp16_to_fp32(scale);
+    const bool has_quants = factor > 0.0F;
+    for (size_t i = 0; i < n; ++i) {
+        const double size = std::min(std::abs(values[i]), kHighest * factor);
+        const auto whole = has_quants ? std::floor(size / static_cast<double>(factor) + 0.5) : 0.0;
+        quants[i] = static_cast<uint8_t>(static_cast<int8_t>(std::copysign(whole, values[i])));
+    }
+    return scale;
+}
+
 }  // namespace
 
-void CacheType::store(const float* values, uint8_t* row, size_t n) const {
-    if (is_half) {
-        ggml_cpu_fp32_to_fp16(values, reinterpret_cast<ggml_fp16_t*>(row), static_cast<int64_t>(n));
+CacheType::CacheType(const Call& call, const char* name, size_t n_rows, size_t dim)
+    : kind_(static_cast<Kind>(call.count(name))), n_rows_(n_rows), dim_(dim) {
+    require(kind_ <= kQ8, call, "no such type of a cache");
+    require(n_rows > 0 && dim > 0 && dim % 8 == 0, call, "there is nothing to read");
+}
+
+size_t CacheType::region_bytes() const {
+    constexpr size_t kAlignment = 16;
+    return ceil_divide(n_rows_ * (row_bytes() + scale_bytes()), kAlignment) * kAlignment;
+}
+
+uint16_t* CacheType::scales(const uint8_t* region, size_t row) const {
+    const uint8_t* const found = region + n_rows_ * row_bytes() + row * scale_bytes();
+    return reinterpret_cast<uint16_t*>(const_cast<uint8_t*>(found));
+}
+
+void CacheType::store(const float* values, uint8_t* region, size_t row) const {
+    uint8_t* const target = region + row * row_bytes();
+    if (kind_ == kSingle) {
+        std::memcpy(target, values, dim_ * sizeof(float));
+    } else if (kind_ == kHalf) {
+        ggml_cpu_fp32_to_fp16(values, reinterpret_cast<ggml_fp16_t*>(target),
+                              static_cast<int64_t>(dim_));
     } else {
-        std::memcpy(row, values, n * sizeof(float));
+        uint16_t* const scale = scales(region, row);
+        std::memset(scale, 0, scale_bytes());
+        for (size_t first = 0; first < dim_; first += kBlock) {
+            scale[first / kBlock] =
+                quantise(values + first, std::min(kBlock, dim_ - first), target + first);
+        }
     }
 }
 
-const float* CacheType::load(const uint8_t* row, float* room, size_t n) const {
-    if (!is_half) return reinterpret_cast<const float*>(row);
-    ggml_cpu_fp16_to_fp32(reinterpret_cast<const ggml_fp16_t*>(row), room, static_cast<int64_t>(n));
+const float* CacheType::load(const uint8_t* region, size_t row, float* room, size_t n) const {
+    const uint8_t* const found = region + row * row_bytes();
+    if (kind_ == kSingle) return reinterpret_cast<const float*>(found);
+    if (kind_ == kHalf) {
+        ggml_cpu_fp16_to_fp32(reinterpret_cast<const ggml_fp16_t*>(found), room,
+                              static_cast<int64_t>(n));
+        return room;
+    }
+    const uint16_t* const scale = scales(region, row);
+    for (size_t first = 0; first < n; first += kBlock) {
+        scale_quants(reinterpret_cast<const int8_t*>(found) + first,
+                     ggml_fp16_to_fp32(scale[first / kBlock]), std::min(kBlock, n - first),
+                     room + first);
+    }
     return room;
 }
 
-Place::Place(const Call& call, size_t n_rows, size_t region_bytes)
-    : params(call, n_rows),
-      context(call.count("context")),
-      n_regions(call.count("n_regions")),
-      region_bytes(region_bytes) {
+Place::Place(const Call& call, size_t n_rows)
+    : params(call, n_rows), context(call.count("context")), n_regions(call.count("n_regions")) {
     require(n_rows > 0 && context > 0 && n_regions > 0, call, "there is nothing to read");
 }
 
-uint8_t* Place::cache(const Call& call, const char* name) const {
-    auto* const found = const_cast<uint8_t*>(call.bytes(name, n_regions * region_bytes));
-    require(found != nullptr, call, "a cache has no address");
-    return found;
+Cache::Cache(const Call& call, const char* name, const CacheType& type, size_t n_regions)
+    : type(type),
+      data(const_cast<uint8_t*>(call.bytes(name, n_regions * type.region_bytes()))) {
+    require(data != nullptr, call, "a cache has no address");
 }
 
-Heads::Heads(const Call& call, size_t n_rows, size_t region_bytes)
-    : type(call),
-      dim(call.count("head_dim")),
+Heads::Heads(const Call& call, size_t n_rows)
+    : dim(call.count("head_dim")),
       n_queries(call.count("n_heads")),
       n_kv(call.count("n_kv_heads")),
       rotary_(call.count("rotary_dim")),
@@ -75,14 +133,11 @@ Heads::Heads(const Call& call, size_t n_rows, size_t region_bytes)
       norm_(call.count("norm_mode")),
       pitch_(call.count("qkv_pitch")),
       eps_(call.real("eps")),
-      place_(call, n_rows, region_bytes) {
-    const size_t least_bytes = n_kv * place_.context * row_bytes();
-    if (region_bytes == 0) place_.region_bytes = least_bytes;
+      place_(call, n_rows),
+      keys_(call, "k_cache", {call, "k_type", n_kv * place_.context, dim}, place_.n_regions),
+      values_(call, "v_cache", {call, "v_type", n_kv * place_.context, dim}, place_.n_regions) {
     require(dim > 0 && n_kv > 0 && n_queries % n_kv == 0, call, "heads do not share keys");
     require(rotary_ % 2 == 0 && rotary_ <= dim && style_ <= 1, call, "no such RoPE");
-    require(place_.region_bytes >= least_bytes, call, "regions overlap");
-    keys_ = place_.cache(call, "k_cache");
-    values_ = place_.cache(call, "v_cache");
     rope_ = floats(call, "rope_table", place_.context * rotary_);
     const bool is_full = norm_ == kNormFullWidth;
     q_gain_ = floats(call, "q_gain", (is_full ? n_queries : 1) * dim);
@@ -118,14 +173,14 @@ void Heads::project_with(float common, size_t row, size_t index, float factor, f
 void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());
-    const size_t found = at(row, kv_head, place_.position(row));
-    type.store(key.data(), keys_ + found, dim);
-    type.store(queries(row) + (n_queries + n_kv + kv_head) * dim, values_ + found, dim);
+    const size_t region = place_.region(row), found = cached_row(kv_head, place_.position(row));
+    const float* const value = queries(row) + (n_queries + n_kv + kv_head) * dim;
+    keys_.type.store(key.data(), keys_.region(region), found);
+    values_.type.store(value, values_.region(region), found);
 }
 
-LatentRows::LatentRows(const Call& call, size_t n_rows, size_t n_heads, size_t region_bytes)
-    : type(call),
-      kv_rank(call.count("kv_rank")),
+LatentRows::LatentRows(const Call& call, size_t n_rows, size_t n_heads)
+    : kv_rank(call.count("kv_rank")),
       rope_dim(call.count("rope_dim")),
       nope_dim_(call.count("nope_dim")),
       style_(call.count("rope_style")),
@@ -134,12 +189,9 @@ LatentRows::LatentRows(const Call& call, size_t n_rows, size_t n_heads, size_t r
       kv_offset_(call.count("kv_offset")),
       kv_pitch_(call.count("kv_pitch")),
       eps_(call.real("eps")),
-      place_(call, n_rows, region_bytes) {
-    const size_t least_bytes = place_.context * row_bytes();
-    if (region_bytes == 0) place_.region_bytes = least_bytes;
+      place_(call, n_rows),
+      rows_(call, "rows", {call, "k_type", place_.context, row_dim()}, place_.n_regions) {
     require(n_heads > 0 && kv_rank > 0 && rope_dim % 2 == 0 && style_ <= 1, call, "no such RoPE");
-    require(place_.region_bytes >= least_bytes, call, "regions overlap");
-    rows_ = place_.cache(call, "rows");
     gain_ = floats(call, "gain", kv_rank);
     rope_ = floats(call, "rope_table", place_.context * rope_dim);
     require(gain_ != nullptr, call, "a gain has no address");
@@ -160,9 +212,7 @@ void LatentRows::append(size_t row) const {
     for (size_t i = 0; i < kv_rank; ++i) found[i] = given[i] * gain_[i] * factor;
     std::copy_n(given + kv_rank, rope_dim, found.begin() + static_cast<std::ptrdiff_t>(kv_rank));
     turn(row, found.data() + kv_rank);
-    uint8_t* const target =
-        rows_ + place_.region_at(row) + place_.position(row) * row_bytes();
-    type.store(found.data(), target, row_dim());
+    rows_.type.store(found.data(), rows_.region(place_.region(row)), place_.position(row));
 }
 
 }  // namespace vkmoe

@@ -10,59 +10,73 @@
 
 namespace vkmoe {
 
-/// Rows of a cache, in f16 or f32.
+/// What a region of a cache holds, as vkmoe/kv_types.py has it: rows of `dim` numbers, of all kv
+/// heads behind one another; of q8_0 first the quants of all, then their scales.
 struct CacheType {
-    bool is_half;
+    enum Kind : size_t { kHalf = 0, kSingle = 1, kQ8 = 2 };
 
-    explicit CacheType(const Call& call)
-        : is_half(call.variant.find(".f16") != std::string::npos) {}
+    /// `name`: of the number that says the kind.
+    CacheType(const Call& call, const char* name, size_t n_rows, size_t dim);
 
-    size_t bytes(size_t n) const { return n * (is_half ? 2 : 4); }
+    /// Bytes of a region.
+    size_t region_bytes() const;
 
-    void store(const float* values, uint8_t* row, size_t n) const;
+    void store(const float* values, uint8_t* region, size_t row) const;
 
-    /// The values of a row, in `room` where they have to be brought there.
-    const float* load(const uint8_t* row, float* room, size_t n) const;
+    /// The first `n` values of a row, in `room` where they have to be brought there.
+    const float* load(const uint8_t* region, size_t row, float* room, size_t n) const;
+
+private:
+    Kind kind_;
+    size_t n_rows_, dim_;
+
+    size_t row_bytes() const { return dim_ * (kind_ == kQ8 ? 1 : kind_ == kHalf ? 2 : 4); }
+    size_t scale_bytes() const { return kind_ == kQ8 ? (dim_ + 63) / 64 * 4 : 0; }
+
+    uint16_t* scales(const uint8_t* region, size_t row) const;
 };
 
-/// Where a row of the batch stands, and where its sequence's part of a cache is.
+/// Where a row of the batch stands, and which part of a cache is its sequence's.
 struct Place {
     Params params;
-    size_t context, n_regions, region_bytes;
+    size_t context, n_regions;
 
-    Place(const Call& call, size_t n_rows, size_t region_bytes);
+    Place(const Call& call, size_t n_rows);
 
-    size_t region_at(size_t row) const {
-        return std::min<size_t>(params.region(row), n_regions - 1) * region_bytes;
-    }
+    size_t region(size_t row) const { return std::min<size_t>(params.region(row), n_regions - 1); }
 
     size_t position(size_t row) const {
         return std::min<size_t>(params.position(row), context - 1);
     }
+};
 
-    /// A cache at the address of that name, all regions of it.
-    uint8_t* cache(const Call& call, const char* name) const;
+/// A cache, all regions of it.
+struct Cache {
+    CacheType type;
+    uint8_t* data = nullptr;
+
+    /// At the address of that name.
+    Cache(const Call& call, const char* name, const CacheType& type, size_t n_regions);
+
+    uint8_t* region(size_t index) const { return data + index * type.region_bytes(); }
 };
 
 /// Heads of q, k and v of rows, and the caches of k and v.
 class Heads {
 public:
-    /// Must hold: regions are of `region_bytes`, or, for 0, just as long as they have to be.
-    Heads(const Call& call, size_t n_rows, size_t region_bytes);
+    Heads(const Call& call, size_t n_rows);
 
-    const CacheType type;
     const size_t dim, n_queries, n_kv;  // of a head; heads
 
     const Place& place() const { return place_; }
-    size_t row_bytes() const { return type.bytes(dim); }
 
-    /// Bytes from the beginning of a cache to a position of a head.
-    size_t at(size_t row, size_t kv_head, size_t position) const {
-        return place_.region_at(row) + (kv_head * place_.context + position) * row_bytes();
+    /// The row of a region at a position of a head.
+    size_t cached_row(size_t kv_head, size_t position) const {
+        return kv_head * place_.context + position;
     }
 
-    const uint8_t* keys() const { return keys_; }
-    const uint8_t* values() const { return values_; }
+    const Cache& keys() const { return keys_; }
+    const Cache& values() const { return values_; }
 
     /// The first word of a row's q.
     float* queries(size_t row) const { return qkv_ + row * pitch_; }
@@ -84,7 +98,7 @@ private:
     size_t rotary_, style_, norm_, pitch_;
     float eps_;
     Place place_;
-    uint8_t *keys_, *values_;
+    Cache keys_, values_;
     const float *q_gain_, *k_gain_, *rope_;
     float* qkv_;
 };
@@ -92,16 +106,13 @@ private:
 /// Rows of latent attention (DeepSeek-V2, arXiv:2405.04434, 2.1), and their cache.
 class LatentRows {
 public:
-    /// As for Heads.
-    LatentRows(const Call& call, size_t n_rows, size_t n_heads, size_t region_bytes);
+    LatentRows(const Call& call, size_t n_rows, size_t n_heads);
 
-    const CacheType type;
     const size_t kv_rank, rope_dim;
 
     const Place& place() const { return place_; }
     size_t row_dim() const { return kv_rank + rope_dim; }
-    size_t row_bytes() const { return type.bytes(row_dim()); }
-    const uint8_t* cached(size_t row) const { return rows_ + place_.region_at(row); }
+    const Cache& cache() const { return rows_; }
 
     /// The rotary part of a head's query, raw.
     float* rotary_query(size_t row, size_t head) const {
@@ -118,7 +129,7 @@ private:
     size_t nope_dim_, style_, q_offset_, q_pitch_, kv_offset_, kv_pitch_;
     float eps_;
     Place place_;
-    uint8_t* rows_;
+    Cache rows_;
     const float *gain_, *rope_;
     float* q_;
     const float* kv_;

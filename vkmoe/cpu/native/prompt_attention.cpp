@@ -31,17 +31,15 @@ struct Column {
 
 /// A dispatch of attention: what it reads, and where it leaves what.
 struct Walk {
-    CacheType type;
     size_t row_dim, value_dim, n_heads, n_kv_heads, window, n_columns;
     size_t query_pitch, rest_offset, rest_pitch, rest_stride, out_pitch;
     float scale;
     Place place;
-    const uint8_t *keys, *values;
+    Cache keys, values;
     const float *sinks, *queries, *rest;
     float* out;
 
     size_t group() const { return n_heads / n_kv_heads; }
-    size_t row_bytes() const { return type.bytes(row_dim); }
 
     Seen seen_by(size_t row) const {
         const size_t position = place.position(row);
@@ -69,16 +67,17 @@ struct Walk {
         for (size_t c = 0; c < columns.size(); ++c) load_query(columns[c], &query[c * row_dim]);
         for (size_t c = 0; c < columns.size();) {  // rows of one sequence at a time
             size_t end = c;
-            const size_t region = place.region_at(columns[c].row);
-            while (end < columns.size() && place.region_at(columns[end].row) == region) ++end;
-            const size_t at = region + kv_head * place.context * row_bytes();
-            walk(&columns[c], end - c, &query[c * row_dim], &sums[c * value_dim], at);
+            const size_t region = place.region(columns[c].row);
+            while (end < columns.size() && place.region(columns[end].row) == region) ++end;
+            walk(&columns[c], end - c, &query[c * row_dim], &sums[c * value_dim], region,
+                 kv_head * place.context);
             c = end;
         }
         for (size_t c = 0; c < columns.size(); ++c) store(columns[c], &sums[c * value_dim]);
     }
 
-    void walk(Column* columns, size_t n, const float* query, float* sums, size_t at) const {
+    void walk(Column* columns, size_t n, const float* query, float* sums, size_t region,
+              size_t first_row) const {
         Seen all = columns[0].seen;
         for (size_t c = 1; c < n; ++c) {
             all.first = std::min(all.first, columns[c].seen.first);
@@ -93,11 +92,11 @@ struct Walk {
             for (size_t t = first; t < end; ++t) {
                 const size_t i = t - begin;
                 const float* const found =
-                    type.load(keys + at + t * row_bytes(), key.data(), row_dim);
+                    keys.type.load(keys.region(region), first_row + t, key.data(), row_dim);
                 for (size_t d = 0; d < row_dim; ++d) keys_turned[d * kBlock + i] = found[d];
                 // Of latent attention a value is the beginning of its key.
-                of_value[i] = type.load(values + at + t * row_bytes(), &value_room[i * value_dim],
-                                        value_dim);
+                of_value[i] = values.type.load(values.region(region), first_row + t,
+                                               &value_room[i * value_dim], value_dim);
             }
             for (size_t c = 0; c < n; ++c) {
                 const size_t from = std::max(begin, columns[c].seen.first);
@@ -147,7 +146,7 @@ struct Walk {
 
 std::vector<Step> append_rows(const Call& call) {
     const size_t n_rows = call.groups[1];
-    const Heads heads(call, n_rows, 0);
+    const Heads heads(call, n_rows);
     const auto take = [=](size_t row, size_t) {
         if (row >= heads.place().params.n_rows()) return;
         for (size_t head = 0; head < heads.n_kv; ++head) heads.append(row, head);
@@ -163,7 +162,7 @@ std::vector<Step> append_rows(const Call& call) {
 
 std::vector<Step> append_latent_rows(const Call& call) {
     const size_t n_rows = call.groups[1], n_heads = call.count("n_heads");
-    const LatentRows rows(call, n_rows, n_heads, 0);
+    const LatentRows rows(call, n_rows, n_heads);
     const auto take = [=](size_t row, size_t) {
         if (row >= rows.place().params.n_rows()) return;
         rows.append(row);
@@ -173,13 +172,11 @@ std::vector<Step> append_latent_rows(const Call& call) {
 }
 
 std::vector<Step> prompt_attention(const Call& call) {
-    const CacheType type(call);
     const size_t row_dim = call.count("row_dim"), value_dim = call.count("value_dim");
     const size_t n_heads = call.count("n_heads"), n_kv_heads = call.count("n_kv_heads");
     const size_t n_columns = call.count("workgroup_heads");
     require(value_dim > 0 && value_dim <= row_dim && n_columns > 0, call, "there is nothing to do");
     require(n_kv_heads > 0 && n_heads % n_kv_heads == 0, call, "heads do not share keys");
-    const size_t region_bytes = n_kv_heads * call.count("context") * type.bytes(row_dim);
     // The rows of the batch are those that the tensors have room for, up to whole workgroups.
     const size_t query_pitch = call.count("query_pitch"), width = n_heads * value_dim;
     const size_t n_groups = call.groups[0] * call.groups[2], n_words = call.n_words("queries");
@@ -187,13 +184,14 @@ std::vector<Step> prompt_attention(const Call& call) {
     const size_t room = (n_words - width) / query_pitch + 1;
     const size_t n_rows = std::min({ceil_divide(n_groups * n_columns, n_heads / n_kv_heads), room,
                                     Params::most_rows(call)});
-    Walk walk{type, row_dim, value_dim, n_heads, n_kv_heads, call.count("window"), n_columns,
+    const Place place(call, n_rows);
+    const size_t n_cached = n_kv_heads * place.context;
+    Walk walk{row_dim, value_dim, n_heads, n_kv_heads, call.count("window"), n_columns,
               query_pitch, call.count("rest_offset"), call.count("rest_pitch"),
               call.count("rest_stride"), call.count("out_pitch"), call.real("scale"),
-              Place(call, n_rows, region_bytes), nullptr, nullptr, nullptr, nullptr, nullptr,
-              nullptr};
-    walk.keys = walk.place.cache(call, "k_cache");
-    walk.values = walk.place.cache(call, "v_cache");
+              place, {call, "k_cache", {call, "k_type", n_cached, row_dim}, place.n_regions},
+              {call, "v_cache", {call, "v_type", n_cached, row_dim}, place.n_regions}, nullptr,
+              nullptr, nullptr, nullptr};
     walk.sinks = floats(call, "sinks", n_heads);
     walk.queries = call.words<const float>("queries", reach(n_rows, query_pitch, width));
     const size_t n_rest = (n_heads - 1) * walk.rest_stride + row_dim - value_dim;

@@ -56,6 +56,12 @@ void add_scaled(float* __restrict sum, float factor, const float* __restrict val
 }
 
 VKMOE_FOR_EACH_PROCESSOR
+void scale_quants(const int8_t* __restrict bytes, float factor, size_t n,
+                    float* __restrict found) {
+    for (size_t i = 0; i < n; ++i) found[i] = factor * static_cast<float>(bytes[i]);
+}
+
+VKMOE_FOR_EACH_PROCESSOR
 float dot(const float* __restrict one, const float* __restrict other, size_t n) {
     std::array<float, kLanes> lanes{};
     size_t first = 0;

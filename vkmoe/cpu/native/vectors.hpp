@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace vkmoe {
 
 /// sum += factor * values.
 void add_scaled(float* sum, float factor, const float* values, size_t n);
+
+/// found = factor * bytes: the numbers of a block that share a scale.
+void scale_quants(const int8_t* bytes, float factor, size_t n, float* found);
 
 /// The product of two vectors.
 float dot(const float* one, const float* other, size_t n);

@@ -1,0 +1,103 @@
+"""KV caches in q8_0, alone and beside f16: the law holds in them, and they change little.
+
+On the Vulkan device and on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.engine.caches import Q8_ROUNDING, Rows, assert_same_bits, rows
+from tests.engine.test_batches import batch, joined, prompt, tokens_of
+from tests.engine.tiny import lengthened, model_path
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.kv_types import KvTypes
+from vkmoe.llm import LLM
+from vkmoe.models import ModelFile
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+N_TOKENS = 100
+# What q8_0 changes of what f32 leaves, of the largest logit, at half of the positions: where a near
+# tie of a router is decided otherwise, random weights leave something else.
+Q8_TOLERANCE = 3e-2
+CASES = {
+    "moe_odd": KvTypes("q8_0", "q8_0"),
+    "gptoss_odd": KvTypes("q8_0", "f16"),  # windows
+    "deepseek2_v3": KvTypes("q8_0", "q8_0"),  # rows of 80: the last block is a half
+}
+
+
+def config_of(types: KvTypes, **asked: object) -> EngineConfig:
+    return EngineConfig(
+        ctx_size=N_TOKENS + 4, cache_type_k=types.keys, cache_type_v=types.values, **asked  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def longer(name: str) -> ModelFile:
+    return lengthened(model_path(name), N_TOKENS + 4)
+
+
+@pytest.fixture(scope="module", params=["vulkan", "cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def opened(request: pytest.FixtureRequest, device: str) -> Iterator[tuple[str, Engine]]:
+    name = request.param
+    config = config_of(CASES[name], parallel=3, ubatch_size=64, device=device)
+    with Engine(longer(name), config) as engine:
+        assert engine.plan.kv_types == CASES[name]
+        yield name, engine
+
+
+def decoded(engine: Engine, tokens: list[int]) -> Rows:
+    engine.rewind(0, 0)
+    return rows(engine, tokens)
+
+
+def test_rows_of_prompts_keep_their_bits(opened: tuple[str, Engine]) -> None:
+    """However a prompt is cut, in any region, and going on from a copied one."""
+    _, engine = opened
+    tokens = tokens_of(engine.n_vocab, N_TOKENS)
+    wanted = prompt(engine, tokens, [33, 31, 36])
+    for region, cuts in ((1, [1, 32, 60, 7]), (2, [64, 36])):
+        assert_same_bits(prompt(engine, tokens, cuts, region)[-1:], wanted[-1:])
+    engine.copy_region(0, 1, 64)
+    engine.run(batch(tokens, 64, 36, 1))
+    assert_same_bits(engine.full_logits()[None], wanted[-1:])
+    difference = np.abs(wanted[-1] - decoded(engine, tokens)[-1]).max()
+    assert difference <= Q8_ROUNDING * np.abs(wanted).max()
+
+
+def test_rows_that_are_decoded_keep_their_bits(opened: tuple[str, Engine], device: str) -> None:
+    """Beside rows of other sequences, and with experts that are not on the device; near f32."""
+    name, engine = opened
+    tokens = tokens_of(engine.n_vocab, 40)
+    wanted = decoded(engine, tokens)
+    engine.rewind(1, 0)
+    prompt(engine, tokens_of(engine.n_vocab, 40), [40], 2)
+    others = tokens_of(engine.n_vocab, 80)
+    for position in range(len(tokens)):
+        own = batch(tokens, position, 1, 1, "decode")
+        engine.run(joined(own, batch(others, 40 + position, 1, 2, "decode")))
+        assert_same_bits(engine.full_logits(0), wanted[position])
+    if device != "cpu":  # which reads experts where they are
+        with Engine(longer(name), config_of(CASES[name], device=device, expert_slots=2)) as cached:
+            assert cached.plan.mode.experts_in == "cache"
+            assert_same_bits(rows(cached, tokens), wanted)
+    with Engine(longer(name), config_of(KvTypes("f32", "f32"), device=device)) as exact:
+        change = np.abs(rows(exact, tokens) - wanted).max(axis=1) / np.abs(wanted).max()
+    assert 0 < np.median(change) <= Q8_TOLERANCE
+
+
+def test_a_model_tells_its_types() -> None:
+    with LLM(model_path("moe_plain"), cache_type_k="q8_0") as llm:
+        assert llm.plan.kv_types == ("q8_0", "f16")
+        (line,) = (line for line in llm.plan.lines if line.name == "KV cache")
+        assert line.item.endswith("K q8_0, V f16")
