@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.needs import missing
-from vkmoe.cpu.device import has_cpu
+from tests.needs import need_cpu
 from vkmoe.placement import remembered
 
 
@@ -44,6 +43,5 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture(scope="session")
 def cpu_native() -> None:
-    """The kernels of the CPU, which a build with -DVKMOE_CPU=OFF leaves out."""
-    if not has_cpu():
-        missing("vkmoe was built without the CPU device")
+    """Kernels for the CPU."""
+    need_cpu()

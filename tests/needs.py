@@ -1,7 +1,4 @@
-"""What a test needs besides the checkout: CI must have it, other machines may go without.
-
-Says when a need is missing; does not look for anything itself.
-"""
+"""What a test needs besides the checkout: CI must have it, other machines may go without."""
 
 from __future__ import annotations
 
@@ -10,7 +7,9 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["missing"]
+from vkmoe.cpu.variants import has_cpu
+
+__all__ = ["missing", "need_cpu"]
 
 
 def missing(reason: str) -> NoReturn:
@@ -18,3 +17,9 @@ def missing(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"CI is set, but {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def need_cpu() -> None:
+    """Go on where vkmoe has kernels for the CPU: a build with -DVKMOE_CPU=OFF has none."""
+    if not has_cpu():
+        missing("vkmoe has no kernels for the CPU")

@@ -9,7 +9,8 @@ import pytest
 from tests.gpu.invented import APU, DISCRETE_12
 from vkmoe import devices
 from vkmoe.cpu.device import CpuDevice, cpu_info
-from vkmoe.devices import choose_device, list_devices, open_device
+from vkmoe.cpu.variants import choose
+from vkmoe.devices import choose_device, list_devices, open_device, without_cpu
 from vkmoe.errors import NoDeviceError, NoDriverError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import device as gpu
@@ -58,14 +59,24 @@ def test_what_is_not_there_is_refused_with_what_is() -> None:
     with pytest.raises(NoDeviceError, match="no device matches 'Radeon'") as caught:
         choose_device([SOFTWARE, NATIVE], "Radeon")
     assert "1: llvmpipe (LLVM 15); 3: CPU (Some Model)" in caught.value.hint
-    with pytest.raises(NoDeviceError, match="no device matches 'cpu'"):
-        choose_device([OTHER], "cpu")
 
 
 def test_a_card_that_cannot_run_shaders_leaves_the_cpu() -> None:
     assert choose_device([OLD, NATIVE], None) is NATIVE
 
 
+def test_without_kernels_for_it_the_cpu_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do stands where a list of other devices would not help."""
+    monkeypatch.setattr(devices, "variant", lambda: choose({}, ()))
+    monkeypatch.setattr(devices, "has_cpu", lambda: False)
+    assert "without kernels for the CPU (build vkmoe without -DVKMOE_CPU=OFF)" in without_cpu()
+    assert all(item.is_vulkan for item in list_devices())
+    for ask in (lambda: choose_device([OTHER, SOFTWARE], "cpu"), lambda: open_device("CPU")):
+        with pytest.raises(NoDeviceError, match="built without kernels for the CPU"):
+            ask()
+
+
+@pytest.mark.usefixtures("cpu_native")
 def test_without_any_driver_there_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> list[DeviceInfo]:
         raise NoDriverError("no Vulkan driver found", "install one")
@@ -81,6 +92,7 @@ def test_without_any_driver_there_is_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
         list_devices()
 
 
+@pytest.mark.usefixtures("cpu_native")
 def test_the_validation_layer_watches_vulkan_devices_alone() -> None:
     with open_device(validation=True) as opened:
         assert opened.info.is_vulkan

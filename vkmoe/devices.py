@@ -8,20 +8,21 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from vkmoe.cpu.device import CpuDevice, cpu_info, has_cpu
+from vkmoe.cpu.device import CpuDevice, cpu_info
+from vkmoe.cpu.variants import has_cpu, variant
 from vkmoe.errors import NoDeviceError, NoDriverError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import device as gpu
 from vkmoe.gpu.device import VULKAN, Device
 
-__all__ = ["CPU", "choose_device", "list_devices", "open_device"]
+__all__ = ["CPU", "choose_device", "list_devices", "open_device", "without_cpu"]
 
 CPU = "cpu"  # what --device takes for the CPU itself
 _VARIABLE = "VKMOE_DEVICE"
 
 
 def list_devices() -> list[DeviceInfo]:
-    """List all Vulkan devices in the loader's order, then the CPU, where vkmoe was built for it.
+    """List all Vulkan devices in the loader's order, then the CPU, where vkmoe has kernels for it.
 
     Raises NoDriverError if there is neither.
     """
@@ -36,11 +37,20 @@ def list_devices() -> list[DeviceInfo]:
     return found
 
 
+def without_cpu() -> str:
+    """Say why the CPU is not among the devices, and what helps; empty where it is."""
+    try:
+        variant()
+    except NoDeviceError as error:
+        return f"{error} ({error.hint})"
+    return ""
+
+
 def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     """Choose the device a user means: by index, by a part of its name, or the best one.
 
     Best is a GPU, then the CPU, then a Vulkan driver that runs on it. "vulkan" is the best Vulkan
-    device, "cpu" the CPU. Raises NoDeviceError with what there is, NoDriverError.
+    device, "cpu" the CPU. Raises NoDeviceError with what there is or is missing, NoDriverError.
     """
     name = _name(wanted).lower()
     of_threads = [item for item in devices if not item.is_vulkan]
@@ -48,6 +58,8 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     gpus = [item for item in others if not item.is_cpu and not gpu.missing_features(item)]
     if of_threads and (name == CPU or not (name or gpus)):
         return of_threads[0]
+    if name == CPU:
+        variant()  # raises where there are no kernels, with what to do
     if name in ("", VULKAN):
         return gpu.choose_device(others or gpu.list_devices(), None)
     return gpu.choose_device(devices, _name(wanted))
@@ -62,7 +74,7 @@ def open_device(
     is no other that the layer watches. Use it as a context manager. Raises GpuErrors.
     """
     name = _name(wanted) or VULKAN * validation
-    if name.lower() == VULKAN or not has_cpu():
+    if name.lower() == VULKAN or (name.lower() != CPU and not has_cpu()):
         return Device(name or None, validation)
     chosen = choose_device(list_devices(), name or None)
     if chosen.is_vulkan:

@@ -6,14 +6,22 @@ from types import ModuleType
 
 import pytest
 
-from tests.needs import missing
+from vkmoe.cpu import variants
 
 
 @pytest.fixture
-def native() -> ModuleType:
-    """The extension, which a build with -DVKMOE_CPU=OFF leaves out."""
-    try:
-        from vkmoe.cpu import _native
-    except ImportError:
-        missing("vkmoe was built without the CPU device")
-    return _native
+def native(cpu_native: None) -> ModuleType:
+    """The extension in the variant that was chosen."""
+    return variants.native()
+
+
+def _able() -> list[str | None]:
+    built = variants.built()
+    able = variants.runnable(built, variants.features()) if built else []
+    return [*able] or [None]
+
+
+@pytest.fixture(params=_able())
+def each_variant(cpu_native: None, request: pytest.FixtureRequest) -> ModuleType:
+    """The extension in each variant that this processor runs; a source install has one."""
+    return variants.native(request.param)

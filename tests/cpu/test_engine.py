@@ -25,7 +25,7 @@ from vkmoe.engine import Engine
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.models import ModelFile
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = pytest.mark.usefixtures("cpu_native")
 
 # Of the largest logit, where weights have blocks; seen: 0.018, and 0.006 between the phases.
 ROUNDED_TOLERANCE = 0.03

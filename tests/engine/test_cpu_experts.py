@@ -18,7 +18,6 @@ from tests.engine.tiny import NAMES, ONE_OF_EACH, expected, lengthened, model_pa
 from vkmoe.cli.notes import mode_line, opened
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import VkmoeError
 from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement import span_reader
@@ -191,13 +190,6 @@ def test_the_line_at_the_start_tells_what_is_done(
         n_layers = {"all": 6, "first layer": 1}[way]
         assert line.startswith(f"experts: cpu, the CPU computes those of {n_layers} layers")
         assert on_device == [i >= n_layers for i in range(6)]
-
-
-def test_a_build_without_kernels_for_the_cpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vkmoe.placement.plan.has_cpu", lambda: False)
-    for way, flag in (("all", "--cpu-moe"), ("misses", "--expert-mode hybrid")):
-        with pytest.raises(VkmoeError, match=f"{flag} needs kernels for the CPU"):
-            LLM(model_path("moe_plain"), ctx_size=64, **WAYS[way])
 
 
 def test_experts_of_the_other_layers_are_on_the_device() -> None:

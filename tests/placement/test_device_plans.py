@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.needs import need_cpu
 from tools.pipelines import MODELS, Described
 from vkmoe.config import EngineConfig
+from vkmoe.cpu.variants import choose
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import LatentSpec, LayerSpec
 from vkmoe.models import ModelFile
@@ -45,6 +47,8 @@ def model_of(name: str) -> ModelFile:
 
 def decided(model: ModelFile, profile: DeviceProfile, **asked: Any) -> Decision:
     config = EngineConfig(**asked)
+    if config.mode in ("cpu", "hybrid"):
+        need_cpu()
     return decide(config, model, profile.info, available_host_bytes=profile.available_host_bytes)
 
 
@@ -151,6 +155,16 @@ def small(profile: DeviceProfile, n_bytes: int) -> DeviceProfile:
     heaps = tuple(replace(heap, size=n_bytes, budget=n_bytes) if heap.size > GIB and
                   heap.device_local else heap for heap in profile.info.heaps)  # fmt: skip
     return replace(profile, info=replace(profile.info, heaps=heaps))
+
+
+def test_a_build_without_kernels_for_the_cpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkmoe.placement.plan.variant", lambda: choose({}, ()))
+    model, device = model_of(QWEN3), read_profile("8gb-nobar").info
+    for way, flag in (("cpu", "--cpu-moe"), ("hybrid", "--expert-mode hybrid")):
+        match = f"{flag} needs the CPU: this vkmoe was built without kernels for the CPU"
+        with pytest.raises(UsageError, match=match) as caught:
+            decide(EngineConfig(**WAYS[way]), model, device)
+        assert caught.value.hint == "leave it out, or build vkmoe without -DVKMOE_CPU=OFF"
 
 
 def test_a_context_that_was_not_asked_for_gives_way() -> None:

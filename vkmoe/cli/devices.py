@@ -25,7 +25,7 @@ def devices(
     as_json: Json = False,
 ) -> None:
     """List the devices of all Vulkan drivers, and the CPU; an asterisk marks the one to be used."""
-    from vkmoe.devices import choose_device, list_devices
+    from vkmoe.devices import choose_device, list_devices, without_cpu
     from vkmoe.errors import NoDeviceError
 
     found = list_devices()
@@ -41,8 +41,11 @@ def devices(
         return
     for item in found:
         typer.echo(_line(item, item is chosen))
-    for line in cpu_notes(chosen) if chosen is not None else ():
-        note(line)
+    if chosen is not None and chosen.is_cpu:
+        for line in cpu_notes(chosen):
+            note(line)
+    elif reason := without_cpu():
+        note(reason)
 
 
 def _line(device: DeviceInfo, chosen: bool) -> str:

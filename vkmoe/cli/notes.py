@@ -219,7 +219,7 @@ def cpu_notes(chosen: DeviceInfo) -> Iterator[str]:
     """Say why a model runs on the CPU: no GPU, another choice, no permission. Empty for a GPU."""
     if not chosen.is_cpu:
         return
-    from vkmoe.devices import list_devices
+    from vkmoe.devices import list_devices, without_cpu
     from vkmoe.gpu.device import blocked_render_nodes
 
     devices = list_devices()
@@ -230,6 +230,8 @@ def cpu_notes(chosen: DeviceInfo) -> Iterator[str]:
         yield "no GPU found: running on the CPU"
     if chosen.is_vulkan and not all(device.is_vulkan for device in devices):
         yield f"{chosen.name} runs shaders on the CPU; --device cpu is many times as fast"
+    if reason := without_cpu():
+        yield reason
     if blocked := blocked_render_nodes():
         yield (
             f"no permission to open {', '.join(blocked)}: to use that GPU, join the `render` "

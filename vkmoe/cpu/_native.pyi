@@ -1,7 +1,7 @@
 """Typed face of the native extension: programs run by ggml's kernels, on threads of our own.
 
-Missing where vkmoe was built with -DVKMOE_CPU=OFF. Functions raise ValueError for what does not
-fit, TypeError for arrays of another type; then nothing was done.
+There is one for each variant, `_ggml_NAME`, which `variants.native` imports. Functions raise
+ValueError for what does not fit, TypeError for arrays of another type; then nothing was done.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Format(TypedDict):
     input: int  # the type that a vector is brought into before it is multiplied
 
 def features() -> str:
-    """Return what the processor has and the kernels were compiled for."""
+    """Return what the kernels were compiled for, of what tells processors apart."""
 
 def kernels() -> list[str]:
     """List the kernels that programs may name."""

@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.cpu.variants import native, variant
 from vkmoe.errors import GpuError, OutOfMemoryError
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
 from vkmoe.gpu.device import Device, Intent
@@ -35,7 +35,6 @@ __all__ = [
     "cache_bytes",
     "cpu_info",
     "cpu_kernels",
-    "has_cpu",
     "input_form",
     "n_cores",
 ]
@@ -47,24 +46,14 @@ Bytes = NDArray[np.uint8]
 @cache
 def cpu_kernels() -> frozenset[str]:
     """Name the kernels that programs may use here."""
-    from vkmoe.cpu import _native
-
-    return frozenset(_native.kernels())
+    return frozenset(native().kernels())
 
 
 @cache
 def input_form(type_name: str) -> str:
     """Name the type that vectors are brought into before weights of a type multiply them."""
-    from vkmoe.cpu import _native
-
-    forms = {item["type"]: item["input"] for item in _native.formats()}
+    forms = {item["type"]: item["input"] for item in native().formats()}
     return BY_ID[forms[TYPES[type_name].ggml_id]].name
-
-
-@cache
-def has_cpu() -> bool:
-    """Say whether vkmoe was built for the CPU."""
-    return find_spec("vkmoe.cpu._native") is not None
 
 
 def n_cores() -> int:
@@ -109,8 +98,8 @@ def _model() -> str:
 
 def cpu_info(index: int = 0) -> DeviceInfo:
     """Describe the CPU as Vulkan's devices are described: one memory, which the host shares."""
-    from vkmoe.cpu import _native
-
+    extension = native()
+    compiled = ", ".join(filter(None, (extension.features(), platform.machine())))
     n_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     flags = frozenset({"DEVICE_LOCAL", "HOST_VISIBLE", "HOST_COHERENT", "HOST_CACHED"})
     return DeviceInfo(
@@ -119,7 +108,7 @@ def cpu_info(index: int = 0) -> DeviceInfo:
         type="cpu",
         vendor_id=0,
         driver_name="ggml",
-        driver_info=f"{_native.ggml_version} ({_native.features()}, {platform.machine()})",
+        driver_info=f"{extension.ggml_version} ({variant()}: {compiled})",
         api_version=(1, 2, 0),
         subgroup_size=1,
         subgroup_arithmetic=False,
@@ -317,17 +306,15 @@ class _Native:
     n_queues, has_upload_queue, has_common_clock, lost = 1, False, False, False
 
     def __init__(self, n_threads: int) -> None:
-        from vkmoe.cpu import _native
-
-        self.extension = _native
+        self.extension = native()
         try:
-            self.pool = _native.Pool(n_threads)
+            self.pool = self.extension.Pool(n_threads)
         except RuntimeError as error:
             raise GpuError(
                 f"the system does not start {n_threads} threads: {error}", "lower --threads"
             ) from error
         self.reached: list[Bytes] = []  # kept as long as programs may read them
-        self.regions, self.scratch = _native.Regions(), _native.Scratch()
+        self.regions, self.scratch = self.extension.Regions(), self.extension.Scratch()
 
     def has_timestamps(self, queue: str = "compute") -> bool:
         return queue == "compute"

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
-from vkmoe.cpu.device import cpu_info, has_cpu
-from vkmoe.errors import OutOfMemoryError, UsageError
+from vkmoe.cpu.device import cpu_info
+from vkmoe.cpu.variants import variant
+from vkmoe.errors import NoDeviceError, OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
@@ -273,15 +274,15 @@ def predictor_lines(
 def _cpu_tuning(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Tuning | None:
     """Choose how kernels run on the CPU if it is to compute experts beside a device.
 
-    Raises UsageError where vkmoe was built without kernels for it.
+    Raises UsageError where vkmoe has no kernels for it.
     """
     if config.mode not in ("hybrid", "cpu") or spec.experts is None or not device.is_vulkan:
         return None
-    if not has_cpu():
-        raise UsageError(
-            f"{config.mode_option} needs kernels for the CPU, which this vkmoe was built without",
-            "leave it out, or build vkmoe without -DVKMOE_CPU=OFF",
-        )
+    try:
+        variant()
+    except NoDeviceError as error:
+        hint = f"leave it out, or {error.hint}"
+        raise UsageError(f"{config.mode_option} needs the CPU: {error}", hint) from error
     return choose_tuning(cpu_info())
 
 

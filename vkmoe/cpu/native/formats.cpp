@@ -12,7 +12,6 @@ namespace vkmoe {
 namespace {
 
 std::vector<Format> find_formats() {
-    ggml_cpu_init();  // fills the tables that kernels of f16 look up
     std::vector<Format> found;
     for (int number = 0; number < GGML_TYPE_COUNT; ++number) {
         const auto type = static_cast<ggml_type>(number);

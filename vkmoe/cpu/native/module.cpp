@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <ggml-cpu.h>
+
 #include "formats.hpp"
 #include "kernels.hpp"
 #include "pool.hpp"
@@ -86,8 +88,10 @@ private:
 
 }  // namespace vkmoe
 
-PYBIND11_MODULE(_native, module) {
+// CMake names the module after the variant. Its classes are its own: tests import several.
+PYBIND11_MODULE(VKMOE_MODULE, module) {
     using namespace vkmoe;
+    ggml_cpu_init();  // fills the table of f16, which is looked up where no instruction converts
     module.attr("ggml_version") = VKMOE_GGML_VERSION;
     module.def("features", &kernel_features);
     module.def("kernels", &kernel_names);
@@ -96,15 +100,16 @@ PYBIND11_MODULE(_native, module) {
         for (const Format& format : formats()) all.append(described(format));
         return all;
     });
-    py::class_<Pool>(module, "Pool")
+    py::class_<Pool>(module, "Pool", py::module_local())
         .def(py::init<size_t>(), "n_threads"_a)
         .def_property_readonly("n_threads", &Pool::n_threads);
-    py::class_<Regions, std::shared_ptr<Regions>>(module, "Regions")
+    py::class_<Regions, std::shared_ptr<Regions>>(module, "Regions", py::module_local())
         .def(py::init<>())
         .def("add", &Regions::add, "address"_a, "n_bytes"_a)
         .def("remove", &Regions::remove, "address"_a);
-    py::class_<Scratch, std::shared_ptr<Scratch>>(module, "Scratch").def(py::init<>());
-    py::class_<Recording>(module, "Recording")
+    py::class_<Scratch, std::shared_ptr<Scratch>>(module, "Scratch", py::module_local())
+        .def(py::init<>());
+    py::class_<Recording>(module, "Recording", py::module_local())
         .def(py::init<std::shared_ptr<Regions>, std::shared_ptr<Scratch>>(), "regions"_a,
              "scratch"_a)
         .def("dispatch", &Recording::dispatch, "kernel"_a, "variant"_a, "numbers"_a, "tensors"_a,
