@@ -200,6 +200,7 @@ def test_prompt(cache: list[str]) -> None:
     }
 
 
+@pytest.mark.usefixtures("cpu_native")
 def test_cpu(cache: list[str], tmp_path: Path) -> None:
     """Beside llama.cpp's benchmark in both of its ways, with another process at work."""
     rival = tmp_path / "llama-bench"

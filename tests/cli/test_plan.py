@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import need_cpu
 from vkmoe.placement.device_profiles import known_profiles
 
 from .conftest import Run
@@ -32,6 +33,7 @@ def test_the_help_names_the_profiles_there_are(run: Run) -> None:
     assert all(name in words for name in known_profiles())
 
 
+@pytest.mark.usefixtures("cpu_native")
 def test_the_same_as_json(run: Run) -> None:
     done = run("plan", "--device-profile", "navi31", "--json", "--cpu-moe")
     found = json.loads(done.out)
@@ -47,6 +49,8 @@ def test_the_same_as_json(run: Run) -> None:
 
 @pytest.mark.parametrize("device", ["vulkan", "cpu"])
 def test_a_plan_for_a_device_that_is_here_is_measured(run: Run, device: str) -> None:
+    if device == "cpu":
+        need_cpu()
     found = json.loads(run("plan", "--device", device, "--json").out)
     assert found["mode"] == "resident" and found["sources"] == {"speeds": "measured now"}
     assert found["bytes_per_second"]["host"] > 1e8 < found["bytes_per_second"]["device"]
@@ -89,6 +93,7 @@ def test_what_contradicts_is_named(run: Run, words: list[str], told: str) -> Non
     assert done.code == 2 and told in done.err and "hint:" in done.err and not done.out
 
 
+@pytest.mark.usefixtures("cpu_native")
 def test_what_is_typed_wins_over_a_variable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKMOE_CPU_MOE", "1")
     words = ["plan", "--device-profile", "navi31", "--json"]
@@ -114,6 +119,8 @@ def test_what_is_typed_wins_over_a_variable(run: Run, monkeypatch: pytest.Monkey
 def test_what_does_not_fit_is_one_error(
     run: Run, tmp_path: Path, free_mib: int, words: list[str], told: str
 ) -> None:
+    if "--n-cpu-moe" in words:
+        need_cpu()
     found = json.loads((Path(__file__).parents[2] / "vkmoe/data/devices/navi31.json").read_text())
     size = (512 + free_mib) << 20  # of which plans leave 512 MiB
     for heap in found["device"]["heaps"]:

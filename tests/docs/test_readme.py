@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import need_cpu
 from vkmoe.cli import main
 from vkmoe.placement import remembered
 
@@ -76,6 +77,8 @@ def test_command(
 
     A shell runs those that need one; the others are run in this process, which saves its start.
     """
+    if re.search("--device cpu|--cpu-moe|--expert-mode hybrid", command):
+        need_cpu()
     if re.match("vkmoe ", command) and not re.search("[|&]", command):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(
@@ -103,6 +106,7 @@ def test_python(code: str, folder: Path) -> None:
 
 def test_demo_writes_what_readme_shows() -> None:
     """Other drivers may round otherwise and go on differently: only the beginning is compared."""
+    need_cpu()
     shown = blocks("text")[0]
     done = run([str(ROOT / "tools" / "demo")], ROOT, VKMOE_DEVICE="cpu")
     assert done.returncode == 0, done.stderr

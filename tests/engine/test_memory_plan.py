@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny import mixed_model, model_path
+from tests.needs import need_cpu
+from vkmoe.config import EngineConfig
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.llm import LLM
@@ -125,6 +127,8 @@ def check_work(llm: LLM) -> None:
 
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_no_heap_holds_more_than_planned(options: dict[str, Any], asked: Asked) -> None:
+    if EngineConfig(**options).mode in ("cpu", "hybrid"):
+        need_cpu()
     with LLM(ctx_size=64, **options) as llm:
         assert (llm.plan.mode.experts_in == "cache") == bool(
             {"expert_slots", "expert_cache"} & {*options}
