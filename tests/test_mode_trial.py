@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny import model_path
-from tests.needs import missing
+from tests.needs import need_cpu
 from vkmoe import mode_trial
 from vkmoe.choices import ModeName
 from vkmoe.cli.notes import opened
 from vkmoe.config import EngineConfig
-from vkmoe.cpu.device import has_cpu
 from vkmoe.devices import choose_device, list_devices
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
@@ -32,8 +31,7 @@ SHARED: dict[str, Any] = {"device": "vulkan", "ctx_size": 64}  # all fit: reside
 @pytest.fixture(autouse=True)
 def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models are chosen for, too, in a short time, and nothing is remembered yet."""
-    if not has_cpu():
-        missing("vkmoe was built without the CPU device")
+    need_cpu()
     monkeypatch.setattr(mode_trial, "WARM_SECONDS", 0.1)
     monkeypatch.setattr(mode_trial, "SECONDS", 0.1)
     monkeypatch.setattr(mode_choice, "LEAST_EXPERTS", 1)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.gpu.invented import GIB, LAVAPIPE
-from tests.needs import missing
+from tests.needs import need_cpu
 from tools.pipelines import Described
 from vkmoe.config import EngineConfig
-from vkmoe.cpu.device import cpu_info, has_cpu
+from vkmoe.cpu.device import cpu_info
 from vkmoe.facts import DeviceInfo
 from vkmoe.placement import mode_choice, remembered
 from vkmoe.placement.device_profiles import read_profile
@@ -44,8 +44,7 @@ TINY_CARD = replace(
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where choices are remembered: nowhere yet."""
-    if not has_cpu():
-        missing("vkmoe was built without the CPU device")
+    need_cpu()
     modes = tmp_path / "modes"
     monkeypatch.setattr(
         remembered, "remembered_path", lambda device, what="": modes / f"{device.name}.json"

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, get_args
 from vkmoe import __version__
 from vkmoe.choices import ModeName
 from vkmoe.config import EngineConfig
-from vkmoe.cpu.device import cpu_info, has_cpu
+from vkmoe.cpu.device import cpu_info
+from vkmoe.cpu.variants import has_cpu
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeviceInfo, MemoryPlan
 from vkmoe.models import ModelFile
