@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cpu_turns import listed_turns
 from tests.engine.tiny import model_path
 from tests.needs import need_cpu
 from vkmoe import mode_trial
@@ -18,7 +19,6 @@ from vkmoe.config import EngineConfig
 from vkmoe.devices import choose_device, list_devices
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
-from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.mode_trial import first_layers, measure_modes
 from vkmoe.models import open_model
@@ -70,14 +70,7 @@ def test_the_line_at_the_start_tells_which_mode_runs_and_why(
     modes = ("cache", "hybrid") if options is SLOTS else ("resident", "cpu")
     times = {other: 1.0 if other == mode else 2.0 for other in modes}
     monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: times)
-    turns: list[int] = []
-    compute = CpuWorker.compute
-
-    def counted(self: CpuWorker, layer: int) -> None:
-        turns.append(layer)
-        compute(self, layer)
-
-    monkeypatch.setattr(CpuWorker, "compute", counted)
+    turns = listed_turns(monkeypatch)
     with opened(None, EngineConfig(**options), verbose=False, quiet=False) as llm:
         llm.generate("def f(x):", max_tokens=6, temp=0, ignore_eos=True)
         assert llm.engine.profiler is not None

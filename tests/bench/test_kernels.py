@@ -37,7 +37,7 @@ from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.mapped import kept_type
 from vkmoe.quants import HAS_KERNEL, TYPES
 from vkmoe.selftest.families import FAMILIES
-from vkmoe.selftest.inputs import WEIGHT_TYPES, other_types
+from vkmoe.selftest.inputs import WEIGHT_TYPES, compared_types
 from vkmoe.selftest.launch_cases import works_of
 from vkmoe.selftest.suite import compiled_variants
 
@@ -117,7 +117,7 @@ def test_every_kernel_of_a_cpu_is_measured_in_every_type(cpu_native: None) -> No
     found, left_out = kernels.chosen_jobs(SMALL, models, choose_tuning(info), info)
     assert {job.setup.variant.family for job in found} == cpu_kernels() & set(WORKS)
     of_weights = {job.setup.variant.axis for job in found if job.work.n_weights}
-    assert of_weights == {*WEIGHT_TYPES, *other_types()} and not left_out
+    assert of_weights == {*WEIGHT_TYPES, *compared_types()} and not left_out
 
 
 def test_idle_threads_are_named() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.cpu_turns import listed_turns
 from tests.engine.caches import assert_same_bits, rows
 from tests.engine.test_batches import batch, joined, prompt, tokens_of
 from tests.engine.test_logits import PHASES, TOLERANCE, error, run
@@ -18,7 +19,6 @@ from tests.engine.tiny import NAMES, ONE_OF_EACH, expected, lengthened, model_pa
 from vkmoe.cli.notes import mode_line, opened
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement import span_reader
 
@@ -162,14 +162,7 @@ def test_the_line_at_the_start_tells_what_is_done(
     way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the counters of what the CPU computed and of what was found on the device."""
-    turns: list[int] = []
-    compute = CpuWorker.compute
-
-    def counted(self: CpuWorker, layer: int) -> None:
-        turns.append(layer)
-        compute(self, layer)
-
-    monkeypatch.setattr(CpuWorker, "compute", counted)
+    turns = listed_turns(monkeypatch)
     config = EngineConfig(ctx_size=64, **WAYS[way])
     with opened(None, config, verbose=False, quiet=False) as llm:
         llm.generate("def f(x):", max_tokens=6, temp=0, ignore_eos=True)

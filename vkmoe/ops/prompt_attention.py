@@ -111,8 +111,7 @@ def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> Prompt
         columns = max(1, min(CPU_COLUMNS, CPU_LATENT_UNITS // lane_units))
         return PromptTiling(CPU_LANES, columns, tuning.walk_suffix)
     lanes_of_unit = _power_of_two(GPU_LANES // value_units)
-    needs_more = "f32" in shape.kv_types or shape.kv_types.values == "q8_0"
-    lane_sums = LANE_SUMS_OF_MORE if needs_more else LANE_SUMS
+    lane_sums = LANE_SUMS if set(shape.kv_types) == {"f16"} else LANE_SUMS_OF_MORE
     columns = min(32, lanes_of_unit * lane_sums // UNIT_DIMS)
     words = 4 * (CHUNK + 1) * (2 * columns + BLOCK) + 5 * columns
     assert 4 * words <= SHARED_BYTES, (shape, columns)
