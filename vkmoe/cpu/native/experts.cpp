@@ -76,9 +76,11 @@ std::vector<Step> expert_gate_up(const Call& call) {
 
     const Inputs inputs(call, format, n_columns, n_vectors);
     const auto scales = std::make_shared<std::vector<float>>(n_vectors);
-    const auto bring = [=](size_t vector, size_t) {
-        inputs.take(vector, x + vector * x_pitch);
-        (*scales)[vector] = norm.scale(vector);
+    const size_t n_parts = inputs.n_parts();
+    const auto bring = [=](size_t item, size_t) {
+        const size_t vector = item / n_parts, part = item % n_parts;
+        inputs.take_part(vector, part, x + vector * x_pitch);
+        if (part == 0) (*scales)[vector] = norm.scale(vector);
     };
     const size_t n_groups = ceil_divide(n_rows, rows);
     const auto multiply = [=](size_t item, size_t) {
@@ -106,7 +108,7 @@ std::vector<Step> expert_gate_up(const Call& call) {
         }
     };
     static_assert(kBoth == 0, "both are multiplied where no pass is one of them alone");
-    return {{n_vectors, bring, false}, {n_vectors * n_slots * n_groups, multiply, true}};
+    return {{n_vectors * n_parts, bring, false}, {n_vectors * n_slots * n_groups, multiply, true}};
 }
 
 std::vector<Step> expert_down(const Call& call) {
@@ -143,7 +145,19 @@ std::vector<Step> expert_down(const Call& call) {
         if (experts.expert(vector, slot) == nullptr) return;
         inputs.take(item, act + vector * act_pitch + slot * slot_words);
     };
+    // First the products of each expert, whose rows lie behind one another: where some of each are
+    // read in turns, to be added up at once, the processor begins to prefetch anew each time.
+    const auto products = std::make_shared<std::vector<float>>(n_vectors * n_slots * n_rows);
     const auto multiply = [=](size_t item, size_t) {
+        const size_t index = item / n_groups, first = item % n_groups * rows;
+        const uint8_t* const expert = experts.expert(index / n_slots, index % n_slots);
+        if (expert == nullptr) return;
+        const uint8_t* const matrix = part<uint8_t>(expert, down_at);
+        for (size_t row = first; row < std::min(first + rows, n_rows); ++row) {
+            (*products)[index * n_rows + row] = inputs.dot(matrix + row * row_bytes, index);
+        }
+    };
+    const auto add = [=](size_t item, size_t) {
         const size_t vector = item / n_groups, group = item % n_groups;
         if (experts.expert(vector, 0) == nullptr) return;
         const size_t first = group * rows, end = std::min(first + rows, n_rows);
@@ -151,7 +165,7 @@ std::vector<Step> expert_down(const Call& call) {
         for (size_t slot = 0; slot < n_slots; ++slot) {  // always in this order
             const uint8_t* const expert = experts.expert(vector, slot);
             if (expert == nullptr) break;  // those without an address come last
-            const uint8_t* const matrix = part<uint8_t>(expert, down_at);
+            const float* const found = products->data() + (vector * n_slots + slot) * n_rows;
             float weight = 1.0F;
             if (!experts.is_fixed()) {
                 weight = experts.word(vector, n_slots + slot);
@@ -159,8 +173,7 @@ std::vector<Step> expert_down(const Call& call) {
                 weight = experts.word(vector, weight_word);
             }
             for (size_t row = first; row < end; ++row) {
-                const float product = inputs.dot(matrix + row * row_bytes, vector * n_slots + slot);
-                sums[row - first] += weight * product;
+                sums[row - first] += weight * found[row];
                 if (is_biased) biases[row - first] += weight * part<float>(expert, bias_at)[row];
             }
         }
@@ -174,7 +187,9 @@ std::vector<Step> expert_down(const Call& call) {
         }
         partials[vector * partials_pitch + group] = squares;
     };
-    return {{n_vectors * n_slots, bring, false}, {n_vectors * n_groups, multiply, true}};
+    return {{n_vectors * n_slots, bring, false},
+            {n_vectors * n_slots * n_groups, multiply, true},
+            {n_vectors * n_groups, add, true}};
 }
 
 }  // namespace vkmoe

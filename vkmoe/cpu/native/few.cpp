@@ -47,7 +47,13 @@ __m256i higher_bits(__m256i values, int shift, int mask) {
     return _mm256_slli_epi16(low_bits(values, shift, mask), 4);
 }
 
-float number(ggml_half half) { return ggml_fp16_to_fp32(half); }
+float number(ggml_half half) {
+#ifdef __F16C__
+    return _cvtsh_ss(half);
+#else
+    return ggml_fp16_to_fp32(half);
+#endif
+}
 
 /// Six bits of each of eight scales, then of eight minima (ggml-common.h, block_q4_K).
 void unpack_scales(const uint8_t* packed, Block& block) {

@@ -77,11 +77,22 @@ public:
         format_->quantise(vector, at(index), n_columns_);
     }
 
+    /// Parts of a vector that threads can take side by side: the others wait for the only one that
+    /// takes it whole, and fall asleep.
+    size_t n_parts() const { return ceil_divide(n_columns_, kPartColumns); }
+
+    void take_part(size_t index, size_t part, const float* vector) const {
+        const size_t first = part * kPartColumns, n = std::min(kPartColumns, n_columns_ - first);
+        format_->quantise(vector + first, at(index) + format_->input_bytes(first), n);
+    }
+
     float dot(const uint8_t* row, size_t index) const {
         return format_->dot(row, at(index), n_columns_);
     }
 
 private:
+    static constexpr size_t kPartColumns = 512;  // whole blocks of every type
+
     const Format* format_;
     size_t n_columns_, n_, stride_;
     std::shared_ptr<Scratch> scratch_;

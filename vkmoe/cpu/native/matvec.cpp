@@ -12,9 +12,11 @@
 namespace vkmoe {
 
 std::vector<Step> matvec(const Call& call) {
+    constexpr size_t kFewestItems = 16;  // of a small matrix, such as a router: threads share it too
     const Format& format = call.format();
     const size_t n_columns = columns_of(call, format);
-    const size_t n_rows = call.count("n_rows"), rows = call.count("rows");
+    const size_t n_rows = call.count("n_rows");
+    const size_t rows = std::min(call.count("rows"), ceil_divide(n_rows, kFewestItems));
     const size_t n_vectors = call.groups[2] * call.count("columns");
     const size_t x_stride = 4 * call.count("x_stride"), x_offset = 4 * call.count("x_offset");
     const size_t n_heads = x_stride != 0 ? call.groups[1] : 1;
@@ -30,10 +32,12 @@ std::vector<Step> matvec(const Call& call) {
 
     const Inputs inputs(call, format, n_columns, n_vectors * n_heads);
     const auto scales = std::make_shared<std::vector<float>>(n_vectors);
+    const size_t n_parts = inputs.n_parts();
     const auto bring = [=](size_t item, size_t) {
-        const size_t vector = item / n_heads, head = item % n_heads;
-        inputs.take(item, x + vector * x_pitch + x_offset + head * x_stride);
-        if (head == 0) (*scales)[vector] = norm.scale(vector);
+        const size_t index = item / n_parts, part = item % n_parts;
+        const size_t vector = index / n_heads, head = index % n_heads;
+        inputs.take_part(index, part, x + vector * x_pitch + x_offset + head * x_stride);
+        if (head == 0 && part == 0) (*scales)[vector] = norm.scale(vector);
     };
     const size_t n_groups = ceil_divide(n_rows, rows);
     const auto multiply = [=](size_t item, size_t) {
@@ -48,7 +52,8 @@ std::vector<Step> matvec(const Call& call) {
             }
         }
     };
-    return {{n_vectors * n_heads, bring, false}, {n_heads * n_groups, multiply, true}};
+    const size_t n_taken = n_vectors * n_heads * n_parts;
+    return {{n_taken, bring, false}, {n_heads * n_groups, multiply, true}};
 }
 
 std::vector<Step> matvec_residual(const Call& call) {
@@ -72,7 +77,11 @@ std::vector<Step> matvec_residual(const Call& call) {
         call.words<float>("partials", reach(n_vectors, partials_pitch, n_groups));
 
     const Inputs inputs(call, format, n_columns, n_vectors);
-    const auto bring = [=](size_t vector, size_t) { inputs.take(vector, x + vector * x_pitch); };
+    const size_t n_parts = inputs.n_parts();
+    const auto bring = [=](size_t item, size_t) {
+        const size_t vector = item / n_parts;
+        inputs.take_part(vector, item % n_parts, x + vector * x_pitch);
+    };
     const auto multiply = [=](size_t group, size_t) {
         const size_t first = group * rows, end = std::min(first + rows, n_rows);
         for (size_t vector = 0; vector < n_vectors; ++vector) {
@@ -89,7 +98,7 @@ std::vector<Step> matvec_residual(const Call& call) {
             partials[vector * partials_pitch + group] = squares;
         }
     };
-    return {{n_vectors, bring, false}, {n_groups, multiply, true}};
+    return {{n_vectors * n_parts, bring, false}, {n_groups, multiply, true}};
 }
 
 std::vector<Step> embed(const Call& call) {
