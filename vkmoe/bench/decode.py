@@ -26,6 +26,7 @@ from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import sizing_line
 from vkmoe.facts import DeviceInfo
+from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.llm import demo_model_path, read_tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
@@ -104,15 +105,8 @@ def run(
         f"  a token reads {sizes.total / 1e6:,.1f} MB of them (trunk {sizes.trunk / 1e6:,.1f}, "
         f"experts {sizes.experts / 1e6:,.1f}): the roofline allows {1 / least_s:,.1f} tok/s"
     )
-    config, loading = replace(config, device=str(info.index)), _loading(output)
-    with open_model(path) as file:
-        chosen = choose_mode(file, config, tokenizer.encode, loading)
-    with Engine(path, config, loading, choice=chosen) as engine:
+    with _opened(path, replace(config, device=str(info.index)), tokenizer, output) as engine:
         _check_context(needed, engine.ctx_size)
-        if chosen is not None:
-            output.say(f"experts: {chosen.mode} ({chosen.reason})")
-        if engine.plan.sizing is not None:
-            output.say(sizing_line(engine.plan.sizing))
         checks = _check(engine, prompt, choice.n_tokens, output)
         found = _measure(engine, prompt, choice, output)
     share = found["rows"][0].value.median * least_s
@@ -122,6 +116,19 @@ def run(
     found |= {"bytes_per_token": sizes.total, "share_of_roofline": share}
     found |= {"prompt": len(prompt), "tokens": choice.n_tokens, "context": engine.ctx_size}
     return document("decode", card, {"roofline": roofline.document(), **found})
+
+
+def _opened(path: Path, config: EngineConfig, tokenizer: Tokenizer, output: Output) -> Engine:
+    """Load the model as a run would, with experts computed where they were measured to be best."""
+    loading = _loading(output)
+    with open_model(path) as file:
+        chosen = choose_mode(file, config, tokenizer.encode, loading)
+    engine = Engine(path, config, loading, choice=chosen)
+    if chosen is not None:
+        output.say(f"experts: {chosen.mode} ({chosen.reason})")
+    if engine.plan.sizing is not None:
+        output.say(sizing_line(engine.plan.sizing))
+    return engine
 
 
 def token_bytes(model: ModelFile, layout: Layout = "planes") -> TokenBytes:

@@ -394,11 +394,8 @@ class ExpertCache:
         assert self._cpu is None, "which experts are the CPU's would depend on other programs"
         n_slots = n_freed = 0
         slots, locations = self._memory.slots, self.residency.locations
-        while n_freed < n_bytes:
-            able = (numbers for numbers in slots.last_chunks() if locations.can_retire(numbers))
-            numbers = next(able, NO_KEYS)
-            if not numbers.size:
-                break
+        while n_freed < n_bytes and (able := [*filter(locations.can_retire, slots.last_chunks())]):
+            numbers = able[0]
             self._leave(numbers)
             n_freed += slots.free(numbers)
             n_slots += numbers.size
