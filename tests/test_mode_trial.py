@@ -94,14 +94,17 @@ def test_a_mode_that_cannot_be_loaded_is_left_out(
     caplog.set_level(logging.INFO, "vkmoe")
 
     def refused(part: Any, config: EngineConfig, progress: Any) -> Engine:
-        if config.expert_mode != "cache":
+        if config.expert_mode == without:
+            part.close()
             raise OutOfMemoryError("no room", "try less")
         return Engine(part, config, progress)
 
     monkeypatch.setattr(mode_trial, "Engine", refused)
-    with LLM(**SLOTS) as llm:
-        assert llm.plan.mode.name == "cache"
-    assert "experts are not computed in mode hybrid: no room" in caplog.messages
+    for without, reason in (("cache", "measured of"), ("hybrid", "12% of the experts")):
+        with LLM(**SLOTS) as llm:  # the rule's mode, which may have room where it is alone
+            assert llm.plan.mode.name == "hybrid" and llm.plan.mode_reason.startswith(reason)
+        assert f"mode {without} cannot be measured: no room" in caplog.messages
+    assert sum("measuring" in message for message in caplog.messages) == 2, "none is remembered"
 
 
 def test_a_device_that_fails_in_the_trial_leaves_the_rule(

@@ -19,7 +19,7 @@ from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.devices import choose_device, list_devices
 from vkmoe.engine import Engine
-from vkmoe.errors import GpuError
+from vkmoe.errors import GpuError, VkmoeError
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, Times, known_choice, mode_question
 from vkmoe.placement.placer import Progress
@@ -65,8 +65,9 @@ def choose_mode(
     """Choose where experts are computed; None where options or the plan leave no choice.
 
     What was measured before counts; else it is measured now, which takes some seconds, and is
-    remembered. `encode` turns a text into the model's tokens, `progress` is called as by the engine
-    while a mode loads its layers. Raises what making a plan raises.
+    remembered if no mode failed. A measurement that fails leaves the choice to the rule. `encode`
+    turns a text into the model's tokens, `progress` is called as by the engine while a mode loads
+    its layers. Raises what making a plan raises.
     """
     if config.mode != "auto" or model.spec.experts is None:
         return None
@@ -76,14 +77,17 @@ def choose_mode(
         return known_choice(question, config)
     log.info("measuring where experts are computed best: some seconds, once for this model here")
     try:
-        times = measure_modes(model, config, question, encode(TEXT), progress)
-    except GpuError as error:
-        log.warning("where experts are computed best cannot be measured: %s", error)
+        times = measure_modes(model, config, question, encode(TEXT) or [0], progress)
+    except (VkmoeError, OSError, MemoryError) as error:
+        log.warning("where experts are computed best cannot be measured: %s", str(error))
         return question.by_rule
+    if question.by_rule.mode not in times:
+        return question.by_rule  # it may have room where it is alone
     part = min(N_LAYERS, len(model.spec.moe_layers))
     what = f"{part} of {len(model.spec.moe_layers)} layers"
     try:
-        question.remember(times, what)
+        if set(times) == set(question.slots):
+            question.remember(times, what)
     except OSError as error:
         log.info("what was measured cannot be remembered: %s", error.strerror)
     return question.answer(times, what)
@@ -98,8 +102,8 @@ def measure_modes(
 ) -> Times:
     """Measure the milliseconds of a decoded token in each mode, in turns.
 
-    A mode whose layers cannot be loaded is left out. Raises GpuErrors: what the last one of them
-    raised where none is left, and those of a device that fails while it computes.
+    A mode whose layers cannot be loaded beside the others is left out. Raises ModelFileError, and
+    GpuErrors of a device that fails while it computes.
     """
     assert tokens and question.slots
     text = [tokens[index % len(tokens)] for index in range(N_CONTEXT)]
@@ -111,10 +115,7 @@ def measure_modes(
             try:
                 arms[mode] = running.enter_context(_Arm(Engine(part, asked, progress), text))
             except GpuError as error:
-                log.info("experts are not computed in mode %s: %s", mode, error)
-                failure = error
-        if not arms:
-            raise failure
+                log.info("mode %s cannot be measured: %s", mode, str(error))
         _rounds(arms, WARM_ROUNDS, WARM_SECONDS)
         return {mode: median(times) for mode, times in _rounds(arms, ROUNDS, SECONDS).items()}
 

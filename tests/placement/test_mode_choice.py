@@ -149,6 +149,7 @@ CHANGES: dict[str, Change] = {
     "no time": lambda it: it["modes"][0]["times"].update(cpu="soon"),
     "never": lambda it: it["modes"][0]["times"].update(cpu=0),
     "nothing": lambda it: it["modes"][0].update(times={}),
+    "no numbers": lambda it: it["modes"][0].update(times=["cpu"]),
     "no text": lambda it: it["modes"][0].update(what=7),
     "no list": lambda it: it.update(modes=7),
     "gone": lambda it: it.pop("modes"),

@@ -279,7 +279,8 @@ class Device(Closing):
 
     def heaps(self) -> tuple[Heap, ...]:
         """Return the heaps as they are now: budgets change when other programs take memory."""
-        return tuple(Heap(**heap) for heap in self._instance.heaps(self.info.index))
+        with translate_errors("asking for the memory there is"):
+            return tuple(Heap(**heap) for heap in self._instance.heaps(self.info.index))
 
     def allocate(self, intent: Intent, n_bytes: int, name: str) -> _native.Buffer:
         """Allocate a raw buffer of `n_bytes`; falls back to the intent's next fitting memory type.

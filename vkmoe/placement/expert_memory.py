@@ -64,7 +64,7 @@ class BudgetWatch:
         heap = info.heaps[self._heap]
         self._watches = info.is_vulkan and not info.is_uma and bool(heap.budget)
         self._next_look = monotonic()
-        self._warned = False
+        self._was_over = self._warned = False
 
     def look(self) -> None:
         """Look at the budget, if that was not done of late. To be called between runs."""
@@ -73,25 +73,27 @@ class BudgetWatch:
         self._next_look = monotonic() + WATCH_SECONDS
         heap = self._device.heaps()[self._heap]
         n_over = (heap.usage or 0) - (heap.budget or 0)
-        if n_over <= 0 or not heap.usage or not heap.budget:
+        was_over, self._was_over = self._was_over, n_over > 0 and bool(heap.usage and heap.budget)
+        if not (was_over and self._was_over):  # once may be for a moment
             return
         n_slots = n_freed = 0
         if self._gives:
             n_slots, n_freed = self._tracker.give_back(n_over)
         if n_freed:
-            log.warning(
+            log.log(
+                logging.INFO if self._warned else logging.WARNING,
                 "other programs need the GPU's memory: %.0f MiB were given back, %d experts fewer "
                 "have a slot",
                 n_freed / 2**20,
                 n_slots,
             )
         elif not self._warned:
-            self._warned = True
             log.warning(
                 "other programs need the GPU's memory, of which %.0f MiB too much are in use: "
                 "expect to be slowed down; close them, or start again",
                 n_over / 2**20,
             )
+        self._warned = True
 
 
 class ExpertMemory(Closing):

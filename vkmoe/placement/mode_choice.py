@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -36,6 +37,7 @@ __all__ = [
     "mode_question",
 ]
 
+log = logging.getLogger("vkmoe")
 LEAST_EXPERTS = 256 << 20  # bytes in a file; with fewer no mode is slow
 FEW_SLOTS = 0.5  # of a layer's experts: with fewer the CPU helps (SharpInference, issue 215)
 HYSTERESIS = 0.03  # share of the rule's time that another mode must save
@@ -122,7 +124,7 @@ class ModeQuestion:
             if {name: document[name] for name in expected} != expected:
                 return []
             return [_checked(entry) for entry in document["modes"]]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return []  # it is measured again, and the file is written anew
 
 
@@ -137,10 +139,16 @@ def known_choice(question: ModeQuestion | None, config: EngineConfig) -> ModeCho
 
 
 def decide_with(choice: ModeChoice | None, config: EngineConfig, *given: Any) -> Decision:
-    """Decide as `decide` does of all that is `given`, in the mode of a choice if there was one."""
-    if choice is None:
-        return decide(config, *given)
-    return choice.explain(decide(choice.asked(config), *given))
+    """Decide as `decide` does of all that is `given`, in the mode of a choice if there was one.
+
+    Where that has no room any more, as if there was none.
+    """
+    if choice is not None:
+        try:
+            return choice.explain(decide(choice.asked(config), *given))
+        except OutOfMemoryError as error:
+            log.info("mode %s does not fit any more: %s", choice.mode, str(error))
+    return decide(config, *given)
 
 
 def mode_question(
@@ -187,7 +195,7 @@ def mode_question(
         slots,
         _by_rule(shares, device, usual.mode.on_device),
         _fingerprint(model.spec, model.tensors),
-        _settings(config, shares.values()),
+        _settings(config, shares),
     )
 
 
@@ -213,7 +221,7 @@ def _identity(device: DeviceInfo) -> dict[str, Any]:
     return found | {"vkmoe": __version__, "cpu": f"{cpu.name}, {cpu.driver}"}
 
 
-def _settings(config: EngineConfig, shares: Iterable[float]) -> str:
+def _settings(config: EngineConfig, shares: Mapping[ModeName, float]) -> str:
     """Write what a user chose, the threads there are, and the shares of experts that have a slot.
 
     These are rounded: how much memory is free changes a little from start to start.
@@ -223,7 +231,8 @@ def _settings(config: EngineConfig, shares: Iterable[float]) -> str:
         for item in fields(config)
         if item.name not in _OTHER_OPTIONS and getattr(config, item.name) != item.default
     }
-    return f"{chosen}, {os.cpu_count()} cores, slots {[round(8 * share) for share in shares]} of 8"
+    slots = {mode: round(8 * share) for mode, share in shares.items()}
+    return f"{chosen}, {os.cpu_count()} cores, slots {slots} of 8"
 
 
 def _fingerprint(*described: object) -> str:
@@ -232,11 +241,11 @@ def _fingerprint(*described: object) -> str:
 
 
 def _checked(entry: Any) -> dict[str, Any]:
-    """Check what a file has on one model. Raises ValueError, TypeError or KeyError."""
-    times = entry["times"]
+    """Check what a file has on one model. Raises what reading a damaged one raises."""
+    times = {mode: float(time) for mode, time in entry["times"].items()}
     sound = times and set(times) <= set(get_args(ModeName))
-    if not sound or not all(0 < float(time) < 1e7 for time in times.values()):
+    if not sound or not all(0 < time < 1e7 for time in times.values()):
         raise ValueError(entry)
     if not all(isinstance(entry[name], str) for name in ("model", "settings", "what")):
         raise ValueError(entry)
-    return dict(entry)
+    return {**entry, "times": times}

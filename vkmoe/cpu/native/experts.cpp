@@ -147,14 +147,17 @@ std::vector<Step> expert_down(const Call& call) {
     };
     // First the products of each expert, whose rows lie behind one another: where some of each are
     // read in turns, to be added up at once, the processor begins to prefetch anew each time.
-    const auto products = std::make_shared<std::vector<float>>(n_vectors * n_slots * n_rows);
+    const size_t first_product = call.scratch->take(n_vectors * n_slots * n_rows * sizeof(float));
+    const auto products = [scratch = call.scratch, first_product] {
+        return reinterpret_cast<float*>(scratch->data() + first_product);
+    };
     const auto multiply = [=](size_t item, size_t) {
         const size_t index = item / n_groups, first = item % n_groups * rows;
         const uint8_t* const expert = experts.expert(index / n_slots, index % n_slots);
         if (expert == nullptr) return;
         const uint8_t* const matrix = part<uint8_t>(expert, down_at);
         for (size_t row = first; row < std::min(first + rows, n_rows); ++row) {
-            (*products)[index * n_rows + row] = inputs.dot(matrix + row * row_bytes, index);
+            products()[index * n_rows + row] = inputs.dot(matrix + row * row_bytes, index);
         }
     };
     const auto add = [=](size_t item, size_t) {
@@ -165,7 +168,7 @@ std::vector<Step> expert_down(const Call& call) {
         for (size_t slot = 0; slot < n_slots; ++slot) {  // always in this order
             const uint8_t* const expert = experts.expert(vector, slot);
             if (expert == nullptr) break;  // those without an address come last
-            const float* const found = products->data() + (vector * n_slots + slot) * n_rows;
+            const float* const found = products() + (vector * n_slots + slot) * n_rows;
             float weight = 1.0F;
             if (!experts.is_fixed()) {
                 weight = experts.word(vector, n_slots + slot);

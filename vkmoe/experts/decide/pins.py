@@ -112,12 +112,12 @@ class Pinning:
             locations.pool_of[self._rows[:, 0]],
         )
         chosen: list[int] = []
-        for index, pool in enumerate(locations.pools):
+        for index in range(len(locations.pools)):
             rows = best[pool_of_row == index].tolist()
             used = [[key for key in row if left[key] > 0] for row in rows]
             used.sort(key=lambda keys: -sum(left[keys].tolist()))
             n_taken = int(np.count_nonzero(locations.pool_of[taken] == index))
-            room = max(0, pool.capacity // 2 - n_taken)
+            room = max(0, int(locations.capacities[index]) // 2 - n_taken)
             chosen += [key for keys in used for key in keys][:room]
         return chosen
 
