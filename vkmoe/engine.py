@@ -41,7 +41,7 @@ from vkmoe.placement.loader import load_weights
 from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.placement.placer import Progress
-from vkmoe.placement.plan import Decision, with_less
+from vkmoe.placement.plan import Decision, decide, with_less
 from vkmoe.placement.remembered import tuning_for
 
 __all__ = ["Engine"]
@@ -126,8 +126,11 @@ class Engine(Closing):
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
             info, measure = self.device.info, lambda: link_of_misses(self.device)
             tuning = tuning or tuning_for(info, config.tuning)
-            given = self.model, info, tuning, measure, overlaps
-            decision = decide_with(self._choice, config, *given)
+            decision = decide_with(
+                self._choice,
+                config,
+                lambda asked: decide(asked, self.model, info, tuning, measure, overlaps),
+            )
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
             self._refused = decision.plan

@@ -26,6 +26,7 @@ from vkmoe.placement.mode_choice import (
     known_choice,
     mode_question,
 )
+from vkmoe.placement.plan import Decision, decide
 
 BIG, SMALL = "qwen3-30b-a3b", "olmoe-1b-7b"  # 17 and 4 GiB in Q4_K
 ROOM = 40 * GIB  # of the host
@@ -188,9 +189,13 @@ def test_what_is_known_without_measuring() -> None:
 @pytest.mark.parametrize("mode", ["cache", "hybrid", "cpu"])
 def test_a_plan_gives_the_reason_of_the_choice_and_names_no_option_as_one(mode: Any) -> None:
     profile, model = read_profile("8gb-nobar"), Described(BIG).file("Q4_K")
-    given = model, profile.info, None, lambda: None, False, profile.available_host_bytes
-    made = decide_with(ModeChoice(mode, "it is best"), EngineConfig(), *given).plan
+    free = profile.available_host_bytes
+
+    def decided(asked: EngineConfig) -> Decision:
+        return decide(asked, model, profile.info, available_host_bytes=free)
+
+    made = decide_with(ModeChoice(mode, "it is best"), EngineConfig(), decided).plan
     assert (made.mode.name, made.mode_reason) == (mode, "it is best")
     reasons = [made.mode.reason, *(line.reason for line in made.lines)]
     assert not any("as --expert-mode" in reason for reason in reasons)
-    assert decide_with(None, EngineConfig(), *given).plan.mode_reason == ""
+    assert decide_with(None, EngineConfig(), decided).plan.mode_reason == ""

@@ -116,6 +116,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     from vkmoe.experts.decide.settings import sizing_line
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
+    from vkmoe.placement.plan import decide
     from vkmoe.placement.remembered import Recalled, recall, with_measured
 
     try:
@@ -129,8 +130,9 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     recalled = Recalled() if config.tuning == "table" else recall(device)
     tuning = with_measured(device, recalled)
     choice = known_choice(mode_question(config, model, device, tuning), config)
-    given = model, device, tuning, lambda: None, overlaps
-    decided = decide_with(choice, config, *given).plan
+    decided = decide_with(
+        choice, config, lambda asked: decide(asked, model, device, tuning, overlaps=overlaps)
+    ).plan
     mode = decided.mode
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:

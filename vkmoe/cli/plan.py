@@ -129,12 +129,17 @@ def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> Decis
     """Decide as a run would that has nothing to measure."""
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
+    from vkmoe.placement.plan import decide
 
     info, free = machine.profile.info, machine.profile.available_host_bytes
     choice = known_choice(mode_question(engine, model, info, machine.tuning, free), engine)
     overlaps = copies_overlap(engine, has_queue=not info.is_uma)
-    given = model, info, machine.tuning, lambda: machine.link, overlaps, free
-    return decide_with(choice, engine, *given)
+    tuning, link = machine.tuning, machine.link
+    return decide_with(
+        choice,
+        engine,
+        lambda asked: decide(asked, model, info, tuning, lambda: link, overlaps, free),
+    )
 
 
 def _expectation(

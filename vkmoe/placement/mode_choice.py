@@ -11,7 +11,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -138,17 +139,19 @@ def known_choice(question: ModeQuestion | None, config: EngineConfig) -> ModeCho
     return question.recall() or ModeChoice(mode, f"{reason}; the first run measures")
 
 
-def decide_with(choice: ModeChoice | None, config: EngineConfig, *given: Any) -> Decision:
-    """Decide as `decide` does of all that is `given`, in the mode of a choice if there was one.
+def decide_with(
+    choice: ModeChoice | None, config: EngineConfig, decided: Callable[[EngineConfig], Decision]
+) -> Decision:
+    """Return what is `decided` of a config, in the mode of a choice if there was one.
 
     Where that has no room any more, as if there was none.
     """
     if choice is not None:
         try:
-            return choice.explain(decide(choice.asked(config), *given))
+            return choice.explain(decided(choice.asked(config)))
         except OutOfMemoryError as error:
             log.info("mode %s does not fit any more: %s", choice.mode, str(error))
-    return decide(config, *given)
+    return decided(config)
 
 
 def mode_question(
@@ -168,23 +171,13 @@ def mode_question(
     if not open_question or n_bytes < LEAST_EXPERTS:
         return None
 
-    def planned(mode: ModeName) -> MemoryPlan | None:
-        try:
-            asked = replace(config, expert_mode=mode)
-            return decide(asked, model, device, tuning, lambda: None, False, free).plan
-        except (UsageError, OutOfMemoryError):
-            return None  # another option rules it out, or it does not fit
+    def planned(asked: EngineConfig) -> MemoryPlan:
+        return decide(asked, model, device, tuning, available_host_bytes=available_host_bytes).plan
 
-    free = available_host_bytes
-    usual = decide(config, model, device, tuning, lambda: None, False, free).plan
+    usual = planned(config)
     if usual.host_slots or (usual.mode.on_device and not device.is_uma):
         return None
-    others: tuple[ModeName, ...] = ("cpu",) if usual.mode.on_device else ("hybrid", "cpu")
-    plans = {usual.mode.name: usual}
-    for mode in others:
-        made = planned(mode)
-        if made is not None and made.mode.name == mode:  # without slots hybrid is cpu
-            plans[mode] = made
+    plans = {usual.mode.name: usual, **_others(config, usual, planned)}
     if len(plans) == 1:
         return None
     slots = {mode: min(made.expert_slots, default=0) for mode, made in plans.items()}
@@ -197,6 +190,20 @@ def mode_question(
         _fingerprint(model.spec, model.tensors),
         _settings(config, shares),
     )
+
+
+def _others(
+    config: EngineConfig, usual: MemoryPlan, planned: Callable[[EngineConfig], MemoryPlan]
+) -> dict[ModeName, MemoryPlan]:
+    """Plan the other modes: those that no other option rules out, and that fit."""
+    found: dict[ModeName, MemoryPlan] = {}
+    modes: tuple[ModeName, ...] = ("cpu",) if usual.mode.on_device else ("hybrid", "cpu")
+    for mode in modes:
+        with suppress(UsageError, OutOfMemoryError):
+            made = planned(replace(config, expert_mode=mode))
+            if made.mode.name == mode:  # without slots hybrid is cpu
+                found[mode] = made
+    return found
 
 
 def _by_rule(shares: Mapping[ModeName, float], device: DeviceInfo, all_fit: bool) -> ModeChoice:
