@@ -1,5 +1,6 @@
 // Computes  hidden[row] += sum over ranks of weight[row][rank] * expert_out[pair], pair = row * N_USED + rank, and if SHARED
-//           then hidden[row] += weight * shared_out[row], the weight being a word of the routing, or 1.
+//           then hidden[row] += weight * shared_out[row], the weight being a word of the routing, or 1. With `picks`
+//           that is done for the rows that want logits alone.
 // Inputs    expert_out f32 [n_rows * N_USED][4 * row_vec4s]; shared_out f32 [n_rows][4 * row_vec4s], read if SHARED; routing, of
 //           which the first words of each row_words are the row's N_USED ids, then their weights; params; hidden f32
 //           [n_rows][4 * row_vec4s]; done, by the id of an expert.
@@ -27,14 +28,16 @@ layout(push_constant, std430) uniform Push {
     uint row_vec4s;
     uint row_words;      // of `routing`
     uint weight_word;    // of a row of it, the shared expert's weight; NO_WORD: 1
+    uint picks;
 };
 
 const uint NO_WORD = 0xFFFFFFFFu;
 const uint NOT_A_NUMBER = 0x7FC00000u;
 
 void main() {
-    const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x;
-    if (row >= params.n_rows || i >= row_vec4s) return;
+    const uint numbered = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x;
+    if (numbered >= (picks != 0u ? params.n_picked : params.n_rows) || i >= row_vec4s) return;
+    const uint row = picks != 0u ? params.rows[numbered].picked : numbered;
     const uint at = row * row_vec4s + i, first_word = row * row_words;
     precise vec4 sum = vec4(0.0);
     for (uint rank = 0u; rank < N_USED; ++rank) {

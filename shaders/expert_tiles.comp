@@ -1,7 +1,8 @@
 // Computes  the pairs (row, rank) of a batch's routing grouped by their experts, and tiles: runs of up to tile_columns pairs of
 //           one expert, in rising order of experts. Only experts take part that the table has a place for and that are not
 //           marked done; those that take part and have pairs become done. So the same dispatch, with other experts in the
-//           table, takes up what it left. `clears` does nothing but take all marks away.
+//           table, takes up what it left. `clears` does nothing but take all marks away. With `picks` the rows that want
+//           logits take part alone.
 //           Tiles of experts that are at home (AT_HOME in their entry) come last where n_places is not 0: these experts are
 //           brought from there, n_places in each round, to one half of the places and the other in turn, and read there.
 // Inputs    routing, of which the first N_USED words of each row_words are the row's ids; params; the expert table by address,
@@ -37,6 +38,7 @@ layout(push_constant, std430) uniform Push {
     uint row_words;
     uint tile_columns;
     uint clears;
+    uint picks;
 };
 
 const uint AT_HOME = 1u;              // in the low word of an entry
@@ -48,6 +50,14 @@ shared uint chosen_by[N_EXPERTS];     // the rows of a block that chose an exper
 shared uvec4 totals[gl_WorkGroupSize.x]; // sizes of a lane's experts
 
 uint lane() { return gl_LocalInvocationIndex; }
+
+uint n_rows() { return picks != 0u ? params.n_picked : params.n_rows; }
+
+// The pair of the i-th row that takes part, counted from 0, and a rank: i * N_USED + rank.
+uint pair_of(uint numbered) {
+    const uint i = numbered / N_USED, row = picks != 0u ? params.rows[i].picked : i;
+    return row * N_USED + numbered % N_USED;
+}
 
 uint chosen_id(uint pair) { return routing[pair / N_USED * row_words + pair % N_USED]; }
 
@@ -69,7 +79,8 @@ uvec4 size_of(uint expert, uvec2 entry) {
 void count_pairs() {
     for (uint e = lane(); e < N_EXPERTS; e += gl_WorkGroupSize.x) next_pair[e] = chosen_by[e] = 0u;
     barrier();
-    for (uint p = lane(); p < params.n_rows * N_USED; p += gl_WorkGroupSize.x) atomicAdd(next_pair[chosen_id(p)], 1u);
+    for (uint p = lane(); p < n_rows() * N_USED; p += gl_WorkGroupSize.x)
+        atomicAdd(next_pair[chosen_id(pair_of(p))], 1u);
     barrier();
 }
 
@@ -125,16 +136,16 @@ void place_experts() {
     barrier();
 }
 
-// Places the pairs of up to BLOCK_ROWS rows.
+// Places the pairs of up to BLOCK_ROWS rows, of those that take part.
 void place_pairs(uint first_row) {
-    const uint first = first_row * N_USED, end = min(first_row + BLOCK_ROWS, params.n_rows) * N_USED;
+    const uint first = first_row * N_USED, end = min(first_row + BLOCK_ROWS, n_rows()) * N_USED;
     for (uint p = first + lane(); p < end; p += gl_WorkGroupSize.x)
-        atomicOr(chosen_by[chosen_id(p)], 1u << (p / N_USED - first_row));
+        atomicOr(chosen_by[chosen_id(pair_of(p))], 1u << (p / N_USED - first_row));
     barrier();
     for (uint p = first + lane(); p < end; p += gl_WorkGroupSize.x) {
-        const uint id = chosen_id(p);
+        const uint pair = pair_of(p), id = chosen_id(pair);
         const uint earlier = chosen_by[id] & ((1u << (p / N_USED - first_row)) - 1u);
-        if (next_pair[id] != NOT_NOW) sorted_pairs[next_pair[id] + bitCount(earlier)] = p;
+        if (next_pair[id] != NOT_NOW) sorted_pairs[next_pair[id] + bitCount(earlier)] = pair;
     }
     barrier();
     for (uint e = lane(); e < N_EXPERTS; e += gl_WorkGroupSize.x) {
@@ -151,5 +162,5 @@ void main() {
     }
     count_pairs();
     place_experts();
-    [[dont_unroll]] for (uint row = 0u; row < params.n_rows; row += BLOCK_ROWS) place_pairs(row);
+    [[dont_unroll]] for (uint row = 0u; row < n_rows(); row += BLOCK_ROWS) place_pairs(row);
 }

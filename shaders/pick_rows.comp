@@ -1,7 +1,7 @@
-// Computes  y[i] = x[params.rows[i].picked]: the rows of a batch that want logits, one behind the other.
+// Computes  y[i] = x[params.rows[first_picked + i].picked]: rows of a batch that want logits, one behind the other.
 // Inputs    x f32 [rows][row_vec4s] as vec4, params; y the same. Rows lie a pitch behind one another, in vec4.
 // Who       workgroup -> one row of y (z), its vec4s in runs of the workgroup size (x), one a lane.
-// Assumes   rows are whole vec4s. A picked row behind the last is the last.
+// Assumes   rows are whole vec4s. Behind the last that is picked, y has some row of x.
 // Dispatch  (ceil(row_vec4s / workgroup size), 1, rows of y)
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -20,6 +20,7 @@ layout(push_constant, std430) uniform Push {
 
 void main() {
     const uint i = gl_GlobalInvocationID.x, row = gl_WorkGroupID.z;
-    const uint picked = min(params.rows[row].picked, params.n_rows - 1u);
+    const uint at = min(params.first_picked + row, params.n_rows - 1u);
+    const uint picked = min(params.rows[at].picked, params.n_rows - 1u);
     if (i < row_vec4s) y[row * y_pitch + i] = x[picked * x_pitch + i];
 }

@@ -206,7 +206,7 @@ class Engine(Closing):
 
     @property
     def max_logit_rows(self) -> int:
-        """Return the most rows of a prompt batch that may want logits."""
+        """Return for how many rows of a prompt batch the head runs at once."""
         return self.workspace.logits.n_rows
 
     @property
@@ -217,6 +217,7 @@ class Engine(Closing):
     def run(self, batch: TokenBatch) -> RunResult:
         """Process a batch; its result has the largest logits of each row that wants any.
 
+        Where more rows of a prompt want some than `max_logit_rows`, it has those of the first.
         Rows of a region must stand together, in order of their positions; `rewind` goes back to an
         earlier one.
         """
@@ -239,13 +240,13 @@ class Engine(Closing):
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         return result
 
-    def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
-        """Return the largest logits of those rows of the last batch, a prompt's, that want any now.
+    def run_head(self, batch: TokenBatch, first: int) -> tuple[TopLogits, ...]:
+        """Return the largest logits of more rows of the last batch, a prompt, that want any.
 
-        `batch` is that batch but for the rows that want logits, whose bits are those of any run.
+        Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
         """
         self._backend.settle()
-        return self._programs.run_head(batch, self._experts)
+        return self._programs.run_head(batch, first, self._experts)
 
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token. Returns the largest logits, or None without logits."""

@@ -333,6 +333,13 @@ class ModelSpec:
         layers = enumerate(self.layers)
         return tuple(i for i, layer in layers if isinstance(layer.feed_forward, ExpertSpec))
 
+    def picks(self, moe_layer: int) -> bool:
+        """Say whether a prompt's rows need the experts of a MoE layer only where they want logits.
+
+        So it is in the last layer: nothing but the head reads what rows become there.
+        """
+        return self.moe_layers[moe_layer] == self.n_layers - 1
+
     @property
     def experts(self) -> ExpertSpec | None:
         """Find the routed experts, alike in all layers that have any; None: no layer has."""

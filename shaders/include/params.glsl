@@ -8,7 +8,7 @@ struct TokenRow {
     uint token;            // id of the token
     uint position;         // its position in the context, counted from 0
     uint sequence;         // the region of the KV caches that its sequence has
-    uint picked;           // not of this row: of row i, which row is the i-th that wants logits
+    uint picked;           // not of this row: of row i, which row is the i-th picked one, which wants logits
 };
 
 layout(set = 0, binding = PARAMS_BINDING, std430) readonly buffer ParamsBuffer {
@@ -16,7 +16,9 @@ layout(set = 0, binding = PARAMS_BINDING, std430) readonly buffer ParamsBuffer {
     uint serial;           // number of this submit; the last dispatch writes it into the log
     uint n_rows;           // in use
     uint landing_row;      // the row whose missed experts may land
-    uint reserved[HEADER_WORDS - 5u];
+    uint n_picked;         // rows that want logits
+    uint first_picked;     // the first one that the head runs for: it takes only so many at once
+    uint reserved[HEADER_WORDS - 7u];
     TokenRow rows[];
 } params;
 

@@ -1,4 +1,7 @@
-"""The head of a prompt runs again for rows that wanted no logits before, and gives their bits."""
+"""The head of a prompt runs for so many rows at a time, and gives the bits that any other run does.
+
+In the last layer, experts are computed for the rows that want logits alone.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ N_TOKENS = 21
 LEAST = "the least"  # that a host pool may have
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ONE_OF_EACH},
+    "experts on the CPU": ("olmoe_one_kv_head", {"cpu_moe": True}),
+    "some on the CPU": ("olmoe_one_kv_head", {"expert_mode": "hybrid", "expert_slots": 2}),
     "stepped": ("olmoe_one_kv_head", {"executor": "stepped"}),
     "one slot, gathered": ("olmoe_one_kv_head", {"expert_slots": 1, "miss": "gather"}),
     "kept as they are read": ("olmoe_one_kv_head", {"expert_slots": 2, "promote_on_read": True}),
@@ -70,21 +75,23 @@ def test_rows_of_a_chunk_have_the_logits_of_prompts_that_end_there(
 
 
 def test_rows_of_several_sequences_in_any_choice() -> None:
-    """Also one that had logits before; what is run next finds the chunk as any other leaves it."""
+    """Also those that had logits before; what runs next finds the chunk as any other leaves it."""
     with Engine(model_path("olmoe_one_kv_head"), EngineConfig(ctx_size=64, parallel=2)) as engine:
         tokens = tokens_of(engine.n_vocab, N_TOKENS)
         wanted = prompt(engine, tokens, [1] * N_TOKENS)
         both = joined(batch(tokens, 0, 9, 0), batch(tokens, 0, 12, 1))
-        engine.run(both)
         positions = [*range(9), *range(12)]
-        for chosen in ((0, 8, 9, 20), (20,), (3, 4, 5, 11, 12, 13, 18, 19)):
+        for chosen in ((0, 8, 9, 20), (20,), (3, 4, 5, 6, 7, 11, 12, 13, 18, 19), range(21)):
             wants = tuple(i in chosen for i in range(len(positions)))
-            tops = engine.run_head(both._replace(wants_logits=wants))
-            rows = [positions[i] for i in chosen]
-            found = np.stack([engine.full_logits(i) for i in range(len(rows))])
-            assert_same_bits(found, wanted[rows])
-            assert [top.log_sum_exp for top in tops] == pytest.approx(
-                [float(np.log(np.exp(wanted[row].astype(np.float64)).sum())) for row in rows]
-            )
+            both = both._replace(wants_logits=wants)
+            engine.run(both)
+            for first in (*range(0, len(chosen), engine.max_logit_rows), 0, len(chosen) - 1):
+                tops = engine.run_head(both, first)
+                rows = [positions[i] for i in chosen[first : first + engine.max_logit_rows]]
+                found = np.stack([engine.full_logits(i) for i in range(len(rows))])
+                assert_same_bits(found, wanted[rows])
+                assert [top.log_sum_exp for top in tops] == pytest.approx(
+                    [float(np.log(np.exp(wanted[row].astype(np.float64)).sum())) for row in rows]
+                )
         engine.run(batch(tokens, 9, 12, 0))
         assert_same_bits(engine.full_logits()[None], wanted[-1:])

@@ -36,7 +36,7 @@ class FakeModel:
         self._habit, self._stops_at = habit, stops_at
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []
-        self.heads: list[TokenBatch] = []  # batches of which the head ran again
+        self.heads: list[int] = []  # rows for which the head ran again
         self.n_copied = 0
         self._logits: list[NDArray[np.float32]] = []
 
@@ -54,17 +54,16 @@ class FakeModel:
         self._prompt = (batch, [self.rows[region][position] for position, region in
                                 zip(batch.positions, batch.sequences, strict=True)])  # fmt: skip
         routing = np.zeros((len(batch.tokens), 0, 0), np.uint32)
-        return RunResult(routing, None, tuple(map(_top, self._logits)))
+        return RunResult(routing, None, tuple(map(_top, self._logits[: self.max_logit_rows])))
 
-    def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
+    def run_head(self, batch: TokenBatch, first: int) -> tuple[TopLogits, ...]:
         last, rows = self._prompt
-        assert last.phase == "prompt" and last._replace(wants_logits=()) == batch._replace(
-            wants_logits=()
-        ), "another batch"
-        assert 0 < sum(batch.wants_logits) <= self.max_logit_rows, batch
-        self.heads.append(batch)
+        assert last.phase == "prompt" and last == batch, "another batch"
+        assert 0 <= first < sum(batch.wants_logits), (batch, first)
         found = zip(rows, batch.tokens, batch.wants_logits, strict=True)
-        self._logits = [self._logits_after(row, token) for row, token, wants in found if wants]
+        logits = [self._logits_after(row, token) for row, token, wants in found if wants]
+        self._logits = logits[first : first + self.max_logit_rows]
+        self.heads.append(len(self._logits))
         return tuple(map(_top, self._logits))
 
     def full_logits(self, index: int) -> NDArray[np.float32]:
@@ -81,9 +80,9 @@ class FakeModel:
         self.n_copied += n_positions
 
     def _check(self, batch: TokenBatch) -> None:
-        n_rows, n_logits = len(batch.tokens), sum(batch.wants_logits)
+        n_rows = len(batch.tokens)
         most = self.max_decode_rows if batch.phase == "decode" else self.prompt_rows
-        assert 0 < n_rows <= most and n_logits <= self.max_decode_rows, batch
+        assert 0 < n_rows <= most, batch
         assert all(0 <= region < self.n_regions for region in batch.sequences), batch
         changes = sum(a != b for a, b in zip(batch.sequences, batch.sequences[1:], strict=False))
         assert changes == len(set(batch.sequences)) - 1, "a sequence's rows do not stand together"

@@ -80,8 +80,8 @@ def test_a_chunk_runs_once_and_its_head_for_a_few_rows_at_a_time() -> None:
     rows = list(run_tokens(model, Regions(model), TEXT[:100], 70, "prompt"))
     assert [row.position for row in rows] == list(range(70, 100))
     wanted = [(len(batch.tokens), sum(batch.wants_logits)) for batch in model.batches]
-    assert wanted == [(40, 0), (40, 8), (20, 8)]
-    assert [sum(batch.wants_logits) for batch in model.heads] == [2, 8, 4]
+    assert wanted == [(40, 0), (40, 10), (20, 20)]
+    assert model.heads == [2, 8, 4]
     assert {batch.phase for batch in model.batches} == {"prompt"}
 
 

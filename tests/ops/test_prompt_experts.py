@@ -48,7 +48,7 @@ Floats = NDArray[np.float32]
 
 
 @both_mappings
-@pytest.mark.parametrize("how", ["", "cleared", "brought"])
+@pytest.mark.parametrize("how", ["", "cleared", "brought", "picked"])
 @pytest.mark.parametrize(
     ("shape", "n_rows", "n_in_use"),
     [
@@ -66,8 +66,8 @@ def test_pairs_are_sorted(
     runner: Runner, tuning: Tuning, shape: RouterShape, n_rows: int, n_in_use: int, how: str
 ) -> None:
     rows = RowsInUse(shape, n_rows, n_in_use)
-    case = TilesCase(tuning, rows, columns=32, clears=how == "cleared", brings=how == "brought")
-    case.run(runner).verify()
+    flags = {"clears": how == "cleared", "brings": how == "brought", "picks": how == "picked"}
+    TilesCase(tuning, rows, columns=32, **flags).run(runner).verify()
 
 
 @both_mappings
@@ -151,7 +151,8 @@ def test_sums_of_rows(
     runner: Runner, shape: RouterShape, n_rows: int, n_in_use: int, width: int, shared: bool | None
 ) -> None:
     rows = RowsInUse(shape, n_rows, n_in_use)
-    CombineCase(CPU, rows, width, shared).run(runner).verify()
+    for picks in (False, True):
+        CombineCase(CPU, rows, width, shared, picks=picks).run(runner).verify()
 
 
 @pytest.mark.parametrize("n_rows", [3, 5, 33])

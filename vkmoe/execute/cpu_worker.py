@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from vkmoe.batch import BatchKind
+from vkmoe.batch import BatchKind, TokenBatch
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import CpuDevice
 from vkmoe.errors import GpuError
 from vkmoe.gpu.backend import Backend
+from vkmoe.gpu.token_io import pack_params
 from vkmoe.models.cpu_experts import CpuExperts, CpuTensors
 from vkmoe.models.weights import CpuWeights
 from vkmoe.ops.handover import HANDED, JOINED
@@ -48,7 +49,7 @@ class CpuWorker(Closing):
             self._programs = CpuExperts(tensors, weights, ones)
             self._backend.tensor(tensors.zeros)  # which no kernel is bound to
             params: Any = self._backend.tensor(tensors.space.params)
-            self._params = params.words
+            self._params = params.words.data
             self._cleanup = cleanup.pop_all()
 
     def record(self, kind: BatchKind) -> None:
@@ -60,11 +61,10 @@ class CpuWorker(Closing):
                 for layer in self._layers
             }
 
-    def begin(self, kind: BatchKind, n_rows: int) -> None:
+    def begin(self, kind: BatchKind, batch: TokenBatch) -> None:
         """Make ready for a batch. Must hold: its kind is recorded."""
         self._current = self._recorded[kind._replace(n_logits=0)]
-        address = np.array([self._table.address], np.uint64)
-        self._params[:4] = (*address.view(np.uint32), 0, n_rows)
+        pack_params(self._params, batch, self._table.address, serial=0)
 
     def compute(self, layer: int) -> None:
         """Compute the experts of a MoE layer for the rows that were handed over.

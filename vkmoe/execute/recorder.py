@@ -260,7 +260,7 @@ class TokenPrograms(Closing):
                 act()
                 self.io.send(batch, host.begin(index == 0))
                 if self._worker is not None:  # now that its table is the one of this run
-                    self._worker.begin(kind, n_rows)
+                    self._worker.begin(kind, batch)
                 self._run(queue, host.meanwhile if index == 0 else None)
                 host.end()
             then = queue[-1].then
@@ -270,21 +270,21 @@ class TokenPrograms(Closing):
             self.routing(), self.filled() if self._lands else None, self._tops(kind, batch)
         )
 
-    def run_head(self, batch: TokenBatch, host: HostActions) -> tuple[TopLogits, ...]:
-        """Return the largest logits of rows that want them now: those of the last batch, a prompt.
+    def run_head(self, batch: TokenBatch, first: int, host: HostActions) -> tuple[TopLogits, ...]:
+        """Return the largest logits of rows of the last batch, a prompt, that want any.
 
-        Its rows left their state, which the head alone reads. Raises GpuErrors.
+        Of those it is the `first` and as many behind it as the head takes. They left their state,
+        which the head alone reads. Raises GpuErrors.
         """
         kind = self._kind(batch)
         assert kind.phase == "prompt" and kind.n_logits, kind
-        self.io.send(batch, host.begin(True))
+        self.io.send(batch, host.begin(True), first)
         self._run(self.recording(kind).submits[-1:], None)
         host.end()
-        return self._tops(kind, batch)
+        return self._tops(kind, batch, first)
 
-    def _tops(self, kind: BatchKind, batch: TokenBatch) -> tuple[TopLogits, ...]:
-        n_tops = sum(batch.wants_logits)
-        assert n_tops <= kind.n_logits, (n_tops, kind)
+    def _tops(self, kind: BatchKind, batch: TokenBatch, first: int = 0) -> tuple[TopLogits, ...]:
+        n_tops = min(sum(batch.wants_logits) - first, kind.n_logits)
         return tuple(reader.read() for reader in self._candidates[:n_tops])
 
     def _run(self, queue: Sequence[_Submit], meanwhile: Callable[[], None] | None) -> None:
@@ -340,7 +340,7 @@ class TokenPrograms(Closing):
         if batch.phase == "decode":
             assert n_logits in (0, n_rows), "rows to decode want logits, all or none"
             return BatchKind("decode", size, size if n_logits else 0)
-        assert n_logits <= FEW_ROWS[-1], n_logits
+        n_logits = min(n_logits, self._space.logits.n_rows)  # the head runs again for the others
         return BatchKind("prompt", size, next(n for n in (0, *FEW_ROWS) if n >= n_logits))
 
     def _log_views(self, n_rows: int, n_used: int) -> LogViews:

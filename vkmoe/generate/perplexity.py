@@ -90,17 +90,16 @@ def _scored_rows(
     runner: BatchRunner, regions: Regions, batch: TokenBatch, wanted: range
 ) -> Iterator[ScoredRow]:
     """Run a batch; yield its rows at the `wanted` positions, by groups that the head takes."""
-    n_most = runner.max_logit_rows if batch.phase == "prompt" else runner.max_decode_rows
-    for n_before in range(0, max(1, len(wanted)), n_most):
-        group = wanted[n_before : n_before + n_most]
-        batch = batch._replace(wants_logits=tuple(row in group for row in batch.positions))
-        if n_before:
-            tops = runner.run_head(batch)
-        else:
-            tops = runner.run(batch).tops
-            regions.note(batch)
+    batch = batch._replace(wants_logits=tuple(row in wanted for row in batch.positions))
+    tops, first = runner.run(batch).tops, 0
+    regions.note(batch)
+    while True:
         for index, top in enumerate(tops):
-            yield ScoredRow(group[index], top, partial(runner.full_logits, index))
+            yield ScoredRow(wanted[first + index], top, partial(runner.full_logits, index))
+        first += len(tops)
+        if first >= len(wanted):
+            return
+        tops = runner.run_head(batch, first)
 
 
 @dataclass(frozen=True)

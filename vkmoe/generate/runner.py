@@ -36,19 +36,22 @@ class BatchRunner(Protocol):
 
     @property
     def max_logit_rows(self) -> int:
-        """Return the most rows of a prompt batch that may want logits."""
+        """Return for how many rows of a prompt batch the head runs at once."""
 
     @property
     def prompt_rows(self) -> int:
         """Return the most rows of a prompt batch now; it may change from batch to batch."""
 
     def run(self, batch: TokenBatch) -> RunResult:
-        """Process a batch; its result has the largest logits of each row that wants any."""
+        """Process a batch; its result has the largest logits of each row that wants any.
 
-    def run_head(self, batch: TokenBatch) -> tuple[TopLogits, ...]:
-        """Return the largest logits of those rows that want any now, of the last prompt batch.
+        Where more rows of a prompt want some than `max_logit_rows`, it has those of the first.
+        """
 
-        `batch` is that batch but for the rows that want logits.
+    def run_head(self, batch: TokenBatch, first: int) -> tuple[TopLogits, ...]:
+        """Return the largest logits of more rows of the last batch, a prompt, that want any.
+
+        Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
         """
 
     def full_logits(self, index: int) -> NDArray[np.float32]:

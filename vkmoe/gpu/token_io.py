@@ -21,7 +21,8 @@ __all__ = ["TokenIo", "pack_params", "param_words"]
 
 # The parameters (shaders/include/params.glsl): a header, whose last words are zero, and rows.
 HEADER_WORDS, ROW_WORDS = 8, 4
-_HEADER = struct.Struct("<Q3I12x")  # expert table address, serial, rows in use, landing row
+# Expert table address, serial, rows in use, landing row, rows that want logits, first of the head.
+_HEADER = struct.Struct("<Q5I4x")
 _ROW = struct.Struct("<4I")  # token, position, sequence, picked
 
 
@@ -31,15 +32,23 @@ def param_words(n_rows: int) -> int:
 
 
 def pack_params(
-    view: memoryview, batch: TokenBatch, table_address: int, serial: int, landing_row: int = 0
+    view: memoryview,
+    batch: TokenBatch,
+    table_address: int,
+    serial: int,
+    landing_row: int = 0,
+    first_picked: int = 0,
 ) -> None:
     """Write the parameters of a batch to `view`, of param_words(the program's rows) words.
 
     Rows that the batch does not have stay what they are. Only missed experts of `landing_row` land.
+    The head runs for rows that want logits from the `first_picked` of them on.
     """
-    _HEADER.pack_into(view, 0, table_address, serial, len(batch.tokens), landing_row)
+    n_rows = len(batch.tokens)
     picked = [row for row, wanted in enumerate(batch.wants_logits) if wanted]
-    picked += [0] * (len(batch.tokens) - len(picked))
+    numbers = (table_address, serial, n_rows, landing_row, len(picked), first_picked)
+    _HEADER.pack_into(view, 0, *numbers)
+    picked += [0] * (n_rows - len(picked))
     rows = zip(batch.tokens, batch.positions, batch.sequences, picked, strict=True)
     for row, words in enumerate(rows):
         _ROW.pack_into(view, _HEADER.size + row * _ROW.size, *words)
@@ -88,11 +97,12 @@ class TokenIo:
             target = Range("readback", start, start + written.end)
             program.copy(written, target, f"{tensor.name} out")
 
-    def send(self, batch: TokenBatch, table_address: int) -> None:
+    def send(self, batch: TokenBatch, table_address: int, first_picked: int = 0) -> None:
         """Write the parameters of the next submit. No submit may be in flight."""
         self.serial = self.serial % 0xFFFFFFFF + 1  # never 0, which the log is cleared to
         landing_row = self.serial % len(batch.tokens)  # each has its turn
-        pack_params(self._params_view, batch, table_address, self.serial, landing_row)
+        numbers = (table_address, self.serial, landing_row, first_picked)
+        pack_params(self._params_view, batch, *numbers)
 
     def receive(self, n_programs: int = 1) -> None:
         """Make results readable and check that they are of what was just waited for.

@@ -112,7 +112,7 @@ class CpuExperts:
     def program(self, kind: BatchKind, moe_layer: int) -> Program:
         """Build the program of a MoE layer for a kind of batches.
 
-        Reads `params`, of which the address of the table and the number of rows count.
+        Reads `params`, of which the address of the table and the rows count.
         """
         tensors, program = self.tensors, Program(f"{kind.phase}, CPU {moe_layer}")
         op = OpContext(program, tensors.tuning, f"CPU {moe_layer}", n_rows=kind.n_rows)
@@ -140,9 +140,10 @@ class CpuExperts:
     def _append_prompt(self, op: OpContext, moe_layer: int) -> None:
         """Append the sums for rows of prompts."""
         tensors, block, tiles = self.tensors, self.weights.blocks[moe_layer], self.tensors.tiles
+        picks = tensors.spec.picks(moe_layer)
         routed, params, act = tiles.routed.shape, tensors.space.params, tensors.space.act
         clear_done(op.named("clear"), tiles)
-        expert_tiles(op.named("tiles"), tiles, moe_layer, self.weights.table.range)
+        expert_tiles(op.named("tiles"), tiles, moe_layer, self.weights.table.range, picks=picks)
         lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, routed.n_experts, routed.n_used, 0)
         experts = TiledExperts(block.shape, params, block.ranges, lists)
         x, activation = row_parts(tensors.handed.x), self._activation(moe_layer)
@@ -150,7 +151,7 @@ class CpuExperts:
         expert_matmul_down(op.named("down"), experts, act, tensors.expert_out)
         sums, width = tensors.sums, tensors.spec.width
         out = tensors.expert_out
-        combine_rows(op.named("combine"), tiles, out, sums, width, partial=True)
+        combine_rows(op.named("combine"), tiles, out, sums, width, partial=True, picks=picks)
 
     def _activation(self, moe_layer: int) -> Activation:
         spec = self.tensors.spec

@@ -86,7 +86,11 @@ class FeedForwardBlock:
         return self._join(op, leaves) if layer.block.on_cpu else n_partials
 
     def append_prompt(self, op: OpContext, index: int) -> None:
-        """Append hidden += the block of layer `index`, for rows of prompts."""
+        """Append hidden += the block of layer `index`, for rows of prompts.
+
+        All of them are routed. In the last layer the experts of those that want logits are
+        computed alone: nothing reads what the others would become.
+        """
         space, layer = self.space, self.weights.layers[index].feed_forward
         activation = self.spec.layers[index].feed_forward.activation
         norm, prompt = op.named("norm"), space.prompt
@@ -110,6 +114,7 @@ class FeedForwardBlock:
         matmul(logits, matrices, x, row_parts(space.router_logits), params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
         on_cpu, out, width = layer.block.on_cpu, prompt.expert_out, self.spec.width
+        picks = self.spec.picks(moe_layer)
         if on_cpu:
             self._choose_and_hand_over(op, layer, moe_layer, space.gained)
         shared = self._shared_rows(op, layer, activation)
@@ -122,7 +127,7 @@ class FeedForwardBlock:
         if layer.block.on_device or shared is not None:
             op.mark("combine")
             combined = op.named("combine")
-            combine_rows(combined, tiles, out, space.hidden, width, shared, partial=on_cpu)
+            combine_rows(combined, tiles, out, space.hidden, width, shared, on_cpu, picks)
         if on_cpu:
             self._join(op, NormOutput(space.hidden, space.gained, space.norm_partials, gain=0))
 
@@ -167,12 +172,13 @@ class FeedForwardBlock:
         """
         space, prompt, table = self.space, self.space.prompt, self.weights.expert_table
         assert prompt is not None and prompt.expert_out is not None
+        picks = self.spec.picks(moe_layer)
         places = self.weights.brought_places if op.n_rows > tiles.columns else None
         n_rounds = places.n_rounds if places else 0
         routed, shape, x = tiles.routed.shape, block.shape, row_parts(space.gained)
         bringing = op.named("bring")
         gate_up, down = slice(0, shape.down.offset), slice(shape.down.offset, shape.span_bytes)
-        expert_tiles(op.named("tiles"), tiles, moe_layer, table, places)
+        expert_tiles(op.named("tiles"), tiles, moe_layer, table, places, picks)
         for index in range(1 + n_rounds):
             memory, n_experts = block.ranges, routed.n_experts
             if places and index:

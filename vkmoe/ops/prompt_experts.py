@@ -37,7 +37,7 @@ EXPERT_TILES = kernel(
     "expert_tiles",
     "r:routing r:params rw:done w:tiles w:sorted_pairs w:brought",
     "address:first_place u32:place_bytes u32:n_places u32:layer u32:row_words u32:tile_columns "
-    "u32:clears",
+    "u32:clears u32:picks",
     "workgroup_size n_experts n_used",
 )
 BRING_EXPERTS = kernel(
@@ -49,7 +49,7 @@ BRING_EXPERTS = kernel(
 COMBINE_ROWS = kernel(
     "combine_rows",
     "r:expert_out r:shared_out r:routing r:params rw:hidden r:done",
-    "u32:row_vec4s u32:row_words u32:weight_word",
+    "u32:row_vec4s u32:row_words u32:weight_word u32:picks",
     "workgroup_size n_used shared partial",
 )
 
@@ -166,29 +166,36 @@ def clear_done(op: OpContext, tiles: PairTiles) -> None:
 
     To the validation layer it reads and writes what `expert_tiles` does; so it says the same.
     """
-    op.append(_dispatch(op, tiles, layer=0, clears=True))
+    op.append(_dispatch(op, tiles, clears=True))
 
 
 def expert_tiles(
-    op: OpContext, tiles: PairTiles, layer: int, table: Range, places: BroughtPlaces | None = None
+    op: OpContext,
+    tiles: PairTiles,
+    layer: int,
+    table: Range,
+    places: BroughtPlaces | None = None,
+    picks: bool = False,
 ) -> None:
     """Append tiles and sorted_pairs = those of experts that have an address and are not done yet.
 
     Experts that get tiles are done then. With `places`, those at home have theirs in rounds from 1
     on, where `bring_experts` has brought them. `table` is the memory of the expert tables, of which
-    the one named in `params` is read; `layer` counts MoE layers as it does.
+    the one named in `params` is read; `layer` counts MoE layers as it does. `picks`: the pairs of
+    rows that want logits take part alone.
     """
     assert 8 * (layer + 1) * tiles.routed.shape.n_experts <= table.end - table.start
-    op.append(_dispatch(op, tiles, layer, clears=False, table=(table,), places=places))
+    op.append(_dispatch(op, tiles, layer, table=(table,), places=places, picks=picks))
 
 
 def _dispatch(
     op: OpContext,
     tiles: PairTiles,
-    layer: int,
-    clears: bool,
+    layer: int = 0,
+    clears: bool = False,
     table: tuple[Range, ...] = (),
     places: BroughtPlaces | None = None,
+    picks: bool = False,
 ) -> Dispatch:
     routed, on_gpu = tiles.routed, op.tuning.mapping == "lanes"
     numbers = {
@@ -201,6 +208,7 @@ def _dispatch(
         "layer": layer,
         "tile_columns": tiles.columns,
         "clears": int(clears),
+        "picks": int(picks),
     }
     tensors = {
         **routed.tensors,
@@ -261,13 +269,14 @@ def combine_rows(
     width: int,
     shared: SharedRows | None = None,
     partial: bool = False,
+    picks: bool = False,
 ) -> None:
     """Append hidden[row] += sum of weight * expert_out[pair] by rising rank, then the shared one's.
 
     expert_out is f32 [n_rows * n_used][width], hidden f32 [n_rows][width]; rows that are not in use
     stay what they are, and one of whose experts some is not done becomes NaN; `partial`: such an
     expert is left out, for another device computes it. A shared expert's weight is 1 if it is not
-    gated.
+    gated. `picks`: for the rows that want logits alone.
     """
     assert width % 4 == 0, width
     routed = tiles.routed
@@ -284,6 +293,7 @@ def combine_rows(
                 "partial": int(partial),
                 "row_vec4s": row_vec4s,
                 "weight_word": shared_weight_word(routed.shape.n_used) if gated else NO_WORD,
+                "picks": int(picks),
             },
             {
                 **routed.tensors,

@@ -329,6 +329,7 @@ def _candidates(setting: Setting) -> Iterator[Trial]:
 def _expert_tiles(setting: Setting) -> Iterator[Trial]:
     rows = RowsInUse(RouterShape(60, 4), 77, 71)
     cases = [TilesCase(setting.tuning, rows, columns=8, clears=clears) for clears in (False, True)]
+    cases.append(TilesCase(setting.tuning, rows, columns=8, picks=True))
     if setting.info.layout == "planes":  # a CPU reads experts where they are
         cases.append(replace(cases[0], brings=True))
     yield _trial(*cases)
@@ -346,12 +347,14 @@ def _combine_rows(setting: Setting) -> Iterator[Trial]:
     few = RowsInUse(gated, 5, 3)
     cases = [CombineCase(tuning, few, 300, use) for use in (None, False, True)]
     cases.append(CombineCase(tuning, few, 300, True, partial=True))
+    cases.append(CombineCase(tuning, few, 300, True, picks=True))
     large = RowsInUse(RouterShape(128, 8), 64, 64)
     yield _trial(*cases, timed=CombineCase(tuning, large, WIDTH))
 
 
 def _pick_rows(setting: Setting) -> Iterator[Trial]:
-    yield _trial(PickCase(setting.tuning, 17, 516), PickCase(setting.tuning, 2, 4))
+    sizes = ((17, 516), (17, 516, 3), (2, 4))
+    yield _trial(*(PickCase(setting.tuning, *size) for size in sizes))
 
 
 def _find_experts(setting: Setting) -> Iterator[Trial]:

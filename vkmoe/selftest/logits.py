@@ -223,16 +223,20 @@ class FinishCase(KernelCase):
 
 @dataclass(frozen=True)
 class PickCase(KernelCase):
-    """Checks which rows of a batch pick_rows takes: every third one of `n_rows` wants logits."""
+    """Checks which rows of a batch pick_rows takes: every third one of `n_rows` wants logits.
+
+    Of those the head runs for the `first` and all behind it.
+    """
 
     tuning: Tuning
     n_rows: int
     width: int
+    first: int = 0
 
     def prepare(self, runner: Runner) -> Prepared:
         n_rows, width = self.n_rows, self.width
         wants = tuple(row % 3 == 1 for row in range(n_rows))
-        zeros, n_picked = (0,) * n_rows, sum(wants)
+        zeros, n_picked = (0,) * n_rows, sum(wants) - self.first
         x = TensorRef("x", n_rows * (width + 8), n_rows)
         y = TensorRef("y", (n_picked + 1) * (width + 4), n_picked + 1)
         params, program = TensorRef("params", param_words(n_rows)), Program("pick")
@@ -241,11 +245,11 @@ class PickCase(KernelCase):
         rows = _normal(1, n_rows * (width + 8), seed=5).reshape(n_rows, -1)
         words = np.zeros(params.n_words, np.uint32)
         batch = TokenBatch(zeros, zeros, zeros, wants, "prompt")
-        pack_params(words.data, batch, 0, serial=1)
+        pack_params(words.data, batch, 0, serial=1, first_picked=self.first)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             found = words[0].reshape(n_picked + 1, -1)
-            wanted = twins.pick_rows(rows[:, :width], wants)
+            wanted = twins.pick_rows(rows[:, :width], wants)[self.first :]
             checks.equal("picked rows", found[:-1, :width].view(np.float32), wanted)
             checks.untouched("what is between rows", found[:-1, width:])
             checks.untouched("the row behind them", found[-1])

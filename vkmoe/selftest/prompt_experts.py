@@ -79,6 +79,15 @@ class RowsInUse:
         rng = np.random.default_rng([self.seed, self.n_rows, 1])
         return rng.uniform(-1.0, 1.0, (self.n_rows, self.shape.n_used + 1)).astype(np.float32)
 
+    @property
+    def wants(self) -> tuple[bool, ...]:
+        """Say which rows in use want logits: every third one."""
+        return tuple(row % 3 == 1 for row in range(self.n_used_rows))
+
+    def taken(self, picks: bool) -> NDArray[np.intp]:
+        """List the rows that take part: those in use, or those of them that want logits."""
+        return np.flatnonzero(self.wants) if picks else np.arange(self.n_used_rows)
+
     def words(self) -> Words:
         """Make the words of the routing; those that are no id and no weight are SENTINEL."""
         n_used = self.shape.n_used
@@ -91,7 +100,7 @@ class RowsInUse:
 
     def params(self, table: int = 0) -> Words:
         words, n = np.zeros(self.routed.params.n_words, np.uint32), self.n_used_rows
-        batch = TokenBatch((0,) * n, tuple(range(n)), (0,) * n, (False,) * n, "prompt")
+        batch = TokenBatch((0,) * n, tuple(range(n)), (0,) * n, self.wants, "prompt")
         pack_params(words.data, batch, table, serial=1)
         return words
 
@@ -102,6 +111,7 @@ class TilesCase(KernelCase):
 
     A second run has the table that the first lacked: it takes up the rest. `clears` runs clear_done
     before, so that the experts that were marked take part too. `brings`: those at home are brought.
+    `picks`: rows that want logits take part alone.
     """
 
     tuning: Tuning
@@ -110,6 +120,7 @@ class TilesCase(KernelCase):
     absent: float = 0.2  # share of experts that are nowhere, and as many again that are done
     clears: bool = False
     brings: bool = False
+    picks: bool = False
 
     def prepare(self, runner: Runner) -> Prepared:
         routed, places = self.rows.routed, self._places
@@ -126,7 +137,7 @@ class TilesCase(KernelCase):
         table, op = memory_range(address, entries.nbytes), OpContext(program, self.tuning, "tiles")
         if self.clears:
             clear_done(op, tiles)
-        expert_tiles(op, tiles, LAYER, table, places)
+        expert_tiles(op, tiles, LAYER, table, places, self.picks)
         runs = []
         for version in (0, 1):
             inputs = {
@@ -149,10 +160,13 @@ class TilesCase(KernelCase):
         return BroughtPlaces(FIRST_PLACE, PLACE_BYTES, -(-n_experts // 11), n_experts)
 
     def _twin(self, entries: NDArray[np.uint64], done: NDArray[np.bool_]) -> twins.Sorted:
-        used = self.rows.chosen[: self.rows.n_used_rows]
+        rows = self.rows.taken(self.picks)
         n_places = self._places.n_places if self._places else 0
-        at_home = entries & AT_HOME != 0
-        return twins.expert_tiles(used, entries != 0, done, self.columns, at_home, n_places)
+        at_home, present = entries & AT_HOME != 0, entries != 0
+        used, columns = self.rows.chosen[rows], self.columns
+        found = twins.expert_tiles(used, present, done, columns, at_home, n_places)
+        numbered, ranks = np.divmod(found.pairs, self.rows.shape.n_used)
+        return found._replace(pairs=rows[numbered] * self.rows.shape.n_used + ranks)
 
     def _compare(
         self,
@@ -246,7 +260,8 @@ class CombineCase(KernelCase):
     """Checks hidden += the weighted sum of what experts gave, and of a shared one if it is there.
 
     `shared` None: there is none; else whether its weight is routed. Experts that no row in use
-    chose are not done; `partial`: nor is every third id, which gave NaN.
+    chose are not done; `partial`: nor is every third id, which gave NaN. `picks`: rows that want
+    logits alone, and what those chose is done.
     """
 
     tuning: Tuning
@@ -254,6 +269,7 @@ class CombineCase(KernelCase):
     width: int
     shared: bool | None = None
     partial: bool = False
+    picks: bool = False
 
     def prepare(self, runner: Runner) -> Prepared:
         routed, width, n_rows = self.rows.routed, self.width, self.rows.n_rows
@@ -268,9 +284,9 @@ class CombineCase(KernelCase):
         rows = None if self.shared is None else SharedRows(shared_ref, self.shared)
         op = OpContext(program, self.tuning, "combine", n_rows=n_rows)
         tiles = PairTiles(routed, columns=1)
-        combine_rows(op, tiles, out_ref, hidden_ref, width, rows, self.partial)
+        combine_rows(op, tiles, out_ref, hidden_ref, width, rows, self.partial, self.picks)
         done = np.zeros(tiles.done.n_words, np.uint32)
-        done[self.rows.chosen[: self.rows.n_used_rows]] = 1
+        done[self.rows.chosen[self.rows.taken(self.picks)]] = 1
         if self.partial:
             done[::3] = 0
             expert_out[self._elsewhere.reshape(-1)] = np.nan
@@ -297,17 +313,16 @@ class CombineCase(KernelCase):
         checks: Checks,
         words: Sequence[Words],
     ) -> None:
-        n, n_used = self.rows.n_used_rows, self.rows.shape.n_used
+        rows, n_used = self.rows.taken(self.picks), self.rows.shape.n_used
         found = words[0][:-4].view(np.float32).reshape(hidden.shape)
-        weights, gate = self.rows.weights[:n, :n_used], self.rows.weights[:n, n_used]
+        weights, gate = self.rows.weights[rows, :n_used], self.rows.weights[rows, n_used]
         if not self.shared:
-            gate = np.full(n, 0.0 if self.shared is None else 1.0, np.float32)
+            gate = np.full(len(rows), 0.0 if self.shared is None else 1.0, np.float32)
         expert_out = np.where(self._elsewhere[..., None], np.float32(0.0), expert_out)
-        wanted = twins.combine_rows(hidden[:n], expert_out[:n], weights, shared[:n], gate)
-        size = np.abs
-        magnitude = twins.combine_rows(
-            size(hidden[:n]), size(expert_out[:n]), size(weights), size(shared[:n]), size(gate)
-        )
-        checks.close("rows", found[:n], wanted, magnitude)
-        checks.equal("rows that are not used", found[n:], hidden[n:])
+        given = [hidden[rows], expert_out[rows], weights, shared[rows], gate]
+        wanted = twins.combine_rows(*given)
+        magnitude = twins.combine_rows(*map(np.abs, given))
+        checks.close("rows", found[rows], wanted, magnitude)
+        others = np.setdiff1d(np.arange(len(hidden)), rows)
+        checks.equal("rows that take no part", found[others], hidden[others])
         checks.untouched("words behind the last row", words[0][-4:])

@@ -43,6 +43,8 @@ public:
     uint32_t serial() const { return words_[2]; }
     size_t n_rows() const { return words_[3]; }
     size_t landing_row() const { return words_[4]; }
+    size_t n_picked() const { return words_[5]; }
+    size_t first_picked() const { return words_[6]; }
     uint32_t token(size_t row) const { return of(row)[0]; }
     uint32_t position(size_t row) const { return of(row)[1]; }
     uint32_t region(size_t row) const { return of(row)[2]; }

@@ -110,6 +110,29 @@ std::vector<Step> by_tile(const Tiles& tiles, const Inputs& inputs, size_t n_row
             {tiles.most() * n_groups, multiply_group, true}};
 }
 
+/// The rows that take part: those in use, or with `picks` those of them that want logits.
+class RowsTaken {
+public:
+    RowsTaken(const Call& call, size_t most)
+        : params_(call, most), picks_(call.count("picks") != 0), most_(most) {
+        require(most > 0, call, "there are no rows");
+    }
+
+    const Params& params() const { return params_; }
+    size_t most() const { return most_; }
+    size_t size() const { return std::min(picks_ ? params_.n_picked() : params_.n_rows(), most_); }
+
+    /// The number of the i-th of them.
+    size_t row(size_t i) const {
+        return picks_ ? std::min<size_t>(params_.picked(i), most_ - 1) : i;
+    }
+
+private:
+    Params params_;
+    bool picks_;
+    size_t most_;
+};
+
 /// Sorts pairs by their experts, and cuts them into tiles.
 class Sorting {
 public:
@@ -120,16 +143,15 @@ public:
           n_experts_(call.count("n_experts")),
           n_used_(call.count("n_used")),
           clears_(call.count("clears") != 0),
-          params_(call, 0) {
+          rows_(call, call.n_words("routing") / std::max<size_t>(row_words_, 1)) {
         require(n_experts_ > 0 && n_used_ > 0 && row_words_ >= n_used_ && columns_ > 0, call,
                 "there are no experts");
         require(call.count("n_places") == 0, call, "experts are where they are read");
         done_ = call.words<uint32_t>("done", n_experts_);
         routing_ = call.words<const uint32_t>("routing", 0);
-        most_rows_ = call.n_words("routing") / row_words_;
         tiles_ = call.words<uint32_t>("tiles", kHeaderWords);
         most_tiles_ = (call.n_words("tiles") - kHeaderWords) / kTileWords;
-        sorted_ = call.words<uint32_t>("sorted_pairs", most_rows_ * n_used_);
+        sorted_ = call.words<uint32_t>("sorted_pairs", rows_.most() * n_used_);
     }
 
     void run() const {
@@ -137,13 +159,15 @@ public:
             std::fill_n(done_, n_experts_, 0U);
             return;
         }
-        const size_t n_rows = std::min(params_.n_rows(), most_rows_);
+        const size_t n_rows = rows_.size();
         std::vector<uint32_t> next(n_experts_);  // pairs of an expert; then where its next one goes
-        for (size_t row = 0; row < n_rows; ++row) {
+        for (size_t i = 0; i < n_rows; ++i) {
+            const size_t row = rows_.row(i);
             for (size_t rank = 0; rank < n_used_; ++rank) ++next[id(row, rank)];
         }
         place_experts(next);
-        for (size_t row = 0; row < n_rows; ++row) {
+        for (size_t i = 0; i < n_rows; ++i) {
+            const size_t row = rows_.row(i);
             for (size_t rank = 0; rank < n_used_; ++rank) {
                 uint32_t& to = next[id(row, rank)];
                 if (to != kNoWord) sorted_[to++] = static_cast<uint32_t>(row * n_used_ + rank);
@@ -160,7 +184,7 @@ private:
     /// Make counts of pairs to where they go, and write the tiles; an expert that takes no part is
     /// at kNoWord.
     void place_experts(std::vector<uint32_t>& counts) const {
-        const auto* const table = reinterpret_cast<const uint64_t*>(params_.expert_table());
+        const auto* const table = reinterpret_cast<const uint64_t*>(rows_.params().expert_table());
         uint32_t n_pairs = 0, n_tiles = 0;
         for (size_t expert = 0; expert < n_experts_; ++expert) {
             const uint64_t address = table[layer_ * n_experts_ + expert] & ~kAtHome;
@@ -185,10 +209,10 @@ private:
 
     size_t layer_, row_words_, columns_, n_experts_, n_used_;
     bool clears_;
-    Params params_;
+    RowsTaken rows_;
     uint32_t *done_, *tiles_, *sorted_;
     const uint32_t* routing_;
-    size_t most_rows_, most_tiles_;
+    size_t most_tiles_;
 };
 
 }  // namespace
@@ -303,10 +327,11 @@ std::vector<Step> combine_rows(const Call& call) {
     const auto* const shared_out =
         call.words<const float>("shared_out", is_shared ? n_rows * width : 0);
     auto* const hidden = call.words<float>("hidden", n_rows * width);
-    const Params params(call, n_rows);
+    const RowsTaken rows(call, n_rows);
 
-    const auto combine = [=](size_t row, size_t) {
-        if (row >= params.n_rows()) return;
+    const auto combine = [=](size_t i, size_t) {
+        if (i >= rows.size()) return;
+        const size_t row = rows.row(i);
         const uint32_t* const of_row = routing + row * row_words;
         const auto weight_at = [=](size_t word) {
             float weight;
@@ -320,13 +345,13 @@ std::vector<Step> combine_rows(const Call& call) {
             const float weight = is_done ? weight_at(n_used + rank)
                                          : std::numeric_limits<float>::quiet_NaN();
             const float* const out = expert_out + (row * n_used + rank) * width;
-            for (size_t i = 0; i < width; ++i) sums[i] += weight * out[i];
+            for (size_t at = 0; at < width; ++at) sums[at] += weight * out[at];
         }
         const float weight = weight_word == kNoWord ? 1.0F : weight_at(weight_word);
         float* const updated = hidden + row * width;
-        for (size_t i = 0; i < width; ++i) {
-            updated[i] += sums[i];
-            if (is_shared) updated[i] += weight * shared_out[row * width + i];
+        for (size_t at = 0; at < width; ++at) {
+            updated[at] += sums[at];
+            if (is_shared) updated[at] += weight * shared_out[row * width + at];
         }
     };
     return {{n_rows, combine, false}};

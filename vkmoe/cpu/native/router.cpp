@@ -242,7 +242,8 @@ std::vector<Step> pick_rows(const Call& call) {
     auto* const y = call.words<uint32_t>("y", reach(n_rows, y_pitch, n_words));
     const auto pick = [=](size_t row, size_t) {
         if (params.n_rows() == 0) return;
-        const size_t picked = std::min<size_t>(params.picked(row), params.n_rows() - 1);
+        const size_t last = params.n_rows() - 1, at = std::min(params.first_picked() + row, last);
+        const size_t picked = std::min<size_t>(params.picked(at), last);
         if (picked * x_pitch + n_words > x_words) return;  // no row of the tensor
         std::memcpy(y + row * y_pitch, x + picked * x_pitch, n_words * sizeof(uint32_t));
     };
