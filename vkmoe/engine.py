@@ -27,7 +27,7 @@ from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.store.cache import ExpertCache
-from vkmoe.facts import MemoryPlan, ModelSpec
+from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
 from vkmoe.models import ModelFile, open_model
@@ -98,13 +98,13 @@ class Engine(Closing):
         Where even the plan finds no room, nothing was refused in loading.
         """
         less: EngineConfig | None = None
-        if (plan := self._refused) is not None:
+        if (refused := self._refused) is not None:
             info, free = self.device.info, available_bytes()
-            less = with_less(config, plan, info, free, refusals[-1], len(refusals))
+            less = with_less(config, refused, info, free, refusals[-1], len(refusals))
         if less is None:
             raise refusals[0]
         log.warning(
-            "%s; loading again with fewer experts on the device: close other programs for more",
+            "%s; loading again with less on the device: close other programs for more",
             str(refusals[-1]),
         )
         refusals[-1].__traceback__ = None  # its frames hold memory
@@ -119,7 +119,7 @@ class Engine(Closing):
         checks: bool,
     ) -> ExitStack:
         """Open the device, decide, and load; returns what frees all of it."""
-        self._refused: MemoryPlan | None = None  # the plan that is being loaded
+        self._refused: Decision | None = None  # what is being loaded
         with ExitStack() as self._cleanup:
             opening = open_device(config.device, config.validation, config.threads)
             self.device = self._cleanup.enter_context(opening)
@@ -133,7 +133,7 @@ class Engine(Closing):
             )
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
-            self._refused = decision.plan
+            self._refused = decision
             self.cpu: CpuDevice | None = None  # beside the device
             if decision.cpu is not None:
                 self.cpu = self._cleanup.enter_context(CpuDevice(config.threads))

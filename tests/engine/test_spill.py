@@ -18,7 +18,7 @@ from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.placement.memory import device_budget, margin_for
-from vkmoe.placement.plan import N_ATTEMPTS
+from vkmoe.placement.plan import MOST_ATTEMPTS
 
 TOKENS = [3, 7, 1, 9, 4, 2, 8, 5]
 REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
@@ -80,8 +80,28 @@ def test_experts_that_are_refused_get_fewer_slots(
     assert max(buffers, default=0) <= mebibytes << 20
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == len(full.refused)
-    assert all("loading again with fewer experts on the device" in text for text in texts)
+    assert all("loading again with less on the device" in text for text in texts)
     assert live_objects() == before
+
+
+def test_behind_the_experts_layers_go_to_the_host(
+    discrete: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted, whole = logits_of()
+    most = sum(n for layout in whole.plan.layouts("weights") for n in layout.buffers) * 2 // 3
+    allocate = Device.allocate
+
+    def refusing(device: Device, intent: Any, size: int, name: str) -> native.Buffer:
+        if intent == "device" and name == "weights" and size > most:
+            raise OutOfMemoryError("out of GPU memory for weights", "close others", REFUSED)
+        return allocate(device, intent, size, name)
+
+    monkeypatch.setattr(Device, "allocate", refusing)
+    caplog.clear()
+    found, engine = logits_of()
+    assert found == wanted and 0 < engine.plan.host_layers < engine.spec.n_layers
+    assert any("in host memory" in note for note in engine.plan.notes)
+    assert "loading again with less on the device" in caplog.text
 
 
 def test_where_memory_is_shared_experts_go_to_the_host(
@@ -134,7 +154,7 @@ def test_other_memory_and_other_errors_are_not_tried_again(monkeypatch: pytest.M
 def test_a_device_that_refuses_again_and_again_is_one_error(
     discrete: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the last attempt, which leaves it no experts, the first error comes up."""
+    """After the last attempt the first error comes up."""
     allocate = Device.allocate
 
     def refusing(device: Device, intent: Any, size: int, name: str) -> native.Buffer:
@@ -145,7 +165,8 @@ def test_a_device_that_refuses_again_and_again_is_one_error(
     monkeypatch.setattr(Device, "allocate", refusing)
     with pytest.raises(OutOfMemoryError, match="for the table"):
         logits_of()
-    assert len(caplog.records) == N_ATTEMPTS
+    texts = [record.getMessage() for record in caplog.records]
+    assert 4 < len([text for text in texts if "loading again" in text]) <= MOST_ATTEMPTS
 
 
 @pytest.mark.parametrize("kind", ["discrete", "cpu"])

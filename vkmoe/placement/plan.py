@@ -63,7 +63,7 @@ from vkmoe.placement.sizes import CONVERTING_BYTES, growth_words, weight_bytes
 
 __all__ = [
     "DEFAULT_CTX_SIZE",
-    "N_ATTEMPTS",
+    "MOST_ATTEMPTS",
     "Decision",
     "Scratch",
     "context_size",
@@ -216,36 +216,43 @@ def _decided(config: EngineConfig, given: _Given) -> Decision:
 # ----- when a device refuses memory that the plan gave it -----
 #
 # Other programs take memory between plan and allocation, and drivers keep some for themselves. What
-# can be smaller is the experts' share: fewer slots, then none.
+# is smaller first is the experts' share: fewer slots, then none. Then it is all the rest, as on a
+# smaller device: a shorter context, and layers in host memory.
 
 N_ATTEMPTS = 4  # which take away an eighth of the experts, a quarter, a half, and all
+MOST_ATTEMPTS = 12  # those behind them take away as much as a quarter of the layers each
 _REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
 _OF_EXPERTS = ("experts", "expert slots")
 
 
 def with_less(
     config: EngineConfig,
-    made: MemoryPlan,
+    decision: Decision,
     device: DeviceInfo,
     available_host_bytes: int,
     error: OutOfMemoryError,
     attempt: int,
 ) -> EngineConfig | None:
-    """Ask for a plan with fewer experts on the device than one that failed; None: there is none.
+    """Ask for a plan with less on the device than that of a decision; None: there is none.
 
-    `attempt` counts those that failed, from 1. What a user asked for is not changed: then, and
-    where the plan has no experts on the device, nothing can be less.
+    `attempt` counts the plans that failed, from 1. Where a user asked for experts, nothing is less.
     """
+    made, weights = decision.plan, decision.weights
     asked = config.expert_slots is not None or config.expert_cache is not None
     decided = asked or config.n_cpu_moe is not None or config.mode == "resident"
     of_experts = sum(
         line.n_bytes for line in made.lines if line.place == "device" and line.name in _OF_EXPERTS
     )
-    if error.result != _REFUSED or decided or not of_experts or attempt > N_ATTEMPTS:
+    if error.result != _REFUSED or decided or attempt > MOST_ATTEMPTS:
         return None
-    less = of_experts >> max(0, N_ATTEMPTS - attempt)
-    on_host = made.total("host") if device.is_uma else 0
-    most = made.total("device") + on_host - less
+    taken = made.total("device") + (made.total("host") if device.is_uma else 0)
+    whole, least = (
+        sum(weights.trunk_pieces(n)[0]) for n in (made.host_layers, len(weights.layer_pieces))
+    )
+    less = of_experts >> max(0, N_ATTEMPTS - attempt) if of_experts else -(-(whole - least) // 4)
+    most = taken - less
+    if not less:
+        return None
     return replace(config, vram_margin=str(margin_for(device, available_host_bytes, most)))
 
 
