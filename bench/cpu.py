@@ -56,7 +56,12 @@ def main() -> None:
         for arm in arms.values():
             arm()
         speeds = take_turns(arms, options.repeats, "tok/s")
-    finish("cpu", card, {"model": model.name, **_results(speeds, card, options)}, options.record)
+    finish(
+        "cpu_busy" if options.busy else "cpu",
+        card,
+        {"model": model.name, **_results(speeds, card, options)},
+        options.record,
+    )
 
 
 @contextmanager
