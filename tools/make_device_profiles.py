@@ -22,7 +22,7 @@ GIB = 1 << 30
 SHOW = """
 import json
 from vkmoe.gpu.device import list_devices
-from vkmoe.placement.device_profiles import described
+from vkmoe.placement.forecast.device_profiles import described
 print(json.dumps(described(list_devices()[0])))
 """
 DDR4 = "dual-channel DDR4-3200: 51.2 GB/s by its data sheet"

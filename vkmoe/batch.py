@@ -61,9 +61,7 @@ class RunResult(NamedTuple):
 
     routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
     filled: NDArray[np.uint32] | None  # [n_tokens, n_moe_layers, n_used, 2], see RoutingLog
-    tops: tuple[
-        TopLogits, ...
-    ] = ()  # of rows that want logits: what the head took
+    tops: tuple[TopLogits, ...] = ()  # of rows that want logits: what the head took
 
     @property
     def top(self) -> TopLogits | None:

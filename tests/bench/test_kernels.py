@@ -38,7 +38,7 @@ from vkmoe.placement.mapped import kept_type
 from vkmoe.quants import HAS_KERNEL, TYPES
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.inputs import WEIGHT_TYPES, compared_types
-from vkmoe.selftest.launch_cases import works_of
+from vkmoe.selftest.launches.cases import works_of
 from vkmoe.selftest.suite import compiled_variants
 
 INFO = device("a CPU with 64-bit loads", "cpu", (), [])

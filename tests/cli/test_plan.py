@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import need_cpu
-from vkmoe.placement.device_profiles import known_profiles
+from vkmoe.placement.forecast.device_profiles import known_profiles
 
 from .conftest import Run
 

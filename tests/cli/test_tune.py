@@ -16,8 +16,9 @@ from vkmoe.llm import LLM
 from vkmoe.ops.launches import Launch
 from vkmoe.placement import remembered
 from vkmoe.placement.remembered import recall
-from vkmoe.selftest import launch_cases, launch_choice
-from vkmoe.selftest.launch_cases import MatrixWork, largest_of_each_class, works_of
+from vkmoe.selftest.launches import cases as launch_cases
+from vkmoe.selftest.launches import choice as launch_choice
+from vkmoe.selftest.launches.cases import MatrixWork, largest_of_each_class, works_of
 
 WORKS = Counter(
     {MatrixWork("matvec", "Q8_0", 40, 256): 2, MatrixWork("matvec_residual", "Q4_K", 24, 256): 1}

@@ -17,14 +17,14 @@ from vkmoe.cpu.variants import choose
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import LatentSpec, LayerSpec
 from vkmoe.models import ModelFile
-from vkmoe.placement.device_profiles import (
+from vkmoe.placement.forecast.device_profiles import (
     DeviceProfile,
     Speeds,
     described,
     known_profiles,
     read_profile,
 )
-from vkmoe.placement.expectation import expect, hit_rate_of, token_bytes
+from vkmoe.placement.forecast.expectation import expect, hit_rate_of, token_bytes
 from vkmoe.placement.memory import device_budget
 from vkmoe.placement.plan import Decision, decide
 

@@ -18,7 +18,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info
 from vkmoe.facts import DeviceInfo
 from vkmoe.placement import mode_choice, remembered
-from vkmoe.placement.device_profiles import read_profile
+from vkmoe.placement.forecast.device_profiles import read_profile
 from vkmoe.placement.mode_choice import (
     ModeChoice,
     ModeQuestion,

@@ -1,7 +1,7 @@
 """This module is `vkmoe plan`: what would go where, why, and how fast that can be at best.
 
 It owns the words. What is decided, for a device that is here or one of a profile, is decided as for
-a run (placement/plan.py); the bound on speed is in placement/expectation.py.
+a run (placement/plan.py); the bound on speed is in placement/forecast/expectation.py.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from vkmoe.facts import Allocation, DeviceInfo, ModelSpec
     from vkmoe.gpu.link_speed import LinkSpeed
     from vkmoe.models import ModelFile
-    from vkmoe.placement.device_profiles import DeviceProfile
-    from vkmoe.placement.expectation import Expectation
+    from vkmoe.placement.forecast.device_profiles import DeviceProfile
+    from vkmoe.placement.forecast.expectation import Expectation
     from vkmoe.placement.plan import Decision
 
 __all__ = ["plan"]
@@ -101,7 +101,7 @@ def _machine(name: str | None, engine: EngineConfig) -> _Machine:
     from vkmoe.cpu.device import n_cores
     from vkmoe.devices import open_device
     from vkmoe.gpu.link_speed import LinkSpeed
-    from vkmoe.placement.device_profiles import DeviceProfile, Speeds, read_profile
+    from vkmoe.placement.forecast.device_profiles import DeviceProfile, Speeds, read_profile
     from vkmoe.placement.link import link_of_misses
     from vkmoe.placement.memory import available_bytes
     from vkmoe.placement.remembered import tuning_for
@@ -147,7 +147,7 @@ def _expectation(
 ) -> Expectation:
     """Bound the speed; hits go by the expert profile, if there is one."""
     from vkmoe.experts.records.profile import load_profile, profiled_model
-    from vkmoe.placement.expectation import expect, token_bytes
+    from vkmoe.placement.forecast.expectation import expect, token_bytes
 
     spec, counts = model.spec, None
     if engine.expert_profile is not None and spec.experts is not None:

@@ -19,7 +19,7 @@ from vkmoe.gpu.device import Intent, memory_type_candidates
 
 __all__ = ["DeviceProfile", "Speeds", "described", "known_profiles", "read_profile"]
 
-FOLDER = Path(__file__).resolve().parent.parent / "data" / "devices"
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "devices"
 MOST_BYTES = 1 << 20  # of a file: a profile has a few KiB
 TYPES = ("discrete", "integrated", "virtual", "cpu", "other")
 

@@ -19,7 +19,7 @@ from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
 from vkmoe.selftest.families import FAMILIES, Setting, launched
-from vkmoe.selftest.launch_cases import MatrixWork
+from vkmoe.selftest.launches.cases import MatrixWork
 
 if TYPE_CHECKING:
     from vkmoe.gpu.backend import Recording

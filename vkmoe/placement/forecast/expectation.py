@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
-from vkmoe.placement.device_profiles import Speeds
+from vkmoe.placement.forecast.device_profiles import Speeds
 
 __all__ = ["Expectation", "TokenBytes", "expect", "hit_rate_of", "token_bytes"]
 

@@ -23,8 +23,8 @@ from vkmoe.models import open_model
 from vkmoe.ops.launches import KernelClass, Launch, kernel_class
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.remembered import Measured
-from vkmoe.selftest import launch_choice
-from vkmoe.selftest.launch_cases import (
+from vkmoe.selftest.launches import choice as launch_choice
+from vkmoe.selftest.launches.cases import (
     COMMON_TYPES,
     N_PARTIALS,
     MatrixWork,
@@ -32,7 +32,7 @@ from vkmoe.selftest.launch_cases import (
     largest_of_each_class,
     works_of,
 )
-from vkmoe.selftest.launch_choice import _Tuner, candidates, choose, measure_launches
+from vkmoe.selftest.launches.choice import _Tuner, candidates, choose, measure_launches
 
 GPU = replace(
     AMD,
