@@ -61,11 +61,11 @@ class RunResult(NamedTuple):
 
     routing: NDArray[np.uint32]  # [n_tokens, n_moe_layers, n_used]: the experts each token used
     filled: NDArray[np.uint32] | None  # [n_tokens, n_moe_layers, n_used, 2], see RoutingLog
-    tops: tuple[TopLogits, ...] = ()  # of rows that want logits: what the head took
+    tops: tuple[TopLogits, ...] = ()  # of the first rows that want any, as many as the head takes
 
     @property
     def top(self) -> TopLogits | None:
-        """Return the largest logits of the last row that wants any; None where none does."""
+        """Return those of the last row that the head took; None where no row wants any."""
         return self.tops[-1] if self.tops else None
 
     @property

@@ -240,13 +240,13 @@ class Engine(Closing):
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         return result
 
-    def run_head(self, batch: TokenBatch, first: int) -> tuple[TopLogits, ...]:
+    def run_head(self, first: int) -> tuple[TopLogits, ...]:
         """Return the largest logits of more rows of the last batch, a prompt, that want any.
 
         Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
         """
         self._backend.settle()
-        return self._programs.run_head(batch, first, self._experts)
+        return self._programs.run_head(first, self._experts)
 
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token. Returns the largest logits, or None without logits."""
@@ -273,7 +273,7 @@ class Engine(Closing):
         self._ends[target] = n_positions
 
     def full_logits(self, index: int = 0) -> NDArray[np.float32]:
-        """Return all logits of the index-th row of the last batch that wanted any: [n_vocab]."""
+        """Return all logits of the index-th row for which the head ran last: [n_vocab]."""
         return self._programs.full_logits(index)
 
     def routing(self) -> NDArray[np.uint32]:

@@ -192,6 +192,22 @@ def test_what_does_not_fit_is_refused_when_it_is_recorded(
     assert rig.recording.n_steps == 2, "only what fits is recorded"
 
 
+def test_a_pool_runs_programs_of_any_length_one_after_the_other(native: Any) -> None:
+    """Each gone when it has run, with more threads than cores: some are late for most steps."""
+    pool, random = native.Pool(5), np.random.default_rng(8)
+    for n_copies in random.integers(0, 60, 150):
+        places = np.zeros((n_copies + 1, 40_000), np.uint32)
+        recording = native.Recording(native.Regions(), native.Scratch())
+        recording.fill(places[0], 7)
+        for number in range(n_copies):  # from one place to the next: each waits for the last
+            n_words = int(random.integers(1, places.shape[1] + 1))
+            places[number + 1, n_words:] = 7
+            source, target = places[number, :n_words], places[number + 1, :n_words]
+            recording.copy(source.view(np.uint8), target.view(np.uint8))
+        recording.run(pool)
+        assert (places == 7).all()
+
+
 def test_names_that_mean_nothing_are_refused(native: Any) -> None:
     rig = Rig(native)
     tensors = {"x": np.zeros(4, np.uint32), "y": np.zeros(4, np.uint32)}

@@ -142,7 +142,8 @@ def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
         lists, tokens = engine.workspace.prompt.routed, tokens_of(engine.n_vocab, 80)
         assert lists is not None
         for first in (0, 40):  # the second finds some of them in slots
-            used = np.unique(engine.run(batch(tokens, first, 40)).routing[:, -1])
+            rows = batch(tokens, first, 40)._replace(wants_logits=(True,) * 40)
+            used = np.unique(engine.run(rows).routing[:, -1])
             brought, tiles = (
                 transfer.read(engine._backend.tensor(ref), 0, ref.n_bytes).view(np.uint64)
                 for ref in (lists.brought, lists.tiles)

@@ -137,7 +137,7 @@ def test_memory_that_is_refused_is_one_error(way: str) -> None:
     for after in range(400):
         native.inject_failure("vkAllocateMemory", after)
         try:
-            with LLM(model_path("moe_plain"), ctx_size=64, **WAYS[way]):
+            with LLM(model_path("moe_plain"), ctx_size=64, gpu_layers=99, **WAYS[way]):
                 pass
         except OutOfMemoryError:
             continue

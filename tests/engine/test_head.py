@@ -28,12 +28,12 @@ N_TOKENS = 21
 LEAST = "the least"  # that a host pool may have
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ONE_OF_EACH},
-    "experts on the CPU": ("olmoe_one_kv_head", {"cpu_moe": True}),
-    "some on the CPU": ("olmoe_one_kv_head", {"expert_mode": "hybrid", "expert_slots": 2}),
-    "stepped": ("olmoe_one_kv_head", {"executor": "stepped"}),
-    "one slot, gathered": ("olmoe_one_kv_head", {"expert_slots": 1, "miss": "gather"}),
-    "kept as they are read": ("olmoe_one_kv_head", {"expert_slots": 2, "promote_on_read": True}),
-    "a pool smaller than a layer": ("olmoe_one_kv_head", {"expert_slots": 1, "host_pool": LEAST}),
+    "experts on the CPU": ("qwen2moe_plain", {"cpu_moe": True}),
+    "some on the CPU": ("qwen2moe_plain", {"expert_mode": "hybrid", "expert_slots": 2}),
+    "stepped": ("qwen2moe_plain", {"executor": "stepped"}),
+    "one slot, gathered": ("qwen2moe_plain", {"expert_slots": 1, "miss": "gather"}),
+    "kept as they are read": ("qwen2moe_plain", {"expert_slots": 2, "promote_on_read": True}),
+    "a pool smaller than a layer": ("qwen2moe_plain", {"expert_slots": 1, "host_pool": LEAST}),
 }
 
 
@@ -74,9 +74,15 @@ def test_rows_of_a_chunk_have_the_logits_of_prompts_that_end_there(
         assert n_rows == [N_TOKENS], "one chunk"
 
 
-def test_rows_of_several_sequences_in_any_choice() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"cpu_moe": True}, {"executor": "stepped", "expert_slots": 4}, {"device": "cpu"}],
+    ids=["on the device", "experts on the CPU", "stepped", "on the CPU"],
+)
+def test_rows_of_several_sequences_in_any_choice(options: dict[str, Any]) -> None:
     """Also those that had logits before; what runs next finds the chunk as any other leaves it."""
-    with Engine(model_path("olmoe_one_kv_head"), EngineConfig(ctx_size=64, parallel=2)) as engine:
+    config = EngineConfig(ctx_size=64, parallel=2, **options)
+    with Engine(model_path("qwen2moe_plain"), config) as engine:
         tokens = tokens_of(engine.n_vocab, N_TOKENS)
         wanted = prompt(engine, tokens, [1] * N_TOKENS)
         both = joined(batch(tokens, 0, 9, 0), batch(tokens, 0, 12, 1))
@@ -86,7 +92,7 @@ def test_rows_of_several_sequences_in_any_choice() -> None:
             both = both._replace(wants_logits=wants)
             engine.run(both)
             for first in (*range(0, len(chosen), engine.max_logit_rows), 0, len(chosen) - 1):
-                tops = engine.run_head(both, first)
+                tops = engine.run_head(first)
                 rows = [positions[i] for i in chosen[first : first + engine.max_logit_rows]]
                 found = np.stack([engine.full_logits(i) for i in range(len(rows))])
                 assert_same_bits(found, wanted[rows])

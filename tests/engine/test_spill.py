@@ -1,5 +1,5 @@
-"""Memory that a device refuses while a model is loaded, or that others take while it runs, costs
-slots, not the run."""
+"""Memory that a device refuses while a model is loaded costs slots, then layers; what others take
+while it runs, slots: never the run."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ class FakeModel:
         routing = np.zeros((len(batch.tokens), 0, 0), np.uint32)
         return RunResult(routing, None, tuple(map(_top, self._logits[: self.max_logit_rows])))
 
-    def run_head(self, batch: TokenBatch, first: int) -> tuple[TopLogits, ...]:
-        last, rows = self._prompt
-        assert last.phase == "prompt" and last == batch, "another batch"
+    def run_head(self, first: int) -> tuple[TopLogits, ...]:
+        batch, rows = self._prompt
+        assert batch.phase == "prompt", batch
         assert 0 <= first < sum(batch.wants_logits), (batch, first)
         found = zip(rows, batch.tokens, batch.wants_logits, strict=True)
         logits = [self._logits_after(row, token) for row, token, wants in found if wants]

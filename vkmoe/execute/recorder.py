@@ -194,7 +194,8 @@ class TokenPrograms(Closing):
         self._backend, self._space, space = backend, decoder.workspace, decoder.workspace
         self._worker = worker
         self._lands = decoder.mode.lands  # else the filled words mean nothing
-        self._n_vocab = decoder.spec.n_vocab
+        self._n_vocab, self._picks = decoder.spec.n_vocab, decoder.spec.picks
+        self._batch = TokenBatch.one(0, 0, with_logits=False)  # the last one
         self._submissions: list[Submission] = []
         sizes = space.row_sizes["prompt"] or (0,)
         self.prompt_rows, target_s = sizes[0], TARGET_S  # of the next chunk
@@ -252,7 +253,7 @@ class TokenPrograms(Closing):
         recorded = self.recording(kind)
         if batch.phase == "prompt" and 0 in batch.positions:
             self._chunks.begin_prompt()
-        self._submissions = []
+        self._batch, self._submissions = batch, []
         self._read = self._log_views(kind.n_rows, n_rows)
         then: Bring | None = None
         for index, queue in enumerate(recorded.queues()):
@@ -270,14 +271,14 @@ class TokenPrograms(Closing):
             self.routing(), self.filled() if self._lands else None, self._tops(kind, batch)
         )
 
-    def run_head(self, batch: TokenBatch, first: int, host: HostActions) -> tuple[TopLogits, ...]:
+    def run_head(self, first: int, host: HostActions) -> tuple[TopLogits, ...]:
         """Return the largest logits of rows of the last batch, a prompt, that want any.
 
         Of those it is the `first` and as many behind it as the head takes. They left their state,
         which the head alone reads. Raises GpuErrors.
         """
-        kind = self._kind(batch)
-        assert kind.phase == "prompt" and kind.n_logits, kind
+        batch, kind = self._batch, self._kind(self._batch)
+        assert kind.phase == "prompt" and 0 <= first < sum(batch.wants_logits), (batch, first)
         self.io.send(batch, host.begin(True), first)
         self._run(self.recording(kind).submits[-1:], None)
         host.end()
@@ -327,8 +328,10 @@ class TokenPrograms(Closing):
         layer = then.layer
         experts = self._read.ids[:, layer].copy()
         if then.in_groups:
-            groups = host.groups(np.unique(experts))
-            return [partial(host.bring_group, layer, group) for group in groups]
+            if self._picks(layer):
+                experts = experts[np.flatnonzero(self._batch.wants_logits)]
+            groups = host.groups(np.unique(experts)) if experts.size else ()
+            return [partial(host.bring_group, layer, group) for group in groups] or [lambda: None]
         return [partial(host.bring, layer, experts)]
 
     def _kind(self, batch: TokenBatch) -> BatchKind:
@@ -362,7 +365,7 @@ class TokenPrograms(Closing):
         return self._read.filled.copy()
 
     def full_logits(self, index: int = 0) -> NDArray[np.float32]:
-        """Read all logits of the index-th row that wanted some in the last run: f32 [n_vocab]."""
+        """Read all logits of the index-th row for which the head ran last: f32 [n_vocab]."""
         return self._logits[index].read().view(np.float32)[: self._n_vocab]
 
     def intervals(self) -> list[tuple[int, int]]:

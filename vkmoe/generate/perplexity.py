@@ -99,7 +99,7 @@ def _scored_rows(
         first += len(tops)
         if first >= len(wanted):
             return
-        tops = runner.run_head(batch, first)
+        tops = runner.run_head(first)
 
 
 @dataclass(frozen=True)

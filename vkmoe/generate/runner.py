@@ -48,14 +48,14 @@ class BatchRunner(Protocol):
         Where more rows of a prompt want some than `max_logit_rows`, it has those of the first.
         """
 
-    def run_head(self, batch: TokenBatch, first: int) -> tuple[TopLogits, ...]:
+    def run_head(self, first: int) -> tuple[TopLogits, ...]:
         """Return the largest logits of more rows of the last batch, a prompt, that want any.
 
         Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
         """
 
     def full_logits(self, index: int) -> NDArray[np.float32]:
-        """Return all logits [n_vocab] of the index-th row that wanted some when they last ran."""
+        """Return all logits [n_vocab] of the index-th row for which the head ran last."""
 
     def rewind(self, region: int, position: int) -> int:
         """Go back to `position` in a region, or further where the state cannot stop just there.

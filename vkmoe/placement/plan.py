@@ -220,7 +220,7 @@ def _decided(config: EngineConfig, given: _Given) -> Decision:
 # smaller device: a shorter context, and layers in host memory.
 
 N_ATTEMPTS = 4  # which take away an eighth of the experts, a quarter, a half, and all
-MOST_ATTEMPTS = 12  # those behind them take away as much as a quarter of the layers each
+MOST_ATTEMPTS = 12  # each behind those: as much as a quarter of the layers that are still there
 _REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
 _OF_EXPERTS = ("experts", "expert slots")
 
@@ -235,7 +235,8 @@ def with_less(
 ) -> EngineConfig | None:
     """Ask for a plan with less on the device than that of a decision; None: there is none.
 
-    `attempt` counts the plans that failed, from 1. Where a user asked for experts, nothing is less.
+    `attempt` counts the plans that failed, from 1. Where a user asked for experts, or in how many
+    layers the CPU has them, nothing is less; nor are there fewer layers than were asked for.
     """
     made, weights = decision.plan, decision.weights
     asked = config.expert_slots is not None or config.expert_cache is not None
@@ -246,13 +247,15 @@ def with_less(
     if error.result != _REFUSED or decided or attempt > MOST_ATTEMPTS:
         return None
     taken = made.total("device") + (made.total("host") if device.is_uma else 0)
-    whole, least = (
-        sum(weights.trunk_pieces(n)[0]) for n in (made.host_layers, len(weights.layer_pieces))
-    )
-    less = of_experts >> max(0, N_ATTEMPTS - attempt) if of_experts else -(-(whole - least) // 4)
-    most = taken - less
-    if not less:
+    if of_experts:
+        less = of_experts >> max(0, N_ATTEMPTS - attempt)
+    elif device.is_uma or config.gpu_layers is not None:
         return None
+    else:
+        host_layers = (made.host_layers, len(weights.layer_pieces))
+        whole, least = (sum(weights.trunk_pieces(n)[0]) for n in host_layers)
+        less = -(-(whole - least) // 4)
+    most = taken - less
     return replace(config, vram_margin=str(margin_for(device, available_host_bytes, most)))
 
 

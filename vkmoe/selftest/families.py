@@ -331,7 +331,7 @@ def _expert_tiles(setting: Setting) -> Iterator[Trial]:
     cases = [TilesCase(setting.tuning, rows, columns=8, clears=clears) for clears in (False, True)]
     cases.append(TilesCase(setting.tuning, rows, columns=8, picks=True))
     if setting.info.layout == "planes":  # a CPU reads experts where they are
-        cases.append(replace(cases[0], brings=True))
+        cases += [replace(case, brings=True) for case in (cases[0], cases[-1])]
     yield _trial(*cases)
 
 
@@ -347,7 +347,7 @@ def _combine_rows(setting: Setting) -> Iterator[Trial]:
     few = RowsInUse(gated, 5, 3)
     cases = [CombineCase(tuning, few, 300, use) for use in (None, False, True)]
     cases.append(CombineCase(tuning, few, 300, True, partial=True))
-    cases.append(CombineCase(tuning, few, 300, True, picks=True))
+    cases += [CombineCase(tuning, few, 300, True, partial, picks=True) for partial in (False, True)]
     large = RowsInUse(RouterShape(128, 8), 64, 64)
     yield _trial(*cases, timed=CombineCase(tuning, large, WIDTH))
 

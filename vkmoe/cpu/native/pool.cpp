@@ -42,16 +42,23 @@ void sleep_while(std::atomic<uint32_t>&, uint32_t) { std::this_thread::yield(); 
 void wake_all(std::atomic<uint32_t>&) {}
 #endif
 
-/// Lets another program run, if one waits for this processor and this thread had its turn. To be
-/// called where no thread waits for this one: else the system stops it in the middle of an item, and
-/// all the others wait.
-void give_way() {
+/// The time that a thread has run without letting other programs have its processor.
+class Turn {
+public:
+    /// Let another program run, if one waits for this processor and the turn is over. To be called
+    /// where no thread waits for this one: else the system stops it in the middle of an item, and
+    /// all the others wait.
+    void give_way() {
+        if (Clock::now() - began_ < kTurn) return;
+        std::this_thread::yield();
+        began_ = Clock::now();
+    }
+
+private:
     using Clock = std::chrono::steady_clock;
-    thread_local Clock::time_point began = Clock::now();
-    if (Clock::now() - began < kTurn) return;
-    std::this_thread::yield();
-    began = Clock::now();
-}
+
+    Clock::time_point began_ = Clock::now();
+};
 
 /// A range in one word: 24 bits of the run's number, then 20 each of its first item and its end.
 constexpr uint64_t packed(uint64_t run, uint64_t first, uint64_t end) {
@@ -65,7 +72,8 @@ constexpr uint64_t short_number(uint32_t run) { return run & 0xFFFFFF; }
 
 }  // namespace
 
-void Event::wait_while(uint32_t value) {
+bool Event::wait_while(uint32_t value) {
+    bool slept = false;
     for (int polls = 0; word_.load() == value; ++polls) {
         if (polls < kPolls) {
             pause();
@@ -75,7 +83,9 @@ void Event::wait_while(uint32_t value) {
         ++n_asleep_;
         sleep_while(word_, value);
         --n_asleep_;
+        slept = true;
     }
+    return slept;
 }
 
 void Event::advance() {
@@ -84,7 +94,6 @@ void Event::advance() {
 }
 
 void Ranges::share_out(size_t n_items, uint32_t run) {
-    if (n_items > kMostItems) throw std::length_error("a step has too many items");
     const size_t n = parts_.size();
     for (size_t i = 0; i < n; ++i) {
         const size_t first = n_items * i / n, end = n_items * (i + 1) / n;
@@ -146,9 +155,12 @@ void Pool::run(const std::vector<Step>& steps) {
     failed_ = false;
     const uint32_t end = first + room.n_phases;
     phase_.advance();
-    for (uint32_t now; (now = phase_.value()) != end;) {
+    Turn turn;
+    for (uint32_t now = phase_.value(); now != end; now = phase_.value()) {
         take_part(now, 0);
-        phase_.wait_while(now);
+        if (phase_.value() == end) break;
+        turn.give_way();
+        if (phase_.wait_while(now)) turn = Turn();
     }
     if (failed_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
@@ -186,10 +198,11 @@ void Pool::divide(Room& room, const std::vector<Step>& steps, uint32_t run) cons
 }
 
 void Pool::work(size_t thread) {
-    for (uint32_t now = phase_.value();; now = phase_.value()) {
-        if (ending_) return;
+    Turn turn;
+    for (uint32_t now = phase_.value(); !ending_; now = phase_.value()) {
         take_part(now, thread);
-        phase_.wait_while(now);
+        turn.give_way();
+        if (phase_.wait_while(now)) turn = Turn();
     }
 }
 
@@ -203,7 +216,6 @@ void Pool::take_part(uint32_t phase, size_t thread) {
     size_t n_done = 0;
     for (uint32_t i = open.first; i < open.end; ++i) n_done += run_items(room, i, run, thread);
     if (n_done != 0 && open.n_left.fetch_sub(n_done) == n_done) phase_.advance();
-    give_way();
 }
 
 /// Run items of a step until all are taken; returns how many.

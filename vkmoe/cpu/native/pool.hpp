@@ -18,8 +18,8 @@ class Event {
 public:
     uint32_t value() const { return word_.load(); }
 
-    /// Wait until the count is no longer `value`.
-    void wait_while(uint32_t value);
+    /// Wait until the count is no longer `value`; returns whether this thread slept.
+    bool wait_while(uint32_t value);
 
     /// Count one more, and wake all that wait.
     void advance();
@@ -36,7 +36,7 @@ class Ranges {
 public:
     explicit Ranges(size_t n_threads) : parts_(n_threads) {}
 
-    /// Share out `n_items` anew, for the run of that number.
+    /// Share out up to kMostItems anew, for the run of that number.
     void share_out(size_t n_items, uint32_t run);
 
     /// The next item of a run for a thread; kNone when all are taken.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "kernels.hpp"
@@ -17,7 +18,7 @@ constexpr size_t kCopiedAtOnce = 64 << 10;  // bytes
 void Program::dispatch(const std::string& kernel, const Call& call, bool waits) {
     std::vector<Step> steps = prepare(kernel, call);
     steps.front().waits = waits;
-    for (Step& step : steps) steps_.push_back(std::move(step));
+    for (Step& step : steps) append(std::move(step));
 }
 
 void Program::copy(const void* source, void* target, size_t n_bytes, bool waits) {
@@ -25,7 +26,7 @@ void Program::copy(const void* source, void* target, size_t n_bytes, bool waits)
         const size_t first = item * kCopiedAtOnce, n = std::min(kCopiedAtOnce, n_bytes - first);
         std::memcpy(static_cast<char*>(target) + first, static_cast<const char*>(source) + first, n);
     };
-    steps_.push_back({(n_bytes + kCopiedAtOnce - 1) / kCopiedAtOnce, copy, waits});
+    append({(n_bytes + kCopiedAtOnce - 1) / kCopiedAtOnce, copy, waits});
 }
 
 void Program::fill(uint32_t* target, size_t n_words, uint32_t word, bool waits) {
@@ -34,7 +35,12 @@ void Program::fill(uint32_t* target, size_t n_words, uint32_t word, bool waits) 
         const size_t first = item * kFilledAtOnce;
         std::fill_n(target + first, std::min(kFilledAtOnce, n_words - first), word);
     };
-    steps_.push_back({(n_words + kFilledAtOnce - 1) / kFilledAtOnce, fill, waits});
+    append({(n_words + kFilledAtOnce - 1) / kFilledAtOnce, fill, waits});
+}
+
+void Program::append(Step step) {
+    if (step.n_items > Ranges::kMostItems) throw std::invalid_argument("a step has too many items");
+    steps_.push_back(std::move(step));
 }
 
 }  // namespace vkmoe

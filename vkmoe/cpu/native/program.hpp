@@ -26,6 +26,8 @@ public:
     void run(Pool& pool) const { pool.run(steps_); }
 
 private:
+    void append(Step step);
+
     std::vector<Step> steps_;
 };
 
