@@ -153,6 +153,11 @@ class LLM(Closing):
             predictions=cache.residency.predictions,
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Say whether the model's file has a chat template."""
+        return bool(self.engine.model.file.get("tokenizer.chat_template", str, ""))
+
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """Return the model's chat template. Raises UnsupportedModelError if it has none."""

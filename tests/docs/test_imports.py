@@ -29,7 +29,7 @@ LAYERS = (
     ("engine",),
     ("mode_trial",),
     ("llm", "selftest"),
-    ("bench",),
+    ("bench", "server"),
     ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -27,6 +27,7 @@ from vkmoe.cli.info import info
 from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
+from vkmoe.cli.serve import serve
 from vkmoe.cli.simulate import simulate
 from vkmoe.cli.trace import trace
 from vkmoe.cli.tune import tune
@@ -106,6 +107,7 @@ def version() -> None:
 for _command, _summary in {
     generate: "Continue a prompt.",
     chat: "Talk with a model.",
+    serve: "Serve a model over HTTP.",
     info: "Describe a model file.",
     plan: "Explain what would go where, and how fast that can be.",
     devices: "List the devices.",

@@ -32,8 +32,10 @@ __all__ = [
     "cpu_notes",
     "dependent_notes",
     "idle_notes",
+    "log_as_notes",
     "mode_line",
     "note",
+    "notes_at_start",
     "opened",
     "prompt_progress",
 ]
@@ -57,7 +59,7 @@ class _Notes(logging.Handler):
 
 
 @contextmanager
-def _log_as_notes(quiet: bool) -> Iterator[None]:
+def log_as_notes(quiet: bool) -> Iterator[None]:
     """Show what vkmoe logs; with `quiet` the errors alone."""
     log = logging.getLogger("vkmoe")
     handler = _Notes(logging.ERROR if quiet else logging.INFO)
@@ -135,11 +137,11 @@ def opened(
     if model is None and not quiet:
         note("no model given: using the built-in demo model, which writes Python")
     with (
-        _log_as_notes(quiet),
+        log_as_notes(quiet),
         _load(model if file is None else file, config, quiet) as llm,
         _validated(llm, quiet) if config.validation else nullcontext(),
     ):
-        for line in () if quiet else _at_start(llm, config):
+        for line in () if quiet else notes_at_start(llm, config):
             note(line)
         if verbose:
             device = llm.device_info
@@ -180,7 +182,7 @@ def _validated(llm: LLM, quiet: bool) -> Iterator[None]:
         )
 
 
-def _at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
+def notes_at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     """Describe the machine, how many experts are on it unless all are, and idle options."""
     from vkmoe.experts.decide.settings import sizing_line
 

@@ -33,6 +33,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile `source`. Raises UnsupportedModelError when it is empty or no valid Jinja."""
+        self.source = source
         hint = "use `vkmoe generate` with a plain prompt"
         if not source:
             raise UnsupportedModelError("the model has no chat template", hint)

@@ -115,6 +115,16 @@ class Scheduler:
         """Say whether a step would do anything."""
         return any((self._submitted, self._waiting, self._running))
 
+    @property
+    def n_waiting(self) -> int:
+        """Count the replies that wait for a region."""
+        return len(self._submitted) + len(self._waiting)
+
+    @property
+    def running(self) -> list[tuple[int, Generation]]:
+        """List the regions that are in use, each with its reply."""
+        return [(each.region, each.generation) for each in tuple(self._running)]
+
     def submit(self, generation: Generation) -> None:
         """Let a reply begin, as soon as a region is free. Any thread may call this."""
         generation.submitted()

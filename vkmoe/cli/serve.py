@@ -1,0 +1,121 @@
+"""This module is `vkmoe serve`: a model over HTTP, for the programs that people use already."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vkmoe.cli.notes import log_as_notes, note, notes_at_start
+from vkmoe.cli.options import (
+    Model,
+    Positional,
+    Quiet,
+    chosen_model,
+    config_options,
+    option,
+)
+from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.errors import UsageError, VkmoeError
+
+if TYPE_CHECKING:
+    from vkmoe.llm import LLM
+
+__all__ = ["serve"]
+
+
+@config_options
+def serve(
+    context: typer.Context,
+    *,
+    positional: Positional = None,
+    model: Model = None,
+    host: Annotated[
+        str, option("--host", help="The address to listen at; 0.0.0.0 is all there are.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        option("--port", kind=int, minimum=0, maximum=65535, help="The port; 0: a free one."),
+    ] = 8080,
+    api_key: Annotated[
+        str | None,
+        option("--api-key", help="Ask every client for this key; several are split by commas."),
+    ] = None,
+    alias: Annotated[
+        str | None,
+        option("--alias", metavar="NAME", help="The name that clients know the model by."),
+    ] = None,
+    max_queue: Annotated[
+        int,
+        option("--max-queue", kind=int, minimum=0, help="Most requests that wait for their turn."),
+    ] = 64,
+    timeout: Annotated[
+        float,
+        option(
+            "--timeout",
+            kind=float,
+            minimum=0,
+            help="Seconds until a reply is ended; 0: never.",
+        ),
+    ] = 600.0,
+    sampling: SamplingConfig,
+    engine: EngineConfig,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a model over HTTP, in the forms of OpenAI's and Anthropic's APIs.
+
+    Clients take http://HOST:PORT/v1 as the base URL. --parallel N serves N replies at once. It
+    listens at once, and /health says when the model is there. Ctrl-C or SIGTERM ends it, when
+    replies under way have finished or ten seconds later.
+    """
+    _check_installed()
+    from vkmoe.server.app import make_app
+    from vkmoe.server.engine_thread import EngineThread
+    from vkmoe.server.service import Service
+    from vkmoe.server.serving import bind
+    from vkmoe.server.serving import serve as run
+
+    chosen = chosen_model(context, positional, model)
+    if chosen is not None and not Path(chosen).is_file():
+        raise UsageError(f"there is no file {chosen}", "name a GGUF file")
+    keys = [key.strip() for key in (api_key or "").split(",") if key.strip()]
+    if host not in ("127.0.0.1", "localhost", "::1") and not keys and not quiet:
+        note("anyone who can reach this address may use the model: --api-key asks for a key")
+    with log_as_notes(quiet):
+        thread = EngineThread(lambda: _load(chosen, engine, quiet), max_queue)
+        name = alias or (Path(chosen).stem if chosen is not None else "demo")
+        service = Service(thread, name, sampling, timeout or None)
+        listening = bind(host, port)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        run(make_app(service, host, keys), thread, listening, lambda: _say(address, quiet))
+    if thread.error is not None:
+        raise thread.error
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    needed = ("starlette", "uvicorn", "pydantic", "prometheus_client")
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise VkmoeError(f"vkmoe serve needs {', '.join(missing)}", 'pip install "vkmoe[server]"')
+
+
+def _say(address: str, quiet: bool) -> None:
+    if not quiet:
+        note(f"listening at {address}; base URL for clients: {address}/v1")
+
+
+def _load(model: str | None, config: EngineConfig, quiet: bool) -> LLM:
+    from vkmoe.llm import LLM
+
+    llm = LLM(model, config)
+    if not quiet:
+        with suppress(VkmoeError):
+            for line in notes_at_start(llm, config):
+                note(line)
+        note(f"ready, loaded in {llm.load_seconds:.1f} s")
+    return llm

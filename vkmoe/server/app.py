@@ -1,0 +1,129 @@
+"""Puts the answers of a server together: which path has which, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from vkmoe.server import facts
+from vkmoe.server.chat import answer_chat
+from vkmoe.server.completions import complete
+from vkmoe.server.errors import ApiError
+from vkmoe.server.guard import Guard, error_response
+from vkmoe.server.replies import ClientGone
+from vkmoe.server.service import Service
+
+__all__ = ["make_app"]
+
+Answer = Callable[[Service, Request], Awaitable[Response]]
+
+_ANSWERS: tuple[tuple[str, str, Answer], ...] = (
+    ("GET", "/health", facts.health),
+    ("GET", "/v1/health", facts.health),
+    ("GET", "/v1/models", facts.models),
+    ("GET", "/models", facts.models),
+    ("GET", "/v1/models/{name:path}", facts.one_model),
+    ("POST", "/v1/chat/completions", answer_chat),
+    ("POST", "/v1/completions", complete),
+    ("POST", "/tokenize", facts.tokenize),
+    ("POST", "/detokenize", facts.detokenize),
+    ("POST", "/apply-template", facts.apply_template),
+    ("GET", "/props", facts.props),
+    ("GET", "/slots", facts.slots),
+    ("GET", "/metrics", facts.metrics),
+)
+# Of APIs that clients may expect here, what vkmoe does not do.
+_NOT_THERE = (
+    "/v1/embeddings",
+    "/v1/audio/{rest:path}",
+    "/v1/images/{rest:path}",
+    "/v1/moderations",
+    "/v1/files{rest:path}",
+    "/v1/fine_tuning/{rest:path}",
+    "/v1/batches{rest:path}",
+    "/v1/rerank",
+    "/infill",
+)
+OPEN_PATHS = ("/health", "/v1/health")
+
+log = logging.getLogger("vkmoe")
+
+
+def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIApp:
+    """Make the application that serves at `host`; its start loads the model, its end frees it."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.engine.start()
+        try:
+            yield
+        finally:
+            service.engine.end()
+            await asyncio.to_thread(service.engine.join)
+
+    app = Starlette(
+        routes=[
+            *(
+                Route(path, _endpoint(service, do), methods=[method])
+                for method, path, do in _ANSWERS
+            ),
+            *(Route(path, _not_there, methods=["GET", "POST"]) for path in _NOT_THERE),
+        ],
+        exception_handlers={
+            ApiError: _refused,
+            HTTPException: _no_answer,
+            ClientGone: _gone,
+            ClientDisconnect: _gone,
+            Exception: _failed,
+        },
+        lifespan=lifespan,
+    )
+    return Guard(app, host, api_keys, OPEN_PATHS)
+
+
+def _endpoint(service: Service, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await answer(service, request)
+
+    return endpoint
+
+
+async def _not_there(request: Request) -> Response:
+    raise ApiError(501, f"vkmoe has no {request.url.path}")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _no_answer(request: Request, error: Exception) -> Response:
+    """Answer for paths and methods that there are none of."""
+    assert isinstance(error, HTTPException)
+    texts = {404: "there is nothing at", 405: f"{request.method} is not for"}
+    message = f"{texts.get(error.status_code, error.detail)} {request.url.path}"
+    refused = ApiError(error.status_code, message, kind="invalid_request_error")
+    if error.status_code == 404:
+        refused.error["type"] = "not_found_error"
+    answer = error_response(refused)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # which does not arrive
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer for a bug of ours; the log has it."""
+    log.error("internal error in %s", request.url.path, exc_info=error)
+    return error_response(ApiError(500, f"internal error, {type(error).__name__}"))

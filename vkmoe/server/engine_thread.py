@@ -1,0 +1,226 @@
+"""Runs a model on a thread of its own: loads it, lets replies go on, one batch after the other.
+
+It owns the model while it is served. Between two submits it does what other threads ask for, and
+sees which replies were cancelled. What replies become on the way to a client is the subject of
+replies.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+from vkmoe.errors import DeviceLostError, VkmoeError
+from vkmoe.generate.loop import Generation, Request
+from vkmoe.llm import LLM
+from vkmoe.server.errors import unavailable
+
+__all__ = ["EngineThread", "State"]
+
+State = Literal["loading", "ready", "failed", "ended"]
+Result = TypeVar("Result")
+
+_RESTARTS = 1  # after a lost device
+
+log = logging.getLogger("vkmoe")
+
+
+class EngineThread:
+    """Serves replies of one model, which `load` opens, on a thread of its own.
+
+    `submit`, `wake` and `between` may be called on any thread.
+    """
+
+    def __init__(self, load: Callable[[], LLM], max_queue: int) -> None:
+        """Begin with nothing; at most `max_queue` replies wait for their turn."""
+        self.state: State = "loading"
+        self.error: VkmoeError | None = None  # why it failed
+        self.n_restarts = 0
+        self._load, self._max_queue = load, max_queue
+        self._llm: LLM | None = None
+        self._listeners: dict[Generation, Callable[[], None]] = {}
+        self._calls: deque[tuple[Callable[[LLM], Any], Future[Any]]] = deque()
+        self._changed = threading.Condition()
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name="engine")
+
+    def start(self) -> None:
+        """Begin to load the model."""
+        self._thread.start()
+
+    # ----- on any thread -----
+
+    @property
+    def llm(self) -> LLM:
+        """Return the model, of which other threads may read what never changes.
+
+        Raises ApiError while there is none.
+        """
+        llm = self._llm
+        if self.state == "ready" and llm is not None:
+            return llm
+        if self.state == "loading":
+            raise unavailable("Loading model")
+        raise unavailable(f"the model is not there: {self.error or 'the server ends'}", 30)
+
+    @property
+    def n_running(self) -> int:
+        """Count the replies that have a region of the KV caches."""
+        llm = self._llm
+        return len(llm.scheduler.running) if llm is not None else 0
+
+    @property
+    def n_waiting(self) -> int:
+        """Count the replies that wait for a region."""
+        llm = self._llm
+        return llm.scheduler.n_waiting if llm is not None else 0
+
+    def submit(self, request: Request, on_news: Callable[[], None]) -> Generation:
+        """Let a reply begin; `on_news` is called on the engine's thread whenever it went on.
+
+        Raises ApiError where there is no model, or too many replies wait.
+        """
+        llm = self.llm
+        if self._is_ending:
+            raise unavailable("the server ends", 30)
+        if llm.scheduler.n_waiting >= self._max_queue:
+            n = f"{self._max_queue} request{'s' * (self._max_queue != 1)}"
+            raise unavailable(f"{n} wait already; --max-queue allows no more", code="queue_full")
+        generation = Generation(request, llm.tokenizer, llm.engine.ctx_size)
+        self._listeners[generation] = on_news
+        llm.scheduler.submit(generation)
+        self.wake()
+        return generation
+
+    def wake(self) -> None:
+        """Have the thread look at what was submitted or cancelled."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def between(self, function: Callable[[LLM], Result]) -> Future[Result]:
+        """Call a function with the model between two submits. Raises ApiError without a model."""
+        future: Future[Result] = Future()
+        with self._changed:
+            if self.state != "ready":
+                _ = self.llm  # says why
+            self._calls.append((function, future))
+            self._changed.notify_all()
+        return future
+
+    def end(self) -> None:
+        """Take no more requests, and end when those that are there have. Does not wait."""
+        self._is_ending = True
+        self.wake()
+
+    def cancel_all(self) -> None:
+        """Let all replies end where they are."""
+        for generation in tuple(self._listeners):
+            generation.cancel()
+        self.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, with the model closed and its records written."""
+        self._thread.join()
+
+    # ----- on the thread -----
+
+    def _run(self) -> None:
+        try:
+            while self._serve_once() and self.n_restarts < _RESTARTS:
+                self.n_restarts += 1
+                self.error, self.state = None, "loading"
+                log.warning("the device was lost: loading the model again")
+        except VkmoeError as error:
+            self.error = error
+        except Exception as error:
+            log.exception("internal error")
+            self.error = VkmoeError(f"internal error, {type(error).__name__}: {error}")
+        finally:
+            with self._changed:
+                self.state = "failed" if self.error is not None else "ended"
+                self._llm = None
+            if self.error is not None:
+                log.error("%s", self.error)
+            self._let_go(self.error)
+
+    def _serve_once(self) -> bool:
+        """Load the model and serve it to the end; return whether the device was lost."""
+        llm = self._load()
+        is_lost = False
+        try:
+            with self._changed:
+                self._llm, self.state = llm, "ready"
+            self._serve(llm)
+        except DeviceLostError as error:
+            is_lost = True
+            with self._changed:
+                self._llm, self.state, self.error = None, "failed", error
+            self._let_go(error)
+        finally:
+            try:
+                llm.close()
+            except VkmoeError as error:
+                if not is_lost:
+                    raise
+                log.warning("%s", error)
+        return is_lost
+
+    def _serve(self, llm: LLM) -> None:
+        """Let replies go on until the end was asked for. Raises DeviceLostError."""
+        scheduler = llm.scheduler
+        while True:
+            with self._changed:
+                while not (self._calls or scheduler.has_work or self._is_ending):
+                    self._changed.wait()
+            while self._calls:
+                _answer(*self._calls.popleft(), llm)
+            if not scheduler.has_work:
+                if self._is_ending:
+                    return
+                continue
+            news = scheduler.step()
+            for generation in news:
+                self._tell(generation)
+            for generation in news:
+                if isinstance(generation.error, DeviceLostError):
+                    raise generation.error
+            if not scheduler.has_work:
+                llm.engine.settle()
+
+    def _tell(self, generation: Generation) -> None:
+        listener = self._listeners.get(generation)
+        if generation.is_done:
+            self._listeners.pop(generation, None)
+        if listener is not None:
+            listener()
+
+    def _let_go(self, error: VkmoeError | None) -> None:
+        """End what is still there: replies, and calls that nothing will answer."""
+        reason = error or VkmoeError("the server ends")
+        while self._calls:
+            _, future = self._calls.popleft()
+            future.set_exception(reason)
+        for generation in tuple(self._listeners):
+            generation.end("interrupt", reason)
+            self._tell(generation)
+
+
+def _answer(function: Callable[[LLM], Any], future: Future[Any], llm: LLM) -> None:
+    """Call a function and put what it gives, or raises, into a future that may be cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function(llm)
+    except DeviceLostError as error:
+        future.set_exception(error)
+        raise
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        with suppress(Exception):
+            future.set_result(result)

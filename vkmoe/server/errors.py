@@ -1,0 +1,81 @@
+"""This module says what went wrong with a request, in the form in which OpenAI's API does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vkmoe.errors import PromptError, UnsupportedModelError, UsageError, VkmoeError
+
+__all__ = ["ApiError", "api_error", "context_exceeded", "unavailable"]
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """Describes why a request gets no answer: an HTTP status, and an object for its body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
+        **more: Any,
+    ) -> None:
+        """`kind` follows from the status if it is not given; `retry_after` counts seconds."""
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+        self.error: dict[str, Any] = {
+            "message": message,
+            "type": kind or _TYPES[status],
+            "code": code,
+            "param": param,
+            **more,
+        }
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": self.error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def context_exceeded(n_prompt_tokens: int, n_ctx: int) -> ApiError:
+    """Say that a prompt does not fit, as llama-server does."""
+    return ApiError(
+        400,
+        f"the prompt has {n_prompt_tokens} tokens, the context holds {n_ctx}: shorten it, or "
+        "start the server with a larger --ctx-size",
+        kind="exceed_context_size_error",
+        code="context_length_exceeded",
+        n_prompt_tokens=n_prompt_tokens,
+        n_ctx=n_ctx,
+    )
+
+
+def unavailable(message: str, retry_after: int = 1, code: str | None = None) -> ApiError:
+    """Say that the same request may be answered later."""
+    return ApiError(503, message, code=code, retry_after=retry_after)
+
+
+def api_error(error: VkmoeError) -> ApiError:
+    """Say what an error of the model, or of a request, means to a client."""
+    message = f"{error}: {error.hint}" if error.hint else str(error)
+    if isinstance(error, UsageError | PromptError | UnsupportedModelError):
+        return ApiError(400, message)
+    return ApiError(500, message)

@@ -1,0 +1,157 @@
+"""Answers what a client may ask about the server and its model, and the uses of its tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from vkmoe.server.chat import ChatFields
+from vkmoe.server.errors import ApiError
+from vkmoe.server.fields import Body, read_body
+from vkmoe.server.service import Service
+from vkmoe.server.sse import json_bytes
+
+__all__ = [
+    "apply_template",
+    "detokenize",
+    "health",
+    "metrics",
+    "models",
+    "one_model",
+    "props",
+    "slots",
+    "tokenize",
+]
+
+
+class _Text(Body):
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class _Tokens(Body):
+    tokens: list[int]
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json_bytes(value), status, media_type="application/json")
+
+
+async def health(service: Service, request: HttpRequest) -> Response:
+    """Say whether the model is there."""
+    _ = service.engine.llm
+    return _json({"status": "ok"})
+
+
+def _model(service: Service) -> dict[str, Any]:
+    model = {"id": service.alias, "object": "model", "created": service.started}
+    llm = service.engine.llm
+    meta = {
+        "n_vocab": llm.spec.n_vocab,
+        "n_ctx": llm.engine.ctx_size,
+        "n_ctx_train": llm.spec.context_length,
+        "architecture": llm.spec.architecture,
+    }
+    return {**model, "owned_by": "vkmoe", "meta": meta}
+
+
+async def models(service: Service, request: HttpRequest) -> Response:
+    """List the one model."""
+    return _json({"object": "list", "data": [_model(service)]})
+
+
+async def one_model(service: Service, request: HttpRequest) -> Response:
+    """Describe the model by its name."""
+    name = request.path_params["name"]
+    if name != service.alias:
+        raise ApiError(404, f"there is no model {name!r}; it is {service.alias!r}", param="model")
+    return _json(_model(service))
+
+
+async def tokenize(service: Service, request: HttpRequest) -> Response:
+    """Turn a text into token ids."""
+    asked, tokenizer = await read_body(request, _Text), service.engine.llm.tokenizer
+    ids = await service.off_loop(
+        lambda: tokenizer.encode(asked.content, asked.add_special, asked.parse_special)
+    )
+    if not asked.with_pieces:
+        return _json({"tokens": ids})
+    pieces = [tokenizer.token_bytes(each, after_special=False) for each in ids]
+    texts = [piece.decode("utf-8", "replace") for piece in pieces]
+    return _json({"tokens": [{"id": i, "piece": t} for i, t in zip(ids, texts, strict=True)]})
+
+
+async def detokenize(service: Service, request: HttpRequest) -> Response:
+    """Turn token ids into a text."""
+    asked, tokenizer = await read_body(request, _Tokens), service.engine.llm.tokenizer
+    if bad := [each for each in asked.tokens if not 0 <= each < tokenizer.n_vocab]:
+        raise ApiError(400, f"token id {bad[0]} is not one of {tokenizer.n_vocab}", param="tokens")
+    return _json({"content": tokenizer.decode(asked.tokens)})
+
+
+async def apply_template(service: Service, request: HttpRequest) -> Response:
+    """Write a conversation as the prompt that it becomes."""
+    asked, llm = await read_body(request, ChatFields), service.engine.llm
+    messages, names = [each.names() for each in asked.messages], asked.names()
+    prompt = await service.off_loop(lambda: service.template(llm).render(messages, **names))
+    return _json({"prompt": prompt})
+
+
+async def props(service: Service, request: HttpRequest) -> Response:
+    """Describe the server, as llama-server does."""
+    llm, given = service.engine.llm, service.sampling
+    return _json(
+        {
+            "default_generation_settings": {
+                "n_ctx": llm.engine.ctx_size,
+                "params": {
+                    "temperature": given.temp,
+                    "top_k": given.top_k,
+                    "top_p": given.top_p,
+                    "min_p": given.min_p,
+                    "repeat_penalty": given.repeat_penalty,
+                    "presence_penalty": given.presence_penalty,
+                    "frequency_penalty": given.frequency_penalty,
+                    "seed": given.seed,
+                },
+            },
+            "total_slots": llm.engine.n_regions,
+            "model_alias": service.alias,
+            "chat_template": service.template(llm).source,
+            "build_info": f"vkmoe {_version()}",
+            "device": llm.device_info.name,
+        }
+    )
+
+
+async def slots(service: Service, request: HttpRequest) -> Response:
+    """List the sequences that the KV caches hold, and what runs in them."""
+    llm = service.engine.llm
+    running = dict(llm.scheduler.running)
+    found = []
+    for region in range(llm.engine.n_regions):
+        slot = {"id": region, "n_ctx": llm.engine.ctx_size, "is_processing": region in running}
+        if (reply := running.get(region)) is not None:
+            slot |= {
+                "n_prompt_tokens": reply.n_prompt,
+                "n_prompt_tokens_processed": reply.n_read,
+                "n_prompt_tokens_cache": reply.n_reused,
+                "n_decoded": reply.n_generated,
+            }
+        found.append(slot)
+    return _json(found)
+
+
+async def metrics(service: Service, request: HttpRequest) -> Response:
+    """Write the counts for Prometheus."""
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _version() -> str:
+    from vkmoe import __version__
+
+    return __version__

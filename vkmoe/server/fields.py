@@ -1,0 +1,131 @@
+"""Describes the bodies of requests, and what their fields mean for a reply.
+
+Names and meanings are those of OpenAI's API, with llama-server's where that has none. Fields that
+are not known are left alone, as clients send many.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from starlette.requests import Request
+
+from vkmoe.config import SamplingConfig
+from vkmoe.server.errors import ApiError
+
+__all__ = ["Body", "ReplyFields", "StreamOptions", "checked", "read_body"]
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Model = TypeVar("Model", bound=BaseModel)
+
+MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
+MOST_REPLIES = 16  # `n`
+MOST_SEED = (1 << 63) - 1
+
+
+class Body(BaseModel):
+    """Is the base of all bodies."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StreamOptions(Body):
+    """Says what a stream has besides the reply."""
+
+    include_usage: bool | None = None
+
+
+class ReplyFields(Body):
+    """Says how tokens are chosen and what ends a reply; what is None is as the server has it."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] | None = None
+    seed: Annotated[int, Field(ge=-1, le=MOST_SEED)] | None = None
+    stop: str | list[str] | None = None
+    temperature: Annotated[Number, Field(ge=0)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[Number, Field(ge=0.01)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[int, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    ignore_eos: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, value: str | list[str] | None) -> list[str]:
+        stops = [value] if isinstance(value, str) else value or []
+        if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_LENGTH for stop in stops):
+            raise ValueError(f"at most {MOST_STOPS} texts of {MOST_STOP_LENGTH} characters each")
+        return [stop for stop in stops if stop]
+
+    @property
+    def n_replies(self) -> int:
+        return self.n or 1
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Return the most tokens of a reply; None: until the context is full."""
+        return None if self.max_tokens in (None, -1) else self.max_tokens
+
+    @property
+    def with_usage(self) -> bool:
+        """Say whether a stream ends with the count of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, default: SamplingConfig, index: int = 0) -> SamplingConfig:
+        """Say how the tokens of the index-th of `n` replies are chosen.
+
+        The first has the seed that was asked for, the others have seeds that follow from it.
+        """
+        names = {item.name for item in fields(SamplingConfig)}
+        asked = self.model_dump(include=names, exclude_none=True)
+        if self.temperature is not None:
+            asked["temp"] = self.temperature
+        seed = asked.pop("seed", default.seed)
+        if seed is not None and seed >= 0:
+            child = np.random.SeedSequence([seed, index]).generate_state(1)
+            asked["seed"] = seed if index == 0 else int(child[0])
+        else:
+            asked["seed"] = None
+        return replace(default, **asked)
+
+
+async def read_body(request: Request, model: type[Model]) -> Model:
+    """Read the JSON body of a request. Raises ApiError that names what is wrong with it."""
+    try:
+        value = json.loads(await request.body(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body is not a JSON object", code="invalid_json")
+    return checked(model, value)
+
+
+def checked(model: type[Model], value: dict[str, Any]) -> Model:
+    """Check the fields of an object. Raises ApiError for the first that is wrong."""
+    try:
+        return model.model_validate(value)
+    except (ValidationError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            raise ApiError(400, "the body is nested too deeply") from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or None
+        message = f"{place}: {first['msg']}" if place else first["msg"]
+        raise ApiError(400, message, param=place, code="invalid_value") from None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,170 @@
+"""Keeps out what did not come from where it may, and what is too large, before anything reads it.
+
+A page of another site may make a browser send requests here: the Host of a rebound name and the
+Origin of that page tell (the Fetch standard; "DNS rebinding", Jackson et al., 2007).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vkmoe.server.errors import ApiError
+from vkmoe.server.sse import json_bytes
+
+__all__ = ["Guard", "error_response"]
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_METHODS = "GET, POST, PATCH, OPTIONS"
+_MOST_BODY = 32 << 20  # bytes
+
+
+def error_response(error: ApiError) -> Response:
+    """Make the answer that says what went wrong."""
+    body = json_bytes(error.body)
+    return Response(body, error.status, error.headers, media_type="application/json")
+
+
+class Guard:
+    """Lets requests through that name this server, come from it or from no page, and have a key."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        api_keys: Iterable[str],
+        open_paths: Iterable[str],
+        most_body: int = _MOST_BODY,
+    ) -> None:
+        """Guard `app`, served at `host`. Without keys, none is asked for.
+
+        `open_paths` need none: those that end in / with all below them.
+        """
+        self._app, self._names = app, {*_LOCAL, host.lower()}
+        self._keys = [key.encode() for key in api_keys]
+        self._open, self._most_body = tuple(open_paths), most_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        try:
+            self._check_host(headers)
+            if origin is not None:
+                self._check_origin(origin, headers)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                answer = Response(status_code=204)
+            else:
+                self._check_key(scope["path"], headers)
+                self._check_length(headers)
+                await self._app(scope, self._limited(receive), _with_origin(send, origin))
+                return
+        except ApiError as error:
+            answer = error_response(error)
+            origin = origin if error.status != 403 else None
+        await answer(scope, receive, _with_origin(send, origin))
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse a name that is not this server's: it may be another site's, bound to our address.
+
+        An address cannot be. Raises ApiError.
+        """
+        found = headers.getlist("host")
+        name = _host_name(found[0]) if len(found) == 1 else None
+        if name is None or not (name in self._names or _is_address(name)):
+            raise ApiError(
+                403, "the Host of this request is not this server: start it with --host NAME"
+            )
+
+    def _check_origin(self, origin: str, headers: Headers) -> None:
+        """Refuse pages of other sites. Raises ApiError."""
+        try:
+            parts = urlsplit(origin)
+            name = parts.hostname
+        except ValueError:
+            parts, name = None, None
+        is_own = parts is not None and parts.netloc.lower() == headers["host"].lower()
+        if not (is_own or name in _LOCAL):
+            raise ApiError(403, "pages of other sites may not use this server")
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        if not self._keys or any(
+            path == each or (each.endswith("/") and len(each) > 1 and path.startswith(each))
+            for each in self._open
+        ):
+            return
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        asked = given.encode("utf-8", "replace")
+        if not any([hmac.compare_digest(asked, key) for key in self._keys]):
+            raise ApiError(401, "Invalid API Key", code="invalid_api_key")
+
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()):
+            raise ApiError(400, "the Content-Length of this request is no number")
+        if len(length) > 18 or int(length) > self._most_body:
+            raise self._too_large()
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"a request may have {self._most_body >> 20} MiB at most")
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Count the bytes of a body that comes without its length. Raises ApiError."""
+        n_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self._most_body:
+                raise self._too_large()
+            return message
+
+        return limited
+
+
+def _with_origin(send: Send, origin: str | None) -> Send:
+    """Let the page that asked read the answer, which is neither kept nor taken for another type."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.setdefault("Cache-Control", "no-store")
+            headers["X-Content-Type-Options"] = "nosniff"
+            if origin is not None:
+                headers["Access-Control-Allow-Origin"] = origin
+                headers["Access-Control-Allow-Methods"] = _METHODS
+                headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type, X-Api-Key"
+                headers["Vary"] = "Origin"
+        await send(message)
+
+    return sending
+
+
+def _host_name(host: str) -> str | None:
+    """Return the name or address of a Host header, without its port; None where it is none."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port
+    except ValueError:
+        return None
+    if parts.path or parts.query or parts.fragment or "@" in host:
+        return None
+    return parts.hostname
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

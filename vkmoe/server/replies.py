@@ -1,0 +1,178 @@
+"""Follows replies on the event loop: what is new of one, and that it ends with its client.
+
+The engine's thread writes, the event loop reads. Nothing here knows the form in which a reply is
+sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
+
+from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
+from vkmoe.server.engine_thread import EngineThread
+from vkmoe.server.errors import api_error, unavailable
+from vkmoe.server.metrics import Metrics
+
+__all__ = ["ClientGone", "News", "Reply", "merged", "until_gone"]
+
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):
+    """Says that the client closed its connection: nothing that is sent would arrive."""
+
+
+class News(NamedTuple):
+    """Holds what is new of a reply: pieces of its text, and tokens of its prompt that were read."""
+
+    pieces: list[Piece]
+    n_read: int
+    is_silent: bool = False  # nothing is new for some time
+
+
+class Reply:
+    """Follows one reply. Its work ends when `news` does, however that comes about."""
+
+    def __init__(
+        self, engine: EngineThread, metrics: Metrics, request: Request, timeout: float | None
+    ) -> None:
+        """Let it begin, on the event loop. Raises ApiError where it cannot.
+
+        It may take `timeout` seconds in all; None: as long as it likes.
+        """
+        self._engine, self._metrics, self._changed = engine, metrics, asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._last = loop.time()  # when it began, or its last token came
+        self._deadline = None if timeout is None else loop.time() + timeout
+        self._loop = loop
+
+        def on_news() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._changed.set)
+
+        self.generation: Generation = engine.submit(request, on_news)
+        self._n_tokens = 0  # that were seen
+
+    async def news(self, patience: float | None = None) -> AsyncIterator[News]:
+        """Yield what is new until the reply has ended; after `patience` seconds without any, that.
+
+        Raises ApiError for a reply that failed, or took too long.
+        """
+        generation = self.generation
+        try:
+            while True:
+                is_new = await self._wait(patience)
+                self._changed.clear()
+                is_done = generation.is_done  # first: what is there then is all
+                pieces = generation.take_pieces()
+                self._count()
+                if pieces or not is_done:
+                    yield News(pieces, generation.n_read, not is_new)
+                if is_done:
+                    break
+        finally:
+            self.cancel()
+            self._metrics.ended(generation.n_read, generation.n_reused, generation.n_generated)
+        if generation.error is not None:
+            raise api_error(generation.error)
+        if generation.finish_reason == "interrupt":
+            raise unavailable("the server ended this reply", 30, code="interrupted")
+
+    async def _wait(self, patience: float | None) -> bool:
+        """Wait for news; return whether there are any. Raises ApiError where time is up."""
+        left = None if self._deadline is None else self._deadline - self._loop.time()
+        waits = [seconds for seconds in (patience, left) if seconds is not None]
+        try:
+            await asyncio.wait_for(self._changed.wait(), min(waits, default=None))
+        except TimeoutError:
+            if left is not None and (patience is None or left <= patience):
+                raise unavailable(
+                    "the reply took too long: see --timeout", code="timeout"
+                ) from None
+            return False
+        return True
+
+    def _count(self) -> None:
+        """Note how long the tokens took that came since the last call."""
+        now, n_new = self._loop.time(), self.generation.n_generated - self._n_tokens
+        if n_new and not self._n_tokens:
+            self._metrics.first_token(now - self._last)
+        elif n_new:
+            self._metrics.next_tokens(n_new, now - self._last)
+        if n_new:
+            self._n_tokens, self._last = self._n_tokens + n_new, now
+
+    def cancel(self) -> None:
+        """Let it end where it is, unless it has ended."""
+        if not self.generation.is_done:
+            self.generation.cancel()
+            self._engine.wake()
+
+    @property
+    def statistics(self) -> GenerationStatistics:
+        """Return what it took until now, or until it ended."""
+        return self.generation.statistics(load_seconds=0.0)
+
+
+async def until_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:
+    """Do some work while the client waits for it. Raises ClientGone, with the work cancelled."""
+    doing = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientGone
+    finally:
+        for task in (doing, leaving):
+            task.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def merged(
+    replies: Sequence[Reply], patience: float | None
+) -> AsyncIterator[tuple[int, News]]:
+    """Yield what is new of several replies, each with its index, until all have ended.
+
+    Raises the first error of any; the others are cancelled then.
+    """
+    if len(replies) == 1:
+        async with aclosing(replies[0].news(patience)) as news:  # type: ignore[type-var]
+            async for each in news:
+                yield 0, each
+        return
+    queue: asyncio.Queue[tuple[int, News | None]] = asyncio.Queue()
+
+    async def follow(index: int, reply: Reply) -> None:
+        async for each in reply.news(patience):
+            queue.put_nowait((index, each))
+
+    tasks = [asyncio.ensure_future(follow(i, reply)) for i, reply in enumerate(replies)]
+    for task in tasks:
+        task.add_done_callback(lambda _: queue.put_nowait((-1, None)))
+    try:
+        n_ended = 0
+        while n_ended < len(tasks):
+            index, found = await queue.get()
+            if found is not None:
+                yield index, found
+                continue
+            n_ended += 1
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

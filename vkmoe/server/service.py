@@ -1,0 +1,147 @@
+"""Holds what all answers need: the model's thread, how the server was started, and its counts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from vkmoe.config import SamplingConfig
+from vkmoe.errors import VkmoeError
+from vkmoe.generate.chat import ChatTemplate
+from vkmoe.generate.loop import GenerationStatistics, Request
+from vkmoe.llm import LLM
+from vkmoe.server.engine_thread import EngineThread
+from vkmoe.server.errors import ApiError, api_error, context_exceeded
+from vkmoe.server.fields import ReplyFields
+from vkmoe.server.metrics import Metrics
+from vkmoe.server.replies import Reply
+
+__all__ = ["PATIENCE", "Service", "finish_reason", "new_id", "timings", "usage"]
+
+Result = TypeVar("Result")
+
+_JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
+PATIENCE = 10.0  # seconds of silence until a stream has a sign of life
+MOST_PROMPTS = 64  # of a request
+
+
+@dataclass
+class Service:
+    """Makes replies of checked requests."""
+
+    engine: EngineThread
+    alias: str  # the name of the model
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    timeout: float | None = None  # seconds a reply may take
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.engine)
+
+    async def off_loop(self, work: Callable[[], Result]) -> Result:
+        """Do what may take long on another thread. Raises ApiError for a VkmoeError."""
+        try:
+            return await asyncio.to_thread(work)
+        except VkmoeError as error:
+            raise api_error(error) from error
+
+    async def prompt(self, llm: LLM, encode: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+        """Encode a prompt. Raises ApiError for one that cannot be encoded, or does not fit."""
+        found = tuple(await self.off_loop(encode))
+        if len(found) > llm.engine.ctx_size:
+            raise context_exceeded(len(found), llm.engine.ctx_size)
+        return found
+
+    def template(self, llm: LLM) -> ChatTemplate:
+        """Return the model's chat template; for a model without, one that joins all texts.
+
+        So it goes on with the last message, as it would with a prompt. Raises VkmoeError for a
+        template that cannot be used.
+        """
+        if llm.has_chat_template:
+            return llm.chat_template
+        return ChatTemplate(_JOINED)
+
+    def requests(
+        self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any
+    ) -> list[Request]:
+        """Make the requests for `n` replies to each prompt. `more` are options of LLM.request.
+
+        Raises ApiError.
+        """
+        if len(prompts) * asked.n_replies > MOST_PROMPTS:
+            raise ApiError(400, f"at most {MOST_PROMPTS} replies at once", param="n")
+        more = {name: value for name, value in more.items() if value is not None}
+        try:
+            return [
+                llm.request(
+                    list(prompt),
+                    asked.sampling(self.sampling, index),
+                    max_tokens=asked.most_tokens,
+                    stop=asked.stop or (),
+                    ignore_eos=bool(asked.ignore_eos),
+                    **more,
+                )
+                for prompt in prompts
+                for index in range(asked.n_replies)
+            ]
+        except VkmoeError as error:
+            raise api_error(error) from error
+
+    def begin(self, requests: Sequence[Request]) -> list[Reply]:
+        """Let replies begin: all of them, or none. Raises ApiError."""
+        replies: list[Reply] = []
+        try:
+            for request in requests:
+                replies.append(Reply(self.engine, self.metrics, request, self.timeout))
+        except ApiError:
+            for reply in replies:
+                reply.cancel()
+            raise
+        self.metrics.begun(len(replies))
+        return replies
+
+
+def new_id(kind: str) -> str:
+    """Make the name of an answer, such as chatcmpl-..."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def finish_reason(reply: Reply) -> str:
+    """Say why a reply ended, in OpenAI's words."""
+    return "length" if reply.generation.finish_reason == "length" else "stop"
+
+
+def usage(replies: Sequence[Reply], n_prompts: int = 1) -> dict[str, Any]:
+    """Count the tokens of all replies; a prompt with several is counted once."""
+    each = [reply.generation for reply in replies]
+    prompts = each[:: len(each) // n_prompts]
+    n_prompt, n_reply = sum(g.n_prompt for g in prompts), sum(g.n_generated for g in each)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_reply,
+        "total_tokens": n_prompt + n_reply,
+        "prompt_tokens_details": {"cached_tokens": sum(g.n_reused for g in prompts)},
+    }
+
+
+def timings(found: GenerationStatistics) -> dict[str, Any]:
+    """Say what a reply took, as llama-server does: counts, and milliseconds."""
+    n_read = found.n_prompt_tokens - found.n_reused_tokens
+    prompt_ms, reply_ms = 1e3 * found.prompt_seconds, 1e3 * found.decode_seconds
+    n_reply = found.n_generated_tokens
+    return {
+        "cache_n": found.n_reused_tokens,
+        "prompt_n": n_read,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / n_read if n_read else 0.0,
+        "prompt_per_second": found.prompt_rate,
+        "predicted_n": n_reply,
+        "predicted_ms": reply_ms,
+        "predicted_per_token_ms": reply_ms / n_reply if n_reply else 0.0,
+        "predicted_per_second": found.decode_rate,
+    }

@@ -1,0 +1,65 @@
+"""Sends events of a stream (the WHATWG's server-sent events), and ends with the client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vkmoe.server.errors import ApiError
+from vkmoe.server.replies import ClientGone, until_gone
+
+__all__ = ["COMMENT", "EventStream", "event", "json_bytes"]
+
+COMMENT = b": still at work\n\n"  # which clients ignore, and proxies take for a sign of life
+
+
+def json_bytes(value: Any) -> bytes:
+    """Write JSON as UTF-8; half of a surrogate pair becomes a replacement character."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace")
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """Write one event, whose data is JSON or, if it is a text, that text."""
+    body = data.encode() if isinstance(data, str) else json_bytes(data)
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + body + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends what `events` yields as it comes; an ApiError becomes the last event.
+
+    Where the client leaves, `events` is closed.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], named_errors: bool = False) -> None:
+        """Begin with nothing sent. `named_errors`: they have the event name "error"."""
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._error_name = events, "error" if named_errors else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        try:
+            await until_gone(Request(scope, receive), self._send_all(send))
+        except (ClientGone, OSError):
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._events) as events:  # type: ignore[type-var]
+            try:
+                async for data in events:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except ApiError as error:
+                data = event(error.body, self._error_name)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
