@@ -40,6 +40,7 @@ class EngineThread:
         """Begin with nothing; at most `max_queue` replies wait for their turn."""
         self.state: State = "loading"
         self.error: VkmoeError | None = None  # why it failed
+        self.was_ready = False
         self.n_restarts = 0
         self._load, self._max_queue = load, max_queue
         self._llm: LLM | None = None
@@ -154,7 +155,7 @@ class EngineThread:
         is_lost = False
         try:
             with self._changed:
-                self._llm, self.state = llm, "ready"
+                self._llm, self.state, self.was_ready = llm, "ready", True
             self._serve(llm)
         except DeviceLostError as error:
             is_lost = True

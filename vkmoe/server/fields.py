@@ -20,6 +20,7 @@ from vkmoe.server.errors import ApiError
 __all__ = ["Body", "ReplyFields", "StreamOptions", "checked", "read_body"]
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # as a key of JSON
 Model = TypeVar("Model", bound=BaseModel)
 
 MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
@@ -30,7 +31,7 @@ MOST_SEED = (1 << 63) - 1
 class Body(BaseModel):
     """Is the base of all bodies."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class StreamOptions(Body):
@@ -57,7 +58,7 @@ class ReplyFields(Body):
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[int, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[TokenId, Annotated[Number, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None

@@ -1,0 +1,86 @@
+"""A server in this process, with the demo model, for all tests of a file."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.llm import LLM
+from vkmoe.server.app import make_app
+from vkmoe.server.engine_thread import EngineThread
+from vkmoe.server.service import Service
+from vkmoe.server.serving import bind
+
+__all__ = ["Served", "serving"]
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Served:
+    """A server that listens, and what is behind it."""
+
+    address: str
+    engine: EngineThread
+    service: Service
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.address, timeout=120.0)
+
+    def wait(self, path: str = "/health") -> None:
+        """Wait until the model is there."""
+        for _ in range(600):
+            if self.client.get(path).status_code == 200:
+                return
+            threading.Event().wait(0.05)
+        raise AssertionError("the model is never there")
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return self.client.post(path, json=body, **more)
+
+
+@contextmanager
+def serving(
+    load: Callable[[], LLM] | None = None,
+    api_keys: tuple[str, ...] = (),
+    max_queue: int = 64,
+    timeout: float | None = None,
+    **options: Any,
+) -> Iterator[Served]:
+    """Serve the demo model, or what `load` makes, with these options of the engine."""
+    config = EngineConfig(**{"ctx_size": 256, "parallel": 2, **options})
+    engine = EngineThread(load or (lambda: LLM(None, config)), max_queue)
+    service = Service(engine, "demo", SamplingConfig(), timeout)
+    listening: socket.socket = bind(HOST, 0)
+    app = make_app(service, HOST, api_keys)
+    settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on")
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    thread.start()
+    served = Served(f"http://{HOST}:{listening.getsockname()[1]}", engine, service)
+    try:
+        yield served
+    finally:
+        served.client.close()
+        engine.cancel_all()
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive() and engine.state in ("ended", "failed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving() as served:
+        served.wait()
+        yield served

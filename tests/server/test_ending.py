@@ -1,0 +1,95 @@
+"""`vkmoe serve` as a process: it listens before the model is there, and ends in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """The process, its address, and the lines that it writes to stderr."""
+    command = [sys.executable, "-m", "vkmoe", "serve", "--port", "0", *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stderr is not None
+    lines = [process.stderr.readline()]
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
+    reader.start()
+    try:
+        found = re.search(r"listening at (http://\S+?);", lines[0])
+        assert found, lines
+        yield process, found[1], lines
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stderr.close()
+
+
+def wait(address: str) -> list[int]:
+    """The statuses of /health until the model is there."""
+    statuses = []
+    while not statuses or statuses[-1] != 200:
+        answer = httpx.get(f"{address}/health", timeout=60)
+        statuses.append(answer.status_code)
+        wanted = {"status": "ok"} if answer.status_code == 200 else "Loading model"
+        assert answer.json() == wanted or answer.json()["error"]["message"] == wanted
+    return statuses
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_short_replies_finish(number: signal.Signals, tmp_path: Path) -> None:
+    """New requests are refused; statistics are written, and the exit code is 0."""
+    stats = tmp_path / "stats.json"
+    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8"]
+    with served(*options, "--expert-stats", str(stats)) as (process, address, lines):
+        statuses = wait(address)
+        assert set(statuses) <= {200, 503}
+        with httpx.stream(
+            "POST", f"{address}/v1/completions", json={**LONG, "max_tokens": 300}, timeout=60
+        ) as answer:
+            received = answer.iter_lines()
+            next(received)
+            process.send_signal(number)
+            rest = [line for line in received if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert process.wait(60) == 0
+        assert stats.stat().st_size > 100
+        assert not any("Traceback" in line for line in lines)
+
+
+def test_replies_that_are_too_long_end_with_an_event() -> None:
+    """At the second signal, or after the limit."""
+    with served("--ctx-size", "1024", "--device", "llvmpipe") as (process, address, _):
+        wait(address)
+        with httpx.stream("POST", f"{address}/v1/completions", json=LONG, timeout=60) as answer:
+            received = answer.iter_lines()
+            next(received)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in received if line]
+        assert json.loads(rest[-1][6:])["error"]["code"] == "interrupted"
+        assert process.wait(60) == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(100))
+    command = [sys.executable, "-m", "vkmoe", "serve", "--port", "0", str(tmp_path / "x.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "error:" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,260 @@
+"""What does not come from where it may, or makes no sense, is refused; nothing breaks."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.conftest import Served, serving
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Served]:
+    with serving(api_keys=("secret", "other")) as served:
+        served.wait()
+        yield served
+
+
+def error_of(answer: Any, status: int) -> dict[str, Any]:
+    """The error of an answer, which has the form of all errors."""
+    assert answer.status_code == status, answer.text
+    (error,) = answer.json().values()
+    assert {"message", "type", "code", "param"} <= set(error) and error["message"]
+    assert "Traceback" not in answer.text
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer secret"}, 200),
+        ({"authorization": "bearer other"}, 200),
+        ({"X-Api-Key": "other"}, 200),
+        ({"X-Api-Key": "secre"}, 401),
+        ({"Authorization": "Basic secret"}, 401),
+        ({"Authorization": "Bearer secretx"}, 401),
+    ],
+    ids=str,
+)
+def test_keys_are_asked_for_everywhere_but_for_health(
+    locked: Served, headers: dict[str, str], status: int
+) -> None:
+    assert locked.client.get("/v1/models", headers=headers).status_code == status
+    assert locked.client.get("/health", headers=headers).status_code == 200
+    if status == 401:
+        error = error_of(locked.client.get("/metrics", headers=headers), 401)
+        assert error["type"] == "authentication_error" and error["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("host", "works"),
+    [
+        ("localhost:1", True),
+        ("LOCALHOST", True),
+        ("127.0.0.1", True),
+        ("[::1]:80", True),
+        ("192.168.1.9:8080", True),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1@evil.example", False),
+        ("evil.example/127.0.0.1", False),
+        ("127.0.0.1:port", False),
+        ("", False),
+    ],
+)
+def test_a_name_that_is_not_this_server_is_refused(server: Served, host: str, works: bool) -> None:
+    """A site may let its name lead here, and its pages would be taken for ours."""
+    answer = server.client.get("/v1/models", headers={"Host": host})
+    assert answer.status_code == (200 if works else 403)
+
+
+@pytest.mark.parametrize(
+    ("origin", "works"),
+    [
+        ("http://localhost:5173", True),
+        ("http://127.0.0.1", True),
+        ("https://evil.example", False),
+        ("http://localhost.evil.example", False),
+        ("null", False),
+        ("http://[", False),
+    ],
+)
+def test_pages_of_other_sites_are_refused(server: Served, origin: str, works: bool) -> None:
+    headers = {"Origin": origin, "Content-Type": "text/plain"}
+    body = json.dumps({"prompt": "x", "max_tokens": 1})
+    answer = server.client.post(TEXT, content=body, headers=headers)
+    assert answer.status_code == (200 if works else 403)
+    assert answer.headers.get("access-control-allow-origin") == (origin if works else None)
+    asks = {**headers, "Access-Control-Request-Method": "POST"}
+    ahead = server.client.options(TEXT, headers=asks)
+    assert ahead.status_code == (204 if works else 403)
+    assert ("access-control-allow-headers" in ahead.headers) == works
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(server: Served) -> None:
+    for path, body in (
+        (TEXT, {"prompt": [1] * 300}),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 400}]}),
+    ):
+        for stream in (False, True):
+            error = error_of(server.post(path, {**body, "stream": stream}), 400)
+            assert error["type"] == "exceed_context_size_error"
+            assert error["n_ctx"] == 256 < error["n_prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": "a", "n": 0}, "n"),
+        (TEXT, {"prompt": ["a"] * 40, "n": 16}, "n"),
+        (TEXT, {"prompt": "a", "temperature": -1}, "temperature"),
+        (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
+        (TEXT, {"prompt": "a", "stream_options": []}, "stream_options"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role"),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "chat_template_kwargs": {"messages": 1},
+            },
+            "chat_template_kwargs",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_is_named(
+    server: Served, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert error_of(server.post(path, body), 400)["param"] == param
+
+
+def test_what_there_is_not_says_so(server: Served) -> None:
+    assert error_of(server.client.get("/v1/nothing"), 404)["type"] == "not_found_error"
+    assert error_of(server.client.get("/v1/models/other"), 404)["param"] == "model"
+    assert error_of(server.post("/v1/embeddings", {}), 501)["type"] == "not_supported_error"
+    assert error_of(server.client.get(TEXT), 405)["type"] == "invalid_request_error"
+
+
+HOSTILE = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff\xfe",
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "a", "max_tokens": 1e999}',
+    b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "a", "temperature": NaN}',
+    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"prompt": {"a": "b"}}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": [-1]}',
+    b'{"prompt": [99999999999999999999]}',
+    b'{"prompt": [1.5]}',
+    b'{"prompt": [true]}',
+    b'{"prompt": "a", "stop": [1]}',
+    b'{"prompt": "a", "seed": "x"}',
+    b'{"prompt": "a", "seed": 99999999999999999999999}',
+    b'{"prompt": "a", "logit_bias": {"x": 1}}',
+    b'{"prompt": "a", "logit_bias": {"1": 1000}}',
+    b'{"messages": "hello"}',
+    b'{"messages": [1, 2]}',
+    b'{"messages": [{"role": "user", "content": {"type": "text"}}]}',
+    b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": [1]}',
+    b'{"content": 5}',
+    b'{"tokens": [-1]}',
+    b'{"tokens": [1e30]}',
+    b'{"tokens": "ab"}',
+]
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/detokenize", "/apply-template"])
+def test_hostile_bodies_are_one_clear_error_each(server: Served, path: str) -> None:
+    for body in HOSTILE:
+        error_of(server.client.post(path, content=body), 400)
+
+
+def test_bodies_of_random_bytes_and_values_break_nothing(server: Served) -> None:
+    """Half of them are sound bodies with some value changed."""
+    draw = random.Random(7)
+    strange: list[Any] = [None, -1, 0, 2**70, 1e308, "", "\ud800", [], {}, [[]], True, "x" * 9999]
+    for _ in range(300):
+        body: Any = {"prompt": "a", "max_tokens": 2, "n": 1, "stream": False, "stop": "b"}
+        body |= {"temperature": 0.5, "seed": 3, "echo": True, "top_k": 5}
+        body[draw.choice(list(body))] = draw.choice(strange)
+        data = json.dumps(body).encode()
+        if draw.random() < 0.5:
+            place = draw.randrange(len(data))
+            data = data[:place] + draw.randbytes(3) + data[place + draw.randrange(4) :]
+        answer = server.client.post(TEXT, content=data)
+        assert answer.status_code in (200, 400), (data, answer.text)
+    assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/v1/models/../../x",
+        "/v1/models/%00",
+        "//etc/passwd",
+        "/\xc3\xa9",
+    ],
+)
+def test_paths_lead_nowhere_else(server: Served, path: str) -> None:
+    answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert answer.split()[1] in (b"404", b"400") and b"root:" not in answer
+
+
+def raw(server: Served, text: str) -> bytes:
+    """What comes back for these bytes."""
+    place = urlsplit(server.address)
+    with socket.create_connection((place.hostname or "", place.port or 0), 20) as connection:
+        connection.sendall(text.encode("latin-1"))
+        found = b""
+        with suppress(ConnectionResetError):
+            while data := connection.recv(65536):
+                found += data
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("Host: localhost\r\nHost: evil.example", b"40"),
+        ("Host: localhost\r\nContent-Length: 99999999999999", b"413"),
+        ("Host: localhost\r\nContent-Length: -5", b"400"),
+        ("Host: localhost\r\nContent-Length: 5\r\nContent-Length: 6", b"400"),
+        ("Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz", b"400"),
+        ("Host: localhost\r\nX: " + "y" * 200_000, b"4"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_tricks_with_headers_are_refused(server: Served, lines: str, status: bytes) -> None:
+    answer = raw(server, f"POST {TEXT} HTTP/1.1\r\n{lines}\r\nConnection: close\r\n\r\n")
+    assert answer.split()[1].startswith(status), answer[:300]
+    assert server.client.get("/health").status_code == 200
+
+
+def test_a_body_without_its_length_may_not_be_endless(server: Served) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(33):
+            yield b" " * (1 << 20)
+
+    answer = server.client.post(TEXT, content=endless())
+    assert error_of(answer, 413)

@@ -1,0 +1,203 @@
+"""Replies over HTTP are the model's own, whatever runs beside them, in OpenAI's forms."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.server.conftest import Served, serving
+from vkmoe.llm import LLM
+
+PROMPTS = ["def main():", "import os\n", "class Queue:\n    ", "x = [", "# The first"]
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """What the model writes on its own, without randomness."""
+    with LLM(None, ctx_size=256) as llm:
+        return {each: llm.generate(each, max_tokens=20, temp=0).text for each in PROMPTS}
+
+
+def asked(prompt: str, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": 20, "temperature": 0, **more}
+
+
+def events(served: Served, path: str, body: dict[str, Any]) -> Iterator[Any]:
+    """The data of a stream's events, which must end with [DONE]."""
+    with served.client.stream("POST", path, json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        found = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+    assert found[-1] == "[DONE]"
+    yield from map(json.loads, found[:-1])
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_completions_are_what_the_model_writes(
+    server: Served, texts: dict[str, str], prompt: str
+) -> None:
+    found = server.post("/v1/completions", asked(prompt)).json()
+    (choice,) = found["choices"]
+    assert choice["text"] == texts[prompt] and choice["finish_reason"] == "length"
+    assert found["object"] == "text_completion" and found["model"] == "demo"
+    usage = found["usage"]
+    assert usage["completion_tokens"] == 20 == found["timings"]["predicted_n"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 20
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_has_the_same_text_under_one_id(
+    server: Served, texts: dict[str, str], path: str
+) -> None:
+    """Roles come first and the reason to end last; usage, if it is asked for, behind."""
+    body = asked(PROMPTS[0], stream_options={"include_usage": True})
+    if "chat" in path:
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    whole = server.post(path, body).json()
+    *chunks, usage = events(server, path, body)
+    assert {chunk["id"] for chunk in chunks} == {usage["id"]} != {whole["id"]}
+    choices = [chunk["choices"][0] for chunk in chunks]
+    reasons = [choice["finish_reason"] for choice in choices]
+    assert reasons == [None] * (len(reasons) - 1) + ["length"] and len(chunks) > 10
+    if "chat" in path:
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert text == whole["choices"][0]["message"]["content"]
+    else:
+        assert "".join(choice["text"] for choice in choices) == texts[PROMPTS[0]]
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 20
+    assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "asked before"
+
+
+def test_replies_beside_others_are_those_alone(server: Served, texts: dict[str, str]) -> None:
+    """Eight clients, of which some leave in the middle; then the engine is idle."""
+    order = [random.Random(i).choice(PROMPTS) for i in range(64)]
+
+    def one(index: int) -> None:
+        body = asked(order[index])
+        if index % 3 == 0:
+            with server.client.stream(
+                "POST", "/v1/completions", json={**body, "stream": True, "max_tokens": 200}
+            ) as answer:
+                next(answer.iter_lines())
+            return
+        assert (
+            server.post("/v1/completions", body).json()["choices"][0]["text"] == texts[order[index]]
+        )
+
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(one, range(len(order))))
+    for _ in range(200):
+        slots = server.client.get("/slots").json()
+        if not any(slot["is_processing"] for slot in slots) and not server.engine.n_waiting:
+            break
+    else:
+        raise AssertionError(slots)
+    assert not server.engine._listeners
+
+
+def test_several_replies_have_seeds_that_follow_from_one(server: Served) -> None:
+    body = {"prompt": PROMPTS[:2], "n": 3, "seed": 5, "max_tokens": 8}
+    first, again = (server.post("/v1/completions", body).json()["choices"] for _ in range(2))
+    assert [choice["index"] for choice in first] == list(range(6))
+    assert [choice["text"] for choice in first] == [choice["text"] for choice in again]
+    assert len({choice["text"] for choice in first}) > 4
+    (alone,) = server.post("/v1/completions", {**body, "prompt": PROMPTS[0], "n": 1}).json()[
+        "choices"
+    ]
+    assert alone["text"] == first[0]["text"]
+
+
+def test_stop_texts_end_a_reply_and_are_not_in_it(server: Served, texts: dict[str, str]) -> None:
+    text = texts[PROMPTS[0]]
+    stop = text[10:13]
+    for form in (stop, [stop, "never there"]):
+        found = server.post("/v1/completions", asked(PROMPTS[0], stop=form)).json()["choices"][0]
+        assert found["text"] == text[: text.index(stop)] and found["finish_reason"] == "stop"
+
+
+def test_openai_own_client_is_served(server: Served, texts: dict[str, str]) -> None:
+    client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+    found = client.completions.create(model="demo", prompt=PROMPTS[1], max_tokens=20, temperature=0)
+    assert found.choices[0].text == texts[PROMPTS[1]]
+    streamed = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": [{"type": "text", "text": PROMPTS[1]}]}],
+        max_completion_tokens=9,
+        temperature=0,
+        stream=True,
+    )
+    chunks = list(streamed)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 3
+
+
+def test_tokens_and_templates_are_the_models(server: Served) -> None:
+    text = "def f(x):\n    return 'é'"
+    ids = server.post("/tokenize", {"content": text}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": ids}).json() == {"content": text}
+    pieces = server.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    prompt = server.post("/apply-template", {"messages": messages}).json()["prompt"]
+    assert prompt.endswith("a\nb\n")
+    props = server.client.get("/props").json()
+    assert props["total_slots"] == 2 and "message.content" in props["chat_template"]
+
+
+def test_counts_are_written_for_prometheus(server: Served) -> None:
+    def count(name: str) -> float:
+        lines = server.client.get("/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(name + " ")))
+
+    before = [count("vkmoe_reply_tokens_total"), count("vkmoe_requests_total")]
+    server.post("/v1/completions", asked("x ="))
+    after = [count("vkmoe_reply_tokens_total"), count("vkmoe_requests_total")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [20, 1]
+    assert count("vkmoe_time_to_first_token_seconds_count") == after[1]
+    assert count("vkmoe_requests_running") == count("vkmoe_requests_waiting") == 0
+
+
+LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True}
+
+
+def test_a_full_queue_refuses_until_there_is_room() -> None:
+    with serving(parallel=1, max_queue=1, ctx_size=1024) as served:
+        served.wait()
+        with ThreadPoolExecutor(8) as clients:
+            found = list(clients.map(lambda _: served.post("/v1/completions", LONG), range(8)))
+        refused = [answer for answer in found if answer.status_code != 200]
+        assert len(refused) >= 5 and {answer.status_code for answer in refused} == {503}
+        for answer in refused:
+            assert answer.json()["error"]["code"] == "queue_full" and answer.headers["retry-after"]
+        assert served.post("/v1/completions", LONG).status_code == 200
+
+
+def test_a_reply_that_takes_too_long_is_ended() -> None:
+    """Before it began, that is its status; in a stream, the last event."""
+    with serving(timeout=1.0, ctx_size=1024) as served:
+        served.wait()
+        served.engine.llm.scheduler.after_run = lambda *_: time.sleep(0.02)
+        answer = served.post("/v1/completions", LONG)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
+        with served.client.stream(
+            "POST", "/v1/completions", json={**LONG, "stream": True}
+        ) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
+        assert len(lines) > 10
+        for _ in range(100):
+            if not served.engine._listeners:
+                break
+            time.sleep(0.05)
+        assert not served.engine._listeners
