@@ -7,7 +7,7 @@ Owns the engine, the tokenizer and the scheduler of replies. Options are the fie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -27,6 +27,7 @@ from vkmoe.errors import GpuError, ModelFileError, PromptError, UsageError
 from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.generate.constraint import Constraint, Constraints
 from vkmoe.generate.loop import (
     FinishReason,
     Generation,
@@ -58,6 +59,8 @@ __all__ = [
 
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Request]
+MAX_LOGPROBS = 20
+MAX_BIAS = 100
 Config = TypeVar("Config", EngineConfig, SamplingConfig)
 
 
@@ -165,6 +168,11 @@ class LLM(Closing):
 
         return ChatTemplate.from_file(self.engine.model.file, self.tokenizer)
 
+    @cached_property
+    def constraints(self) -> Constraints:
+        """Return what makes constraints for this model. Any thread may call its methods."""
+        return Constraints(self.tokenizer)
+
     # ----- generation -----
 
     def request(
@@ -175,19 +183,40 @@ class LLM(Closing):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        logit_bias: Mapping[int, float] | None = None,
+        n_logprobs: int | None = None,
+        constraint: Constraint | None = None,
         **options: Any,
     ) -> Request:
         """Check what is to be generated. `options` are fields of SamplingConfig.
 
-        Raises UsageError, and PromptError for a prompt that is empty or does not fit.
+        `logit_bias` is added to the logits of tokens, -100 to 100; with `n_logprobs` the pieces
+        have log-probabilities, their own and that many of the likeliest tokens; `constraint`, made
+        by `constraints`, is the form of the reply. Raises UsageError, and PromptError for a prompt
+        that is empty or does not fit.
         """
         sampling = _with_options(sampling or SamplingConfig(), options)
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}", "use 0 or more, or None for no limit")
         if not all(stop):
             raise UsageError("a stop string is empty", "leave the option out for no stop string")
+        _check_n_logprobs(n_logprobs)
+        if constraint is not None and constraint.tokenizer is not self.tokenizer:
+            raise UsageError(
+                "the constraint was made for another model", "make it by this LLM's `constraints`"
+            )
+        biases = _biases(logit_bias or {}, self.spec.n_vocab)
         tokens = tuple(self._prompt_tokens(prompt))
-        return Request(tokens, sampling, max_tokens, tuple(stop), ignore_eos)
+        return Request(
+            tokens,
+            sampling,
+            max_tokens,
+            tuple(stop),
+            ignore_eos,
+            biases,
+            n_logprobs,
+            constraint,
+        )
 
     def stream(
         self,
@@ -407,6 +436,28 @@ def read_tokenizer(model: ModelFile) -> Tokenizer:
             "the file was converted wrongly or is damaged",
         )
     return tokenizer
+
+
+def _check_n_logprobs(n_logprobs: int | None) -> None:
+    if n_logprobs is not None and not 0 <= n_logprobs <= MAX_LOGPROBS:
+        raise UsageError(
+            f"n_logprobs is {n_logprobs}", f"use 0 to {MAX_LOGPROBS}, or None for none at all"
+        )
+
+
+def _biases(logit_bias: Mapping[int, float], n_vocab: int) -> tuple[tuple[int, float], ...]:
+    """Check what is added to logits, and return it by rising token."""
+    for token, bias in logit_bias.items():
+        if not 0 <= token < n_vocab:
+            raise UsageError(
+                f"logit_bias names token {token}, which is not one of the model's {n_vocab}",
+                "use ids of this model's tokenizer",
+            )
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise UsageError(
+                f"logit_bias of token {token} is {bias}", f"use -{MAX_BIAS} to {MAX_BIAS}"
+            )
+    return tuple(sorted((int(token), float(bias)) for token, bias in logit_bias.items()))
 
 
 def _with_options(config: Config, options: dict[str, Any]) -> Config:

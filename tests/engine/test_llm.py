@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,63 @@ def test_leaving_the_context_frees_everything(nothing_left: None) -> None:
     with pytest.raises(ModelFileError), LLM(TINY.parent):
         pass
     assert native.live_objects() == before
+
+
+# ----- forms, biases, log-probabilities -----
+
+
+def test_a_reply_of_the_demo_model_is_kept_to_a_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 99}, "kind": {"enum": ["a", "b"]}},
+        "required": ["n", "kind"],
+        "additionalProperties": False,
+    }
+    with LLM(draft="lookup") as drafting, LLM() as plain:
+        texts = []
+        for llm in (drafting, plain):
+            constraint = llm.constraints.json_schema(schema)
+            request = llm.request(CODE, temp=0, max_tokens=100, constraint=constraint)
+            result = llm.generate(request)
+            texts.append(result.text)
+            assert result.finish_reason == "stop"
+        with pytest.raises(UsageError, match="another model"):
+            drafting.request(CODE, constraint=constraint)
+    assert texts[0] == texts[1]
+    value = json.loads(texts[0])
+    assert set(value) == {"n", "kind"} and value["kind"] in ("a", "b")
+
+
+def test_log_probabilities_are_those_of_the_models_logits(llm: LLM) -> None:
+    request = llm.request(PROMPT, max_tokens=4, ignore_eos=True, seed=3, temp=2.0, n_logprobs=3)
+    pieces = list(llm.stream(request))
+    ids = [piece.token_id for piece in pieces]
+    logits = llm.logits([*PROMPT, *ids]).astype(np.float64)[len(PROMPT) - 1 :]
+    right = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    for row, piece in zip(right, pieces, strict=False):
+        assert piece.logprob == pytest.approx(row[piece.token_id], abs=2e-2)
+        assert [p for _, p in piece.top_logprobs] == pytest.approx(np.sort(row)[:-4:-1], abs=2e-2)
+
+
+def test_a_bias_forces_a_token(llm: LLM) -> None:
+    result = llm.generate(PROMPT, max_tokens=3, logit_bias={11: 100}, ignore_eos=True)
+    assert result.token_ids == [11, 11, 11]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_logprobs": 21}, "n_logprobs is 21"),
+        ({"n_logprobs": -1}, "n_logprobs is -1"),
+        ({"logit_bias": {10**9: 1.0}}, "token 1000000000"),
+        ({"logit_bias": {-1: 1.0}}, "token -1"),
+        ({"logit_bias": {5: 100.5}}, "of token 5 is 100.5"),
+        ({"logit_bias": {5: float("nan")}}, "of token 5 is nan"),
+    ],
+)
+def test_wrong_biases_and_counts_are_refused(
+    llm: LLM, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as found:
+        llm.request(PROMPT, **options)
+    assert found.value.hint

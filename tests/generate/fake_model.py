@@ -29,11 +29,12 @@ class FakeModel:
         prompt_rows: int = 16,
         habit: float = 0.0,
         stops_at: int = 1,
+        n_vocab: int = N_VOCAB,
     ) -> None:
         self.n_regions, self.ctx_size = n_regions, ctx_size
         self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
         self.max_logit_rows = max_decode_rows
-        self._habit, self._stops_at = habit, stops_at
+        self._habit, self._stops_at, self._n_vocab = habit, stops_at, n_vocab
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []
         self.heads: list[int] = []  # rows for which the head ran again
@@ -89,7 +90,7 @@ class FakeModel:
 
     def _logits_after(self, row: int, token: int) -> NDArray[np.float32]:
         random = np.random.default_rng(row & 0xFFFFFFFFFFFFFFFF)
-        logits = random.normal(size=N_VOCAB).astype(np.float32)
+        logits = random.normal(size=self._n_vocab).astype(np.float32)
         logits[(7 * token + 3) % 11] += np.float32(self._habit)
         return logits
 

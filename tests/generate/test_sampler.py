@@ -32,7 +32,12 @@ def never() -> Logits:
 
 
 def plain_choice(
-    logits: Logits, config: SamplingConfig, history: list[int], draw: float, banned: set[int]
+    logits: Logits,
+    config: SamplingConfig,
+    history: list[int],
+    draw: float,
+    banned: set[int],
+    biases: dict[int, float],
 ) -> int:
     """The documented order of steps, written without any shortcut."""
     values = {i: float(logit) for i, logit in enumerate(logits)}
@@ -43,6 +48,8 @@ def plain_choice(
         value = values[token]
         value = value / config.repeat_penalty if value > 0 else value * config.repeat_penalty
         values[token] = value - config.presence_penalty - count * config.frequency_penalty
+    for token, bias in biases.items():
+        values[token] += bias
     for token in banned:
         values[token] = -np.inf
     ranked = sorted(values, key=lambda token: (-values[token], token))
@@ -97,7 +104,22 @@ def random_logits(rng: np.random.Generator, n_vocab: int) -> Logits:
     return logits
 
 
-@pytest.mark.parametrize("seed", range(200))
+def random_mask(
+    rng: np.random.Generator, logits: Logits, banned: set[int]
+) -> tuple[npt.NDArray[np.bool_] | None, set[int]]:
+    """What a form may allow of a vocabulary that may be shorter, and all that cannot be chosen."""
+    finite = [i for i in np.flatnonzero(np.isfinite(logits)).tolist() if i not in banned]
+    if rng.random() < 0.5:
+        return None, banned
+    allowed = rng.random(logits.size) < rng.choice([0.001, 0.1, 0.9])
+    some = int(rng.choice(finite))
+    allowed[some] = True
+    allowed = allowed[: max(some + 1, logits.size - int(rng.integers(0, 3)))]
+    forbidden = np.flatnonzero(~allowed).tolist()
+    return allowed, {*banned, *forbidden, *range(allowed.size, logits.size)}
+
+
+@pytest.mark.parametrize("seed", range(300))
 def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
     rng = np.random.default_rng(seed)
     config = random_config(rng)
@@ -105,7 +127,10 @@ def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
     banned = set(rng.integers(0, n_vocab, 2).tolist()) if rng.random() < 0.2 else set()
     if len(banned) >= n_vocab:
         banned = set()
-    few, full = Sampler(config, seed, banned), Sampler(config, seed, banned)
+    biases: dict[int, float] = {}
+    if rng.random() < 0.2:
+        biases = {int(i): float(rng.normal(0, 5)) for i in rng.integers(0, n_vocab, 5)}
+    few, full = (Sampler(config, seed, banned, biases) for _ in range(2))
     draws = np.random.default_rng(seed)
     history: list[int] = []
     for _ in range(6):
@@ -115,10 +140,11 @@ def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
         if all(not np.isfinite(logits[i]) for i in range(n_vocab) if i not in banned):
             continue
         candidates = best(logits, 64)
-        chosen = few.sample(candidates, lambda logits=logits: logits)  # type: ignore[misc]
-        assert chosen == full.sample(None, lambda logits=logits: logits)  # type: ignore[misc]
+        allowed, excluded = random_mask(rng, logits, banned)
+        chosen = few.sample(candidates, lambda logits=logits: logits, allowed)  # type: ignore[misc]
+        assert chosen == full.sample(None, lambda logits=logits: logits, allowed)  # type: ignore[misc]
         draw = draws.random() if config.temp else 0.0
-        assert chosen == plain_choice(logits, config, history, draw, banned)
+        assert chosen == plain_choice(logits, config, history, draw, excluded, biases)
         likely = [chosen, *best(logits, 3).ids.tolist()]
         few.accept(likely)
         full.accept(likely)
@@ -188,6 +214,28 @@ def test_banned_tokens_are_never_chosen() -> None:
     sampler = Sampler(replace(OFF, temp=5.0), seed=3, banned=[0, 2])
     chosen = {sampler.sample(best(logits, 4), lambda: logits) for _ in range(200)}
     assert chosen == {1, 3}
+
+
+@pytest.mark.parametrize("temp", [0.0, 1.0])
+def test_a_bias_forces_and_forbids_tokens_that_are_not_listed_too(temp: float) -> None:
+    logits = np.linspace(9, -9, 200, dtype=np.float32)
+    config = SamplingConfig(temp=temp, repeat_penalty=1.3)
+    forced = Sampler(config, seed=1, biases={199: 100.0})
+    assert {forced.sample(best(logits, 64), lambda: logits) for _ in range(50)} == {199}
+    forbidden = Sampler(config, seed=1, biases=dict.fromkeys(range(198), -100.0))
+    assert {forbidden.sample(best(logits, 64), lambda: logits) for _ in range(50)} <= {198, 199}
+
+
+def test_a_form_of_few_tokens_is_decided_without_the_full_logits() -> None:
+    logits = np.linspace(9, -9, 200, dtype=np.float32)
+    allowed = np.zeros(200, np.bool_)
+    allowed[[3, 63]] = True
+    sampler = Sampler(SamplingConfig(), seed=1)
+    assert sampler.sample(best(logits, 64), never, allowed) == 3
+    allowed[100] = True  # is not listed: it may count
+    with pytest.raises(AssertionError, match="fetched"):
+        sampler.sample(best(logits, 64), never, allowed)
+    assert Sampler(SamplingConfig(temp=0), 1).sample(best(logits, 64), never, allowed) == 3
 
 
 def test_draws_follow_the_probabilities_and_the_seed() -> None:

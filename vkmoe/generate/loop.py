@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
+from vkmoe.generate.constraint import Constraint
+from vkmoe.generate.logprobs import LogProbs, log_probs
 from vkmoe.generate.reply import MarkFinder
 from vkmoe.generate.sampler import Sampler, random_seed
 from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
@@ -36,17 +39,24 @@ class Request:
     max_tokens: int | None = None  # None: until the context is full
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
+    n_logprobs: int | None = None  # of the likeliest tokens; None: not even the chosen one's
+    constraint: Constraint | None = None  # the form that the reply is kept to
 
 
 @dataclass(frozen=True)
 class Piece:
     """Holds a generated token and the text that became certain with it (often part of a word).
 
-    The last piece may have no token (-1): text that was held back for a stop string.
+    The last piece may have no token (-1): text that was held back for a stop string. Where the
+    request wants them, log-probabilities are those of the model's raw logits: temperature,
+    penalties, biases and constraints do not count.
     """
 
     token_id: int
     text: str
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # of the likeliest, in order; see logprobs.py
 
 
 @dataclass(frozen=True)
@@ -107,11 +117,14 @@ class Generation:
         self.n_generated = 0  # tokens, one that ends the reply included
         self._seed = sampling.seed if sampling.seed is not None else random_seed()
         banned = tokenizer.end_ids if request.ignore_eos else ()
-        self._sampler = Sampler(sampling, self._seed, banned)
+        self._sampler = Sampler(sampling, self._seed, banned, dict(request.logit_bias))
+        self._n_logprobs = request.n_logprobs
+        self._form = request.constraint.begin() if request.constraint is not None else None
         self._sampler.accept(self.tokens)
         self._end_ids = frozenset() if request.ignore_eos else tokenizer.end_ids
         self._stops = MarkFinder(request.stop)
-        self._text = StreamDetokenizer(tokenizer)
+        # A form knows the blank of every token.
+        self._text = StreamDetokenizer(tokenizer, keeps_blanks=self._form is not None)
         # The last token's own state need not fit.
         room = ctx_size - self.n_prompt + 1
         self._limit = room if request.max_tokens is None else min(request.max_tokens, room)
@@ -156,11 +169,21 @@ class Generation:
         if self.n_left <= 0:
             self._finish("length")
             return None
-        token = self._sampler.sample(top, fetch_logits)
+        allowed = None
+        if self._form is not None:
+            allowed = self._form.allowed()
+            if allowed is None:
+                self._finish("stop")
+                return None
+        fetch = cache(fetch_logits)
+        token = self._sampler.sample(top, fetch, allowed)
+        likely = None
+        if self._n_logprobs is not None:
+            likely = log_probs(token, self._n_logprobs, top, fetch)
         self.n_generated += 1
         if self.n_generated == 1:
             self._first_token = time.perf_counter()
-        self._accept(token)
+        self._accept(token, likely)
         return token
 
     def take_pieces(self) -> list[Piece]:
@@ -174,6 +197,9 @@ class Generation:
     def end(self, reason: FinishReason, error: VkmoeError | None = None) -> None:
         """End it now, without the text that is held back, unless it has ended. Mutates."""
         if not self.is_done:
+            if self._form is not None:
+                self._form.close()
+                self._form = None
             self.error, self._ended = error, time.perf_counter()
             self.finish_reason = reason  # last: from here on a reader needs no more steps
 
@@ -197,7 +223,7 @@ class Generation:
 
     # ----- inside -----
 
-    def _accept(self, token: int) -> None:
+    def _accept(self, token: int, likely: LogProbs | None) -> None:
         """Take a token into the reply, and see whether that ends it. Mutates."""
         self._sampler.accept([token])
         if token in self._end_ids:
@@ -205,9 +231,11 @@ class Generation:
             return
         self.tokens.append(token)
         text, stop = self._stops.feed(self._text.feed(token))
-        self.pieces.append(Piece(token, text))
+        self.pieces.append(Piece(token, text, *(likely or ())))
         if stop is not None:
             self.end("stop")
+        elif self._form is not None and not self._form.accept(token):
+            self._finish("stop")
         elif self.n_left == 0:
             self._finish("length")
 

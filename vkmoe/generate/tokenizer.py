@@ -78,6 +78,17 @@ class Tokenizer:
             ids = ids + self._added_last
         return ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of `text` where it stands amid a text and has no special tokens.
+
+        Raises PromptError for text that the vocabulary cannot spell.
+        """
+        return self._codec.encode(text, after_special=False)
+
+    def parts(self, text: str) -> list[str | int]:
+        """Cut `text` into ids of special tokens and the non-empty texts between them."""
+        return self._cut(text, parse_special=True)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become the replacement character.
 
@@ -133,10 +144,13 @@ class StreamDetokenizer:
     The pieces of `feed` and `finish` joined are the whole text. The replacement character appears
     for bytes that can never become UTF-8, and at the very end. In a reply control tokens do not
     show, and the blank before the first word of a SentencePiece model stays: the text goes on.
+    With `keeps_blanks` it stays behind special tokens too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, is_reply: bool = True) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, is_reply: bool = True, keeps_blanks: bool = False
+    ) -> None:
+        self._tokenizer, self._keeps_blanks = tokenizer, keeps_blanks
         self._hidden = tokenizer.control_ids if is_reply else frozenset()
         self._after_special = not is_reply
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -146,7 +160,7 @@ class StreamDetokenizer:
         if token_id >= self._tokenizer.n_vocab:
             return ""  # models may have more rows than their vocabulary has tokens
         after_special = self._after_special
-        self._after_special = token_id in self._tokenizer.special_ids
+        self._after_special = token_id in self._tokenizer.special_ids and not self._keeps_blanks
         if token_id in self._hidden:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id, after_special))

@@ -1,0 +1,500 @@
+"""Replies that are kept to a form, by a model whose logits are random."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from tests.generate.fake_model import FakeModel
+from vkmoe.choices import DraftWay
+from vkmoe.config import SamplingConfig
+from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.generate import constraint as subject
+from vkmoe.generate.constraint import Constraint, Constraints, Mask
+from vkmoe.generate.loop import Generation, Request
+from vkmoe.generate.scheduler import Scheduler
+from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.gguf_file import open_gguf
+from vkmoe.llm import demo_model_path
+
+from .conftest import spm_metadata, tiny_metadata, tokenizer_of, tokens_with
+
+REAL = ("deepseek-coder", "qwen2", "llama-spm")
+THERE_SMALL = [pytest.param(n, marks=pytest.mark.shared) for n in ("deepseek-coder", "llama-spm")]
+THERE_SPM = [pytest.param(n, marks=pytest.mark.shared) for n in ("llama-spm", "phi-3")]
+FAST = ("tiny", "tiny-spm", "demo")
+WAYS: tuple[DraftWay, ...] = ("none", "lookup")
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "bé", 3, None]}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": ["number", "boolean", "null"]},
+                "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+            },
+            "required": ["value", "next"],
+            "additionalProperties": False,
+        }
+    },
+}
+CODES = {
+    "type": "array",
+    "items": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"},
+    "minItems": 1,
+    "maxItems": 4,
+}
+DATED = {
+    "type": "object",
+    "properties": {"day": {"type": "string", "format": "date"}, "kind": {"const": "x\ny"}},
+    "required": ["day", "kind"],
+}
+SCHEMAS: dict[str, Any] = {
+    "person": PERSON,
+    "tree": TREE,
+    "codes": CODES,
+    "dated": DATED,
+    "number": {"type": "number"},
+    "text": {"type": "string", "minLength": 2, "maxLength": 5},
+    "anything": True,
+    "object": {"type": "object"},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(request: pytest.FixtureRequest, name: str) -> Tokenizer:
+    return made(request, name)
+
+
+@pytest.fixture(scope="module")
+def constraints(tokenizer: Tokenizer) -> Constraints:
+    return Constraints(tokenizer)
+
+
+def made(request: pytest.FixtureRequest, name: str) -> Tokenizer:
+    if name == "tiny":
+        return tokenizer_of(tiny_metadata())
+    if name == "tiny-spm":
+        words = ["{", "}", '"', "▁", "▁{", '{"', "▁▁", "name", "<think>", "▁1", "1", "<t>"]
+        return tokenizer_of(spm_metadata(words))
+    if name == "demo":
+        path = demo_model_path()
+    else:
+        path = request.getfixturevalue("shared") / "vocab" / f"ggml-vocab-{name}.gguf"
+    with open_gguf(path) as file:
+        return Tokenizer.from_file(file)
+
+
+class Reply:
+    """What a fake model says that likes to end things."""
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        seed: int,
+        draft: DraftWay = "none",
+        habit: float = 0.0,
+        max_tokens: int = 300,
+        **options: Any,
+    ) -> None:
+        tokenizer = constraint.tokenizer
+        closing = b'"}],.0123456789'
+        biases = {i: 5.0 for i in range(tokenizer.n_vocab) if ends_things(tokenizer, i, closing)}
+        sampling = SamplingConfig(temp=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+        model = FakeModel(1, 400, habit=habit, n_vocab=tokenizer.n_vocab + 3)
+        scheduler = Scheduler(model, draft)
+        request = Request(
+            (seed % 50, 7),
+            options.pop("sampling", sampling),
+            max_tokens,
+            logit_bias=tuple(biases.items()),
+            constraint=constraint,
+            **options,
+        )
+        generation = Generation(request, tokenizer, model.ctx_size)
+        scheduler.submit(generation)
+        while scheduler.has_work:
+            scheduler.step()
+        assert generation.error is None, generation.error
+        pieces = generation.take_pieces()
+        self.text = "".join(piece.text for piece in pieces)
+        self.ids = [piece.token_id for piece in pieces if piece.token_id >= 0]
+        self.reason = generation.finish_reason
+        self.n_drafted, self.n_accepted = generation.n_drafted, generation.n_accepted
+
+
+def ends_things(tokenizer: Tokenizer, token: int, closing: bytes) -> bool:
+    raw = tokenizer.token_bytes(token, False)
+    return token in tokenizer.end_ids or (raw != b"" and all(byte in closing for byte in raw))
+
+
+# ----- replies -----
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in FAST for kind in SCHEMAS]
+    + [
+        pytest.param(name, kind, marks=pytest.mark.shared)
+        for name in REAL
+        for kind in ("person", "tree", "codes")
+    ],
+    scope="module",
+)
+def test_replies_that_end_are_what_a_schema_describes(
+    name: str, kind: str, constraints: Constraints
+) -> None:
+    constraint = constraints.json_schema(SCHEMAS[kind])
+    n_ended = 0
+    for seed in range(10 if name in FAST else 2):
+        reply = Reply(constraint, seed)
+        assert not constraint.tokenizer.special_ids.intersection(reply.ids), reply.text
+        assert not reply.text.startswith((" ", "\n")), reply.text
+        if reply.reason == "stop":
+            n_ended += 1
+            jsonschema.validate(json.loads(reply.text), SCHEMAS[kind])
+        else:
+            assert len(reply.ids) == 300
+    assert n_ended > 0
+
+
+def test_any_json_object_is_one(tiny_tokenizer: Tokenizer) -> None:
+    constraint = Constraints(tiny_tokenizer).json_object()
+    replies = [Reply(constraint, seed) for seed in range(6)]
+    ended = [json.loads(reply.text) for reply in replies if reply.reason == "stop"]
+    assert ended and all(isinstance(value, dict) for value in ended)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-spm", *THERE_SMALL], scope="module")
+def test_a_regular_expression_matches_the_whole_reply(constraints: Constraints) -> None:
+    pattern = r"(é|[a-c ]){2,6}-\d+"
+    for seed in range(5):
+        reply = Reply(constraints.regex(pattern), seed)
+        assert reply.reason == "length" or re.fullmatch(pattern, reply.text), reply.text
+
+
+def test_a_reply_is_the_same_with_and_without_drafts(tiny_tokenizer: Tokenizer) -> None:
+    constraint = Constraints(tiny_tokenizer).json_schema(
+        {"type": "array", "items": {"enum": [0, 1, 11, "ab"]}, "minItems": 20}
+    )
+    n_accepted = 0
+    for seed in range(10):
+        plain, drafted = (Reply(constraint, seed, draft, habit=4.0) for draft in WAYS)
+        assert plain.n_drafted == 0 < drafted.n_drafted
+        assert (drafted.ids, drafted.text, drafted.reason) == (
+            plain.ids,
+            plain.text,
+            plain.reason,
+        )
+        n_accepted += drafted.n_accepted
+    assert n_accepted > 20
+
+
+# ----- where replies begin and end -----
+
+
+@pytest.mark.parametrize("name", ["tiny-spm", *THERE_SPM], scope="module")
+def test_a_form_that_begins_without_a_blank_has_none(
+    tokenizer: Tokenizer, constraints: Constraints
+) -> None:
+    mask = constraints.json_object().begin().allowed()
+    assert mask is not None
+    first = [tokenizer.token_bytes(int(i), False) for i in np.flatnonzero(mask)]
+    assert b"{" in first and all(raw.startswith(b"{") for raw in first)
+
+
+def test_blanks_behind_special_tokens_are_those_of_the_grammar() -> None:
+    tokenizer = tokenizer_of(spm_metadata(["▁", "▁x", "x", "<t>"]))
+    assert tokenizer.adds_space
+    constraints = Constraints(tokenizer)
+    for blanks in ("", " ", "  "):
+        grammar = f"start: {constraints.quoted(f'<t>{blanks}x')}"
+        for seed in range(3):
+            assert Reply(constraints.lark(grammar), seed).text == f"<t>{blanks}x"
+
+
+@pytest.mark.parametrize("name", ["tiny", "demo", *THERE_SMALL], scope="module")
+def test_end_tokens_are_allowed_where_the_form_may_end_and_no_other_special_ones(
+    tokenizer: Tokenizer, constraints: Constraints
+) -> None:
+    ends, special = tokenizer.end_ids, tokenizer.special_ids
+    assert ends
+    state = constraints.regex(r"(.|\n)(.|\n)*").begin()
+    for n_tokens in range(3):
+        mask = state.allowed()
+        assert mask is not None and mask.shape == (tokenizer.n_vocab,)
+        allowed = set(np.flatnonzero(mask).tolist())
+        assert allowed & special == (ends if n_tokens else set())
+        assert len(allowed) > 0.6 * len(set(range(tokenizer.n_vocab)) - special)
+        assert state.accept(tokenizer.encode_plain("a")[0])
+
+
+def test_special_tokens_come_where_a_grammar_names_them(tiny_tokenizer: Tokenizer) -> None:
+    constraints = Constraints(tiny_tokenizer)
+    quoted = constraints.quoted('<think>"é\n\0<|im_end|>')
+    assert quoted == r'<[261]> "\"\u00e9\n\u0000" <[260]>'
+    assert constraints.quoted("") == '""'
+    for grammar in (
+        'start: <think> /[a-c]{3}/ <think> "\\u00e9"',
+        "start: <[261]> /[ab]{3}/ <[261]>",
+    ):
+        reply = Reply(constraints.lark(grammar), 1)
+        assert re.fullmatch("<think>[abc]{3}<think>é?", reply.text), reply.text
+        assert reply.ids.count(261) == 2 and reply.reason == "stop"
+    spelled = Reply(constraints.regex("<think>"), 1)
+    assert spelled.text == "<think>" and 261 not in spelled.ids
+
+
+def test_a_form_that_has_ended_ends_the_reply_without_another_step(
+    tiny_tokenizer: Tokenizer,
+) -> None:
+    constraints = Constraints(tiny_tokenizer)
+    for pattern, text in (("abc", "abc"), ("", "")):
+        for ignore_eos in (False, True):
+            reply = Reply(constraints.regex(pattern), 3, ignore_eos=ignore_eos)
+            assert (reply.text, reply.reason) == (text, "stop")
+            assert len(reply.ids) == len(text), "it has no end token"
+    assert Reply(constraints.regex("abc"), 3, max_tokens=2).reason == "length"
+    assert Reply(constraints.regex("abc"), 3, stop=("b",)).text == "a"
+    endless = Reply(constraints.regex("a*"), 3, ignore_eos=True, max_tokens=9)
+    assert (endless.text, endless.reason) == ("a" * 9, "length")
+
+
+def test_a_vocabulary_without_end_tokens_has_forms_that_end() -> None:
+    metadata = tiny_metadata(
+        tokens=tokens_with(_259="<x>", _260="<y>"), bos_token_id=None, eos_token_id=None
+    )
+    tokenizer = tokenizer_of(metadata)
+    assert not tokenizer.end_ids
+    constraint = Constraints(tokenizer).json_schema(PERSON)
+    reply = Reply(constraint, 1)
+    assert reply.reason == "stop"
+    jsonschema.validate(json.loads(reply.text), PERSON)
+
+
+# ----- threads -----
+
+
+def test_masks_are_the_same_on_every_thread(tiny_tokenizer: Tokenizer) -> None:
+    constraint = Constraints(tiny_tokenizer).json_schema(TREE)
+    paths = [Reply(constraint, seed).ids for seed in range(6)]
+    plain = [list(masks_here(constraint, path)) for path in paths]
+    found: dict[int, list[Mask | None]] = {}
+
+    def follow(index: int) -> None:
+        state = constraint.begin()
+        masks = [state.allowed()]
+        for token in paths[index % 6]:
+            masks.append(state.allowed() if state.accept(token) else None)
+        found[index] = masks
+
+    threads = [threading.Thread(target=follow, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(12):
+        wanted = plain[index % 6]
+        assert len(found[index]) == len(wanted) > 3
+        for mask, right in zip(found[index], wanted, strict=True):
+            assert (mask is None and not right[:259].any()) or np.array_equal(mask, right)  # type: ignore[arg-type]
+
+
+def masks_here(constraint: Constraint, path: list[int]) -> Any:
+    """The masks along a path, computed by this thread."""
+    matcher = constraint._matcher.deep_copy()
+    yield subject._mask(matcher, constraint.tokenizer.n_vocab)
+    for token in path:
+        assert matcher.consume_token(token)
+        yield subject._mask(matcher, constraint.tokenizer.n_vocab)
+
+
+def test_masks_are_computed_while_the_model_runs(
+    tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = Constraints(tiny_tokenizer).regex("[a-c]{4}")
+    compute, may_go_on, names = subject._mask, threading.Event(), []
+
+    def slowly(*args: Any) -> Mask:
+        assert may_go_on.wait(30)
+        names.append(threading.current_thread().name)
+        return compute(*args)
+
+    monkeypatch.setattr(subject, "_mask", slowly)
+    state = constraint.begin()
+    assert state.accept(ord("a")), "comes back before the mask is there"
+    may_go_on.set()
+    assert state.allowed() is not None
+    assert [name.startswith("vkmoe-constraint") for name in names] == [True]
+
+
+def test_cancelled_replies_leave_nothing(tiny_tokenizer: Tokenizer) -> None:
+    constraint = Constraints(tiny_tokenizer).json_object()
+    states: list[weakref.ref[Any]] = []
+    for when in range(4):
+        model = FakeModel(1)
+        scheduler = Scheduler(model)
+        generation = Generation(Request((1, 2), constraint=constraint), tiny_tokenizer, 64)
+        states.append(weakref.ref(generation._form))  # type: ignore[arg-type]
+        scheduler.submit(generation)
+        for _ in range(when):
+            scheduler.step()
+        generation.cancel()
+        scheduler.sweep()
+        assert not scheduler.has_work
+    gc.collect()
+    assert [state() for state in states] == [None] * 4
+    n_threads = sum(each.name.startswith("vkmoe-constraint") for each in threading.enumerate())
+    assert n_threads <= 4
+
+
+# ----- what is refused -----
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def circle() -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "array"}
+    schema["items"] = schema
+    return schema
+
+
+HOSTILE: list[tuple[Any, str]] = [
+    ({"$ref": "http://example.com/x.json"}, "refers to another document"),
+    ({"$ref": "file:///etc/passwd"}, "refers to another document"),
+    ({"$ref": "other.json#/a"}, "refers to another document"),
+    ({"properties": {"x": {"items": {"$ref": "//example.com/x"}}}}, "another document"),
+    ({"$ref": "#/$defs/none"}, "does not exist"),
+    ({"$ref": "#"}, "no text at all"),
+    (nested(10_000), "nested more than 100 deep"),
+    (circle(), "nested more than 100 deep"),
+    ({"description": "x" * 1_000_000}, "more than 262144"),
+    ({"properties": {f"p{i}": {} for i in range(100_000)}}, "more than 2000 objects"),
+    ({"enum": list(range(60_000))}, "50000 values"),
+    ({"type": "foo"}, "Invalid type: foo"),
+    ({"type": 5}, "type must be"),
+    ({"properties": 5}, "properties must be an object"),
+    ({"not": {"type": "string"}}, "not"),
+    ({"pattern": "(?=a)b"}, "look-around"),
+    ({"pattern": "(", "type": "string"}, "unclosed group"),
+    ({"enum": []}, "Unsatisfiable"),
+    ({"minLength": 5, "maxLength": 3, "type": "string"}, "Unsatisfiable"),
+    ({"const": float("nan")}, "no JSON"),
+    ({"const": {1, 2}}, "no JSON"),
+    ({(1, 2): 3}, "no JSON"),
+    ({"const": "\ud800"}, "cannot be used"),
+    ([], "no object"),
+    ("{}", "no object"),
+    (None, "no object"),
+    (False, "allows nothing"),
+    ({"allOf": [{"anyOf": [{"minimum": 9 * i + j} for i in range(30)]} for j in range(12)]}, ""),
+]
+
+
+@pytest.mark.parametrize(("schema", "message"), HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_schema_is_one_clear_error(
+    tiny_tokenizer: Tokenizer, schema: Any, message: str
+) -> None:
+    constraints = Constraints(tiny_tokenizer)
+    started = time.perf_counter()
+    with pytest.raises(UsageError) as found:
+        constraints.json_schema(schema)
+    assert time.perf_counter() - started < 2
+    assert message in str(found.value) and found.value.hint
+    assert len(str(found.value)) < 400 and str(found.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ("", "Empty"),
+        ("start: (", "Expected"),
+        ("start: none", "unknown name"),
+        ("start: <tool_call>", "unknown special token"),
+        ('start: start "a"', "no text at all"),
+        ("start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "too deeply nested"),
+        ('start: %json {"$ref": "http://example.com/x"}', "another document"),
+        ("start: " + '"a" ' * 100_000, "more than 262144"),
+        ('start: "\ud800"', "no text"),
+        (None, "no text"),
+    ],
+    ids=range(10),
+)
+def test_a_bad_grammar_is_one_clear_error(
+    tiny_tokenizer: Tokenizer, grammar: Any, message: str
+) -> None:
+    started = time.perf_counter()
+    with pytest.raises(UsageError) as found:
+        Constraints(tiny_tokenizer).lark(grammar)
+    assert time.perf_counter() - started < 2
+    assert message in str(found.value) and len(str(found.value)) < 400
+
+
+def test_a_bad_regular_expression_is_refused_and_a_costly_one_ends(
+    tiny_tokenizer: Tokenizer,
+) -> None:
+    constraints = Constraints(tiny_tokenizer)
+    with pytest.raises(UsageError, match="regular expression cannot be used: unclosed group"):
+        constraints.regex("(a")
+    started = time.perf_counter()
+    for pattern in (r"(((a{1,1000}){1,1000}){1,1000})", r"(.*a.{500}b.*|x)+c{500}", r"(a+)+$b"):
+        try:
+            state = constraints.regex(pattern).begin()
+            for _ in range(50):
+                if state.allowed() is None or not state.accept(ord("a")):
+                    break
+        except VkmoeError as error:
+            assert error.hint
+    assert time.perf_counter() - started < 10
+
+
+def test_text_that_the_vocabulary_cannot_spell_is_an_error_of_the_reply() -> None:
+    tokenizer = tokenizer_of(tiny_metadata(tokens=tokens_with(_195="QQ")))  # byte 0xC3
+    constraint = Constraints(tokenizer).json_schema({"enum": ["aé", "bbb"]})
+    texts = set()
+    for seed in range(8):
+        try:
+            texts.add(Reply(constraint, seed).text)
+        except AssertionError as error:
+            assert "cannot be kept to the form" in str(error)
+    assert texts <= {'"bbb"'} and texts
+
+
+def test_without_the_package_an_error_says_what_to_install(
+    tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(VkmoeError, match="not installed") as found:
+        Constraints(tiny_tokenizer).json_object()
+    assert "vkmoe[server]" in found.value.hint
+
+
+def test_the_package_is_imported_only_when_needed() -> None:
+    program = "import sys, vkmoe.llm; sys.exit('llguidance' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,0 +1,45 @@
+"""This module says how likely a model held a token: log-probabilities by the softmax of raw logits.
+
+Temperature, penalties and constraints do not count in them. How tokens are chosen is the subject of
+sampler.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.batch import TopLogits
+
+__all__ = ["LogProbs", "log_probs"]
+
+
+class LogProbs(NamedTuple):
+    """Holds the log-probability of a chosen token, and those of the likeliest, in order."""
+
+    chosen: float
+    likeliest: tuple[tuple[int, float], ...]  # (token, log-probability); may have the chosen one
+
+
+def log_probs(
+    token: int, n: int, top: TopLogits, fetch_logits: Callable[[], NDArray[np.float32]]
+) -> LogProbs:
+    """Compute the log-probability of `token` and those of the `n` likeliest ones.
+
+    Calls `fetch_logits` -> float32 [n_vocab] only for what the listed logits do not have.
+    """
+    ids, logits = top.ids, top.logits
+    is_listed = token in ids
+    if n > ids.size and ids.size < top.n_vocab:
+        every = fetch_logits()
+        ids = np.lexsort((np.arange(every.size), -every))[:n].astype(np.int32)
+        logits = every[ids]
+    own = top.logits[top.ids == token][0] if is_listed else fetch_logits()[token]
+    pairs = zip(ids[:n].tolist(), logits[:n].tolist(), strict=True)
+    return LogProbs(
+        float(own) - top.log_sum_exp,
+        tuple((i, logit - top.log_sum_exp) for i, logit in pairs),
+    )
