@@ -356,7 +356,7 @@ def test_cancelled_replies_leave_nothing(tiny_tokenizer: Tokenizer) -> None:
         model = FakeModel(1)
         scheduler = Scheduler(model)
         generation = Generation(Request((1, 2), constraint=constraint), tiny_tokenizer, 64)
-        states.append(weakref.ref(generation._form))  # type: ignore[arg-type]
+        states.append(weakref.ref(generation._form))
         scheduler.submit(generation)
         for _ in range(when):
             scheduler.step()

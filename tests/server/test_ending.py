@@ -42,7 +42,7 @@ def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]
 
 def wait(address: str) -> list[int]:
     """The statuses of /health until the model is there."""
-    statuses = []
+    statuses: list[int] = []
     while not statuses or statuses[-1] != 200:
         answer = httpx.get(f"{address}/health", timeout=60)
         statuses.append(answer.status_code)

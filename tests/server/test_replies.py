@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -140,6 +141,63 @@ def test_openai_own_client_is_served(server: Served, texts: dict[str, str]) -> N
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices[0].finish_reason == "length"
     assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 3
+
+
+def test_likelihoods_and_biases_are_those_of_the_model(server: Served) -> None:
+    client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+    messages: Any = [{"role": "user", "content": PROMPTS[1]}]
+    common: dict[str, Any] = {"model": "demo", "max_tokens": 6, "temperature": 0}
+    found = client.chat.completions.create(
+        messages=messages, logprobs=True, top_logprobs=4, **common
+    ).choices[0]
+    assert found.logprobs is not None and found.logprobs.content is not None
+    assert "".join(token.token for token in found.logprobs.content) == found.message.content
+    for token in found.logprobs.content:
+        best = token.top_logprobs[0]
+        assert len(token.top_logprobs) == 4 and token.logprob == best.logprob <= 0
+        assert bytes(best.bytes or ()).decode() == best.token == token.token
+        assert sum(math.exp(each.logprob) for each in token.top_logprobs) <= 1.000001
+    (banned, *_) = server.post("/tokenize", {"content": found.message.content}).json()["tokens"]
+    other = client.chat.completions.create(
+        messages=messages, logit_bias={str(banned): -100}, logprobs=True, **common
+    ).choices[0]
+    assert other.logprobs is not None and other.logprobs.content is not None
+    assert other.logprobs.content[0].token != found.logprobs.content[0].token
+    legacy = client.completions.create(prompt=PROMPTS[1], logprobs=2, **common).choices[0]
+    assert legacy.logprobs is not None and legacy.logprobs.top_logprobs is not None
+    assert [len(each) for each in legacy.logprobs.top_logprobs] == [2] * 6
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"enum": [1, 2, 3]}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+
+
+def test_a_reply_has_the_form_that_was_asked_for(server: Served) -> None:
+    client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+    for temperature in (0.0, 0.3):
+        done = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "x ="}],
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "it", "schema": SCHEMA, "strict": True},
+            },
+            seed=1,
+            temperature=temperature,
+            max_tokens=240,
+        ).choices[0]
+        assert done.finish_reason == "stop"
+        value = json.loads(done.message.content or "")
+        assert set(value) == {"name", "n"} and value["n"] in (1, 2, 3) and len(value["name"]) <= 8
+    for wrong in ({"type": "nonsense"}, {"$ref": "http://example.com/x.json"}):
+        form = {"type": "json_schema", "json_schema": {"schema": wrong}}
+        body = {"messages": [{"role": "user", "content": "x"}], "response_format": form}
+        answer = server.post("/v1/chat/completions", body)
+        assert answer.status_code == 400 and "schema" in answer.json()["error"]["message"]
 
 
 def test_tokens_and_templates_are_the_models(server: Served) -> None:

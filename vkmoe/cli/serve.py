@@ -83,7 +83,7 @@ def serve(
         raise UsageError(f"there is no file {chosen}", "name a GGUF file")
     keys = [key.strip() for key in (api_key or "").split(",") if key.strip()]
     if host not in ("127.0.0.1", "localhost", "::1") and not keys and not quiet:
-        note("anyone who can reach this address may use the model: --api-key asks for a key")
+        note("whatever reaches this address may use the model: --api-key asks for a key")
     with log_as_notes(quiet):
         thread = EngineThread(lambda: _load(chosen, engine, quiet), max_queue)
         name = alias or (Path(chosen).stem if chosen is not None else "demo")

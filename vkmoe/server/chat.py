@@ -10,6 +10,7 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.loop import Piece
 from vkmoe.generate.prompts import RESERVED
 from vkmoe.generate.reply import FINAL, ReplyChannels
@@ -42,6 +43,29 @@ class Message(Body):
         return found
 
 
+class _Schema(Body):
+    name: str | None = None
+    form: dict[str, Any] | bool = Field(default=True, alias="schema")
+
+
+class ResponseFormat(Body):
+    """Says what form a reply is to have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _Schema | None = None
+    form: dict[str, Any] | None = Field(default=None, alias="schema")  # as llama-server has it
+
+    def constraint(self, llm: LLM) -> Constraint | None:
+        """Return what keeps a reply to this form. Raises VkmoeError for one that cannot be."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return llm.constraints.json_schema(self.form or {"type": "object"})
+        if self.json_schema is None:
+            raise ApiError(400, "a json_schema is missing", param="response_format.json_schema")
+        return llm.constraints.json_schema(self.json_schema.form)
+
+
 class ChatFields(ReplyFields):
     """Describes the body of a request for a reply in a conversation."""
 
@@ -51,6 +75,7 @@ class ChatFields(ReplyFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -106,7 +131,11 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     llm = service.engine.llm
     messages, names = [each.names() for each in asked.messages], asked.names()
     prompt = await service.prompt(llm, lambda: chat_prompt(service, llm, messages, names))
-    requests = service.requests(llm, [prompt], asked, n_logprobs=asked.n_logprobs)
+    constraint = None
+    if (form := asked.response_format) is not None:
+        constraint = await service.off_loop(lambda: form.constraint(llm))
+    more = {"n_logprobs": asked.n_logprobs, "constraint": constraint}
+    requests = service.requests(llm, [prompt], asked, **more)
     answer = _Answer(service, llm, asked, service.begin(requests))
     if asked.stream:
         return EventStream(answer.events())

@@ -76,6 +76,11 @@ class ReplyFields(Body):
         return self.n or 1
 
     @property
+    def biases(self) -> dict[int, float]:
+        """Return what is added to the logits of tokens."""
+        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+
+    @property
     def most_tokens(self) -> int | None:
         """Return the most tokens of a reply; None: until the context is full."""
         return None if self.max_tokens in (None, -1) else self.max_tokens

@@ -75,7 +75,6 @@ class Service:
         """
         if len(prompts) * asked.n_replies > MOST_PROMPTS:
             raise ApiError(400, f"at most {MOST_PROMPTS} replies at once", param="n")
-        more = {name: value for name, value in more.items() if value is not None}
         try:
             return [
                 llm.request(
@@ -84,6 +83,7 @@ class Service:
                     max_tokens=asked.most_tokens,
                     stop=asked.stop or (),
                     ignore_eos=bool(asked.ignore_eos),
+                    logit_bias=asked.biases,
                     **more,
                 )
                 for prompt in prompts
