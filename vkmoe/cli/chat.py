@@ -27,7 +27,7 @@ from vkmoe.cli.options import (
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
 from vkmoe.generate.prompts import RESERVED
-from vkmoe.generate.reply import FINAL, ChannelText, ReplyChannels
+from vkmoe.generate.tools import Content, ReplyEvent, ReplyParser, Thought, ToolFamily
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
@@ -119,7 +119,9 @@ class Conversation:
         Raises PromptError, with the message taken back, when it cannot be answered.
         """
         self._add("user", text)
-        channels, answer = ReplyChannels(self.llm.tokenizer.has_channels), []
+        # Other models show their thoughts as they write them.
+        parser = ReplyParser(ToolFamily("harmony" if self.llm.tokenizer.has_channels else "none"))
+        answer: list[str] = []
         self._thinks = False
         try:
             prompt = self.template.render(self.messages, **self.names)
@@ -128,8 +130,8 @@ class Conversation:
             for piece in watched(self.llm, ids, self.sampling, self.limits, self.quiet):
                 text = piece.text.removeprefix(" ") if has_blank else piece.text
                 has_blank = has_blank and not piece.text
-                answer += self._show(channels.feed(text))
-            answer += self._show(channels.finish())
+                answer += self._show(parser.feed(text))
+            answer += self._show(parser.finish())
         except KeyboardInterrupt:
             note(" [stopped]")
         except PromptError:
@@ -138,21 +140,21 @@ class Conversation:
         typer.echo()
         self._add("assistant", "".join(answer))
 
-    def _show(self, parts: Sequence[ChannelText]) -> list[str]:
+    def _show(self, events: Sequence[ReplyEvent]) -> list[str]:
         """Write the answer to stdout and thoughts to stderr. Returns what was answered."""
-        for channel, text in parts:
-            if channel == FINAL:
+        for event in events:
+            if isinstance(event, Content):
                 if self._thinks:
                     sys.stderr.write("\n\n")  # a line between thoughts and answer
                     sys.stderr.flush()
                 self._thinks = False
-                sys.stdout.write(text)
+                sys.stdout.write(event.text)
                 sys.stdout.flush()
-            elif not self.quiet:
+            elif isinstance(event, Thought) and not self.quiet:
                 self._thinks = True
-                sys.stderr.write(text)
+                sys.stderr.write(event.text)
                 sys.stderr.flush()
-        return [text for channel, text in parts if channel == FINAL]
+        return [event.text for event in events if isinstance(event, Content)]
 
 
 def _loop(talk: Conversation, shows_statistics: bool) -> None:

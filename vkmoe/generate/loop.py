@@ -42,6 +42,7 @@ class Request:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
     n_logprobs: int | None = None  # of the likeliest tokens; None: not even the chosen one's
     constraint: Constraint | None = None  # the form that the reply is kept to
+    shown: frozenset[int] = frozenset()  # control tokens that the text shows
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class Generation:
         self._end_ids = frozenset() if request.ignore_eos else tokenizer.end_ids
         self._stops = MarkFinder(request.stop)
         # A form knows the blank of every token.
-        self._text = StreamDetokenizer(tokenizer, keeps_blanks=self._form is not None)
+        keeps_blanks = self._form is not None
+        self._text = StreamDetokenizer(tokenizer, keeps_blanks=keeps_blanks, shown=request.shown)
         # The last token's own state need not fit.
         room = ctx_size - self.n_prompt + 1
         self._limit = room if request.max_tokens is None else min(request.max_tokens, room)

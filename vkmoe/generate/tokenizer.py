@@ -41,6 +41,7 @@ class Tokenizer:
         self._unused_ids = vocabulary.unused
         self._swallowing = vocabulary.swallow_blanks
         self._tokens = tokens
+        self._special_texts = {tokens[i]: i for i in self.special_ids}
         self._longest_first = sorted(self.special_ids, key=lambda i: (-len(tokens[i].encode()), i))
         self._codec: ByteLevelCodec | SentencePieceCodec = (
             SentencePieceCodec(vocabulary)
@@ -103,6 +104,10 @@ class Tokenizer:
             raise IndexError(f"token id {token_id} is not one of {self.n_vocab}")
         return self._tokens[token_id]
 
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token that is written `text`, None without one."""
+        return self._special_texts.get(text)
+
     def token_bytes(self, token_id: int, after_special: bool) -> bytes:
         """Return what a token adds to a text. Raises IndexError for an unknown id.
 
@@ -143,15 +148,19 @@ class StreamDetokenizer:
 
     The pieces of `feed` and `finish` joined are the whole text. The replacement character appears
     for bytes that can never become UTF-8, and at the very end. In a reply control tokens do not
-    show, and the blank before the first word of a SentencePiece model stays: the text goes on.
-    With `keeps_blanks` it stays behind special tokens too.
+    show but for those in `shown`, and the blank before the first word of a SentencePiece model
+    stays: the text goes on. With `keeps_blanks` it stays behind special tokens too.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, is_reply: bool = True, keeps_blanks: bool = False
+        self,
+        tokenizer: Tokenizer,
+        is_reply: bool = True,
+        keeps_blanks: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer, self._keeps_blanks = tokenizer, keeps_blanks
-        self._hidden = tokenizer.control_ids if is_reply else frozenset()
+        self._hidden = tokenizer.control_ids - shown if is_reply else frozenset()
         self._after_special = not is_reply
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

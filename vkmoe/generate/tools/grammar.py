@@ -1,0 +1,178 @@
+"""This module demands tool calls: it writes the grammar of replies that can only be calls.
+
+The grammar is in llguidance's dialect of Lark. What computes with it is no subject of this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vkmoe.errors import PromptError
+from vkmoe.generate.tools.families import ToolFamily
+from vkmoe.generate.tools.harmony import CHANNEL, MESSAGE
+from vkmoe.generate.tools.marked import DEEPSEEK, MISTRAL
+from vkmoe.generate.tools.parser import function_of
+from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN, types_of
+
+__all__ = ["call_grammar"]
+
+_ONE_ONLY = ("harmony", "llama")  # their templates can write one call of a turn
+
+
+def call_grammar(
+    family: ToolFamily,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    parallel: bool = True,
+    in_thought: bool = False,
+) -> str:
+    """Return the grammar of one call of one of `tools`, or of several, after an optional thought.
+
+    `parallel` allows several where the family can write them. `in_thought`: the prompt ends inside
+    a thought, which must end first. Control tokens stand in it by their ids. Raises PromptError for
+    a family without calls, and without tools.
+    """
+    if family.name == "none" or not tools:
+        raise PromptError(
+            "a tool call cannot be demanded of this model"
+            if tools
+            else "a tool call is demanded, but there are no tools",
+            "leave tool_choice at 'auto' or 'none'",
+        )
+    return _Grammar(family, [function_of(tool) for tool in tools]).text(parallel, in_thought)
+
+
+class _Grammar:
+    """Collects the rules of one grammar."""
+
+    def __init__(self, family: ToolFamily, functions: Sequence[Mapping[str, Any]]) -> None:
+        self._family, self._functions = family, functions
+
+    def text(self, parallel: bool, in_thought: bool) -> str:
+        """Return the rules, the first one first."""
+        name = self._family.name
+        several = parallel and name not in _ONE_ONLY
+        before = "thought_end" if in_thought else "thought?"
+        has_thought = name == "harmony" or self._family.thought is not None
+        rules = [
+            f"start: {before if has_thought else ''} calls",
+            *(self._thought() if has_thought else ()),
+            f"calls: {self._calls(several)}",
+            "call: " + " | ".join(f"call_{i}" for i in range(len(self._functions))),
+        ]
+        for i, function in enumerate(self._functions):
+            rules.append(f"call_{i}: {self._call(function)}")
+        if name == "qwen-coder":
+            rules.append('value[suffix="\\n</parameter>\\n"]: /(?s:.*)/')
+        return "\n".join(rules) + "\n"
+
+    def _thought(self) -> Iterator[str]:
+        """Write the rules of a thought, and of what is left of one that has begun."""
+        if self._family.name == "harmony":
+            first, last = f"{CHANNEL}analysis{MESSAGE}", "<|end|>"
+            rest = _quoted("<|start|>assistant")
+        else:
+            assert self._family.thought is not None
+            first, last = self._family.thought
+            rest = '("\\n\\n" | "\\n")?'
+        yield f"thought: {self._marked(first)} thought_end"
+        if last in self._family.mark_ids:
+            yield f"thought_end: /(?s:.*)/ {self._marked(last)} {rest}"
+        else:
+            yield f"thought_end: thought_text {rest}"
+            yield f"thought_text[suffix={_quoted(last)}]: /(?s:.*)/"
+
+    def _calls(self, several: bool) -> str:
+        """Write what stands around calls and between them."""
+        name = self._family.name
+        if name == "mistral":
+            more = '(", " call)*' if several else ""
+            return f'{self._marked(MISTRAL.calls)} "[" call {more} "]"'
+        if name.startswith("deepseek"):
+            between = '("\\n" call)*' if name == "deepseek-v3" else "call*"
+            more = between if several else ""
+            return f"{self._marked(DEEPSEEK.calls)} call {more} {self._marked(DEEPSEEK.calls_end)}"
+        if not several:
+            return "call"
+        return "call+" if name == "mistral-args" else 'call ("\\n" call)*'
+
+    def _call(self, function: Mapping[str, Any]) -> str:
+        """Write one call of a function."""
+        family, name = self._family.name, str(function.get("name"))
+        schema = _schema_of(function)
+        arguments = f"%json {json.dumps(schema)}"
+        if family == "qwen-coder":
+            return self._tagged(name, schema)
+        if family == "hermes":
+            inner = f"{_opened(name, 'arguments')} {arguments} {_quoted('}')}"
+            return f'{self._marked(OPEN)} "\\n" {inner} "\\n" {self._marked(CLOSE)}'
+        if family == "harmony":
+            short = self._marked(f" to=functions.{name}{CHANNEL}commentary json{MESSAGE}")
+            long = f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}"
+            return f"({short} | {self._marked(long)}) {arguments}"
+        if family == "mistral-args":
+            marks = f"{self._marked(MISTRAL.calls)} {_quoted(name)}"
+            return f"{marks} {self._marked(MISTRAL.arguments)} {arguments}"
+        if family.startswith("deepseek"):
+            is_block = family == "deepseek-v3"
+            before = _quoted("function" if is_block else name)
+            begin = f"{self._marked(DEEPSEEK.call)} {before} {self._marked(DEEPSEEK.separator)}"
+            if is_block:
+                arguments = f"{_quoted(name + chr(10) + '```json' + chr(10))} {arguments}"
+                arguments += ' "\\n```"'
+            return f"{begin} {arguments} {self._marked(DEEPSEEK.call_end)}"
+        key = "parameters" if family == "llama" else "arguments"
+        return f"{_opened(name, key)} {arguments} {_quoted('}')}"
+
+    def _tagged(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Write a call with a tag for each parameter, in the schema's order."""
+        parts = [self._marked(OPEN), _quoted(f"\n{FUNCTION}{name}>\n")]
+        required = schema.get("required")
+        for key, value in _mapping(schema.get("properties")).items():
+            rule = f"{_quoted(f'<parameter={key}>' + chr(10))} {_value(value, schema)}"
+            is_required = isinstance(required, list) and key in required
+            parts.append(rule if is_required else f"({rule})?")
+        return " ".join([*parts, '"</function>\\n"', self._marked(CLOSE)])
+
+    def _marked(self, text: str) -> str:
+        """Write a text, its marks that are control tokens by their ids."""
+        for mark, token_id in self._family.mark_ids.items():
+            before, found, after = text.partition(mark)
+            if found:
+                parts = [self._marked(before), f"<[{token_id}]>", self._marked(after)]
+                return " ".join(part for part in parts if part)
+        return _quoted(text) if text else ""
+
+
+def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are an object."""
+    return {"type": "object", "properties": {}, **_mapping(function.get("parameters"))}
+
+
+def _value(schema: object, root: Mapping[str, Any]) -> str:
+    """Write the value of a parameter and the tag behind it; a text stands there as it is."""
+    end = _quoted("\n</parameter>\n")
+    types, values = types_of(schema), _mapping(schema).get("enum")
+    if not types and not ({"$ref", "enum", "const", "allOf"} & _mapping(schema).keys()):
+        return "value"
+    if types == {"string"} and isinstance(values, list):
+        return f"({' | '.join(_quoted(str(item)) for item in values)}) {end}"
+    if "string" in types:
+        return "value"
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return f"%json {json.dumps({**shared, **_mapping(schema)})} {end}"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _opened(name: str, key: str) -> str:
+    """Write the beginning of a call in JSON, up to its arguments."""
+    return _quoted(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
