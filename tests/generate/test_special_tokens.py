@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from vkmoe.batch import TopLogits
+from vkmoe.config import SamplingConfig
+from vkmoe.generate.loop import Generation, Request
 from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
 
 from .conftest import tiny_metadata, tokenizer_of
@@ -76,3 +80,21 @@ def test_empty_tokens_get_a_name() -> None:
 
 def test_half_of_a_surrogate_pair_is_replaced() -> None:
     assert with_tokens("<|x|>").encode("he\ud800ll") == [256, *3 * "\ufffd".encode(), 257]
+
+
+def only(token: int) -> TopLogits:
+    """Logits that leave no choice but `token`."""
+    return TopLogits(np.array([token], np.int32), np.zeros(1, np.float32), 265, 0.0)
+
+
+def test_control_tokens_that_a_request_shows_are_text() -> None:
+    tokenizer = with_tokens("[CALLS]", "[ARGS]", "</s>")
+    ids = [262, 256, 263, 257]
+    stream = StreamDetokenizer(tokenizer, shown=frozenset({262}))
+    assert "".join(map(stream.feed, ids)) == "[CALLS]hell"
+    request = Request((65,), SamplingConfig(temp=0.0), shown=frozenset({262, 264}))
+    generation = Generation(request, tokenizer, ctx_size=16)
+    for token in (*ids, 264):
+        generation.choose(only(token), lambda: pytest.fail("no logits are needed"))
+    text = "".join(piece.text for piece in generation.take_pieces())
+    assert (text, generation.finish_reason) == ("[CALLS]hell", "stop")

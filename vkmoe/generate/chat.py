@@ -1,48 +1,55 @@
 """This module writes a conversation as a prompt, by the Jinja template inside a model file.
 
-It owns what the template is given, the sandbox it runs in and what its failures mean. It does not
-own the conversation (the caller) nor tokens (tokenizer.py).
+It owns what the template is given and what its failures mean. It does not own the conversation (the
+caller), the forms of messages (messages.py), the process in which the template runs
+(template_process.py), nor tokens (tokenizer.py).
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from functools import cached_property
+from typing import Any
 
 from vkmoe.errors import PromptError, UnsupportedModelError
+from vkmoe.generate.messages import Message, MessageForm, prepared_messages, prepared_tools
+from vkmoe.generate.template_process import TIME_LIMIT, TemplateFailed, TemplateProcess
 from vkmoe.generate.tokenizer import Tokenizer
 from vkmoe.gguf_file import GgufFile
 
 __all__ = ["ChatTemplate"]
 
-Message = Mapping[str, Any]
+_PROBE = {"probe_key": "probe value"}
 
 
 class ChatTemplate:
-    """Turns messages into a prompt by a compiled chat template.
+    """Turns messages into a prompt by a compiled chat template, whose text is `source`.
 
-    `special_tokens` (such as {"bos_token": "<s>"}) are names the template may use.
+    `special_tokens` (such as {"bos_token": "<s>"}) are names the template may use. It may be used
+    on any thread.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Compile `source`. Raises UnsupportedModelError when it is empty or no valid Jinja."""
-        self.source = source
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        seconds: float = TIME_LIMIT,
+    ) -> None:
+        """Compile `source`. Raises UnsupportedModelError when it is empty or no valid Jinja.
+
+        A rendering may take `seconds`.
+        """
         hint = "use `vkmoe generate` with a plain prompt"
         if not source:
             raise UnsupportedModelError("the model has no chat template", hint)
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         try:
-            self._template = _sandbox().from_string(source)
-        except (TemplateError, RecursionError) as error:
+            self._process = TemplateProcess(source, seconds)
+        except TemplateFailed as error:
             raise UnsupportedModelError(
-                f"the model's chat template cannot be used: {_first_line(error)}", hint
+                f"the model's chat template cannot be used: {error}", hint
             ) from error
 
     @classmethod
@@ -53,72 +60,69 @@ class ChatTemplate:
         return cls(file.get("tokenizer.chat_template", str, ""), texts)
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
     ) -> str:
-        """Return the prompt for `messages`, each with "role" and "content".
+        """Return the prompt for `messages`, each with "role" and "content", as OpenAI's API has it.
 
-        `kwargs` are further names for the template, such as `enable_thinking=False`.
-        Raises PromptError with what the template says it does not like.
+        They may have "tool_calls" and "reasoning_content"; `tools` are those that the model may
+        call. `kwargs` are further names for the template, such as `enable_thinking=False`.
+        Raises PromptError with what the template says it does not like, for a rendering that takes
+        too long, and for messages without a form that it could be given.
         """
-        names: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens, **kwargs}
-        names |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        ready = prepared_messages(messages, self._form(messages))
+        names: dict[str, Any] = {"documents": None, **self._special_tokens, **kwargs}
+        names |= {"messages": ready, "tools": prepared_tools(tools, self.source)}
+        return self._rendered({**names, "add_generation_prompt": add_generation_prompt})
+
+    def _rendered(self, names: dict[str, Any]) -> str:
         try:
-            return self._template.render(names)
-        except Exception as error:  # a template is a foreign program: it can raise anything
+            return self._process.render(names, datetime.datetime.now().isoformat())
+        except TemplateFailed as error:
             raise PromptError(
-                f"the model's chat template failed: {_first_line(error)}",
+                f"the model's chat template failed: {error}",
                 "it may not allow these roles, their order, or these --chat-template-kwargs",
             ) from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PromptError(
+                f"messages and names for the chat template are not JSON: {error}",
+                "give texts, numbers, lists and objects, not nested too deeply",
+            ) from error
 
+    def _form(self, messages: Sequence[Message]) -> MessageForm:
+        """Return the form in which the template takes messages."""
+        has_calls = any(message.get("tool_calls") for message in messages)
+        return MessageForm(
+            text_arguments=has_calls and self._wants_text_arguments,
+            short_ids="length != 9" in self.source,
+            thinking="message.thinking" in self.source,
+        )
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+    @cached_property
+    def _wants_text_arguments(self) -> bool:
+        """Say whether arguments of calls must be JSON texts: objects fail, or come out as Python's.
 
+        Templates do not say it, so both are tried with a call.
+        """
+        as_object = self._with_call(text_arguments=False)
+        if as_object is not None and repr(_PROBE) not in as_object:
+            return False
+        return self._with_call(text_arguments=True) is not None
 
-class _GenerationBlock(Extension):
-    """Lets `{% generation %}...{% endgeneration %}` only mark the assistant's text."""
-
-    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _sandbox() -> ImmutableSandboxedEnvironment:
-    """Make an environment in which a template can neither change objects nor reach outside.
-
-    It has the settings, filters and functions that Hugging Face transformers gives its templates.
-    """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
+    def _with_call(self, text_arguments: bool) -> str | None:
+        """Return how a call is written, None if the template fails."""
+        function = {"name": "probe", "arguments": _PROBE}
+        call = {"id": "call12345", "type": "function", "function": function}
+        messages: list[Message] = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "tool_calls": [call]},
+        ]
+        form = MessageForm(text_arguments=text_arguments)
+        names = {"tools": None, "documents": None, **self._special_tokens}
+        try:
+            return self._rendered(names | {"messages": prepared_messages(messages, form)})
+        except PromptError:
+            return None

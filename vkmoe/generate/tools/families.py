@@ -71,8 +71,9 @@ def family_of(template_source: str, tokenizer: Tokenizer) -> ToolFamily:
 
     A vocabulary with channels is harmony's. Else the template decides, by the marks with which it
     writes calls of earlier turns: `<tool_call>` is Hermes's, and Qwen-Coder's where `<function=` is
-    there too; `[TOOL_CALLS]` is Mistral's, newer with `[ARGS]`; DEEPSEEK.calls is DeepSeek's, older
-    with a block of code; `<|python_tag|>`, or "ipython" with "parameters", is Llama's. A model whose template has none of them calls no tools.
+    there too. `[TOOL_CALLS]` is Mistral's, newer with `[ARGS]`. DEEPSEEK.calls is DeepSeek's, older
+    with a block of code. `<|python_tag|>`, or "ipython" with "parameters", is Llama's. Where the
+    template has none of them, the model calls no tools.
     Thoughts stand between the marks that the template or the vocabulary names.
     """
     name = _name(template_source, tokenizer)

@@ -1,0 +1,128 @@
+"""Messages of OpenAI's API in the forms that chat templates take."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vkmoe.errors import PromptError
+from vkmoe.generate.chat import ChatTemplate
+
+USER = {"role": "user", "content": "Hi"}
+ARGUMENTS = {"a": 1, "s": "é"}
+CALL = {
+    "id": "call_1234567890",
+    "type": "function",
+    "function": {"name": "add", "arguments": json.dumps(ARGUMENTS)},
+}
+ALL = "{{ messages | tojson }}"
+
+
+def seen(*messages: dict[str, Any], source: str = ALL) -> Any:
+    """The messages that a template is given, which writes them as JSON."""
+    return json.loads(ChatTemplate(source).render([USER, *messages]))[1:]
+
+
+def with_call(call: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def test_arguments_come_as_an_object_whichever_way_they_are_given() -> None:
+    as_object = {**CALL, "function": {"name": "add", "arguments": ARGUMENTS}}
+    for call in (CALL, as_object):
+        (message,) = seen(with_call(call))
+        assert message["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+    for nothing in ("", None):
+        empty = {**CALL, "function": {"name": "add", "arguments": nothing}}
+        assert seen(with_call(empty))[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("'```json\\n' + f.arguments + '```'", '```json\n{"a": 1, "s": "é"}```'),  # DeepSeek V3
+        ("f.arguments", '{"a": 1, "s": "é"}'),
+        ("f.arguments | tojson", '{"a": 1, "s": "é"}'),
+        ("f.arguments | items | list | tojson", '[["a", 1], ["s", "é"]]'),
+        ("f.arguments if f.arguments is string else f.arguments | tojson", '{"a": 1, "s": "é"}'),
+    ],
+)
+def test_a_template_gets_the_arguments_that_it_understands(written: str, wanted: str) -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+        f"{{{{ {written} }}}}{{% endfor %}}{{% endfor %}}"
+    )
+    assert ChatTemplate(source).render([USER, with_call(CALL)]) == wanted
+
+
+def test_arguments_that_are_no_object_are_refused() -> None:
+    for arguments in ("[1]", "{", "[" * 100_000, 5):
+        call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+        with pytest.raises(PromptError, match="arguments of a tool call are no JSON object"):
+            seen(with_call(call))
+    wrong: Any
+    for wrong in ("add", {"id": "x"}):
+        with pytest.raises(PromptError, match="no function"):
+            seen({"role": "assistant", "tool_calls": [wrong]})
+
+
+def test_empty_fields_are_left_out_and_a_missing_content_is_empty() -> None:
+    given: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [], "name": None}
+    assert seen(given, {"role": "tool"}) == [
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": ""},
+    ]
+
+
+def test_parts_of_a_content_are_joined_line_by_line() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert seen({"role": "user", "content": parts})[0]["content"] == "one\ntwo"
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    for part in (picture, "text", {"type": "text", "text": None}):
+        with pytest.raises(PromptError, match="a part that is no text"):
+            seen({"role": "user", "content": [*parts, part]})
+
+
+def test_ids_of_any_length_become_those_that_mistral_takes() -> None:
+    source = ALL + "{# id|length != 9 #}"
+    result = {"role": "tool", "tool_call_id": CALL["id"], "content": "3"}
+    asked, answered = seen(with_call(CALL), result, source=source)
+    short = asked["tool_calls"][0]["id"]
+    assert answered["tool_call_id"] == short and len(short) == 9 and short.isalnum()
+    assert seen({**result, "tool_call_id": "abcDEF123"}, source=source)[0]["tool_call_id"] == (
+        "abcDEF123"
+    )
+    assert seen(result)[0]["tool_call_id"] == CALL["id"]
+
+
+def test_gpt_oss_gets_thoughts_under_its_own_name() -> None:
+    source = ALL + "{# message.thinking #}"
+    thoughtful = {"role": "assistant", "content": "Well.", "reasoning_content": "Why?"}
+    assert seen(thoughtful, source=source)[0]["thinking"] == "Why?"
+    (message,) = seen({**thoughtful, "tool_calls": [CALL]}, source=source)
+    assert (message["thinking"], message["content"]) == ("Why?\n\nWell.", "")
+    assert "thinking" not in seen(thoughtful)[0]
+
+
+def test_tools_are_a_list_of_objects_or_none() -> None:
+    chat = ChatTemplate("{{ tools | tojson }}{# tool.description + #}")
+    assert chat.render([USER], tools=[]) == chat.render([USER]) == "null"
+    tool = {"type": "function", "function": {"name": "now"}}
+    described = {"type": "function", "function": {"name": "now", "description": ""}}
+    assert json.loads(chat.render([USER], tools=[tool])) == [described]
+    assert json.loads(ChatTemplate("{{ tools | tojson }}").render([USER], tools=[tool])) == [tool]
+    wrong: Any
+    for wrong in (5, {"a": 1}, ["add"]):
+        with pytest.raises(PromptError, match="no list of objects"):
+            chat.render([USER], tools=wrong)
+
+
+def test_what_is_no_json_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (object(), {1, 2}, deep):
+        with pytest.raises(PromptError, match="are not JSON"):
+            ChatTemplate("x").render([USER], extra=value)

@@ -1,0 +1,127 @@
+"""Grammars of calls: they compile, take what the templates write, and nothing but calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from vkmoe.errors import PromptError
+from vkmoe.generate.tools import ToolFamily, call_grammar
+from vkmoe.generate.tools.families import FamilyName
+from vkmoe.generate.tools.marked import DEEPSEEK as D
+
+from .replies import FAMILIES, NOW, THINK, events_of, joined, tool
+from .test_parser import HARMONY_THOUGHT, V3, V31
+
+llguidance: Any = pytest.importorskip("llguidance")
+
+LEVEL = {"type": "string", "enum": ["low", "high"]}
+TOOLS = [
+    tool("add", ["a"], a={"type": "number"}, note={"type": "string"}, level=LEVEL),
+    {**NOW},
+]
+ADD_TAGS = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+ADD_JSON = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+# One call, what stands between calls or None, what begins and ends all, a thought before it.
+FORMS: dict[FamilyName, tuple[str, str | None, str, str, str]] = {
+    "hermes": (ADD_JSON, "\n", "", "", "<think>\nhm\n</think>\n\n"),
+    "qwen-coder": (ADD_TAGS, "\n", "", "", "<think>\nhm\n</think>\n\n"),
+    "harmony": (
+        ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}',
+        None,
+        "",
+        "",
+        HARMONY_THOUGHT,
+    ),
+    "mistral": ('{"name": "add", "arguments": {"a": 1}}', ", ", "[TOOL_CALLS][", "]", ""),
+    "mistral-args": ('[TOOL_CALLS]add[ARGS]{"a": 1}', "", "", "", "[THINK]hm[/THINK]"),
+    "deepseek-v3": (V3, "\n", D.calls, D.calls_end, "<think>hm</think>"),
+    "deepseek-v3.1": (V31, "", D.calls, D.calls_end, "<think>hm</think>"),
+    "llama": ('{"name": "add", "parameters": {"a": 1}}', None, "", "", ""),
+}
+
+
+def takes(grammar: str, text: str) -> bool:
+    """Whether a grammar takes all of `text`, and may end there."""
+    tokenizer = llguidance.LLTokenizer("byte")
+    source = llguidance.grammar_from("lark", grammar)
+    assert llguidance.LLMatcher.validate_grammar(source, tokenizer) == ""
+    matcher = llguidance.LLMatcher(tokenizer, source)
+    ids = tokenizer.tokenize_str(text)
+    taken = matcher.try_consume_tokens(ids)
+    return bool(taken == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_as_the_template_writes_them_are_taken_and_nothing_else(name: FamilyName) -> None:
+    call, between, begin, end, thought = FORMS[name]
+    family = FAMILIES[name]
+    grammar = call_grammar(family, TOOLS)
+    one = f"{begin}{call}{end}"
+    assert takes(grammar, one) and takes(grammar, thought + one)
+    assert len(joined(events_of([thought + one], family)).calls) == 1
+    for wrong in ("", thought, "Hi", call[:-1], one + "!", one.replace("add", "subtract")):
+        assert not takes(grammar, wrong), wrong
+    assert not takes(grammar, one.replace("1", "true"))
+    two = f"{begin}{call}{between}{call}{end}"
+    assert takes(grammar, two) == (between is not None)
+    assert not takes(call_grammar(family, TOOLS, parallel=False), two)
+    assert takes(call_grammar(family, TOOLS, parallel=False), one)
+    assert not takes(call_grammar(family, TOOLS[1:]), one)  # tool_choice names another
+
+
+def test_a_thought_that_the_template_opened_must_end_first() -> None:
+    grammar = call_grammar(FAMILIES["hermes"], TOOLS, in_thought=True)
+    assert takes(grammar, f"hm\n</think>\n\n{ADD_JSON}")
+    assert not takes(grammar, ADD_JSON)
+
+
+def test_values_between_tags_keep_to_their_schemas() -> None:
+    grammar = call_grammar(FAMILIES["qwen-coder"], TOOLS)
+
+    def call(*parameters: tuple[str, str]) -> str:
+        tags = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in parameters)
+        return f"<tool_call>\n<function=add>\n{tags}</function>\n</tool_call>"
+
+    assert takes(grammar, call(("a", "-1.5"), ("note", 'two\nlines "é"'), ("level", "low")))
+    assert takes(grammar, call(("a", "1"), ("level", "high")))
+    assert not takes(grammar, call(("a", "1"), ("level", "middle")))
+    assert not takes(grammar, call(("a", "one")))
+    assert not takes(grammar, call(("note", "a is required")))
+
+
+def test_references_in_schemas_find_their_definitions() -> None:
+    function = {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/Point"}},
+            "required": ["x"],
+            "$defs": {"Point": {"type": "object", "properties": {"y": {"type": "integer"}}}},
+        },
+    }
+    tools = [{"type": "function", "function": function}]
+    inner = json.dumps({"x": {"y": 1}})
+    call = f'<tool_call>\n{{"name": "f", "arguments": {inner}}}\n</tool_call>'
+    assert takes(call_grammar(FAMILIES["hermes"], tools), call)
+    tags = '<tool_call>\n<function=f>\n<parameter=x>\n{"y": 1}\n</parameter>\n</function>\n'
+    assert takes(call_grammar(FAMILIES["qwen-coder"], tools), tags + "</tool_call>")
+
+
+def test_control_tokens_stand_by_their_ids() -> None:
+    family = ToolFamily("mistral-args", THINK, {"[TOOL_CALLS]": 9, "[ARGS]": 32, "</think>": 7})
+    grammar = call_grammar(family, TOOLS)
+    assert '<[9]> "add" <[32]> %json' in grammar
+    assert "thought_end: /(?s:.*)/ <[7]>" in grammar
+    tokenizer = llguidance.LLTokenizer("byte")
+    source = llguidance.grammar_from("lark", grammar)
+    assert llguidance.LLMatcher.validate_grammar(source, tokenizer) == ""
+
+
+def test_a_model_without_calls_cannot_be_made_to_call() -> None:
+    with pytest.raises(PromptError, match="cannot be demanded"):
+        call_grammar(FAMILIES["none"], TOOLS)
+    with pytest.raises(PromptError, match="no tools"):
+        call_grammar(FAMILIES["hermes"], [])

@@ -1,0 +1,127 @@
+"""This module brings messages and tools of OpenAI's API into forms that chat templates take.
+
+It owns what the API allows and templates do not: contents in parts, empty fields, arguments of
+calls as a JSON text, ids of any length. It does not own the templates (chat.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vkmoe.errors import PromptError
+
+__all__ = ["Message", "MessageForm", "prepared_messages", "prepared_tools"]
+
+Message = Mapping[str, Any]
+
+
+class MessageForm(NamedTuple):
+    """Says what is special about the messages that a template takes."""
+
+    text_arguments: bool = False  # of calls, as a JSON text in place of an object
+    short_ids: bool = False  # of calls: nine letters and digits
+    thinking: bool = False  # thoughts are "thinking", and cannot be beside a text and a call
+
+
+def prepared_messages(messages: Sequence[Message], form: MessageForm) -> list[dict[str, Any]]:
+    """Return `messages` in a template's form.
+
+    Raises PromptError for parts that are no text and for arguments that are no JSON object.
+    """
+    return [_prepared(message, form) for message in messages]
+
+
+def prepared_tools(
+    tools: Sequence[Mapping[str, Any]] | None, source: str
+) -> list[Mapping[str, Any]] | None:
+    """Return `tools` for the template `source`, None for no tools.
+
+    The template of gpt-oss takes only tools with a description. Raises PromptError for what is no
+    list of objects.
+    """
+    if not tools:
+        return None
+    if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
+        raise PromptError("the tools are no list of objects", "see OpenAI's API")
+    if "tool.description +" not in source:
+        return list(tools)
+    return [_described(tool) for tool in tools]
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or function.get("description") is not None:
+        return tool
+    return {**tool, "function": {**function, "description": ""}}
+
+
+def _prepared(message: Message, form: MessageForm) -> dict[str, Any]:
+    given = {key: value for key, value in message.items() if value is not None}
+    ready = {**given, "content": _joined(given.get("content", ""))}
+    calls = ready.pop("tool_calls", None)
+    if calls:
+        ready["tool_calls"] = [_prepared_call(call, form) for call in calls]
+    if form.short_ids and "tool_call_id" in ready:
+        ready["tool_call_id"] = _short_id(str(ready["tool_call_id"]))
+    if form.thinking and ready.get("reasoning_content"):
+        ready.setdefault("thinking", ready["reasoning_content"])
+    if form.thinking and calls and ready.get("thinking") and ready["content"]:
+        ready["thinking"] += "\n\n" + ready["content"]
+        ready["content"] = ""
+    return ready
+
+
+def _joined(content: object) -> object:
+    """Join a content that is a list of parts, line by line; others stay."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise PromptError(
+                f"a message has a part that is no text: {str(kind)[:40]!r}",
+                "vkmoe reads texts only; give parts of the type 'text'",
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _prepared_call(call: Any, form: MessageForm) -> dict[str, Any]:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        raise PromptError("a tool call of an earlier message has no function", "see OpenAI's API")
+    function = dict(call["function"])
+    arguments = _as_object(function.get("arguments"))
+    function["arguments"] = arguments
+    if form.text_arguments:
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    ready = {**call, "function": function}
+    if form.short_ids:
+        ready["id"] = _short_id(str(call.get("id", "")))
+    return ready
+
+
+def _as_object(arguments: object) -> Mapping[str, Any]:
+    """Return the arguments of a call, which the API has as a JSON text; no text is none."""
+    try:
+        value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        value = arguments
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise PromptError(
+            f"the arguments of a tool call are no JSON object: {str(arguments)[:40]!r}",
+            "give back what the reply had, a JSON object as a text",
+        )
+    return value
+
+
+def _short_id(call_id: str) -> str:
+    """Return an id of nine letters and digits: the same one, or one made of it."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]

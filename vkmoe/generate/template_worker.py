@@ -1,0 +1,99 @@
+"""This module is a program: it renders one chat template for vkmoe, in a process of its own.
+
+It reads lines of JSON from its input and answers each with one: the limits and the template's
+source, then the names for each rendering. It imports nothing of vkmoe, so that it starts quickly.
+template_process.py starts it and says why it exists.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+def main() -> None:
+    """Compile the template of the first line, then render it for every other one."""
+    first = json.loads(sys.stdin.readline())
+    resource.setrlimit(resource.RLIMIT_AS, (first["memory_bytes"],) * 2)
+    seconds: float = first["seconds"]
+    made: list[Template] = []
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    _answer(seconds, lambda: made.append(_sandbox().from_string(first["source"])))
+    for line in sys.stdin if made else ():
+        request = json.loads(line)
+        made[0].globals["strftime_now"] = datetime.datetime.fromisoformat(request["now"]).strftime
+        _answer(seconds, partial(made[0].render, request["names"]))
+
+
+def _answer(seconds: float, work: Callable[[], object]) -> None:
+    """Do some work and answer with its result, or with the first line of its error.
+
+    The process dies of the alarm if that takes longer, whatever it does then.
+    """
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        answer = {"result": work()}
+    except BaseException as error:  # a template is a foreign program: it can raise anything
+        answer = {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
+    line = json.dumps(answer)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(line, flush=True)
+
+
+class _GenerationBlock(Extension):
+    """Lets `{% generation %}...{% endgeneration %}` only mark the assistant's text."""
+
+    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _sandbox() -> ImmutableSandboxedEnvironment:
+    """Make an environment in which a template can neither change objects nor reach outside.
+
+    It has the settings, filters and functions that Hugging Face transformers gives its templates.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+if __name__ == "__main__":
+    main()
