@@ -186,14 +186,15 @@ class LLM(Closing):
         logit_bias: Mapping[int, float] | None = None,
         n_logprobs: int | None = None,
         constraint: Constraint | None = None,
+        shown: frozenset[int] = frozenset(),
         **options: Any,
     ) -> Request:
         """Check what is to be generated. `options` are fields of SamplingConfig.
 
         `logit_bias` is added to the logits of tokens, -100 to 100; with `n_logprobs` the pieces
         have log-probabilities, their own and that many of the likeliest tokens; `constraint`, made
-        by `constraints`, is the form of the reply. Raises UsageError, and PromptError for a prompt
-        that is empty or does not fit.
+        by `constraints`, is the form of the reply; `shown` are control tokens that its text shows.
+        Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
         sampling = _with_options(sampling or SamplingConfig(), options)
         if max_tokens is not None and max_tokens < 0:
@@ -216,6 +217,7 @@ class LLM(Closing):
             biases,
             n_logprobs,
             constraint,
+            shown,
         )
 
     def stream(

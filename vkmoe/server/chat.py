@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.loop import Piece
 from vkmoe.generate.prompts import RESERVED
-from vkmoe.generate.reply import FINAL, ReplyChannels
-from vkmoe.llm import LLM
+from vkmoe.generate.tools import (
+    Content,
+    ReplyEvent,
+    Thought,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+from vkmoe.server.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, ReplyFields, read_body
 from vkmoe.server.replies import News, Reply, merged, until_gone
 from vkmoe.server.service import PATIENCE, Service, finish_reason, new_id, timings, usage
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
 
-__all__ = ["ChatFields", "Message", "answer_chat", "chat_prompt"]
+__all__ = ["ChatFields", "Message", "answer_chat"]
 
 
 class Message(Body):
@@ -32,15 +37,20 @@ class Message(Body):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same by another name
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
-    def names(self) -> dict[str, Any]:
-        """Return what a template is given. Raises ApiError for content that is no text."""
-        found: dict[str, Any] = {"role": self.role, "content": _text_of(self.content)}
-        if thought := self.reasoning_content or self.reasoning:
-            found["reasoning_content"] = thought
-        if self.name is not None:
-            found["name"] = self.name
-        return found
+    def given(self) -> dict[str, Any]:
+        """Return what a template is given."""
+        role = "system" if self.role == "developer" else self.role
+        more = {
+            "name": self.name,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": self.tool_calls,
+            "tool_call_id": self.tool_call_id,
+        }
+        found = {"role": role, "content": self.content if self.content is not None else ""}
+        return found | {name: value for name, value in more.items() if value}
 
 
 class _Schema(Body):
@@ -55,15 +65,26 @@ class ResponseFormat(Body):
     json_schema: _Schema | None = None
     form: dict[str, Any] | None = Field(default=None, alias="schema")  # as llama-server has it
 
-    def constraint(self, llm: LLM) -> Constraint | None:
-        """Return what keeps a reply to this form. Raises VkmoeError for one that cannot be."""
+    def wanted(self) -> dict[str, Any] | bool | None:
+        """Return the schema of the reply; None: it may have any form. Raises ApiError."""
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return llm.constraints.json_schema(self.form or {"type": "object"})
+            return self.form or {"type": "object"}
         if self.json_schema is None:
             raise ApiError(400, "a json_schema is missing", param="response_format.json_schema")
-        return llm.constraints.json_schema(self.json_schema.form)
+        return self.json_schema.form
+
+
+class _Named(Body):
+    name: str
+
+
+class NamedTool(Body):
+    """Names the one tool that is to be called."""
+
+    type: Literal["function"]
+    function: _Named
 
 
 class ChatFields(ReplyFields):
@@ -76,6 +97,9 @@ class ChatFields(ReplyFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -100,81 +124,72 @@ class ChatFields(ReplyFields):
             names.setdefault("enable_thinking", self.reasoning_effort != "none")
         return names
 
-
-def _text_of(content: Any) -> str:
-    """Return the text of a message's content: a text, or a list of parts of that type."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            raise ApiError(
-                400, f"content may be text, not {kind or type(part).__name__}", param="messages"
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
-def chat_prompt(
-    service: Service, llm: LLM, messages: list[dict[str, Any]], names: dict[str, Any]
-) -> list[int]:
-    """Return the tokens of a conversation. Raises VkmoeError."""
-    text = service.template(llm).render(messages, **names)
-    return llm.tokenizer.encode(text, add_special=not llm.has_chat_template)
+    def conversation(self) -> Conversation:
+        """Return the conversation that it is. Raises ApiError."""
+        choice = self.tool_choice or "auto"
+        return Conversation(
+            [message.given() for message in self.messages],
+            self.names(),
+            checked_tools(self.tools or ()),
+            choice if isinstance(choice, str) else choice.function.name,
+            self.parallel_tool_calls is not False,
+            self.response_format.wanted() if self.response_format else None,
+        )
 
 
 async def answer_chat(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a reply in a conversation."""
     asked = await read_body(request, ChatFields)
-    llm = service.engine.llm
-    messages, names = [each.names() for each in asked.messages], asked.names()
-    prompt = await service.prompt(llm, lambda: chat_prompt(service, llm, messages, names))
-    constraint = None
-    if (form := asked.response_format) is not None:
-        constraint = await service.off_loop(lambda: form.constraint(llm))
-    more = {"n_logprobs": asked.n_logprobs, "constraint": constraint}
-    requests = service.requests(llm, [prompt], asked, **more)
-    answer = _Answer(service, llm, asked, service.begin(requests))
-    if asked.stream:
+    streams = bool(asked.stream)
+    begun = await begin(service, asked, asked.conversation(), streams, asked.n_logprobs)
+    answer = _Answer(service, asked, begun)
+    if streams:
         return EventStream(answer.events())
     body = await until_gone(request, answer.whole())
     return Response(json_bytes(body), media_type="application/json")
 
 
-class _Text:
-    """Parts the text of one reply into what a client is shown as thoughts and as the answer."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._channels = ReplyChannels(llm.tokenizer.has_channels)
-        self._has_blank = llm.tokenizer.adds_space  # before the first word, not to be shown
-
-    def deltas(self, pieces: Iterable[Piece]) -> list[dict[str, str]]:
-        """Return what is certain with these pieces."""
-        found: list[dict[str, str]] = []
-        for piece in pieces:
-            text = piece.text.removeprefix(" ") if self._has_blank else piece.text
-            self._has_blank = self._has_blank and not piece.text
-            found += map(_delta, self._channels.feed(text))
-        return found
-
-    def rest(self) -> list[dict[str, str]]:
-        """Return what is left when the reply is over."""
-        return list(map(_delta, self._channels.finish()))
+def _delta(found: ReplyEvent) -> dict[str, Any] | None:
+    """Return how a stream says what is new; None: not at all."""
+    if isinstance(found, Content):
+        return {"content": found.text}
+    if isinstance(found, Thought):
+        return {"reasoning_content": found.text, "reasoning": found.text}
+    if isinstance(found, ToolCallBegin):
+        function = {"name": found.name, "arguments": ""}
+        call = {"index": found.index, "id": found.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if isinstance(found, ToolCallArguments):
+        return {"tool_calls": [{"index": found.index, "function": {"arguments": found.text}}]}
+    return None
 
 
-def _delta(part: tuple[str, str]) -> dict[str, str]:
-    channel, text = part
-    return {"content": text} if channel == FINAL else {"reasoning_content": text, "reasoning": text}
+def _message(events: Sequence[ReplyEvent]) -> dict[str, Any]:
+    """Return the message that a whole reply is."""
+    content = "".join(each.text for each in events if isinstance(each, Content))
+    thought = "".join(each.text for each in events if isinstance(each, Thought))
+    calls: dict[int, dict[str, Any]] = {}
+    for each in events:
+        if isinstance(each, ToolCallBegin):
+            function = {"name": each.name, "arguments": ""}
+            calls[each.index] = {"id": each.id, "type": "function", "function": function}
+        elif isinstance(each, ToolCallArguments):
+            calls[each.index]["function"]["arguments"] += each.text
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thought:
+        message |= {"reasoning_content": thought, "reasoning": thought}
+    if calls:
+        message |= {"content": content or None, "tool_calls": list(calls.values())}
+    return message
 
 
 class _Answer:
     """Makes the answer of `n` replies to a conversation, at once or as a stream."""
 
-    def __init__(self, service: Service, llm: LLM, asked: ChatFields, replies: list[Reply]) -> None:
-        self._service, self._llm, self._asked, self._replies = service, llm, asked, replies
-        self._texts = [_Text(llm) for _ in replies]
+    def __init__(self, service: Service, asked: ChatFields, begun: Begun) -> None:
+        self._llm, self._asked = begun.llm, asked
+        self._replies, self._texts = begun.replies, begun.texts
+        self._calls: set[int] = set()  # replies that call a tool
         self._base = {
             "id": new_id("chatcmpl"),
             "created": int(time.time()),
@@ -183,19 +198,19 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """Wait for all replies, and return the answer."""
-        deltas: list[list[dict[str, str]]] = [[] for _ in self._replies]
+        events: list[list[ReplyEvent]] = [[] for _ in self._replies]
         pieces: list[list[Piece]] = [[] for _ in self._replies]
         async for index, news in merged(self._replies, None):
             pieces[index] += news.pieces
-            deltas[index] += self._texts[index].deltas(news.pieces)
+            events[index] += self._texts[index].feed(news.pieces)
         choices = []
         for index, reply in enumerate(self._replies):
-            found = deltas[index] + self._texts[index].rest()
-            message: dict[str, Any] = {"role": "assistant", "content": _joined(found, "content")}
-            if thought := _joined(found, "reasoning_content"):
-                message |= {"reasoning_content": thought, "reasoning": thought}
-            choice = {"index": index, "message": message, "finish_reason": finish_reason(reply)}
-            choices.append({**choice, "logprobs": self._logprobs(pieces[index])})
+            message = _message(events[index] + self._texts[index].finish())
+            if "tool_calls" in message:
+                self._calls.add(index)
+            reason, logprobs = self._reason(index, reply), self._logprobs(pieces[index])
+            choice = {"index": index, "message": message, "finish_reason": reason}
+            choices.append({**choice, "logprobs": logprobs})
         end = {"usage": usage(self._replies), "timings": timings(self._replies[-1].statistics)}
         return {**self._base, "object": "chat.completion", "choices": choices, **end}
 
@@ -209,18 +224,31 @@ class _Answer:
             if self._asked.return_progress and not news.pieces:
                 yield self._progress(index, news)
             logprobs = self._logprobs(news.pieces)
-            for delta in self._texts[index].deltas(news.pieces):
+            for delta in self._deltas(index, self._texts[index].feed(news.pieces)):
                 yield self._chunk(index, delta, logprobs)
                 logprobs = None
+            if logprobs is not None and logprobs["content"]:  # of text that is held back
+                yield self._chunk(index, {}, logprobs)
         for index, reply in enumerate(self._replies):
-            for delta in self._texts[index].rest():
+            for delta in self._deltas(index, self._texts[index].finish()):
                 yield self._chunk(index, delta)
             is_last = index + 1 == len(self._replies)
             more = {"timings": timings(reply.statistics)} if is_last else {}
-            yield self._chunk(index, {}, reason=finish_reason(reply), **more)
+            yield self._chunk(index, {}, reason=self._reason(index, reply), **more)
         if self._asked.with_usage:
             yield event({**self._head, "choices": [], "usage": usage(self._replies)})
         yield event("[DONE]")
+
+    def _deltas(self, index: int, events: Iterable[ReplyEvent]) -> list[dict[str, Any]]:
+        found = [delta for each in events if (delta := _delta(each)) is not None]
+        if any("tool_calls" in delta for delta in found):
+            self._calls.add(index)
+        return found
+
+    def _reason(self, index: int, reply: Reply) -> str:
+        """Say why a reply ended."""
+        reason = finish_reason(reply)
+        return "tool_calls" if reason == "stop" and index in self._calls else reason
 
     @property
     def _head(self) -> dict[str, Any]:
@@ -267,7 +295,3 @@ class _Answer:
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._llm.tokenizer.token_bytes(token_id, after_special=False)
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
-
-
-def _joined(deltas: Iterable[dict[str, str]], name: str) -> str:
-    return "".join(delta.get(name, "") for delta in deltas)

@@ -96,8 +96,8 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
 async def apply_template(service: Service, request: HttpRequest) -> Response:
     """Write a conversation as the prompt that it becomes."""
     asked, llm = await read_body(request, ChatFields), service.engine.llm
-    messages, names = [each.names() for each in asked.messages], asked.names()
-    prompt = await service.off_loop(lambda: service.template(llm).render(messages, **names))
+    conversation = asked.conversation()
+    prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
     return _json({"prompt": prompt})
 
 

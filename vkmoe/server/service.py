@@ -7,12 +7,14 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.chat import ChatTemplate
 from vkmoe.generate.loop import GenerationStatistics, Request
+from vkmoe.generate.tools import ToolFamily, family_of
 from vkmoe.llm import LLM
 from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.errors import ApiError, api_error, context_exceeded
@@ -49,12 +51,15 @@ class Service:
         except VkmoeError as error:
             raise api_error(error) from error
 
-    async def prompt(self, llm: LLM, encode: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    async def prompt(self, llm: LLM, encode: Callable[[], Sequence[int]]) -> Sequence[int]:
         """Encode a prompt. Raises ApiError for one that cannot be encoded, or does not fit."""
-        found = tuple(await self.off_loop(encode))
-        if len(found) > llm.engine.ctx_size:
-            raise context_exceeded(len(found), llm.engine.ctx_size)
-        return found
+        return self.fitting(llm, await self.off_loop(encode))
+
+    def fitting(self, llm: LLM, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a prompt. Raises ApiError for more than fit."""
+        if len(tokens) > llm.engine.ctx_size:
+            raise context_exceeded(len(tokens), llm.engine.ctx_size)
+        return tokens
 
     def template(self, llm: LLM) -> ChatTemplate:
         """Return the model's chat template; for a model without, one that joins all texts.
@@ -62,9 +67,11 @@ class Service:
         So it goes on with the last message, as it would with a prompt. Raises VkmoeError for a
         template that cannot be used.
         """
-        if llm.has_chat_template:
-            return llm.chat_template
-        return ChatTemplate(_JOINED)
+        return llm.chat_template if llm.has_chat_template else _joined()
+
+    def family(self, llm: LLM) -> ToolFamily:
+        """Return how the model writes thoughts and calls. Raises VkmoeError as `template` does."""
+        return family_of(self.template(llm).source, llm.tokenizer)
 
     def requests(
         self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any
@@ -104,6 +111,11 @@ class Service:
             raise
         self.metrics.begun(len(replies))
         return replies
+
+
+@cache
+def _joined() -> ChatTemplate:
+    return ChatTemplate(_JOINED)
 
 
 def new_id(kind: str) -> str:

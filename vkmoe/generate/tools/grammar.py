@@ -16,7 +16,7 @@ from vkmoe.generate.tools.marked import DEEPSEEK, MISTRAL
 from vkmoe.generate.tools.parser import function_of
 from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN, types_of
 
-__all__ = ["call_grammar"]
+__all__ = ["call_grammar", "form_grammar"]
 
 _ONE_ONLY = ("harmony", "llama")  # their templates can write one call of a turn
 
@@ -44,6 +44,16 @@ def call_grammar(
     return _Grammar(family, [function_of(tool) for tool in tools]).text(parallel, in_thought)
 
 
+def form_grammar(
+    family: ToolFamily, schema: Mapping[str, Any] | bool, *, in_thought: bool = False
+) -> str:
+    """Return the grammar of an answer by a JSON schema, after an optional thought.
+
+    For families that think; `in_thought`: the prompt ends inside a thought, which must end first.
+    """
+    return _Grammar(family, []).of_form(schema, in_thought)
+
+
 class _Grammar:
     """Collects the rules of one grammar."""
 
@@ -67,6 +77,14 @@ class _Grammar:
         if name == "qwen-coder":
             rules.append('value[suffix="\\n</parameter>\\n"]: /(?s:.*)/')
         return "\n".join(rules) + "\n"
+
+    def of_form(self, schema: Mapping[str, Any] | bool, in_thought: bool) -> str:
+        """Return the rules of an answer by a schema, the first one first."""
+        before = "thought_end" if in_thought else "thought?"
+        is_harmony = self._family.name == "harmony"
+        mark = self._marked(f"{CHANNEL}final{MESSAGE}") if is_harmony else ""
+        answer = f"answer: {mark} %json {json.dumps(schema)}"
+        return "\n".join([f"start: {before} answer", *self._thought(), answer]) + "\n"
 
     def _thought(self) -> Iterator[str]:
         """Write the rules of a thought, and of what is left of one that has begun."""

@@ -1,0 +1,151 @@
+"""Says what a conversation is to a model: the prompt it becomes, what its reply may be, its parts.
+
+All APIs that have conversations bring them into this form, which is that of OpenAI's chats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkmoe.errors import PromptError, UsageError
+from vkmoe.generate.constraint import Constraint
+from vkmoe.generate.loop import Piece, Request
+from vkmoe.generate.tools import ReplyEvent, ReplyParser, ToolFamily, call_grammar, form_grammar
+from vkmoe.llm import LLM
+from vkmoe.server.errors import ApiError
+from vkmoe.server.fields import ReplyFields
+from vkmoe.server.replies import Reply
+from vkmoe.server.service import Service
+
+__all__ = ["Begun", "Conversation", "ReplyText", "begin", "checked_tools"]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Holds messages, what the template is told besides, and what the reply may be."""
+
+    messages: list[dict[str, Any]]
+    names: dict[str, Any] = field(default_factory=dict)  # further ones for the template
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    tool_choice: str = "auto"  # "none", "auto", "required", or the name of a tool
+    parallel_calls: bool = True
+    schema: dict[str, Any] | bool | None = None  # of the answer, if it is to be JSON
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """List the tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    def prompt(self, service: Service, llm: LLM) -> str:
+        """Write it as a prompt. Raises VkmoeError."""
+        offered = self.offered or None
+        return service.template(llm).render(self.messages, tools=offered, **self.names)
+
+    def constraint(self, llm: LLM, family: ToolFamily, in_thought: bool) -> Constraint | None:
+        """Return what keeps the reply to its form; None: nothing. Raises VkmoeError."""
+        if self.tool_choice not in ("none", "auto"):
+            chosen = self.offered
+            if self.tool_choice != "required":
+                chosen = [each for each in chosen if _name(each) == self.tool_choice]
+                if not chosen:
+                    raise PromptError(
+                        f"tool_choice names {self.tool_choice!r}, which is no tool of this request",
+                        "name one of its tools",
+                    )
+            parallel = self.parallel_calls and self.tool_choice == "required"
+            grammar = call_grammar(family, chosen, parallel=parallel, in_thought=in_thought)
+            return llm.constraints.lark(grammar)
+        if self.schema is None:
+            return None
+        if self.offered:
+            raise UsageError(
+                "a form of the reply cannot be kept beside tools", "set tool_choice to none"
+            )
+        if family.thought is None and family.name != "harmony":
+            return llm.constraints.json_schema(self.schema)
+        llm.constraints.json_schema(self.schema)  # for its errors
+        return llm.constraints.lark(form_grammar(family, self.schema, in_thought=in_thought))
+
+
+def _name(tool: dict[str, Any]) -> str:
+    return str(tool.get("function", {}).get("name"))
+
+
+class ReplyText:
+    """Reads one reply: its answer, its thoughts, its calls."""
+
+    def __init__(self, llm: LLM, parser: ReplyParser, is_kept_to_form: bool) -> None:
+        """Begin a reply; one that is kept to a form has no blank before its first word."""
+        self._parser = parser
+        self._has_blank = llm.tokenizer.adds_space and not is_kept_to_form
+
+    def feed(self, pieces: Iterable[Piece]) -> list[ReplyEvent]:
+        """Return what is certain with these pieces. Mutates."""
+        found: list[ReplyEvent] = []
+        for piece in pieces:
+            text = piece.text.removeprefix(" ") if self._has_blank else piece.text
+            self._has_blank = self._has_blank and not piece.text
+            found += self._parser.feed(text)
+        return found
+
+    def finish(self) -> list[ReplyEvent]:
+        """Return what is left when the reply is over. Mutates."""
+        return self._parser.finish()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Holds the replies to a conversation, and what reads each."""
+
+    llm: LLM
+    replies: list[Reply]
+    texts: list[ReplyText]
+
+
+async def begin(
+    service: Service,
+    asked: ReplyFields,
+    conversation: Conversation,
+    streams: bool,
+    n_logprobs: int | None = None,
+) -> Begun:
+    """Let the replies to a conversation begin. Raises ApiError where they cannot."""
+    llm = service.engine.llm
+
+    def prepare() -> tuple[list[int], bool, Constraint | None]:
+        text = conversation.prompt(service, llm)
+        # A model without a template of its own has not seen one that begins the text either.
+        ids = llm.tokenizer.encode(text, add_special=not llm.has_chat_template)
+        in_thought = service.family(llm).begins_in_thought(text)
+        return ids, in_thought, conversation.constraint(llm, service.family(llm), in_thought)
+
+    ids, in_thought, constraint = await service.off_loop(prepare)
+    prompt = service.fitting(llm, ids)
+    family = service.family(llm)
+    requests: Sequence[Request] = service.requests(
+        llm, [prompt], asked, n_logprobs=n_logprobs, constraint=constraint, shown=family.shown
+    )
+    parsers = [
+        ReplyParser(family, conversation.offered, in_thought=in_thought, streams=streams)
+        for _ in requests
+    ]
+    texts = [ReplyText(llm, parser, constraint is not None) for parser in parsers]
+    return Begun(llm, service.begin(requests), texts)
+
+
+def checked_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Check tools in OpenAI's form. Raises ApiError."""
+    found = []
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        parameters = function.get("parameters") if isinstance(function, dict) else None
+        where = f"tools.{index}"
+        if not isinstance(name, str) or not 0 < len(name) <= 128 or tool.get("type") != "function":
+            raise ApiError(400, "a tool is a function with a name", param=where)
+        if parameters is not None and not isinstance(parameters, dict):
+            raise ApiError(400, "parameters are a JSON schema", param=f"{where}.function")
+        found.append(tool)
+    return found
